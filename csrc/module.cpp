@@ -1,0 +1,11 @@
+// megatron._csrc: pure functions over arrays. Types are refused, not converted; the GIL is released while they work.
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+void bind_sample_starts(py::module_& m);
+
+PYBIND11_MODULE(_csrc, m) {
+    m.doc() = "C++ helper of megatron: pure functions over numpy arrays.";
+    bind_sample_starts(m);
+}

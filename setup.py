@@ -1,0 +1,26 @@
+"""Builds megatron and its C++ helper megatron._csrc. Everything else about the package is in pyproject.toml."""
+
+from pathlib import Path
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
+from setuptools import find_packages, setup
+
+ParallelCompile(default=0).install()
+
+setup(
+    name="megatron-scaling",
+    version="0.1.0",
+    description="Scaling studies of language models: from raw text to a fitted law",
+    python_requires=">=3.11",
+    packages=find_packages(include=["megatron", "megatron.*"]),
+    ext_modules=[
+        Pybind11Extension(
+            "megatron._csrc",
+            sorted(str(path) for path in Path("csrc").glob("*.cpp")),
+            cxx_std=20,
+            extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
+        )
+    ],
+    cmdclass={"build_ext": build_ext},
+    zip_safe=False,
+)
