@@ -1,4 +1,4 @@
-"""Builds megatron and its C++ helper megatron._csrc. Everything else about the package is in pyproject.toml."""
+"""Builds megatron and its C++ helper megatron._csrc; lint and test settings are in pyproject.toml."""
 
 from pathlib import Path
 

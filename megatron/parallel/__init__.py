@@ -1,0 +1,1 @@
+"""Many processes as one: who they are, and how they add up."""

@@ -1,0 +1,42 @@
+"""When to save and stop: signals and the stop file."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: run me again
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Stop:
+    """Remembers that somebody asked the run to stop."""
+
+    def __init__(self, stop_file: Path | None) -> None:
+        self.stop_file = stop_file
+        self.reason: str | None = None
+
+    def asked(self) -> bool:
+        """Whether to save and stop, as far as this process knows."""
+        if self.reason is None and self.stop_file is not None and self.stop_file.exists():
+            self.reason = f"stop file {self.stop_file}"
+        return self.reason is not None
+
+
+@contextmanager
+def watch_for_stop(stop_file: str | None) -> Iterator[Stop]:
+    """Turn SIGTERM, SIGUSR1 and the first SIGINT into a wish to stop; a second SIGINT ends at once."""
+    stop = Stop(None if stop_file is None else Path(stop_file))
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and stop.reason is not None:
+            raise KeyboardInterrupt
+        stop.reason = signal.Signals(number).name
+
+    before = {number: signal.signal(number, remember) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

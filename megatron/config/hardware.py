@@ -1,0 +1,10 @@
+"""What devices can do, from their makers' data sheets."""
+
+# Dense bf16 matrix products, TFLOP/s
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "GB200": 2250.0, "B200": 2250.0, "MI300X": 1300.0}
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Peak of the device whose name holds a key of the table (the longest that fits), None for others."""
+    known = [key for key in PEAK_TFLOPS if key in device_name]
+    return PEAK_TFLOPS[max(known, key=len)] if known else None

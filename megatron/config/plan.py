@@ -1,0 +1,102 @@
+"""What follows from a run's settings, computed once, before anything is spent."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from megatron.config import count
+from megatron.config.identity import run_identity
+from megatron.config.read import read_sidecar
+from megatron.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """Consequences of a RunConfig. FLOPs are of the whole training; tokens count every epoch."""
+
+    identity: str
+    name: str
+    size: str
+    objective: str
+    seed: int
+    n_params: int
+    n_non_embedding: int
+    n_steps: int
+    warmup_steps: int
+    tokens_per_step: int
+    train_tokens: int
+    seq_len: int
+    unique_tokens: int
+    epochs: float
+    flops_per_token: float
+    train_flops: float
+    flops_6nd: float
+    flops_convention: str
+    held_out_unigram_nats: float | None  # entropy of the held-out tokens: what no unigram model can be better than
+
+    def as_dict(self) -> dict[str, Any]:
+        """For plan.json."""
+        return asdict(self)
+
+
+def plan_run(config: RunConfig) -> RunPlan:
+    """Steps, tokens, parameters and FLOPs of a run.
+
+    Raises ValueError where the corpus holds no whole sample or a length is shorter than one step.
+    """
+    tokens_per_step = config.dataset.batch_size * config.dataset.seq_len
+    length = config.lr_scheduler
+    n_steps = length.total_iterations
+    if n_steps is None:
+        assert length.total_tokens is not None, "read.py lets exactly one of the two lengths through"
+        n_steps = round(length.total_tokens / tokens_per_step)
+    if n_steps < 1:
+        raise ValueError(f"lr_scheduler: the run has no step; one step is {tokens_per_step:,} tokens")
+    warmup_steps = length.warmup_iterations or 0
+    if length.warmup_tokens is not None:
+        warmup_steps = -(-length.warmup_tokens // tokens_per_step)
+    if warmup_steps > n_steps:
+        raise ValueError(f"lr_scheduler: {warmup_steps:,} warm-up steps are more than the run's {n_steps:,}")
+    train_tokens = n_steps * tokens_per_step
+    held = _samples_held(config) * config.dataset.seq_len
+    n = count.n_params(config.model)
+    flops_per_token = count.flops_per_token(config.model, config.dataset.seq_len)
+    return RunPlan(
+        identity=run_identity(config),
+        name=config.name,
+        size=config.model.size,
+        objective=config.objective.name,
+        seed=config.misc.seed,
+        n_params=n,
+        n_non_embedding=count.n_non_embedding(config.model),
+        n_steps=n_steps,
+        warmup_steps=warmup_steps,
+        tokens_per_step=tokens_per_step,
+        train_tokens=train_tokens,
+        seq_len=config.dataset.seq_len,
+        unique_tokens=min(held, train_tokens),
+        epochs=train_tokens / held,
+        flops_per_token=flops_per_token,
+        train_flops=flops_per_token * train_tokens,
+        flops_6nd=6.0 * n * train_tokens,
+        flops_convention=count.CONVENTION,
+        held_out_unigram_nats=_unigram_nats(config.dataset.path_eval),
+    )
+
+
+def _samples_held(config: RunConfig) -> int:
+    """Whole samples in one epoch of the training corpus; neighbours share one token."""
+    prefix = config.dataset.path_train
+    if prefix is None:
+        raise ValueError("dataset.path_train: missing; give the prefix of a .bin/.idx pair")
+    held = (int(read_sidecar(prefix)["tokens"]) - 1) // config.dataset.seq_len
+    if held < 1:
+        raise ValueError(
+            f"{prefix}: no window of {config.dataset.seq_len} + 1 tokens in it; lower dataset.seq_len"
+        )
+    return held
+
+
+def _unigram_nats(prefix: str | None) -> float | None:
+    if prefix is None:
+        return None
+    return read_sidecar(prefix).get("unigram_entropy_nats")

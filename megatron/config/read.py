@@ -1,0 +1,177 @@
+"""YAML and key=value words, checked, to one frozen RunConfig. After this nothing writes to it."""
+
+import json
+import types
+from collections.abc import Sequence
+from dataclasses import Field, asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from megatron.config.presets import nearest, padded_rows, shape_from_hf, shape_of_size, swiglu_width
+from megatron.config.schema import RunConfig
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run's YAML file and apply `section.key=value` words over it.
+
+    Raises FileNotFoundError for a missing file and ValueError for what cannot be read: one sentence that
+    names the key and offers the nearest.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such configuration file")
+    for word in overrides:
+        if "=" not in word:
+            raise ValueError(f"'{word}': wanted section.key=value, for example optim.lr=3e-4")
+    try:
+        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+        raw = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    return build_config(raw, where=str(path))
+
+
+def build_config(raw: Any, where: str = "configuration") -> RunConfig:
+    """A RunConfig from nested dictionaries with the keys of `schema.py`. ValueError as `read_config`."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: wanted sections with keys, found {type(raw).__name__}")
+    model = raw.get("model") or {}
+    data_prefix = (raw.get("dataset") or {}).get("path_train")
+    try:
+        resolved = {**raw, "model": resolve_model(model, data_prefix)}
+        config = _section(RunConfig, resolved, "")
+        _check(config)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return config
+
+
+def resolve_model(raw: dict[str, Any], data_prefix: str | None) -> dict[str, Any]:
+    """The whole shape: from `size`, from `hf_config` or as written; the vocabulary from the sidecar."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"model: wanted keys such as size or d_model, found {raw!r}")
+    shape = {key: value for key, value in raw.items() if key not in ("size", "hf_config")}
+    if raw.get("hf_config") is not None:
+        shape = shape_from_hf(raw["hf_config"]) | shape
+    # a resolved configuration names its size and spells out the shape as well: then the shape is what counts
+    if raw.get("size") is not None and not shape.get("d_model"):
+        shape = shape_of_size(str(raw["size"])) | shape
+    if not shape.get("d_model"):
+        raise ValueError(
+            "model: no shape; give model.size (a name of utils/model_sizes.yaml), "
+            "model.hf_config, or model.d_model, n_heads and n_layers"
+        )
+    for key in ("n_heads", "n_layers"):
+        if not shape.get(key):
+            raise ValueError(f"model.{key}: missing beside model.d_model={shape['d_model']}")
+    if not shape.get("d_head"):
+        if shape["d_model"] % shape["n_heads"]:
+            raise ValueError(
+                f"model.n_heads: {shape['n_heads']} does not divide d_model {shape['d_model']}; "
+                "choose another or give model.d_head"
+            )
+        shape["d_head"] = shape["d_model"] // shape["n_heads"]
+    if not shape.get("d_ff"):
+        shape["d_ff"] = swiglu_width(shape["d_model"])
+    if not shape.get("n_tokens"):
+        shape["n_tokens"] = _tokens_of_sidecar(data_prefix)
+    if not shape.get("vocab_rows"):
+        shape["vocab_rows"] = padded_rows(shape["n_tokens"])
+    size = raw.get("size")
+    return {"size": "custom" if size is None else str(size)} | shape
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """Nested dictionaries that `build_config` reads back to an equal config."""
+    return asdict(config)
+
+
+def write_config(config: RunConfig, path: Path) -> None:
+    """Write the resolved configuration as YAML."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(as_dict(config))))
+
+
+def read_sidecar(prefix: str | Path) -> dict[str, Any]:
+    """The JSON beside a .bin/.idx pair. FileNotFoundError or ValueError in one sentence."""
+    path = Path(f"{prefix}.json")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; wanted the prefix of a .bin/.idx/.json triple, "
+            "as tools/preprocess_data_many_cores.py writes it"
+        )
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error}); preprocess the corpus again") from error
+
+
+def _tokens_of_sidecar(prefix: str | None) -> int:
+    if prefix is None:
+        raise ValueError("model.n_tokens: unknown; give it, or a dataset.path_train whose sidecar says it")
+    try:
+        return int(read_sidecar(prefix)["tokenizer"]["n_tokens"])
+    except FileNotFoundError as error:
+        raise ValueError(f"dataset.path_train: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{prefix}.json: says no tokenizer.n_tokens; give model.n_tokens") from error
+
+
+def _section(cls: type, raw: Any, path: str) -> Any:
+    """One dataclass from one dictionary, recursively; every key known and every value of its type."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path.rstrip('.')}: wanted keys, found {raw!r}")
+    known = {f.name: f for f in fields(cls)}
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in known:
+            raise ValueError(f"unknown key '{path}{key}'; {nearest(str(key), list(known))}")
+        hint = hints[key]
+        if is_dataclass(hint):
+            values[key] = _section(hint, {} if value is None else value, f"{path}{key}.")
+        else:
+            values[key] = _value(value, hint, known[key], f"{path}{key}")
+    return cls(**values)
+
+
+def _value(value: Any, hint: Any, of: Field, name: str) -> Any:
+    """`value` as the field's type; an int stands for a float, nothing else is converted."""
+    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    wanted = next(kind for kind in kinds if kind is not type(None))
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if wanted is str and type(value) in (int, float):
+        value = str(value)
+    if type(value) is not wanted:
+        raise ValueError(f"{name}: found {value!r}, wanted {wanted.__name__}")
+    choices = of.metadata.get("choices") or ()
+    if choices and value not in choices:
+        raise ValueError(f"{name}: found {value!r}, wanted one of {', '.join(map(str, choices))}")
+    above = of.metadata.get("above")
+    if above is not None and not value > above:
+        raise ValueError(f"{name}: found {value}, wanted more than {above}")
+    return value
+
+
+def _check(config: RunConfig) -> None:
+    """What one key says about another. ValueError names both."""
+    if config.model.d_head % 2:
+        raise ValueError(f"model.d_head: found {config.model.d_head}, rotary positions want an even width")
+    if config.model.vocab_rows <= config.model.n_tokens:
+        raise ValueError(
+            f"model.vocab_rows: {config.model.vocab_rows} rows hold no [MASK] after "
+            f"{config.model.n_tokens} tokens; leave the key out"
+        )
+    if not 0 < config.objective.rate_min < 1:
+        raise ValueError(f"objective.rate_min: found {config.objective.rate_min}, wanted between 0 and 1")
+    length = config.lr_scheduler
+    if (length.total_iterations is None) == (length.total_tokens is None):
+        raise ValueError("lr_scheduler: give the length as either total_iterations or total_tokens")
+    if length.warmup_iterations is not None and length.warmup_tokens is not None:
+        raise ValueError("lr_scheduler: give warmup_iterations or warmup_tokens, not both")

@@ -1,0 +1,152 @@
+"""The settings of a run, section by section. Read once by `read.py`, never written to again.
+
+Not set is None. What follows from other numbers (steps, FLOPs, parameters) is not here but in `plan.py`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(default: Any, help_text: str, *choices: Any, above: float | None = None) -> Any:
+    """A dataclass field with its line of documentation and what it may be: `choices`, or numbers `above`."""
+    return field(default=default, metadata={"help": help_text, "choices": choices, "above": above})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistConfig:
+    """Where and in which precision the run computes."""
+
+    engine: str = option("torch", "who runs forward, backward and update", "torch")
+    cpu_only: bool = option(False, "stay on the CPU even where there is a GPU")
+    backend: str | None = option(
+        None, "of torch.distributed; by itself nccl on GPUs, else gloo", "nccl", "gloo"
+    )
+    dtype: str = option(
+        "bfloat16", "of the matrix products; parameters and updates are float32", "float32", "bfloat16"
+    )
+    sharding_stage: str = option("zero0", "zero0: every rank holds the whole model (data parallel)", "zero0")
+    timeout_s: int = option(1800, "a collective that takes longer than this ends the run", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """The tokens, and how many of them make one step."""
+
+    path_train: str | None = option(None, "prefix of a .bin/.idx pair")
+    path_eval: str | None = option(None, "prefix of a pair with held-out documents")
+    seq_len: int = option(2048, "positions a sample has", above=0)
+    batch_size: int = option(256, "samples a step, over all ranks", above=0)
+    microbatch_size: int | None = option(
+        None, "samples a forward on one rank; by itself all its share", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of one transformer, resolved. The same shape serves AR and masked diffusion."""
+
+    size: str = option("custom", "name of the size, as in utils/model_sizes.yaml")
+    d_model: int = option(0, "width of the residual stream", above=0)
+    d_ff: int = option(0, "width of the feed-forward", above=0)
+    d_head: int = option(0, "width of one head", above=0)
+    n_heads: int = option(0, "attention heads", above=0)
+    n_layers: int = option(0, "blocks", above=0)
+    n_tokens: int = option(0, "ids of the tokenizer; [MASK] is the row after them", above=0)
+    vocab_rows: int = option(0, "embedding rows: tokens, then [MASK], then padding", above=0)
+    rope_theta: float = option(10000.0, "base of the rotary frequencies", above=0)
+    norm_eps: float = option(1e-5, "added to the mean square in RMSNorm", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What the model learns to predict."""
+
+    name: str = option(
+        "autoregressive", "next token, or hidden tokens from both sides", "autoregressive", "masked_diffusion"
+    )
+    rate_min: float = option(1e-3, "masked diffusion: rate = (1 - rate_min) t + rate_min, t ~ U(0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    lr: float = option(3e-4, "peak learning rate", above=0)
+    weight_decay: float = option(0.1, "on matrices; gains of norms have none")
+    beta1: float = option(0.9, "decay of the mean gradient")
+    beta2: float = option(0.95, "decay of the mean square gradient")
+    eps: float = option(1e-8, "added to the root of the mean square", above=0)
+    grad_clip: float = option(1.0, "largest norm of the gradient; 0: no clipping")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrSchedulerConfig:
+    """Length of the run and the shape of the learning rate over it. Give the length in steps or in tokens."""
+
+    kind: str = option("cosine", "shape after the warm-up", "cosine", "constant")
+    total_iterations: int | None = option(None, "steps of the run", above=0)
+    total_tokens: int | None = option(None, "tokens of the run, rounded to whole steps", above=0)
+    warmup_iterations: int | None = option(None, "steps of linear warm-up")
+    warmup_tokens: int | None = option(None, "tokens of linear warm-up, rounded up to whole steps")
+    lr_min_ratio: float = option(0.1, "last learning rate over the peak")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept on disk, and where a run goes on from."""
+
+    state_dict_type: str = option("full", "full: one file a part, readable by any rank count", "full")
+    chkpt_saving_iterations: int | None = option(
+        None, "steps between checkpoints; by itself only the last", above=0
+    )
+    directory: str | None = option(None, "by itself <run_dir>/checkpoints")
+    prefix: str = option("step", "checkpoints are named <prefix>.<timestamp>")
+    resume: str = option("auto", "auto: the newest whole one in the directory; never; or the path of one")
+    keep_last: int | None = option(2, "older checkpoints are deleted; by itself all are kept", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The held-out loss, taken at every checkpoint and at the end."""
+
+    every_iterations: int | None = option(None, "steps between further evaluations", above=0)
+    batch_size: int = option(32, "samples a forward on one rank", above=0)
+    max_samples: int | None = option(None, "score only so many held-out samples; by itself all", above=0)
+    num_mc: int = option(8, "masked diffusion: masks drawn for each held-out sample", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """What a run tells."""
+
+    run_dir: str = option("experiments/run", "folder of everything that the run leaves")
+    every_iterations: int = option(10, "steps between two log lines", above=0)
+    tensorboard: bool = option(True, "write scalars to <run_dir>/tensorboard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiscConfig:
+    """The rest."""
+
+    seed: int = option(0, "of initial weights, sample order and noise")
+    n_threads: int | None = option(
+        None, "CPU threads a rank computes with; by itself torch's choice", above=0
+    )
+    stop_file: str | None = option(None, "the run saves and stops when this file appears")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run, whole."""
+
+    name: str = option("run", "for people")
+    dist: DistConfig = field(default_factory=DistConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    misc: MiscConfig = field(default_factory=MiscConfig)

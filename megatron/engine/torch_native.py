@@ -1,0 +1,104 @@
+"""The torch engine: autocast, data parallelism, fused AdamW."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from megatron.engine.base import StepReport
+from megatron.model.gpt import Gpt
+from megatron.objective.base import Task, loss, sample_nats
+from megatron.parallel.reduce import sum_over_ranks
+from megatron.parallel.world import World
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class _TaskLoss(nn.Module):
+    """Model and loss in one forward, so that data parallelism wraps what a step really calls."""
+
+    def __init__(self, model: Gpt, causal: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.causal = causal
+
+    def forward(self, task: Task) -> Tensor:
+        hidden = self.model.hidden(task.inputs, self.causal)
+        return loss(hidden, self.model.embedding.weight, task)[0]
+
+
+class TorchEngine:
+    """Float32 parameters, products in `dtype`, gradients added over ranks in float32."""
+
+    def __init__(
+        self,
+        model: Gpt,
+        optimizer: torch.optim.Optimizer,
+        *,
+        causal: bool,
+        dtype: str,
+        grad_clip: float,
+        world: World,
+    ) -> None:
+        self.model = model.to(world.device)
+        self.optimizer = optimizer
+        self.causal = causal
+        self.dtype = DTYPES[dtype]
+        self.grad_clip = grad_clip
+        self.world = world
+        task_loss = _TaskLoss(self.model, causal)
+        self.task_loss = task_loss if world.n_ranks == 1 else DistributedDataParallel(task_loss)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.world.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:
+        """One optimizer step; the gradient is that of the mean over all tokens of all ranks."""
+        count = sum(task.count for task in microbatches)
+        tokens = sum_over_ranks(torch.tensor(count, device=self.world.device), self.world)
+        # DDP divides the gradient by the number of ranks: multiply, so that a sum over ranks remains
+        share = self.world.n_ranks / tokens
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        self.model.train()
+        for i, task in enumerate(microbatches):
+            last = i == len(microbatches) - 1
+            alone = nullcontext() if last or self.world.n_ranks == 1 else self.task_loss.no_sync()
+            with alone:
+                with self._autocast():
+                    nats = self.task_loss(task.to(self.world.device))
+                (nats * share).backward()
+            total += nats.detach()
+        grad_norm = self._clip()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepReport(loss_sum=total, count=count, grad_norm=grad_norm)
+
+    def _clip(self) -> Tensor:
+        limit = self.grad_clip if self.grad_clip > 0 else float("inf")
+        return nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    @torch.no_grad()
+    def score(self, task: Task) -> tuple[Tensor, int]:
+        """(nats of each sample, float64 [B], and how many tokens they cover)."""
+        self.model.eval()
+        task = task.to(self.world.device)
+        with self._autocast():
+            hidden = self.model.hidden(task.inputs, self.causal)
+            return sample_nats(hidden, self.model.embedding.weight, task), task.count
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """`model` and `optim`."""
+        return {"model": self.model.state_dict(), "optim": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Take over weights and optimizer. ValueError when the shapes are another model's."""
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optim"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(f"weights of another model: {str(error).splitlines()[-1].strip()}") from error

@@ -1,0 +1,79 @@
+"""What an objective is: tokens become a task, hidden states become a loss."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron.objective.linear_cross_entropy import linear_cross_entropy, linear_nll
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the model reads and what it must predict.
+
+    inputs    [B, S] int64       what the model sees
+    positions [N]    int64|None  rows of the flattened [B * S] that are predicted, None: all of them
+    targets   [N]    int64       their tokens
+    scale     [N]    float32|None  weight of each prediction, None: 1
+    count     int                tokens that the loss covers
+    """
+
+    inputs: Tensor
+    positions: Tensor | None
+    targets: Tensor
+    scale: Tensor | None
+    count: int
+
+    def to(self, device: torch.device) -> "Task":
+        """The same task on a device."""
+        if device == self.inputs.device:
+            return self
+
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        return replace(
+            self,
+            inputs=move(self.inputs),
+            positions=move(self.positions),
+            targets=move(self.targets),
+            scale=move(self.scale),
+        )
+
+
+class Objective(Protocol):
+    """Turns samples into tasks. It holds settings only: every call is a pure function of its arguments."""
+
+    name: str
+    causal: bool
+    exact: bool  # False: the loss is a Monte-Carlo estimate of a bound, and scoring averages draws
+
+    def corrupt(self, tokens: np.ndarray, numbers: np.ndarray, draw: int | None = None) -> Task:
+        """tokens int64 [B, S + 1] of samples `numbers` [B]; `draw` None for training, else a scoring draw."""
+        ...
+
+
+def _predicted_rows(hidden: Tensor, task: Task) -> Tensor:
+    """The rows of hidden [B, S, D] that are predicted from: [N, D]."""
+    rows = hidden.flatten(0, 1)
+    return rows if task.positions is None else rows.index_select(0, task.positions)
+
+
+def loss(hidden: Tensor, head: Tensor, task: Task) -> tuple[Tensor, int]:
+    """(sum of the weighted nats, tokens covered) from hidden [B, S, D] and the head's weight [V, D]."""
+    total = linear_cross_entropy(_predicted_rows(hidden, task), head, task.targets, task.scale)
+    return total, task.count
+
+
+def sample_nats(hidden: Tensor, head: Tensor, task: Task) -> Tensor:
+    """The same sum for each sample by itself, float64 [B], without gradients."""
+    nats = linear_nll(_predicted_rows(hidden, task), head, task.targets).double()
+    if task.scale is not None:
+        nats = nats * task.scale
+    if task.positions is None:
+        return nats.unflatten(0, task.inputs.shape).sum(1)
+    sample = task.positions // task.inputs.shape[1]
+    return torch.zeros(len(task.inputs), dtype=nats.dtype, device=nats.device).index_add_(0, sample, nats)

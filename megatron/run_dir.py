@@ -1,0 +1,86 @@
+"""What a run leaves on disk, and how to read it.
+
+config.yaml    the configuration as it ran
+plan.json      what followed from it (config/plan.py)
+metrics.jsonl  a line for each log point and each evaluation
+checkpoints/   <prefix>.<timestamp>/
+tensorboard/   the same scalars
+result.json    written last; its presence means that the run is done
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
+CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears under its name only when whole: beside, synced, renamed."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """`write_whole` of indented JSON."""
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content, or None where there is no such file. ValueError for what is not JSON."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error}); delete the file and run again") from error
+
+
+def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line that is still being written is left out."""
+    path = run / METRICS
+    if not path.is_file():
+        return
+    with path.open() as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
+    """The newest whole line of metrics.jsonl, read from the end; None where there is none."""
+    path = run / METRICS
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - tail_bytes))
+        lines = file.read().split(b"\n")[:-1]
+    for line in reversed(lines):
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError:
+            continue
+    return None
+
+
+def forget_metrics_after(run: Path, step: int) -> None:
+    """Drop the lines of steps that a resumed run will take again, so that no step is told twice."""
+    kept = [json.dumps(line) for line in read_metrics(run) if line["step"] <= step]
+    write_whole(run / METRICS, "".join(line + "\n" for line in kept))
+
+
+def is_done(run: Path, identity: str | None = None) -> bool:
+    """Whether the run ended; with an identity, whether it was that run."""
+    result = read_json(run / RESULT)
+    return result is not None and (identity is None or result.get("identity") == identity)

@@ -1,0 +1,134 @@
+"""The training loop."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from megatron.checkpoint import store
+from megatron.checkpoint.preempt import Stop
+from megatron.config.read import as_dict, write_config
+from megatron.data.batches import Batches
+from megatron.evaluation.validate import HeldOut, validate
+from megatron.log import get_logger
+from megatron.objective.base import Task
+from megatron.optim.schedule import lr_schedule
+from megatron.parallel.reduce import any_rank, wait_for_all
+from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, forget_metrics_after, write_json
+from megatron.train.build import Run, microbatch_rows
+from megatron.train.record import Record
+from megatron.train.resume import describe, git_of_code, resume, save
+from megatron.train.state import TrainState
+
+log = get_logger(__name__)
+
+
+def train(run: Run, stop: Stop) -> bool:
+    """Train to the end of the plan, or until asked to stop. Returns whether the run is done.
+
+    Raises ValueError for a checkpoint of another run, FloatingPointError for a loss that is no number.
+    """
+    state = resume(run)
+    _prepare_folder(run, state)
+    record = Record(run.config, run.plan, run.world, run.folder)
+    log.info(describe(run, state))
+    try:
+        state, done = _steps(run, state, record, stop)
+    finally:
+        record.close()
+    return done
+
+
+def _steps(run: Run, state: TrainState, record: Record, stop: Stop) -> tuple[TrainState, bool]:
+    plan, config = run.plan, run.config
+    schedule = lr_schedule(config.lr_scheduler, config.optim.lr, plan.n_steps, plan.warmup_steps)
+    batches = run.batches(state.next_sample)
+    save_every = config.checkpoint.chkpt_saving_iterations or plan.n_steps
+    score_every = config.evaluation.every_iterations or plan.n_steps
+    started = time.perf_counter()
+    record.restart_clock()
+    while state.step < plan.n_steps:
+        if any_rank(stop.asked(), run.world):
+            path = save(run, state, preempt=True)
+            log.info("stopped by %s after step %d; saved %s", stop.reason or "another rank", state.step, path)
+            return state, False
+        lr = schedule(state.step)
+        report = run.engine.step(list(_microbatches(run, batches)), lr)
+        record.add(report)
+        state = state.after_step(config.dataset.batch_size, plan.seq_len, time.perf_counter() - started)
+        started = time.perf_counter()
+        last = state.step == plan.n_steps
+        if last or state.step % config.logging.every_iterations == 0:
+            record.train(state, report, lr)
+        due_save = last or state.step % save_every == 0
+        if due_save or state.step % score_every == 0:
+            state = _score_and_save(run, state, record, due_save)
+            record.restart_clock()
+            started = time.perf_counter()
+    return state, True
+
+
+def _microbatches(run: Run, batches: Batches) -> Iterator[Task]:
+    """This rank's share of the next step, cut to what one forward takes."""
+    batch = next(batches)
+    rows = microbatch_rows(run.config, run.world)
+    for begin in range(0, len(batch.tokens), rows):
+        part = slice(begin, begin + rows)
+        yield run.objective.corrupt(batch.tokens[part], batch.numbers[part])
+
+
+def _score_and_save(run: Run, state: TrainState, record: Record, due_save: bool) -> TrainState:
+    """Held-out loss, checkpoint, and at the end the result: every checkpoint is scored."""
+    held_out = None
+    if run.held_out is not None:
+        evaluation = run.config.evaluation
+        held_out = validate(
+            run.engine,
+            run.objective,
+            run.held_out,
+            run.world,
+            batch_size=evaluation.batch_size,
+            num_mc=evaluation.num_mc,
+            max_samples=evaluation.max_samples,
+        )
+        state = state.after_validation(held_out.loss)
+    path = save(run, state) if due_save else None
+    if held_out is not None:
+        record.validation(state, held_out, None if path is None else path.name)
+    if state.step == run.plan.n_steps and run.world.is_first:
+        write_json(run.folder / RESULT, _result(run, state, held_out))
+    return state
+
+
+def _prepare_folder(run: Run, state: TrainState) -> None:
+    """Write down what will run, once, before the first step."""
+    if run.world.is_first:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_config(run.config, run.folder / CONFIG)
+        write_json(run.folder / PLAN, run.plan.as_dict())
+        if (run.folder / METRICS).exists():
+            forget_metrics_after(run.folder, state.step)
+        store.remove_old(run.checkpoints, run.config.checkpoint.prefix, None)
+    wait_for_all(run.world)
+
+
+def _result(run: Run, state: TrainState, held_out: HeldOut | None) -> dict[str, object]:
+    device = run.world.device
+    gpu = device.type == "cuda"
+    return {
+        "identity": run.plan.identity,
+        "loss": None if held_out is None else held_out.loss,
+        "loss_se": None if held_out is None else held_out.loss_se,
+        "mc_se": None if held_out is None else held_out.mc_se,
+        "n_tokens_scored": 0 if held_out is None else held_out.n_tokens,
+        "step": state.step,
+        "train_tokens": state.tokens_seen,
+        "wall_s": state.elapsed_s,
+        "train_flops": run.plan.train_flops,
+        "tps_mean": state.tokens_seen / max(state.elapsed_s, 1e-9),
+        "hardware": torch.cuda.get_device_name(device) if gpu else f"CPU, {torch.get_num_threads()} threads",
+        "n_ranks": run.world.n_ranks,
+        "torch": torch.__version__,
+        "git": git_of_code(),
+        "config": as_dict(run.config),
+    }

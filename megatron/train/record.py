@@ -1,0 +1,173 @@
+"""What a run tells while it goes: the log line, metrics.jsonl and TensorBoard."""
+
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.config.count import flops_per_token_mfu
+from megatron.config.hardware import peak_tflops
+from megatron.config.plan import RunPlan
+from megatron.config.schema import RunConfig
+from megatron.engine.base import StepReport
+from megatron.evaluation.validate import HeldOut
+from megatron.log import get_logger
+from megatron.parallel.reduce import sum_over_ranks
+from megatron.parallel.world import World
+from megatron.run_dir import METRICS, TENSORBOARD
+from megatron.train.state import TrainState
+
+log = get_logger(__name__)
+
+
+class Record:
+    """Collects step reports without reading them, and tells them at every log point. Only rank 0 writes."""
+
+    def __init__(self, config: RunConfig, plan: RunPlan, world: World, run: Path) -> None:
+        self.plan, self.world = plan, world
+        self.flops_per_token = flops_per_token_mfu(config.model, config.dataset.seq_len)
+        on_gpu = world.device.type == "cuda"
+        self.peak_tflops = peak_tflops(torch.cuda.get_device_name(world.device)) if on_gpu else None
+        self.samples_per_epoch = plan.train_tokens / plan.epochs / plan.seq_len
+        self.nats: Tensor | float = 0.0
+        self.count = 0
+        self.since = time.perf_counter()
+        self.file = (run / METRICS).open("a") if world.is_first else None
+        self.tensorboard = None
+        if world.is_first and config.logging.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # imports slowly, and not everybody asks for it
+
+            self.tensorboard = SummaryWriter(str(run / TENSORBOARD))
+
+    def add(self, report: StepReport) -> None:
+        """Count one step in."""
+        self.nats = self.nats + report.loss_sum
+        self.count += report.count
+
+    def restart_clock(self) -> None:
+        """Leave evaluation and saving out of the throughput."""
+        self.since = time.perf_counter()
+
+    def train(self, state: TrainState, report: StepReport, lr: float) -> None:
+        """Tell mean loss and speed since the last log point. FloatingPointError when it is no number."""
+        total = sum_over_ranks(
+            torch.stack(
+                [torch.as_tensor(self.nats), torch.as_tensor(float(self.count), device=self.world.device)]
+            ),
+            self.world,
+        )
+        nats, count = total.tolist()
+        seconds = time.perf_counter() - self.since
+        self.nats, self.count, self.since = 0.0, 0, time.perf_counter()
+        loss, tps = nats / count, count / seconds
+        grad_norm = float(report.grad_norm)
+        if not math.isfinite(loss) or not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"step {state.step}: loss {loss}, gradient norm {grad_norm}; lower optim.lr or use float32"
+            )
+        tflops = self.flops_per_token * tps / self.world.n_ranks / 1e12
+        mfu = None if self.peak_tflops is None else tflops / self.peak_tflops
+        self._write(
+            {
+                "kind": "train",
+                "step": state.step,
+                "tokens": state.tokens_seen,
+                "loss": loss,
+                "lr": lr,
+                "grad_norm": grad_norm,
+                "tps": tps,
+                "tflops": tflops,
+                "mfu": mfu,
+                "epoch": state.next_sample / self.samples_per_epoch,
+                "elapsed_s": state.elapsed_s,
+            }
+        )
+        log.info(log_line(state.step, loss, grad_norm, memory_used(self.world.device), tps, tflops, mfu))
+
+    def validation(self, state: TrainState, held_out: HeldOut, checkpoint: str | None) -> None:
+        """Tell a held-out loss, and of which checkpoint it is."""
+        self._write(
+            {
+                "kind": "validation",
+                "step": state.step,
+                "tokens": state.tokens_seen,
+                "loss": held_out.loss,
+                "loss_se": held_out.loss_se,
+                "mc_se": held_out.mc_se,
+                "num_mc": held_out.num_mc,
+                "n_tokens": held_out.n_tokens,
+                "checkpoint": checkpoint,
+            }
+        )
+        log.info("step: %d  held-out loss: %.5f +- %.5f", state.step, held_out.loss, held_out.loss_se)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.file is None:
+            return
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        if self.tensorboard is not None:
+            for name, value in line.items():
+                if isinstance(value, float) and name not in ("elapsed_s",):
+                    self.tensorboard.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        if self.file is not None:
+            self.file.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+
+
+def log_line(
+    step: int,
+    loss: float,
+    grad_norm: float,
+    memory: tuple[float, float],
+    tps: float,
+    tflops: float,
+    mfu: float | None,
+) -> str:
+    """torchtitan's line. `memory` is (GiB, fraction); `mfu` a fraction, None where the peak is not known."""
+    utilisation = "n/a" if mfu is None else f"{mfu:.2%}"
+    return (
+        f"step: {step}  loss: {loss:8.5f}  grad_norm: {grad_norm:7.4f}  "
+        f"memory: {memory[0]:5.2f}GiB({memory[1]:.2%})  "
+        f"tps: {tps:,.0f}  tflops: {tflops:,.2f}  mfu: {utilisation}"
+    )
+
+
+def memory_used(device: torch.device) -> tuple[float, float]:
+    """(GiB, fraction of what there is): peak reserved on a GPU, peak resident on a CPU."""
+    if device.type == "cuda":
+        used = torch.cuda.max_memory_reserved(device)
+        whole = torch.cuda.get_device_properties(device).total_memory
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return used / 2**30, used / whole
+
+
+def git_revision(folder: Path) -> str | None:
+    """Commit of the code that runs, with `+` where the tree was changed; None outside a checkout."""
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip()

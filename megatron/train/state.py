@@ -1,0 +1,49 @@
+"""How far a run has come. All of it is in the checkpoint."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Position of a run, after `step` optimizer steps. Samples seen = next_sample, whatever the ranks."""
+
+    step: int = 0
+    next_sample: int = 0
+    tokens_seen: int = 0
+    best_loss: float | None = None
+    elapsed_s: float = 0.0
+
+    def after_step(self, batch_size: int, seq_len: int, seconds: float) -> "TrainState":
+        """One step further."""
+        return replace(
+            self,
+            step=self.step + 1,
+            next_sample=self.next_sample + batch_size,
+            tokens_seen=self.tokens_seen + batch_size * seq_len,
+            elapsed_s=self.elapsed_s + seconds,
+        )
+
+    def after_validation(self, loss: float) -> "TrainState":
+        """With the best held-out loss so far."""
+        return replace(self, best_loss=loss if self.best_loss is None else min(loss, self.best_loss))
+
+    def as_dict(self, samples_per_epoch: int) -> dict[str, Any]:
+        """For iter_state_dict.pt: the state, and the epoch it lies in as a segment of sample numbers."""
+        epoch = self.next_sample // samples_per_epoch
+        return {
+            "step": self.step,
+            "next_sample": self.next_sample,
+            "tokens_seen": self.tokens_seen,
+            "best_loss": self.best_loss,
+            "elapsed_s": self.elapsed_s,
+            "epoch": epoch,
+            "segment_index": epoch,
+            "segment_start": epoch * samples_per_epoch,
+            "segment_end": (epoch + 1) * samples_per_epoch,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> "TrainState":
+        """Undo `as_dict`."""
+        return cls(**{name: saved[name] for name in cls.__dataclass_fields__})

@@ -1,0 +1,83 @@
+"""Checkpoints are whole or absent, and a broken one is found out."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.checkpoint import layout, store
+
+META = {"identity": "abc", "step": 3}
+
+
+def parts(step: int) -> dict:
+    return {name: {"step": step, "tensor": torch.arange(1000)} for name in layout.FILES}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = store.save(tmp_path, "run", parts(3), META)
+    loaded, meta = store.load(path)
+    assert torch.equal(loaded["model"]["tensor"], torch.arange(1000))
+    assert meta["identity"] == "abc"
+    assert sorted(file.name for file in path.iterdir()) == sorted([*layout.FILES.values(), "meta.json"])
+
+
+def test_the_newest_whole_one_is_taken_and_broken_ones_are_passed_over(tmp_path: Path) -> None:
+    paths = [store.save(tmp_path, "run", parts(step), META) for step in (1, 2, 3, 4)]
+    truncated = paths[3] / "model_state_dict.pt"
+    truncated.write_bytes(truncated.read_bytes()[:-100])
+    flipped = paths[2] / "optim_state_dict.pt"
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    (paths[1] / "meta.json").write_text("{")
+    found = store.load_newest(tmp_path, "run")
+    assert found is not None
+    assert found[0] == paths[0]
+    assert found[1]["iter"]["step"] == 1
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(content: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(tmp_path, "run", parts(1), META)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_save_is_no_checkpoint_and_is_swept_away(tmp_path: Path) -> None:
+    kept = store.save(tmp_path, "run", parts(1), META)
+    leftover = tmp_path / (layout.new_name("run", preempt=False) + layout.PARTIAL)
+    leftover.mkdir()
+    assert [found.path for found in layout.find(tmp_path, "run")] == [kept]
+    store.remove_old(tmp_path, "run", keep_last=None)
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_only_the_last_are_kept_and_other_prefixes_left_alone(tmp_path: Path) -> None:
+    other = store.save(tmp_path, "other", parts(0), META)
+    paths = [store.save(tmp_path, "run", parts(step), META, preempt=step == 2) for step in range(4)]
+    store.remove_old(tmp_path, "run", keep_last=2)
+    assert sorted(tmp_path.iterdir()) == sorted([other, *paths[2:]])
+    assert paths[2].name.endswith(".preempt")
+
+
+def test_no_pickled_code_is_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "touched",))
+
+    path = store.save(tmp_path, "run", {**parts(1), "iter": {"evil": Evil()}}, META)
+    with pytest.raises(ValueError, match="not a checkpoint of this project"):
+        store.load(path)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_folder_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+        store.load(tmp_path / "none")
+    assert store.load_newest(tmp_path / "none", "run") is None

@@ -1,0 +1,131 @@
+"""Configurations: what is accepted, and how the rest is refused."""
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from megatron.config.plan import plan_run
+from megatron.config.read import as_dict, build_config, read_config, write_config
+
+SHAPE = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
+
+
+def minimal(**sections: dict) -> dict:
+    return {"model": SHAPE, "lr_scheduler": {"total_iterations": 10}, **sections}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A sidecar of 1,001 tokens; planning reads nothing else."""
+    sidecar = {"tokens": 1001, "tokenizer": {"n_tokens": 300}, "sha256": {"bin": "aa", "idx": "bb"}}
+    (tmp_path / "text.json").write_text(json.dumps(sidecar))
+    return str(tmp_path / "text")
+
+
+def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 100}\n"
+                    "optim: {lr: 1e-3}\nlr_scheduler: {total_iterations: 5}\n")  # fmt: skip
+    config = read_config(path, ["optim.lr=3e-4", "misc.seed=7"])
+    assert (config.optim.lr, config.misc.seed, config.lr_scheduler.total_iterations) == (3e-4, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"optm": {}}, "unknown key 'optm'; did you mean 'optim'?"),
+        ({"optim": {"learning_rate": 1}}, "unknown key 'optim.learning_rate'"),
+        ({"optim": {"wieght_decay": 1}}, "unknown key 'optim.wieght_decay'; did you mean 'weight_decay'?"),
+        ({"optim": {"lr": "fast"}}, "optim.lr: found 'fast', wanted float"),
+        ({"dataset": {"seq_len": 2.5}}, "dataset.seq_len: found 2.5, wanted int"),
+        ({"dataset": {"seq_len": 0}}, "dataset.seq_len: found 0, wanted more than 0"),
+        ({"dist": {"dtype": "fp16"}}, "dist.dtype: found 'fp16', wanted one of float32, bfloat16"),
+        ({"optim": 3}, "optim: wanted keys, found 3"),
+        ({"lr_scheduler": {}}, "lr_scheduler: give the length as either total_iterations or total_tokens"),
+        ({"model": {}}, "model: no shape"),
+        ({"model": {"size": "425", "n_tokens": 10}}, "did you mean '425M'?"),
+        ({"model": {**SHAPE, "n_heads": 5}}, "5 does not divide d_model 64"),
+        ({"model": {**SHAPE, "vocab_rows": 100}}, "100 rows hold no [MASK]"),
+        ({"model": {"hf_config": {"hidden_siz": 64}}}, "did you mean 'hidden_size'?"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(sections: dict, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        build_config(minimal(**sections))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_word_without_a_value_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such configuration file"):
+        read_config(tmp_path / "none.yaml")
+    (tmp_path / "run.yaml").write_text("name: x")
+    with pytest.raises(ValueError, match="wanted section.key=value"):
+        read_config(tmp_path / "run.yaml", ["optim.lr"])
+
+
+def test_a_config_cannot_be_written_to() -> None:
+    with pytest.raises(FrozenInstanceError):
+        build_config(minimal()).optim.lr = 1.0
+
+
+def test_a_resolved_config_reads_back_equal(tmp_path: Path) -> None:
+    config = build_config(minimal(model={"size": "7M", "n_tokens": 50257}))
+    write_config(config, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == config
+    assert build_config(as_dict(config)) == config
+
+
+def test_hugging_face_names_give_the_same_shape() -> None:
+    ours = build_config(minimal(model={"d_model": 1280, "n_heads": 16, "n_layers": 32, "n_tokens": 50257}))
+    names = {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "vocab_size": 50257}
+    assert build_config(minimal(model={"hf_config": names})).model == ours.model
+
+
+def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
+    shape = {key: value for key, value in SHAPE.items() if key != "n_tokens"}
+    config = build_config(minimal(model=shape, dataset={"path_train": corpus}))
+    # 300 tokens and [MASK], padded to a multiple of 128
+    assert (config.model.n_tokens, config.model.vocab_rows) == (300, 384)
+
+
+def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
+    data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
+    length = {"total_tokens": 2000, "warmup_tokens": 81}
+    plan = plan_run(build_config(minimal(dataset=data, lr_scheduler=length)))
+    # 40 tokens a step; 1,001 tokens hold 100 windows of 10 + 1
+    assert (plan.n_steps, plan.warmup_steps, plan.train_tokens) == (50, 3, 2000)
+    assert (plan.unique_tokens, plan.epochs) == (1000, 2.0)
+    assert plan.flops_6nd == 6 * plan.n_params * 2000
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "sentence"),
+    [
+        ({"seq_len": 2000}, {"total_iterations": 5}, "no window of 2000 + 1 tokens"),
+        ({"seq_len": 10, "batch_size": 4}, {"total_tokens": 10}, "the run has no step"),
+        ({"seq_len": 10}, {"total_iterations": 5, "warmup_iterations": 6}, "6 warm-up steps are more than"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(corpus: str, data: dict, length: dict, sentence: str) -> None:
+    config = build_config(minimal(dataset={"path_train": corpus, **data}, lr_scheduler=length))
+    with pytest.raises(ValueError) as caught:
+        plan_run(config)
+    assert sentence in str(caught.value)
+
+
+def test_identity_follows_the_numbers_and_not_the_names(corpus: str) -> None:
+    def identity(**sections: dict) -> str:
+        return plan_run(
+            build_config(minimal(**{"dataset": {"path_train": corpus, "seq_len": 10}, **sections}))
+        ).identity
+
+    same = identity()
+    assert identity(logging={"run_dir": "elsewhere"}) == same
+    assert identity(checkpoint={"chkpt_saving_iterations": 3}) == same
+    assert identity(model={**SHAPE, "size": "a name"}) == same
+    assert identity(optim={"lr": 1e-4}) != same
+    assert identity(misc={"seed": 1}) != same
+    assert identity(objective={"name": "masked_diffusion"}) != same

@@ -1,0 +1,94 @@
+"""The model against transformers' Llama, an implementation of another origin."""
+
+import pytest
+import torch
+
+from megatron.config.schema import ModelConfig
+from megatron.model.gpt import Gpt
+from megatron.model.initial import initialise
+
+CONFIG = ModelConfig(d_model=48, d_ff=128, d_head=16, n_heads=4, n_layers=3, n_tokens=200, vocab_rows=256)
+
+
+@pytest.fixture
+def model() -> Gpt:
+    built = Gpt(CONFIG)
+    initialise(built, seed=3)
+    with torch.no_grad():  # gains other than 1, so that a norm in the wrong place shows
+        for i, parameter in enumerate(p for p in built.parameters() if p.ndim == 1):
+            parameter.copy_(torch.linspace(0.5, 1.5, CONFIG.d_model) + 0.01 * i)
+        for block in built.blocks:
+            block.attention.query.weight *= 8  # attention that is not nearly uniform
+    return built
+
+
+def llama_of(model: Gpt) -> torch.nn.Module:
+    """The same weights under transformers' names."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=CONFIG.d_model,
+        intermediate_size=CONFIG.d_ff,
+        head_dim=CONFIG.d_head,
+        num_attention_heads=CONFIG.n_heads,
+        num_key_value_heads=CONFIG.n_heads,
+        num_hidden_layers=CONFIG.n_layers,
+        vocab_size=CONFIG.vocab_rows,
+        rms_norm_eps=CONFIG.norm_eps,
+        rope_theta=CONFIG.rope_theta,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+    )
+    names = {
+        "embedding": "embed_tokens",
+        "blocks": "layers",
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.out": "self_attn.o_proj",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for ours, theirs in names.items():
+            name = name.replace(f"{ours}.", f"{theirs}.")
+        state[f"model.{name}"] = tensor
+    llama = transformers.LlamaForCausalLM(config)
+    llama.load_state_dict(state | {"lm_head.weight": model.embedding.weight})
+    return llama.eval()
+
+
+def test_logits_are_those_of_llama_in_transformers(model: Gpt) -> None:
+    tokens = torch.randint(0, 200, (2, 33), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs = llama_of(model)(tokens).logits
+        torch.testing.assert_close(model(tokens, causal=True), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_causal_position_does_not_see_what_follows(model: Gpt) -> None:
+    tokens = torch.randint(0, 200, (1, 20), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[0, 12] = (changed[0, 12] + 1) % 200
+    with torch.no_grad():
+        before, after = model(tokens, causal=True), model(changed, causal=True)
+        assert torch.equal(before[:, :12], after[:, :12])
+        assert not torch.equal(before[:, 12:], after[:, 12:])
+        both_sides = model(tokens, causal=False) - model(changed, causal=False)
+    assert both_sides.abs().amax(-1).min() > 0
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    first, again, other = Gpt(CONFIG), Gpt(CONFIG), Gpt(CONFIG)
+    torch.manual_seed(99)
+    initialise(first, seed=5)
+    initialise(again, seed=5)
+    initialise(other, seed=6)
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+    # a branch's last matrix is drawn smaller by sqrt(2 L)
+    ratio = first.blocks[0].mlp.up.weight.std() / first.blocks[0].mlp.down.weight.std()
+    assert ratio.item() == pytest.approx((2 * CONFIG.n_layers) ** 0.5, rel=0.05)

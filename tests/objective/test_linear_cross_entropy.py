@@ -1,0 +1,63 @@
+"""The chunked loss against torch's, values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from megatron.objective import linear_cross_entropy as module
+from megatron.objective.linear_cross_entropy import linear_cross_entropy, linear_nll
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """50 rows of 40 logits: sixteen whole chunks and a part."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS_CPU", 3 * 40)
+
+
+def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(50, 16, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(40, 16, generator=generator, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, 40, (50,), generator=generator)
+    scale = torch.rand(50, generator=generator) * 5
+    return hidden, weight, targets, scale
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_value_and_gradients_are_those_of_torch(weighted: bool) -> None:
+    hidden, weight, targets, scale = inputs(torch.float32)
+    ours = linear_cross_entropy(hidden, weight, targets, scale if weighted else None)
+    (ours * 0.37).backward()
+    grads = hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    nll = F.cross_entropy(hidden @ weight.t(), targets, reduction="none")
+    theirs = (nll * scale if weighted else nll).sum()
+    (theirs * 0.37).backward()
+    torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=1e-6)
+    for mine, reference in zip(grads, (hidden.grad, weight.grad), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_under_autocast_products_are_bfloat16_and_gradients_come_back_in_float32() -> None:
+    hidden, weight, targets, _ = inputs(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        linear_cross_entropy(hidden, weight, targets).backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.float32
+    rough = hidden.grad.clone()
+    hidden.grad = None
+    linear_cross_entropy(hidden, weight, targets).backward()
+    torch.testing.assert_close(rough, hidden.grad, rtol=0.05, atol=0.05)
+
+
+def test_the_loss_of_each_row_is_that_of_torch() -> None:
+    hidden, weight, targets, _ = inputs(torch.float32)
+    theirs = F.cross_entropy(hidden @ weight.t(), targets, reduction="none")
+    torch.testing.assert_close(linear_nll(hidden, weight, targets), theirs.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_no_rows_cost_nothing() -> None:
+    hidden, weight, _, _ = inputs(torch.float32)
+    none = linear_cross_entropy(hidden[:0], weight, torch.zeros(0, dtype=torch.int64))
+    none.backward()
+    assert none.item() == 0.0
+    assert not weight.grad.any()
