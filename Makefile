@@ -1,0 +1,37 @@
+# make quickstart [CORPUS=...]   set up, then the whole walk from raw text to a fitted law
+# make test                      set up, then the tests
+# make test-all                  the slow ones too
+# make lint                      ruff and shellcheck
+PYTHON ?= python3
+VENV := .venv
+CORPUS ?= auto
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+READY := $(VENV)/ready
+
+.PHONY: quickstart test test-all lint clean
+
+quickstart: $(READY)
+	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
+
+test: $(READY)
+	python -m pytest -m "not gpu and not slow"
+
+test-all: $(READY)
+	python -m pytest
+
+lint: $(READY)
+	ruff check .
+	ruff format --check .
+	shellcheck $$(git ls-files '*.sh') .ci/run
+
+# remade when the pins or the C++ sources change
+$(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $$($(PYTHON) --version) found, 3.11 or newer wanted: make PYTHON=python3.12" >&2; exit 1; }
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info megatron/_csrc*.so

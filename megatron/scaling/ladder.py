@@ -1,0 +1,143 @@
+"""The ladder of a study: which runs there are, and what they cost, before anything is spent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from megatron.config.plan import RunPlan, plan_run
+from megatron.config.presets import nearest
+from megatron.config.read import build_config
+from megatron.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of some objectives, sizes, token budgets and seeds."""
+
+    objectives: list[str]
+    sizes: list[str]
+    train_tokens: list[int]
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A STUDY.yaml, read.
+
+    run    what every run starts from: keys of RunConfig, as written
+    sizes  shapes that this study names itself, beside those of utils/model_sizes.yaml
+    """
+
+    name: str
+    directory: Path
+    run: dict[str, Any]
+    sizes: dict[str, dict[str, Any]]
+    grids: list[Grid]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of the ladder."""
+
+    config: RunConfig
+    plan: RunPlan
+    folder: Path
+
+
+def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPlan:
+    """Read a STUDY.yaml, with `key=value` words over it. FileNotFoundError, or ValueError in one sentence."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such study file")
+    try:
+        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+        raw = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    known = [f.name for f in fields(StudyPlan)]
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: wanted the keys {', '.join(known)}")
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"{path}: unknown key '{key}'; {nearest(str(key), known)}")
+    for key in ("name", "directory", "run", "grids"):
+        if not raw.get(key):
+            raise ValueError(f"{path}: no '{key}'; wanted the keys {', '.join(known)}")
+    sizes = {str(name): dict(shape) for name, shape in (raw.get("sizes") or {}).items()}
+    grids = [_grid(one, f"{path}: grids[{i}]") for i, one in enumerate(raw["grids"])]
+    return StudyPlan(str(raw["name"]), Path(raw["directory"]), raw["run"], sizes, grids)
+
+
+def _grid(raw: Any, where: str) -> Grid:
+    defaults: dict[str, list[Any]] = {"objectives": ["autoregressive"], "seeds": [0]}
+    known = [f.name for f in fields(Grid)]
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: wanted the keys {', '.join(known)}, found {raw!r}")
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key '{key}'; {nearest(str(key), known)}")
+    values = {key: raw.get(key, defaults.get(key)) for key in known}
+    for key, value in values.items():
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"{where}.{key}: found {value!r}, wanted a list")
+    values["sizes"] = [str(size) for size in values["sizes"]]
+    for key in ("train_tokens", "seeds"):
+        # YAML reads 1e6 as a float
+        values[key] = [int(n) if isinstance(n, float) and n.is_integer() else n for n in values[key]]
+        wrong = [n for n in values[key] if not isinstance(n, int) or isinstance(n, bool)]
+        if wrong:
+            raise ValueError(f"{where}.{key}: found {wrong[0]!r}, wanted whole numbers")
+    return Grid(**values)
+
+
+def expand(study: StudyPlan) -> list[PlannedRun]:
+    """Every run of the study, smallest cost first; a run that two grids name is there once.
+
+    Raises ValueError for what `config/read.py` refuses, naming the run.
+    """
+    runs: dict[str, PlannedRun] = {}
+    for grid in study.grids:
+        for objective in grid.objectives:
+            for size in grid.sizes:
+                for train_tokens in grid.train_tokens:
+                    for seed in grid.seeds:
+                        run = _planned(study, objective, size, train_tokens, seed)
+                        runs.setdefault(run.plan.identity, run)
+    return sorted(runs.values(), key=lambda run: run.plan.train_flops)
+
+
+def _planned(study: StudyPlan, objective: str, size: str, train_tokens: int, seed: int) -> PlannedRun:
+    name = f"{objective}-{size}-{short_number(train_tokens)}tok-seed{seed}"
+    shape = {"size": size, **study.sizes.get(size, {})}
+    base = study.run
+
+    def section(key: str) -> dict[str, Any]:
+        return dict(base.get(key) or {})
+
+    raw = {
+        **base,
+        "name": name,
+        "model": {**section("model"), **shape},
+        "objective": {**section("objective"), "name": objective},
+        "lr_scheduler": {**section("lr_scheduler"), "total_tokens": train_tokens},
+        "misc": {**section("misc"), "seed": seed},
+        "logging": {**section("logging"), "run_dir": str(study.directory / "runs" / name)},
+    }
+    plan = plan_run(build_config(raw, where=f"study {study.name}, run {name}"))
+    # the folder carries the identity, so that a changed study never mixes with what an earlier one left
+    folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
+    raw["logging"]["run_dir"] = str(folder)
+    return PlannedRun(build_config(raw, where=name), plan, folder)
+
+
+def short_number(n: float) -> str:
+    """250000 -> 250k, 1500000 -> 1.5M: three digits and a letter, for names and tables."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if n >= size * 0.9995:
+            return f"{n / size:.3g}{letter}"
+    return f"{n:.3g}"
