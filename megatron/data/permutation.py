@@ -1,0 +1,45 @@
+"""A shuffle without an array: where position i of an epoch goes, computed from a key.
+
+A Feistel network permutes the numbers of 2b bits; walking along its cycle until the number is below n makes
+it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). b is the
+least that fits, so that a walk takes fewer than 4 steps on average.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+ROUNDS = 6
+MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser
+
+
+class Permutation:
+    """The permutation of 0..n-1 that belongs to a key of whole numbers."""
+
+    def __init__(self, n: int, key: Sequence[int]) -> None:
+        assert n >= 1, "nothing to permute"
+        self.n = n
+        half = max(1, ((n - 1).bit_length() + 1) // 2)
+        self._half = np.uint64(half)
+        self._mask = np.uint64((1 << half) - 1)
+        self._keys = np.random.SeedSequence(list(key)).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, positions: np.ndarray | int) -> np.ndarray:
+        """Where positions (int64, any shape, 0 <= position < n) go; the same shape."""
+        x = np.asarray(positions, dtype=np.uint64)
+        shape = x.shape
+        x = self._network(x.reshape(-1))
+        outside = np.flatnonzero(x >= self.n)
+        while len(outside):
+            x[outside] = self._network(x[outside])
+            outside = outside[x[outside] >= self.n]
+        return x.astype(np.int64).reshape(shape)
+
+    def _network(self, x: np.ndarray) -> np.ndarray:
+        left, right = x >> self._half, x & self._mask
+        for key in self._keys:
+            mixed = (right ^ key) * MIX  # uint64 arithmetic wraps, as a hash wants
+            mixed ^= mixed >> np.uint64(32)
+            mixed *= MIX
+            left, right = right, left ^ ((mixed >> np.uint64(29)) & self._mask)
+        return (left << self._half) | right

@@ -1,0 +1,56 @@
+"""Windows of S + 1 tokens over a corpus, in an order that is a pure function of (files, seed, number)."""
+
+import numpy as np
+
+from megatron import _csrc
+from megatron.data.indexed import IndexedTokens
+from megatron.data.permutation import Permutation
+
+ORDER = 0x6F72646572  # keeps the key of the order apart from other uses of the seed
+
+
+class Samples:
+    """Sample numbers 0, 1, 2, ... without end: each epoch visits every window once, in an order of its own.
+
+    Documents are laid end to end; window w begins at token w * seq_len, and neighbours share one token, so
+    that every token but the first is a target once an epoch. Tokens after the last whole window are never
+    seen.
+    """
+
+    def __init__(self, tokens: IndexedTokens, seq_len: int, seed: int, shuffle: bool = True) -> None:
+        """`shuffle` False: file order, for held-out text. ValueError for a corpus without a whole window."""
+        self.tokens, self.seq_len, self.seed, self.shuffle = tokens, seq_len, seed, shuffle
+        self.samples_per_epoch = max(0, (tokens.n_tokens - 1) // seq_len)
+        if not self.samples_per_epoch:
+            raise ValueError(
+                f"{tokens.prefix}: {tokens.n_tokens:,} tokens hold no window of {seq_len} + 1; lower seq_len"
+            )
+        self._starts = _csrc.sample_starts(
+            np.ascontiguousarray(tokens.document_tokens, dtype=np.int64), seq_len, self.samples_per_epoch
+        )
+        self._epoch = -1
+        self._order: Permutation | None = None
+
+    @property
+    def unique_tokens(self) -> int:
+        """Targets of one epoch."""
+        return self.samples_per_epoch * self.seq_len
+
+    def epoch_of(self, i: int) -> int:
+        """The epoch that sample i belongs to, from 0."""
+        return i // self.samples_per_epoch
+
+    def window_of(self, i: int) -> int:
+        """Which window of the corpus sample i is."""
+        epoch, position = divmod(i, self.samples_per_epoch)
+        if not self.shuffle:
+            return position
+        if epoch != self._epoch or self._order is None:
+            self._order = Permutation(self.samples_per_epoch, [ORDER, self.seed, epoch])
+            self._epoch = epoch
+        return int(self._order(position))
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Sample i, for any i >= 0: int64 [seq_len + 1]."""
+        document, offset = self._starts[self.window_of(i)]
+        return self.tokens.read(int(document), int(offset), self.seq_len + 1).astype(np.int64)

@@ -1,0 +1,96 @@
+"""Byte-level BPE tokenizers, through the `tokenizers` library."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
+
+
+class BpeTokenizer:
+    """Text to ids and back.
+
+    n_tokens  largest id + 1
+    eod_id    the id that ends a document
+    sha256    of the tokenizer as serialised, so that equal sums mean equal ids
+    """
+
+    def __init__(self, inner: Tokenizer, name: str) -> None:
+        """ValueError for a tokenizer without an end-of-document token."""
+        self.inner, self.name = inner, name
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.n_tokens = max(vocabulary.values()) + 1
+        eod = next((vocabulary[word] for word in EOD_NAMES if word in vocabulary), None)
+        if eod is None:
+            raise ValueError(
+                f"{name}: none of {', '.join(EOD_NAMES)} is in the vocabulary, one must end documents"
+            )
+        self.eod_id = eod
+        self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text; special tokens written out in it become their ids."""
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, for many texts, on as many threads as TOKENIZERS_PARALLELISM allows."""
+        return [found.ids for found in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens written out."""
+        return self.inner.decode(list(ids), skip_special_tokens=False)
+
+    def save(self, folder: Path) -> Path:
+        """Write tokenizer.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "tokenizer.json"
+        partial = path.with_name("tokenizer.json.partial")
+        self.inner.save(str(partial))
+        partial.rename(path)
+        return path
+
+
+def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
+    """A tokenizer.json, a folder with one or with vocab.json and merges.txt, else a Hugging Face hub name.
+
+    Raises FileNotFoundError for a folder without them, ValueError for a file or a name that cannot be read.
+    """
+    path = Path(name_or_folder)
+    if path.is_file():
+        return BpeTokenizer(_read_json(path), str(path))
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path))
+        if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+            return BpeTokenizer(gpt2_tokenizer(path / "vocab.json", path / "merges.txt"), str(path))
+        raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
+    if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
+        raise FileNotFoundError(f"{path}: no such tokenizer folder")
+    try:
+        return BpeTokenizer(Tokenizer.from_pretrained(name_or_folder), name_or_folder)
+    except Exception as error:  # the library raises plain Exception for every failure to fetch or to read
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{name_or_folder}: neither a folder here nor to be had from the Hugging Face hub ({reason}); "
+            "give a folder with tokenizer.json"
+        ) from error
+
+
+def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
+    """GPT-2's pre-tokenisation around a vocabulary and its merges."""
+    inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
+    inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
+    return inner
+
+
+def _read_json(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # as above
+        raise ValueError(f"{path}: not a tokenizer ({error})") from error

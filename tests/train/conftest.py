@@ -1,0 +1,111 @@
+"""A small corpus and a small run, and how to start runs as a person would."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.run_dir import read_metrics
+
+N_TOKENS = 200
+
+
+def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
+    """Documents in which each token follows from the one before, with some noise: there is something to learn."""
+    rng = np.random.default_rng(seed)
+    with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": N_TOKENS}}) as writer:
+        for _ in range(n_documents):
+            length = int(rng.integers(20, 60))
+            ids = (
+                int(rng.integers(N_TOKENS)) + 3 * np.arange(length) + rng.integers(0, 3, length)
+            ) % N_TOKENS
+            writer.add_document(ids)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with `train` and `held_out` pairs: about 4,000 and 1,200 tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder / "train", 100, seed=0)
+    write_corpus(folder / "held_out", 30, seed=1)
+    return folder
+
+
+@pytest.fixture
+def words(corpus: Path) -> list[str]:
+    """key=value words of a run of 12 steps: two epochs and a bit."""
+    return [
+        f"dataset.path_train={corpus / 'train'}",
+        f"dataset.path_eval={corpus / 'held_out'}",
+        "dataset.seq_len=32",
+        "dataset.batch_size=24",
+        "model.d_model=32",
+        "model.n_heads=2",
+        "model.n_layers=2",
+        "optim.lr=0.01",
+        "lr_scheduler.total_iterations=12",
+        "lr_scheduler.warmup_iterations=3",
+        "dist.dtype=float32",
+        "dist.cpu_only=true",
+        "logging.every_iterations=1",
+        "logging.tensorboard=false",
+        "misc.n_threads=1",
+        "evaluation.num_mc=2",
+    ]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+Pretrain = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def pretrain(root: Path, tmp_path: Path) -> Pretrain:
+    """Run tools/pretrain.py on 1 or more gloo ranks; gives rank 0's exit status and what it printed."""
+
+    def run(words: list[str], n_ranks: int = 1, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        config = tmp_path / "empty.yaml"
+        config.write_text("name: test\n")
+        command = [sys.executable, str(root / "tools" / "pretrain.py"), str(config), *words]
+        shared = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if n_ranks > 1:
+            shared |= {
+                "WORLD_SIZE": str(n_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()),
+            }
+        started = [
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=shared if n_ranks == 1 else {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(n_ranks)
+        ]
+        try:
+            told = [process.communicate(timeout=timeout_s) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        return subprocess.CompletedProcess(command, started[0].returncode, *told[0])
+
+    return run
+
+
+def losses(run: Path, kind: str = "train") -> list[float]:
+    """The losses a run wrote down, in order."""
+    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]

@@ -1,0 +1,163 @@
+"""Whole runs, started as a person starts them."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.checkpoint import layout, store
+from megatron.run_dir import read_metrics
+
+OBJECTIVES = ("autoregressive", "masked_diffusion")
+
+
+def losses(run: Path, kind: str = "train") -> list[float]:
+    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
+
+
+def newest_weights(run: Path) -> dict[str, torch.Tensor]:
+    found = store.load_newest(run / "checkpoints", "step")
+    assert found is not None
+    return found[1]["model"]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_run_learns_and_leaves_what_it_promises(pretrain, words, tmp_path, objective) -> None:
+    run = tmp_path / "run"
+    words = [
+        *words,
+        f"logging.run_dir={run}",
+        f"objective.name={objective}",
+        "lr_scheduler.total_iterations=200",
+    ]
+    done = pretrain([*words, "logging.tensorboard=true"])
+    assert done.returncode == 0, done.stderr
+    # an untrained model is uniform over 256 rows: 200 tokens, [MASK] and padding
+    assert losses(run)[0] == pytest.approx(math.log(256), rel=0.1)
+    # no model without context can be better than log 200, to three digits the entropy of these tokens
+    assert losses(run, "validation")[-1] < math.log(200) - 0.3
+    result = json.loads((run / "result.json").read_text())
+    assert result["loss"] == losses(run, "validation")[-1]
+    assert (result["mc_se"] is None) == (objective == "autoregressive")
+    assert "step: 200  loss:" in done.stderr
+    assert "mfu: n/a" in done.stderr
+    assert list((run / "tensorboard").iterdir())
+    assert [p.name for p in run.glob("*.partial")] == []
+    again = pretrain(words)
+    assert (again.returncode, again.stdout.strip()) == (0, f"{run}: already done")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp_path, objective) -> None:
+    words = [*words, f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=7"]
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
+    assert pretrain([*words, f"logging.run_dir={halved}"]).returncode == 0
+    # as if killed after step 7: the last checkpoint and the result are not there yet
+    checkpoints = layout.find(halved / "checkpoints", "step")
+    assert len(checkpoints) == 2
+    subprocess.run(["rm", "-r", checkpoints[1].path, halved / "result.json"], check=True)
+    resumed = pretrain([*words, f"logging.run_dir={halved}"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on after step 7" in resumed.stderr
+    assert losses(whole) == losses(halved)
+    for name, tensor in newest_weights(whole).items():
+        assert torch.equal(tensor, newest_weights(halved)[name]), name
+    first, second = (json.loads((run / "result.json").read_text()) for run in (whole, halved))
+    assert first["loss"] == second["loss"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_ranks_and_microbatches_give_the_losses_of_one(pretrain, words, tmp_path, objective) -> None:
+    words = [*words, f"objective.name={objective}"]
+    assert pretrain([*words, f"logging.run_dir={tmp_path / 'one'}"]).returncode == 0
+    two = pretrain([*words, f"logging.run_dir={tmp_path / 'two'}", "dataset.microbatch_size=4"], n_ranks=2)
+    assert two.returncode == 0, two.stderr
+    for kind in ("train", "validation"):
+        assert losses(tmp_path / "two", kind) == pytest.approx(losses(tmp_path / "one", kind), abs=1e-5)
+
+
+@pytest.mark.ranks
+def test_a_run_of_one_rank_goes_on_with_two(pretrain, words, tmp_path) -> None:
+    words = [*words, "checkpoint.chkpt_saving_iterations=7"]
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
+    assert pretrain([*words, f"logging.run_dir={moved}"]).returncode == 0
+    subprocess.run(
+        ["rm", "-r", layout.find(moved / "checkpoints")[1].path, moved / "result.json"], check=True
+    )
+    two = pretrain([*words, f"logging.run_dir={moved}"], n_ranks=2)
+    assert two.returncode == 0, two.stderr
+    assert losses(moved) == pytest.approx(losses(whole), abs=1e-5)
+
+
+def test_a_run_asked_to_stop_saves_exits_75_and_goes_on(root, words, tmp_path, pretrain) -> None:
+    run = tmp_path / "run"
+    words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=400"]
+    (tmp_path / "empty.yaml").write_text("name: test\n")
+    command = [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while len(losses(run)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 75, told
+    saved = layout.find(run / "checkpoints")
+    assert [found.is_preempt for found in saved] == [True]
+    step = store.load(saved[0].path)[1]["step"]
+    assert losses(run)[-1:] != []
+    resumed = pretrain([*words, "misc.stop_file=" + str(tmp_path / "empty.yaml")])
+    assert resumed.returncode == 75  # the stop file is there: it saves again before the next step
+    assert f"going on after step {step}" in resumed.stderr
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_left_alone(pretrain, words, tmp_path) -> None:
+    run = tmp_path / "run"
+    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+    before = sorted(path.name for path in (run / "checkpoints").iterdir())
+    plan = (run / "plan.json").read_text()
+    other = pretrain([*words, f"logging.run_dir={run}", "model.d_model=64"])
+    assert other.returncode == 1
+    last = other.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "model.d_model was 32, is 64" in last
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+    assert (run / "plan.json").read_text() == plan
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("optim.lrr=1", "unknown key 'optim.lrr'; did you mean 'lr'?"),
+        ("dataset.path_train=nowhere/text", "nowhere/text.json: no such file"),
+        ("dataset.batch_size=5", ""),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(pretrain, words, tmp_path, word, sentence) -> None:
+    words = [*words, f"logging.run_dir={tmp_path / 'run'}", word]
+    if not sentence:
+        sentence = "dataset.microbatch_size: 3 does not divide the 5 samples of a rank"
+        words.append("dataset.microbatch_size=3")
+    failed = pretrain(words)
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1
+    assert sentence in failed.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_half_of_the_rank_variables_are_refused(root, words, tmp_path, monkeypatch) -> None:
+    from megatron.parallel.world import ranks_from_environment
+
+    assert ranks_from_environment({}) == (0, 1, 0)
+    with pytest.raises(
+        ValueError, match="RANK, WORLD_SIZE are set but LOCAL_RANK, MASTER_ADDR, MASTER_PORT not"
+    ):
+        ranks_from_environment({"RANK": "0", "WORLD_SIZE": "2"})

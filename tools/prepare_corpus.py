@@ -1,0 +1,51 @@
+"""Get a text for a small study, split into documents to train on and documents to score on.
+
+    python tools/prepare_corpus.py --out text
+    python tools/prepare_corpus.py --corpus my_documents.jsonl --out text
+
+Exit status: 0 done, 1 failed, 2 wrong usage.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.data.corpus import prepare_corpus
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Command-line words."""
+    parser = argparse.ArgumentParser(
+        description="Get a text for a small study, split into documents to train on and to score on.",
+        epilog="example: python tools/prepare_corpus.py --corpus stdlib --out text",
+    )
+    parser.add_argument(
+        "--corpus",
+        default="auto",
+        help="auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face "
+        "hub, else the text of Python's standard library; c4; stdlib; or a path of .jsonl, .jsonl.gz or .txt "
+        "(auto)",
+    )
+    parser.add_argument(
+        "--max-mb", type=float, default=8.0, metavar="MB", help="take the first MB of text (8)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where train.jsonl goes")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take a text, and say which and why."""
+    args = parse_args(argv)
+    try:
+        told = prepare_corpus(args.corpus, args.out, int(args.max_mb * 1e6))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.out}: {told['corpus']}, because {told['why']}")
+    print(f"  {told['train_documents']:,} documents to train on, {told['held_out_documents']:,} held out")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

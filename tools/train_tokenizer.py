@@ -1,0 +1,44 @@
+"""Train a byte-level BPE tokenizer on a text.
+
+    python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer
+
+Exit status: 0 done, 1 failed, 2 wrong usage.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.tokenizer.train_bpe import train_bpe_on_file
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Command-line words."""
+    parser = argparse.ArgumentParser(
+        description="Train a byte-level BPE tokenizer on a text.",
+        epilog="example: python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer",
+    )
+    parser.add_argument("text", type=Path, metavar="TEXT.jsonl", help="one JSON object a line")
+    parser.add_argument("--key", default="text", help="key of the text (text)")
+    parser.add_argument(
+        "--n-tokens", type=int, default=4096, metavar="N", help="size of the vocabulary (4096)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where tokenizer.json goes")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, and say where it is."""
+    args = parse_args(argv)
+    try:
+        trained = train_bpe_on_file(args.text, args.key, args.n_tokens, args.out)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if trained else ", already there"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
