@@ -1,0 +1,56 @@
+"""The report's colours, for light and dark paper. Figures name colours ("@size0"); the page puts in the
+theme's own.
+
+A size or a budget is an ordered thing, so its colours are a ramp whose lightness rises or falls all the way:
+readable in print, without colour vision, and the order shows by itself. Each theme takes the part of the ramp
+that stands out from its paper. What is not ordered (objectives) is told apart by dash and symbol, never by
+colour alone.
+"""
+
+RAMPS = {  # light paper: dark to middling; dark paper: middling to light
+    "size": {
+        "light": ("#1b0a8c", "#6a00a8", "#b12a90", "#d9512f", "#b57a00"),
+        "dark": ("#9a6cff", "#d65fc4", "#f2727a", "#fba05a", "#f5e05a"),
+    },
+    "budget": {
+        "light": ("#0b2f66", "#14639c", "#1f8f96", "#5fa052"),
+        "dark": ("#5b9bf0", "#45bcd2", "#63d3a6", "#c6e58a"),
+    },
+}
+THEMES = {
+    "light": {
+        "ink": "#1d2330",
+        "muted": "#5b6475",
+        "grid": "#e4e7ec",
+        "paper": "#ffffff",
+        "accent": "#0b62b0",
+    },
+    "dark": {
+        "ink": "#e8eaf0",
+        "muted": "#a3abba",
+        "grid": "#2b313d",
+        "paper": "#171b23",
+        "accent": "#62b0f5",
+    },
+}
+
+
+def palette(n_sizes: int, n_budgets: int) -> dict[str, dict[str, str]]:
+    """{theme: {colour's name: #rrggbb}} with size0..size<n-1>, budget0..budget<n-1> along the ramps."""
+    colours = {}
+    for theme, named in THEMES.items():
+        ramps = {"size": n_sizes, "budget": n_budgets}
+        along = {
+            f"{ramp}{i}": along_ramp(RAMPS[ramp][theme], i, n) for ramp, n in ramps.items() for i in range(n)
+        }
+        colours[theme] = named | along
+    return colours
+
+
+def along_ramp(ramp: tuple[str, ...], i: int, n: int) -> str:
+    """Colour i of n, evenly spaced from the ramp's first to its last."""
+    at = (len(ramp) - 1) * (i / (n - 1) if n > 1 else 0.5)
+    left = min(int(at), len(ramp) - 2)
+    below, above = ([int(ramp[k][c : c + 2], 16) for c in (1, 3, 5)] for k in (left, left + 1))
+    mixed = [round(b + (a - b) * (at - left)) for b, a in zip(below, above, strict=True)]
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)

@@ -1,0 +1,327 @@
+"""Figures of the fitted law, as plotly's JSON: against its points, and what it says is compute-optimal."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megatron.scaling import wording
+from megatron.scaling.frontier import optimal
+from megatron.scaling.law import Law
+from megatron.scaling.plot import (
+    LOSS_UNIT,
+    Chip,
+    Figure,
+    describe,
+    flops_tick,
+    linear_axis,
+    log_axis,
+    run_chips,
+    run_mark,
+    scatter,
+)
+from megatron.scaling.study import Study
+from megatron.scaling.table import Row
+
+BEYOND = 10.0  # how far past the largest run the optimum is shown
+LETTERS = {"n_params": "N", "n_non_embedding": "N (without embeddings)"}
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Compute-optimal N and D at each C, with the ends of their intervals (None without bootstrap
+    replicates).
+    """
+
+    C: np.ndarray  # [n] FLOPs, by C = 6 N D
+    N: np.ndarray
+    D: np.ndarray
+    L: np.ndarray
+    N_ends: tuple[np.ndarray, np.ndarray] | None
+    D_ends: tuple[np.ndarray, np.ndarray] | None
+
+
+def law_points(study: Study) -> list[Row]:
+    """The finished runs that the law speaks of, with the N and D that it was fitted on as `N` and `D`."""
+    law = study.law
+    if law is None:
+        return []
+    columns, wanted = law.columns or {}, law.filter or {}
+    rows = [
+        row for row in study.done() if all(str(row.get(name)) == str(value) for name, value in wanted.items())
+    ]
+    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
+    rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]
+    return [row for row in rows if row["N"] and row["D"]]
+
+
+def largest_compute(study: Study) -> float:
+    """The largest 6 N D of the law's runs, or the largest within its ranges if none of them is here.
+    FLOPs.
+    """
+    points = law_points(study)
+    if points:
+        return max(6.0 * row["N"] * row["D"] for row in points)
+    return 6.0 * study.law.ranges["N"][1] * study.law.ranges["D"][1]
+
+
+def optimum(law: Law, C: np.ndarray) -> Optimum:
+    """N and D that the law puts at the lowest loss for each C, with intervals from the bootstrap replicates.
+
+    C [n] float64, FLOPs. Percentile interval at the law's own level; replicates without an optimum are left
+    out.
+    """
+    best = optimal(law, C)
+    draws = []
+    names = list(law.params)
+    for values in (
+        zip(*(law.replicates.get(name, ()) for name in names), strict=True) if law.replicates else ()
+    ):
+        try:
+            point = optimal(dataclasses.replace(law, params=dict(zip(names, values, strict=True))), C)
+        except ValueError:
+            continue
+        draws.append((np.asarray(point.N), np.asarray(point.D)))
+    ends: list[tuple[np.ndarray, np.ndarray] | None] = [None, None]
+    if len(draws) > 1:
+        tail = 50 * (1 - (law.interval or {}).get("level", 0.95))
+        for i in range(2):
+            low, high = np.nanpercentile([draw[i] for draw in draws], (tail, 100 - tail), axis=0)
+            ends[i] = (low, high)
+    return Optimum(C, np.asarray(best.N), np.asarray(best.D), np.asarray(best.L), ends[0], ends[1])
+
+
+def prediction_figure(study: Study) -> Figure | None:
+    """What the law says of each run, against what was measured."""
+    points = law_points(study)
+    if not points:
+        return None
+    said = np.array([float(study.law.loss(row["N"], row["D"])) for row in points])
+    measured = np.array([row["loss"] for row in points])
+    off = 100 * (said / measured - 1)
+    low, high = min(*said, *measured), max(*said, *measured)
+    data = [
+        scatter(
+            [low, high],
+            [low, high],
+            "lines",
+            hoverinfo="skip",
+            line={"color": "@muted", "dash": "dot", "width": 1},
+        )
+    ]
+    for row, x, error in zip(points, said, off, strict=True):
+        data.append(run_mark(study, row, x, f"<br>the law {x:.3f} ({error:+.2f} %)"))
+    layout = {
+        "xaxis": linear_axis(f"loss the law gives ({LOSS_UNIT})", low, high),
+        "yaxis": linear_axis(f"held-out loss measured ({LOSS_UNIT})", low, high),
+    }
+    worst = points[int(np.argmax(abs(off)))]
+    title = (
+        f"The law gives the loss of its own {wording.plural(len(points), 'run')} to within "
+        f"{np.median(abs(off)):.1f} % "
+        f"(median), {max(abs(off)):.1f} % at worst"
+    )
+    caption = (
+        "On the dotted line the law is exact. Bars: two standard errors of the measured loss. These are the "
+        "runs that the law "
+        "was fitted on; how well it predicts others is a separate question."
+    )
+    alt = f"{title}. The worst is {worst['run']}, measured {worst['loss']:.3f}."
+    return Figure("prediction", title, caption, alt, data, layout, run_chips(study, points))
+
+
+def size_figure(study: Study) -> Figure | None:
+    """L against N at each D, with the law's line through it."""
+    points = law_points(study)
+    if not points:
+        return None
+    budgets = sorted({row["D"] for row in points})
+    sizes = [row["N"] for row in points]
+    N = np.geomspace(min(sizes) / 1.15, max(sizes) * 1.15, 60)
+    data, chips, losses = [], [], [row["loss"] for row in points]
+    for i, D in enumerate(budgets):
+        line = np.asarray(study.law.loss(N, np.full_like(N, D)))
+        losses += list(line)
+        about = {"meta": [f"budget:{D}"]}
+        data.append(
+            scatter(
+                N.tolist(),
+                line.round(5).tolist(),
+                "lines",
+                line={"color": f"@budget{i}", "width": 2},
+                hoverinfo="skip",
+                **about,
+            )
+        )
+        for row in points:
+            if row["D"] == D:
+                data.append(run_mark(study, row, row["N"], colour=f"@budget{i}") | about)
+        chips.append(Chip(f"budget:{D}", f"{wording.count(D)} tokens", f"@budget{i}"))
+    letter = LETTERS.get((study.law.columns or {}).get("N", "n_params"), "N")
+    layout = {
+        "xaxis": log_axis(f"parameters, {letter}", list(N)),
+        "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
+    }
+    small, large, few, many = min(sizes), max(sizes), budgets[0], budgets[-1]
+    by_N, by_D = (
+        float(study.law.loss(*start) - study.law.loss(large, many)) for start in ((small, many), (large, few))
+    )
+    title = (
+        f"By the law, {wording.times(large / small)} times the parameters take {by_N:.2f} nats off the loss, "
+        f"{wording.times(many / few)} times the tokens {by_D:.2f}"
+    )
+    caption = "Lines: the fitted law at each token budget. Points: finished runs, with two standard errors."
+    alt = f"{title}. The curves flatten to the right: at fixed tokens each further doubling of N brings less."
+    return Figure("size", title, caption, alt, data, layout, chips)
+
+
+def optimum_figure(study: Study) -> Figure | None:
+    """Compute-optimal N (above) and D (below) against C, with bands, to ten times the largest run."""
+    if study.law is None:
+        return None
+    points = law_points(study)
+    last = largest_compute(study)
+    first = min((6.0 * row["N"] * row["D"] for row in points), default=last / 100)
+    C = np.geomspace(first, last * BEYOND, 48)
+    best = optimum(study.law, C)
+    data: list[dict[str, Any]] = []
+    panels = (("N", "y", best.N, best.N_ends), ("D", "y2", best.D, best.D_ends))
+    for panel in panels:
+        data += optimum_traces(study, points, C, *panel)
+    layout = optimum_layout(points, C, last, panels)
+    exponent = study.law.derived.get("a_exponent")
+    ends = ((study.law.interval or {}).get("derived") or {}).get("a_exponent")
+    title = "What the law calls compute-optimal"
+    if exponent is not None:
+        inside = wording.interval(ends, "{:.2f}".format)
+        title = f"The compute-optimal N grows as C to the power {exponent:.2f}" + (
+            f" ({inside})" if inside else ""
+        )
+    caption = (
+        f"Line: the N and D of lowest loss at each compute, C = 6 N D. Band: {band_words(study.law)}. Rings: "
+        "the runs. The "
+        "shaded part lies beyond the largest run, where nothing has tested the law."
+    )
+    at = optimum(study.law, np.array([last, last * BEYOND]))
+    alt = f"{title}. " + "; ".join(
+        f"at {wording.exponent(c)} FLOPs N is {wording.count(n)} and D {wording.count(d)}"
+        for c, n, d in zip(at.C, at.N, at.D, strict=True)
+    )
+    chips = [Chip("optimum", "optimum", "@accent"), Chip("runs", "runs", "@muted", "point")]
+    return Figure("optimum", title, caption, f"{alt}.", data, layout, chips, 620)
+
+
+def optimum_traces(
+    study: Study,
+    points: Sequence[Row],
+    C: np.ndarray,
+    letter: str,
+    axis: str,
+    line: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray] | None,
+) -> list[dict[str, Any]]:
+    """One panel: the band if there is one, the runs, and the optimum over them."""
+    bounds = zip(*ends, strict=True) if ends else [None] * len(C)
+    texts = [
+        f"{wording.exponent(c)} FLOPs<br>{letter} = {wording.with_interval(x, inside, wording.count)}"
+        for c, x, inside in zip(C, line, bounds, strict=True)
+    ]
+    runs = scatter(
+        [6.0 * row["N"] * row["D"] for row in points],
+        [row[letter] for row in points],
+        "markers",
+        yaxis=axis,
+        meta=["runs"],
+        marker={"color": "@muted", "size": 6, "symbol": "circle-open"},
+        customdata=[describe(study, row) for row in points],
+        hovertemplate="%{customdata}<extra>run</extra>",
+    )
+    best = scatter(
+        C.tolist(),
+        line.tolist(),
+        "lines",
+        yaxis=axis,
+        meta=["optimum"],
+        customdata=texts,
+        line={"color": "@accent", "width": 2.4},
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    return [*([band(C, ends, axis)] if ends else []), runs, best]
+
+
+def band(C: np.ndarray, ends: tuple[np.ndarray, np.ndarray], axis: str) -> dict[str, Any]:
+    """A filled band between two lines, as one closed trace: hiding it hides all of it."""
+    low, high = ends
+    return scatter(
+        [*C, *C[::-1]],
+        [*low, *high[::-1]],
+        "lines",
+        yaxis=axis,
+        fill="toself",
+        fillcolor="@accent/0.18",
+        line={"width": 0, "color": "@accent"},
+        hoverinfo="skip",
+        meta=["optimum"],
+    )
+
+
+def band_words(law: Law) -> str:
+    """What the bands are, in words."""
+    interval = law.interval or {}
+    if not interval.get("n_bootstrap"):
+        return "none, for the law has no bootstrap"
+    refits = wording.plural(interval["n_bootstrap"], "bootstrap refit")
+    return f"{100 * interval.get('level', 0.95):.0f} % of {refits}"
+
+
+def optimum_layout(
+    points: Sequence[Row], C: np.ndarray, last: float, panels: Sequence[tuple]
+) -> dict[str, Any]:
+    """Two panels above one another with one C axis; what lies beyond the runs is shaded."""
+    names = {"N": "parameters, N", "D": "tokens, D"}
+    domains = {"y": [0.54, 1.0], "y2": [0.0, 0.46]}
+    layout: dict[str, Any] = {
+        "xaxis": log_axis("compute, C = 6 N D (FLOPs)", list(C), flops_tick) | {"anchor": "y2"}
+    }
+    for letter, axis, line, ends in panels:
+        shown = [
+            *line,
+            *(row[letter] for row in points),
+            *(ends[0] if ends else ()),
+            *(ends[1] if ends else ()),
+        ]
+        shown = [x for x in shown if math.isfinite(x) and x > 0]
+        layout[axis.replace("y", "yaxis")] = log_axis(names[letter], shown) | {"domain": domains[axis]}
+    layout["shapes"] = [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": last,
+            "x1": 10 ** layout["xaxis"]["range"][1],
+            "y0": low,
+            "y1": high,
+            "fillcolor": "@ink/0.06",
+            "line": {"width": 0},
+            "layer": "below",
+        }
+        for low, high in domains.values()
+    ]
+    layout["annotations"] = [
+        {
+            "xref": "paper",
+            "yref": "paper",
+            "x": 0.99,
+            "y": low,
+            "xanchor": "right",
+            "yanchor": "bottom",
+            "showarrow": False,
+            "text": "beyond the runs",
+            "font": {"color": "@muted", "size": 11},
+        }
+        for low, _ in domains.values()
+    ]
+    return layout

@@ -1,0 +1,294 @@
+"""The report of a study: one HTML page that opens with no network."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from megatron.run_dir import write_whole
+from megatron.scaling import plot_law, plot_runs, summary, wording
+from megatron.scaling.palette import palette
+from megatron.scaling.plot import Chip, Figure
+from megatron.scaling.study import AUTOREGRESSIVE, Study, read_study
+from megatron.scaling.table import STUDY, Row
+
+WORD = ' class="word"'
+DASH_ARRAY = {"solid": "", "dash": "5 3", "dot": "1 3"}
+GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}
+
+
+def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of a study, whole or not at all, to `out` (default: `<study_dir>/report.html`).
+
+    Raises FileNotFoundError if there is no such study.
+    """
+    study = read_study(study_dir)
+    path = Path(out or study.folder / "report.html")
+    text = page(study)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
+    return path
+
+
+def page(study: Study) -> str:
+    """The whole page as text."""
+    figures = figures_of(study)
+    n_budgets = len({point["D"] for point in plot_law.law_points(study)})
+    colours = palette(len(study.sizes()), n_budgets)
+    drawn = [{"key": f.key, "data": f.data, "layout": f.layout, "height_px": f.height_px} for f in figures]
+    title = summary.title(study)
+    return Template(_part("page.html")).substitute(
+        title=escape(title),
+        colours=_colour_rules(colours),
+        style=_part("page.css"),
+        summary=_summary(study),
+        tiles=_tiles(study),
+        sections="\n".join([_figure_section(study, figures), _care(study), _table(study), _again(study)]),
+        footer="Losses are in nats per token. Drawn with plotly.js, which is inside this file.",
+        figures=_json({"figures": drawn, "palette": colours}),
+        plotly=_plotly_js().replace("</script", r"<\/script"),
+        script=_part("page.js"),
+    )
+
+
+def figures_of(study: Study) -> list[Figure]:
+    """The figures that this study has enough for, in the page's order."""
+    makers = (
+        plot_runs.curves_figure,
+        plot_runs.compute_figure,
+        plot_law.prediction_figure,
+        plot_law.size_figure,
+        plot_law.optimum_figure,
+        plot_runs.objectives_figure,
+    )
+    return [figure for figure in (make(study) for make in makers) if figure is not None]
+
+
+def _plotly_js() -> str:
+    """plotly.js, all of it. The only use of plotly: a figure is data, and the page draws it."""
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def _part(name: str) -> str:
+    return (resources.files("megatron.scaling") / "page" / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside a script element. Not-a-number, which JSON has not, becomes null."""
+    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, float):  # numpy's float64 is one
+        return float(value) if value - value == 0 else None
+    return value
+
+
+def _colour_rules(colours: dict[str, dict[str, str]]) -> str:
+    """The palette as CSS variables: light, and dark on dark screens; paper is light."""
+    extra = {"light": {"page": "#f6f7f9", "care": "#c77700"}, "dark": {"page": "#0f1218", "care": "#e5a13a"}}
+    rules = {
+        theme: ":root{" + "".join(f"--{key}:{value};" for key, value in (named | extra[theme]).items()) + "}"
+        for theme, named in colours.items()
+    }
+    return f"{rules['light']}\n@media screen and (prefers-color-scheme: dark){{{rules['dark']}}}"
+
+
+def _prose(text: str) -> str:
+    """Text as markup, in which a number stays on one line with its sign and its unit."""
+    return re.sub(r" (%|FLOPs|±|=) ?", _tied, escape(text))
+
+
+def _tied(match: re.Match[str]) -> str:
+    after = {"±": "&nbsp;", "=": "&nbsp;"}.get(match[1], " " if match[0].endswith(" ") else "")
+    return f"&nbsp;{match[1]}{after}"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_prose(text)}</p>" if text else ""
+
+
+def _summary(study: Study) -> str:
+    """The page's first paragraphs, with the law between them."""
+    opening = " ".join(filter(None, (summary.trained(study), summary.text_used(study), summary.best(study))))
+    if study.law is None:
+        return _paragraph(opening) + f'<p class="care">{_raised(summary.law_absent(study))}</p>'
+    return _paragraph(opening) + _law(study) + _paragraph(summary.optima(study))
+
+
+def _law(study: Study) -> str:
+    """The law in one line, and its constants with their intervals."""
+    law = study.law
+    interval = law.interval or {}
+    rows = []
+    for name, value in law.params.items():
+        inside = wording.interval((interval.get("params") or {}).get(name))
+        ends = f" ({inside})" if inside else ""
+        rows.append(
+            f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{wording.digits(value)}{ends}</dd></div>"
+        )
+    words = f"{wording.plural(law.n_runs, 'run')}"
+    if interval.get("n_bootstrap"):
+        percent = f"{100 * interval.get('level', 0.95):.0f} %"
+        words += f"; in brackets {percent} intervals, {escape(interval.get('method', ''))}"
+    of = wording.OBJECTIVES.get((law.filter or {}).get("objective", ""), "")
+    return (
+        f'<div class="law"><span class="formula">{_raised(law.formula())}</span><dl>{"".join(rows)}</dl>'
+        f"<p>Held-out loss of the {of} models, N parameters, D tokens. Fitted on {words}.</p></div>"
+    )
+
+
+def _raised(text: str) -> str:
+    """Markup of a formula in which N^0.35 stands for a power."""
+    return re.sub(r"\^([-\w.]+)", r"<sup>\1</sup>", escape(text))
+
+
+def _tiles(study: Study) -> str:
+    """Four numbers that say how far the study got."""
+    done = study.done()
+    tiles = [(f"{len(done)} of {len(study.rows)}", "runs finished")]
+    scored = study.done(AUTOREGRESSIVE) or done
+    if scored:
+        row = min(scored, key=lambda row: row["loss"])
+        tiles.append(
+            (
+                wording.loss(row["loss"]),
+                f"lowest held-out loss, nats per token ({study.size_name(row['n_params'])})",
+            )
+        )
+    if study.law is not None and study.law.derived.get("a_exponent") is not None:
+        ends = ((study.law.interval or {}).get("derived") or {}).get("a_exponent")
+        inside = wording.interval(ends, "{:.2f}".format)
+        tiles.append(
+            (
+                f"N ∝ C^{study.law.derived['a_exponent']:.2f}",
+                f"compute-optimal size{f' ({inside})' if inside else ''}",
+            )
+        )
+    if done:
+        spent = sum(row["train_flops"] or 0 for row in done)
+        seconds = sum(row["wall_s"] or 0 for row in done)
+        tiles.append(
+            (f"{wording.exponent(spent)} FLOPs", f"spent on training, {wording.duration(seconds)} in all")
+        )
+    return (
+        '<ul class="tiles">'
+        + "".join(f"<li><b>{_raised(a)}</b><span>{escape(b)}</span></li>" for a, b in tiles)
+        + "</ul>"
+    )
+
+
+def _figure_section(study: Study, figures: Sequence[Figure]) -> str:
+    if not figures:
+        return "<h2>Figures</h2><p>There is nothing to draw yet: no run has logged a loss.</p>"
+    return "<h2>Figures</h2>" + "".join(_figure(figure) for figure in figures)
+
+
+def _figure(figure: Figure) -> str:
+    chips = "".join(_chip(chip) for chip in figure.chips)
+    return (
+        f'<figure id="figure-{figure.key}"><h3>{_prose(figure.title)}</h3>'
+        f'<div class="chips" role="group" aria-label="Show or hide">{chips}</div>'
+        f'<div class="plot" id="plot-{figure.key}" role="group" aria-label="{escape(figure.alt)}" '
+        f'style="min-height:{figure.height_px}px"></div>'
+        f"<figcaption>{_prose(figure.caption)}</figcaption>"
+        f"<details><summary>This figure in words</summary><p>{_prose(figure.alt)}</p></details></figure>"
+    )
+
+
+def _chip(chip: Chip) -> str:
+    """A legend entry: a line or a dot in its colour, its name; pressing it hides what it names."""
+    stroke = f"var(--{chip.colour[1:]})"
+    if chip.dash == "point":
+        mark = f'<circle cx="11" cy="5" r="3.5" fill="none" stroke="{stroke}" stroke-width="1.5"/>'
+    else:
+        dashes = DASH_ARRAY.get(chip.dash, "")
+        mark = f'<path d="M1 5h20" stroke="{stroke}" stroke-width="3" stroke-dasharray="{dashes}"/>'
+    return (
+        f'<button type="button" data-key="{escape(chip.key)}" aria-pressed="true">'
+        f'<svg viewBox="0 0 22 10" aria-hidden="true">{mark}</svg>{escape(chip.label)}</button>'
+    )
+
+
+def _care(study: Study) -> str:
+    cautions = summary.cautions(study)
+    if not cautions:
+        return ""
+    return (
+        '<h2>Read with care</h2><ul class="care">'
+        + "".join(f"<li>{_prose(line)}</li>" for line in cautions)
+        + "</ul>"
+    )
+
+
+def _table(study: Study) -> str:
+    """Every run, done or not; what is amiss with one stands in a line below it."""
+    heads = ("run", "size", "N", "D", "epochs", "FLOPs", "held-out loss", "time", "status")
+    head = "".join(f'<th scope="col"{WORD if name == "size" else ""}>{name}</th>' for name in heads)
+    body = "".join(_table_row(study, row, len(heads)) for row in study.rows)
+    return (
+        '<h2>Runs</h2><p class="small">N: parameters, tied embedding once. D: training tokens. '
+        "FLOPs: every matrix product, forward and backward. Loss: nats per token ± standard error.</p>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _table_row(study: Study, row: Row, n_columns: int) -> str:
+    colour = f"size{study.sizes().index(row['n_params'])}" if row["n_params"] else "muted"
+    numbers = (
+        wording.count(row["n_params"], 3),
+        wording.count(row["train_tokens"], 3),
+        wording.NOT_KNOWN if row["epochs"] is None else wording.digits(row["epochs"], 2),
+        wording.exponent(row["train_flops"]),
+        wording.loss(row["loss"], row["loss_se"]),
+        wording.duration(row["wall_s"]),
+    )
+    cells = "".join(f"<td>{number}</td>" for number in numbers)
+    note = f"<span>{escape(row['note'])}</span>" if row["note"] else ""
+    return (
+        f'<tr><th scope="row"><i class="swatch" style="background:var(--{colour})"></i>'
+        f"{escape(row['run'])}</th>"
+        f'<td class="word">{escape(str(row["size"] or wording.NOT_KNOWN))}</td>{cells}'
+        f'<td><span class="status {row["status"]}">{row["status"]}</span></td></tr>'
+    ) + (f'<tr class="note"><td colspan="{n_columns}">{note}</td></tr>' if note else "")
+
+
+def _again(study: Study) -> str:
+    """How to make all this again, and what it was made with."""
+    folder = escape(str(study.folder))
+    study_file = f"{folder}/{STUDY}" if (study.folder / STUDY).is_file() else "STUDY.yaml"
+    form = study.law.form if study.law is not None else "chinchilla"
+    commands = (
+        f"python tools/sweep.py {study_file}  # trains what is missing",
+        f"python tools/collect.py {folder}",
+        f"python tools/fit_law.py {folder}/table.csv --form {form} --out {folder}/law.json",
+        f"python tools/make_report.py {folder}",
+    )
+    facts = [
+        (name, _different(result.get(key) for result in study.results))
+        for name, key in (("hardware", "hardware"), ("torch", "torch"), ("code (git)", "git"))
+    ]
+    seeds = _different(row["seed"] for row in study.done())
+    facts += [("seeds", seeds), ("sequence length", _different(row["seq_len"] for row in study.done()))]
+    if study.law is not None and (study.law.table or {}).get("sha256"):
+        facts.append(("table fitted, sha256", study.law.table["sha256"]))
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts if value)
+    code = "\n".join(commands)
+    return f'<h2>How to make it again</h2><pre><code>{code}</code></pre><dl class="facts">{listed}</dl>'
+
+
+def _different(values: Iterable[Any]) -> str:
+    """The different values, once each, as they come."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))

@@ -1,0 +1,108 @@
+"""All that is known of a study, as the report wants it: rows, curves, corpus, law."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.scaling import wording
+from megatron.scaling.law import Law
+from megatron.scaling.table import Row, read_runs, sound_metrics
+
+AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses of one run on its way. Tokens are those trained on so far; losses in nats a token."""
+
+    tokens: np.ndarray  # float64 [training records]
+    loss: np.ndarray
+    held_out_tokens: np.ndarray  # float64 [validations]
+    held_out_loss: np.ndarray
+
+
+NO_CURVE = Curve(*(np.empty(0) for _ in range(4)))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study directory, read. `rows` are those of table.read_runs; `curves` are by the run's name."""
+
+    folder: Path
+    rows: list[Row]
+    curves: dict[str, Curve]
+    law: Law | None
+    corpus: dict[str, Any]
+    faults: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+    results: list[dict[str, Any]] = field(default_factory=list)  # result.json of the finished runs
+
+    def done(self, objective: str | None = None) -> list[Row]:
+        """Finished runs, of one objective or of all."""
+        return [row for row in self.rows if row["status"] == "done" and objective in (None, row["objective"])]
+
+    def objectives(self) -> list[str]:
+        """The objectives of all runs, autoregressive first."""
+        return sorted({row["objective"] for row in self.rows if row["objective"]})
+
+    def sizes(self) -> list[int]:
+        """The different N of all runs, small to large."""
+        return sorted({row["n_params"] for row in self.rows if row["n_params"]})
+
+    def budgets(self, rows: Sequence[Row]) -> list[int]:
+        """The different D of `rows`, small to large."""
+        return sorted({row["train_tokens"] for row in rows if row["train_tokens"]})
+
+    def size_name(self, n_params: int) -> str:
+        """How a size is written: 2.3M, or with a digit more where two sizes would read alike."""
+        alike = [other for other in self.sizes() if wording.count(other) == wording.count(n_params)]
+        return wording.count(n_params, 2 if len(alike) < 2 else 3)
+
+
+def read_study(study_dir: str | Path) -> Study:
+    """Read a study directory. What is damaged in it becomes a fault or a row's note.
+
+    Raises FileNotFoundError if there is no such study.
+    """
+    folder = Path(study_dir)
+    rows = read_runs(folder)
+    faults: list[str] = []
+    corpus = _read_json(folder / "corpus.json", faults)
+    law = None
+    if (folder / "law.json").exists():
+        try:
+            law = Law.load(folder / "law.json")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            faults.append(f"law.json cannot be used: {error}")
+    curves = {row["run"]: read_curve(folder / row["path"]) if row["path"] else NO_CURVE for row in rows}
+    done = [row for row in rows if row["status"] == "done"]
+    results = [_read_json(folder / row["path"] / "result.json", faults) for row in done]
+    return Study(folder, rows, curves, law, corpus, faults, results)
+
+
+def read_curve(run_dir: Path) -> Curve:
+    """The curve of one run; empty where it has logged nothing. Losses that are not finite are left out."""
+    points: dict[str, list[tuple[float, float]]] = {"train": [], "validation": []}
+    for record in sound_metrics(run_dir):
+        pair = (record.get("tokens"), record.get("loss"))
+        if record["kind"] in points and all(isinstance(x, int | float) and np.isfinite(x) for x in pair):
+            points[record["kind"]].append(pair)
+    # a resumed run may have logged the steps after its checkpoint twice: the later record counts, tokens rise
+    train, held_out = (
+        np.array(sorted(dict(p).items()), dtype=np.float64).reshape(-1, 2) for p in points.values()
+    )
+    return Curve(train[:, 0], train[:, 1], held_out[:, 0], held_out[:, 1])
+
+
+def _read_json(path: Path, faults: list[str]) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        faults.append(f"{path.name} cannot be read: {error}")
+        return {}
+    return held if isinstance(held, dict) else {}

@@ -1,0 +1,171 @@
+"""What a study found, in sentences made from its numbers. Everything here returns plain text, no markup."""
+
+import math
+
+import numpy as np
+
+from megatron.scaling import wording
+from megatron.scaling.plot_law import BEYOND, Optimum, largest_compute, law_points, optimum
+from megatron.scaling.study import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
+
+# Up to about here a repeated token is worth nearly a new one (Muennighoff et al. 2023, arXiv 2305.16264).
+MANY_EPOCHS = 4
+
+
+def title(study: Study) -> str:
+    """The page's title: the study's own folder."""
+    return study.folder.resolve().name.replace("_", " ").replace("-", " ").strip().capitalize() or "Study"
+
+
+def trained(study: Study) -> str:
+    """What was trained, and how much of it is there."""
+    done, rows = study.done(), study.rows
+    if not done:
+        return (
+            f"None of the {wording.plural(len(rows), 'run')} of this study is finished yet."
+            if rows
+            else "No runs yet."
+        )
+    parts = []
+    for objective in study.objectives():
+        mine = study.done(objective)
+        if mine:
+            n_sizes = len({row["n_params"] for row in mine})
+            parts.append(
+                f"{len(mine)} {wording.OBJECTIVES.get(objective, objective)} "
+                f"({wording.plural(n_sizes, 'size')} by "
+                f"{wording.plural(len(study.budgets(mine)), 'token budget')})"
+            )
+    N = [row["n_params"] for row in done]
+    D = [row["train_tokens"] for row in done]
+    text = (
+        f"{wording.plural(len(done), 'transformer').capitalize()} from {wording.count(min(N))} to "
+        f"{wording.count(max(N))} "
+        f"parameters {'was' if len(done) == 1 else 'were'} trained on {wording.count(min(D))} to "
+        f"{wording.count(max(D))} tokens: "
+        f"{wording.listed(parts)}."
+    )
+    missing = len(rows) - len(done)
+    if missing:
+        text += (
+            f" {missing} of {wording.plural(len(rows), 'run')} {'is' if missing == 1 else 'are'} not "
+            "finished: drawn "
+            "as far as they got, and left out of the law."
+        )
+    return text
+
+
+def text_used(study: Study) -> str:
+    """On which text, why that one, how often it was read."""
+    corpus = study.corpus
+    parts = []
+    if corpus.get("corpus"):
+        parts.append(
+            f"The text is {_clause(corpus['corpus'])}"
+            + (f": {_clause(corpus['why'])}." if corpus.get("why") else ".")
+        )
+    if corpus.get("train_tokens") and corpus.get("held_out_tokens"):
+        parts.append(
+            f"{wording.count(corpus['train_tokens'])} tokens of it are for training, and every loss is "
+            "measured on "
+            f"{wording.count(corpus['held_out_tokens'])} held-out tokens of other documents."
+        )
+    epochs = max((row["epochs"] for row in study.done() if row["epochs"]), default=0)
+    if epochs > 1.005:
+        parts.append(f"The longest runs read it {wording.digits(epochs, 2)} times.")
+    return " ".join(parts)
+
+
+def best(study: Study) -> str:
+    """The lowest loss, in nats and in bits a byte."""
+    done = study.done(AUTOREGRESSIVE) or study.done()
+    if not done:
+        return ""
+    row = min(done, key=lambda row: row["loss"])
+    per_byte = study.corpus.get("bytes_per_token")
+    bits = f" ({row['loss'] / math.log(2) / per_byte:.2f} bits per byte)" if per_byte else ""
+    return (
+        f"The lowest held-out loss, {wording.loss(row['loss'], row['loss_se'])} nats per token{bits}, is "
+        "that of "
+        f"{study.size_name(row['n_params'])} parameters on {wording.count(row['train_tokens'])} tokens."
+    )
+
+
+def law_absent(study: Study) -> str:
+    """Why there is no law on this page."""
+    n = len(study.done(AUTOREGRESSIVE))
+    return (
+        f"No law is shown: there is no usable law.json in this study. "
+        f"{wording.plural(n, 'autoregressive run')} "
+        f"{'is' if n == 1 else 'are'} finished; L = E + A/N^α + B/D^β has five constants and wants "
+        "well more runs than "
+        "that, over several sizes and budgets. tools/fit_law.py fits it from the table."
+    )
+
+
+def optima(study: Study) -> str:
+    """What is compute-optimal at the study's largest compute and beyond."""
+    last = largest_compute(study)
+    at = optimum(study.law, np.array([last, last * BEYOND]))
+    here, there = (_optimum_words(at, i) for i in range(2))
+    low, high = study.law.ranges["N"]
+    outside = "" if low <= at.N[0] <= high else ", which is itself outside the sizes trained"
+    level = f"{100 * (study.law.interval or {}).get('level', 0.95):.0f} %"
+    return (
+        f"With the compute of the largest run, {wording.exponent(last)} FLOPs (C = 6 N D), the law puts the "
+        f"lowest loss at {here}"
+        f"{outside}. With {BEYOND:.0f} times that compute it would be {there}. The second is an "
+        f"extrapolation: its {level} "
+        "interval covers the scatter of the fit, not the chance that the law bends beyond the runs."
+    )
+
+
+def _optimum_words(at: Optimum, i: int) -> str:
+    ends = {"N": at.N_ends, "D": at.D_ends}
+    parts = []
+    for letter, unit in (("N", "parameters"), ("D", "tokens")):
+        bounds = None if ends[letter] is None else [side[i] for side in ends[letter]]
+        parts.append(
+            f"{letter} = {wording.with_interval(getattr(at, letter)[i], bounds, wording.count)} {unit}"
+        )
+    return " and ".join(parts)
+
+
+def cautions(study: Study) -> list[str]:
+    """What a reader should know before believing the page, one sentence each."""
+    words = list(study.faults)
+    if study.law is not None:
+        words += study.law.warnings or ()
+        points = law_points(study)
+        if points and study.law.n_runs != len(points):
+            words.append(
+                f"The law was fitted on {wording.plural(study.law.n_runs, 'run')}, and {len(points)} are "
+                "finished now: "
+                "fit it again."
+            )
+        epochs = max((row["epochs"] or 0 for row in points), default=0)
+        if epochs > MANY_EPOCHS:
+            words.append(
+                f"The longest runs read the same text {wording.digits(epochs, 2)} times; the law counts each "
+                "repeated token as "
+                "a new one, which flatters it from about four times on."
+            )
+    if study.done(MASKED_DIFFUSION):
+        words.append(
+            "Masked-diffusion losses are upper bounds, so a law or a gap computed from them is one of bounds."
+        )
+    statuses = {
+        status: [row["run"] for row in study.rows if row["status"] == status]
+        for status in ("failed", "preempted")
+    }
+    words += [
+        f"{wording.plural(len(runs), 'run')} {status}: {wording.listed(runs)}."
+        for status, runs in statuses.items()
+        if runs
+    ]
+    return words
+
+
+def _clause(text: str) -> str:
+    """Somebody's sentence, to go within another."""
+    return str(text).strip().rstrip(".")

@@ -1,0 +1,236 @@
+"""The table of a study: one row a run directory, and the CSV file that the law is fitted on."""
+
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.log import get_logger
+from megatron.run_dir import CHECKPOINTS, METRICS, PLAN, RESULT, write_whole
+from megatron.scaling.ladder import expand, read_study_plan
+
+COLUMNS = [
+    "run",
+    "identity",
+    "status",
+    "objective",
+    "size",
+    "seed",
+    "n_params",
+    "n_non_embedding",
+    "train_tokens",
+    "unique_tokens",
+    "epochs",
+    "train_flops",
+    "flops_6nd",
+    "seq_len",
+    "loss",
+    "loss_se",
+    "n_tokens_scored",
+    "wall_s",
+    "tps",
+    "path",
+]
+FROM_PLAN = COLUMNS[3:14] + ["identity"]
+NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path"}
+PLAN_NEEDS = ("identity", "n_params", "train_tokens")
+# A run that has written nothing for so long, and has no result, is not running any more.
+SILENT_AFTER_S = 900.0
+
+STUDY = "study.yaml"  # the study as it was swept
+
+Row = dict[str, Any]
+
+
+def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
+    """A row for every directory under `<study_dir>/runs` and every planned run, sorted by objective, N and D.
+
+    Keys: COLUMNS, where None is "not known", and `note`, a sentence if something is amiss, else "".
+    `train_tokens` and FLOPs are the planned ones until a run is done. `loss` is only ever a finished run's: a
+    loss on the way is not annealed and has no place in a law. `path` is relative to the study. A damaged run
+    directory gives a row, never an exception. `now` (seconds since 1970) decides whether a silent run still
+    counts as running.
+
+    Raises FileNotFoundError if there is no such study, or no `runs` folder in it.
+    """
+    study_dir = Path(study_dir)
+    runs = study_dir / "runs"
+    if not runs.is_dir():
+        raise FileNotFoundError(
+            f"{study_dir}: found no runs folder in it; give a study directory, or run tools/sweep.py"
+        )
+    now = time.time() if now is None else now
+    rows = [read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
+    return sorted([*rows, *planned_rows(study_dir, {row["identity"] for row in rows})], key=_order)
+
+
+def planned_rows(study_dir: Path, known: Container[str | None]) -> list[Row]:
+    """Rows of the runs that `<study_dir>/study.yaml` names and that have no directory yet.
+
+    Without that file nothing is known to be missing. If it cannot be expanded (its tokens may lie elsewhere
+    by now), a warning is logged and what is on disk has to do.
+    """
+    path = study_dir / STUDY
+    if not path.is_file():
+        return []
+    try:
+        planned = [run.plan.as_dict() for run in expand(read_study_plan(path, [f"directory={study_dir}"]))]
+    except (OSError, ValueError) as error:
+        get_logger(__name__).warning(f"{path}: runs that are missing cannot be listed: {error}")
+        return []
+    missing = {"status": "missing", "note": "Planned, not started."}
+    return [
+        dict.fromkeys(COLUMNS)
+        | {name: plan.get(name) for name in FROM_PLAN}
+        | {"run": plan["name"]}
+        | missing
+        for plan in planned
+        if plan["identity"] not in known
+    ]
+
+
+def read_run(run_dir: Path, study_dir: Path, now: float) -> Row:
+    """The row of one run directory. See read_runs."""
+    row: Row = dict.fromkeys(COLUMNS) | {
+        "run": run_dir.name,
+        "path": run_dir.relative_to(study_dir).as_posix(),
+    }
+    plan, plan_fault = _read_object(run_dir / PLAN, PLAN_NEEDS)
+    row |= {name: plan.get(name) for name in FROM_PLAN}
+    result, result_fault = _read_object(run_dir / RESULT, ("loss",))
+    if plan_fault or result_fault:
+        absent = not (run_dir / PLAN).exists() and not (run_dir / METRICS).exists()
+        status = "missing" if absent and not result_fault else "failed"
+        return row | {"status": status, "note": plan_fault or result_fault}
+    if not result:
+        status, note = _status_of_unfinished(run_dir, now)
+        last = last_of_each_kind(run_dir).get("train", {})
+        return row | {"status": status, "note": note, "wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
+    row["tps"] = result.get("tps_mean")
+    row |= {name: result.get(name) for name in ("loss_se", "n_tokens_scored", "wall_s")}
+    row |= {name: result[name] for name in ("train_tokens", "train_flops") if result.get(name) is not None}
+    if result.get("identity", plan["identity"]) != plan["identity"]:
+        note = (
+            f"result.json is of run {result['identity']}, plan.json of {plan['identity']}: delete the result."
+        )
+        return row | {"status": "failed", "note": note}
+    if not math.isfinite(result["loss"]):
+        return row | {"status": "failed", "note": f"It diverged: its held-out loss is {result['loss']}."}
+    return row | {"status": "done", "loss": result["loss"], "note": ""}
+
+
+def _status_of_unfinished(run_dir: Path, now: float) -> tuple[str, str]:
+    """(status, sentence) of a run that has a plan and no result."""
+    metrics = run_dir / METRICS
+    if not metrics.exists():
+        return "missing", "Planned, not started."
+    last = last_of_each_kind(run_dir).get("train", {})
+    where = f"step {last['step']:,}" if isinstance(last.get("step"), int) else "before the first logged step"
+    silent_s = now - metrics.stat().st_mtime
+    if any((run_dir / CHECKPOINTS).glob("*.preempt")):
+        return "preempted", f"Preempted at {where}; running the sweep again resumes it."
+    if silent_s <= SILENT_AFTER_S:
+        return "running", f"At {where}."
+    return "failed", f"Stopped at {where}: no result, and nothing written for {silent_s / 60:,.0f} minutes."
+
+
+def sound_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
+    """The lines of `metrics.jsonl` that can be read.
+
+    Unlike run_dir.read_metrics it stops at none: a report is also for runs that ended badly, and a full disk
+    leaves half a line anywhere.
+    """
+    try:
+        text = (Path(run_dir) / METRICS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "kind" in record:
+            yield record
+
+
+def last_of_each_kind(run_dir: str | Path) -> dict[str, dict[str, Any]]:
+    """The last record of each kind."""
+    return {record["kind"]: record for record in sound_metrics(run_dir)}
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Write rows as CSV under `path`, whole or not at all. Floats keep every digit; None is an empty cell."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row in rows:
+        table.writerow("" if row.get(name) is None else row[name] for name in COLUMNS)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.getvalue())
+    return path
+
+
+def read_table(path: str | Path) -> dict[str, list[str]]:
+    """A CSV file as {column name: cells, as text}, in the file's order. Works on anybody's CSV with a header.
+
+    Raises FileNotFoundError if it is not there, ValueError if it has no header, a repeated column or a ragged
+    row.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such table; tools/collect.py STUDY_DIR writes one")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        header = next(lines, None)
+        if not header:
+            raise ValueError(
+                f"{path}: empty, wanted a line of column names; tools/collect.py STUDY_DIR writes one"
+            )
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise ValueError(f"{path}: column {twice!r} is there twice; rename one of them")
+        columns: dict[str, list[str]] = {name: [] for name in header}
+        for cells in lines:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise ValueError(
+                    f"{path}, line {lines.line_num}: found {len(cells)} cells, wanted {len(header)}; mend or "
+                    "remove the line"
+                )
+            for name, cell in zip(header, cells, strict=True):
+                columns[name].append(cell)
+    return columns
+
+
+def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """(contents, what is wrong with it in a sentence). A result.json that is not there is not wrong."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, "" if path.name == RESULT else f"It has no {path.name}."
+    except (OSError, ValueError) as error:
+        return {}, f"{path.name} cannot be read: {error}."
+    if not isinstance(held, dict):
+        return {}, f"{path.name} holds {type(held).__name__}, wanted an object."
+    if path.name == RESULT and "loss" in held and held["loss"] is None:
+        return {}, "It ended, but was not scored: result.json has no loss."
+    lacking = [name for name in needs if held.get(name) is None]
+    if lacking:
+        return {}, f"{path.name} lacks {', '.join(lacking)}."
+    for name in NUMBERS & held.keys():
+        if held[name] is not None and not isinstance(held[name], int | float):
+            return {}, f"{path.name}: {name} is {held[name]!r}, wanted a number."
+    return held, ""
+
+
+def _order(row: Row) -> tuple:
+    numbers = [
+        row[name] if isinstance(row[name], int | float) else math.inf for name in ("n_params", "train_tokens")
+    ]
+    return (str(row["objective"] or "~"), *numbers, row["run"])

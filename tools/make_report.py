@@ -1,0 +1,37 @@
+"""Write the report of a study: one HTML page that opens with no network.
+
+python tools/make_report.py experiments/quickstart
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.scaling.report import write_report
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "study_dir", type=Path, help="the directory that holds runs/, and law.json if there is one"
+    )
+    parser.add_argument("--out", type=Path, help="where the page goes (default: STUDY_DIR/report.html)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        path = write_report(args.study_dir, args.out)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
