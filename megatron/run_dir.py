@@ -6,6 +6,7 @@ metrics.jsonl  a line for each log point and each evaluation
 checkpoints/   <prefix>.<timestamp>/
 tensorboard/   the same scalars
 result.json    written last; its presence means that the run is done
+exit.json      written by the launcher for a run that failed: its exit status and its last words
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
+EXIT = "exit.json"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 
 
@@ -22,7 +24,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that appears under its name only when whole: beside, synced, renamed."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w") as file:
+        with partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -19,7 +19,9 @@ def scaling_data() -> Path:
     """The folder of real data; the test is skipped where there is none."""
     folder = Path(os.environ.get("SCALING_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"no data at {folder}: set SCALING_DATA to a folder that has c4/, megatron_openwebtext/, ...")
+        pytest.skip(
+            f"no data at {folder}: set SCALING_DATA to a folder that has c4/, megatron_openwebtext/, ..."
+        )
     return folder
 
 

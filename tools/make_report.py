@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.scaling.law import Law
 from megatron.scaling.report import write_report
 
 
@@ -29,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(path)
+    law = args.study_dir / "law.json"
+    if law.is_file():
+        print(f"law: {Law.load(law).formula()}")
+    print(f"report: {path}")
     return 0
 
 

@@ -1,9 +1,9 @@
 """Fit a scaling law to runs, with bootstrap intervals.
 
 For fixed exponents the law is linear in E, A and B (variable projection), so a small grid of exponents with a
-non-negative least-squares solution at each gives starts; a damped Newton iteration with exact derivatives polishes the
-best of them, and the lowest objective wins. Bootstrap replicates are multinomial weights of the same runs, polished
-from the fit all together.
+non-negative least-squares solution at each gives starts; a damped Newton iteration with exact derivatives
+polishes the best of them, and the lowest objective wins. Bootstrap replicates are multinomial weights of
+the same runs, polished from the fit all together.
 """
 
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.scaling.huber import Runs, derivatives, objective
+from megatron.scaling.huber import Runs, derivatives, floor_of, objective, onto_surface, without_floor
 from megatron.scaling.law import FORMS, Law, exponents, warnings_of
 
 GRID = np.geomspace(0.05, 2.0, 24)  # exponents tried
+BOUNDS = (0.01, 5.0)  # exponents searched
 N_POLISHED = 6
 MAX_ITERATIONS = 200
+ROUGH_ITERATIONS = 20  # at a Huber on the way to a narrower one
 LEAST_RUNS = 6
 LEVEL = 0.95
-# A narrower Huber than this has too few runs in its bowl for Newton: come down to it in steps.
-NARROW_DELTA = 1e-4
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """theta [R, 5] with its objective [R], and whether each iteration came to rest [R]."""
+    """phi [R, 5] with its objective [R], and whether each iteration came to rest [R]."""
 
-    theta: np.ndarray
+    phi: np.ndarray
     objective: np.ndarray
     at_rest: np.ndarray
 
@@ -46,8 +46,9 @@ def fit_law(
 ) -> Law:
     """Fit `form` to n runs: N parameters, D tokens, L nats a token, each [n].
 
-    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3). Intervals are percentiles
-    over `n_bootstrap` resamplings of runs; `weights` [replicates, n] are the resamplings to use instead of drawn ones.
+    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3). Intervals are
+    percentiles over `n_bootstrap` resamplings of runs; `weights` [replicates, n] are the resamplings to use
+    instead of drawn ones.
 
     Raises ValueError for an unknown form, values that are not positive numbers, or too few distinct runs.
     """
@@ -56,17 +57,18 @@ def fit_law(
     N, D, L = _checked(N, D, L)
     runs = Runs.of(N, D, L)
     best = _fit_one(runs, np.ones(len(N)), huber_delta)
-    params = {name: float(value) for name, value in runs.constants(best.theta[0]).items()}
+    params = {name: float(value) for name, value in runs.constants(best.phi[0]).items()}
     if weights is None and n_bootstrap > 0:
         weights = np.random.default_rng(seed).multinomial(len(N), np.full(len(N), 1 / len(N)), n_bootstrap)
     told: list[str] = []
     replicates: dict[str, np.ndarray] = {}
     if weights is not None and len(weights):
-        boot = bootstrap(runs, best.theta[0], np.asarray(weights, dtype=float), huber_delta)
+        boot = bootstrap(runs, best.phi[0], np.asarray(weights, dtype=float), huber_delta)
         n_lost = int((~boot.at_rest).sum())
         if n_lost:
-            told.append(f"{n_lost} of {len(weights)} bootstrap replicates did not converge and are left out.")
-        replicates = {k: v[boot.at_rest] for k, v in runs.constants(boot.theta).items()}
+            # left out they would make the interval too narrow: they are the ones with the least to hold on to
+            told.append(f"{n_lost} of {len(weights)} bootstrap replicates are only roughly at their minimum.")
+        replicates = runs.constants(boot.phi)
     a, b = exponents(params["alpha"], params["beta"])
     return Law(
         form=form,
@@ -96,7 +98,7 @@ def _checked(*columns: ArrayLike) -> list[np.ndarray]:
     n_distinct = len(np.unique(np.stack(values[:2]), axis=1).T)
     if n_distinct < LEAST_RUNS:
         raise ValueError(
-            f"{n_distinct} distinct runs (N, D) for 5 constants, wanted {LEAST_RUNS} or more; add sizes or budgets"
+            f"{n_distinct} distinct (N, D) for 5 constants, wanted {LEAST_RUNS} or more; add sizes or budgets"
         )
     return values
 
@@ -125,38 +127,33 @@ def _interval(replicates: dict[str, np.ndarray], seed: int) -> dict[str, object]
 
 def _fit_one(runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
     """The best of the polished starts, R = 1."""
-    theta = starts(runs, weights)
-    many = np.broadcast_to(weights, (len(theta), len(weights)))
-    width = max(delta, NARROW_DELTA)
-    polished = newton(theta, runs, many, width)
-    while width > delta:
-        width = max(delta, width / 4)
-        polished = newton(polished.theta, runs, many, width)
+    phi = starts(runs, weights)
+    polished = descend(phi, runs, np.broadcast_to(weights, (len(phi), len(weights))), delta)
     best = int(np.argmin(polished.objective))
     one = slice(best, best + 1)
-    return Fitted(polished.theta[one], polished.objective[one], polished.at_rest[one])
+    return Fitted(polished.phi[one], polished.objective[one], polished.at_rest[one])
 
 
-def bootstrap(runs: Runs, theta: np.ndarray, weights: np.ndarray, delta: float) -> Fitted:
-    """Refit every weighting [R, n] from the whole fit's theta [5]; those that do not rest start afresh."""
-    found = newton(np.tile(theta, (len(weights), 1)), runs, weights, delta)
+def bootstrap(runs: Runs, phi: np.ndarray, weights: np.ndarray, delta: float) -> Fitted:
+    """Refit every weighting [R, n] from the whole fit's phi [5]; those that do not rest start afresh."""
+    found = descend(np.tile(phi, (len(weights), 1)), runs, weights, delta)
     for i in np.flatnonzero(~found.at_rest):
         again = _fit_one(runs, weights[i], delta)
         if again.objective[0] <= found.objective[i]:
-            found.theta[i], found.objective[i] = again.theta[0], again.objective[0]
+            found.phi[i], found.objective[i] = again.phi[0], again.objective[0]
             found.at_rest[i] = again.at_rest[0]
     return found
 
 
 def starts(runs: Runs, weights: np.ndarray) -> np.ndarray:
-    """theta [N_POLISHED, 5] of the best grid points, by least squares of L / Lhat - 1 with E, A, B >= 0."""
+    """phi [N_POLISHED, 5] of the best grid points, by least squares of Lhat / L - 1 with E, A, B >= 0."""
     alpha, beta = (grid.ravel() for grid in np.meshgrid(GRID, GRID, indexing="ij"))
     loss = np.exp(runs.log_loss)
     ones = np.ones((len(alpha), len(loss)))
     basis = np.stack([np.exp(-alpha[:, None] * runs.x), np.exp(-beta[:, None] * runs.y), ones], axis=2)
     basis /= loss[:, None]  # [grid, n, 3], relative residuals
-    gram = np.einsum("gni,n,gnj->gij", basis, weights, basis, optimize=True)
-    right = np.einsum("gni,n->gi", basis, weights)
+    weighted = np.swapaxes(basis * weights[:, None], 1, 2)
+    gram, right = weighted @ basis, weighted.sum(axis=2)
     best_rss, best = np.full(len(alpha), np.inf), np.zeros((len(alpha), 3))
     for size in (1, 2, 3):  # three unknowns: every subset that is not held at 0
         for subset in combinations(range(3), size):
@@ -169,53 +166,95 @@ def starts(runs: Runs, weights: np.ndarray) -> np.ndarray:
             best[better] = 0.0
             best[np.ix_(better, subset)] = found[better]
     order = np.argsort(best_rss, kind="stable")[:N_POLISHED]
-    floor = 1e-4 * loss.mean()  # a constant held at 0 must be able to come back
-    logs = np.log(np.maximum(best[order], floor))
-    return np.column_stack([logs, alpha[order], beta[order]])
+    a, b, e = best[order].T
+    alpha, beta = alpha[order], beta[order]
+    return np.column_stack([a + b + e, alpha * a, beta * b, alpha, beta])
 
 
-def newton(theta: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
-    """Damped Newton on R problems at once: theta [R, 5], weights [R, n].
+def descend(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
+    """The minimum with E >= 0 near phi [R, 5]: a free one, or where that has E < 0 one with E = 0."""
+    free = _narrow(phi, runs, weights, delta, floor=True)
+    below = np.flatnonzero(floor_of(free.phi) < 0)
+    if len(below):
+        held = _narrow(onto_surface(free.phi[below]), runs, weights[below], delta, floor=False)
+        free.phi[below], free.objective[below] = held.phi, held.objective
+        free.at_rest[below] = held.at_rest
+    return free
 
-    The step solves (Hessian + damping * majorant) step = -gradient; damping falls when the objective falls and rises
-    when it does not. A problem rests when its objective, its gradient's promise, can fall no further in float64.
+
+def _narrow(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float, floor: bool) -> Fitted:
+    """Newton at Hubers that narrow down to `delta`.
+
+    A Huber much narrower than the residuals is nearly an absolute value, at whose kinks Newton zigzags; the
+    minimum of one three times as wide is close by and easy to come from.
     """
-    theta = np.array(theta, dtype=float)
-    value = objective(theta, runs, weights, delta)
-    damping = np.full(len(theta), 1e-3)
-    at_rest = np.zeros(len(theta), dtype=bool)
+    if np.isfinite(delta):
+        mean_square = 2 * objective(phi, runs, weights, np.inf) / np.maximum(weights.sum(axis=1), 1)
+        width = float(np.sqrt(np.median(mean_square)))
+        while width > delta:
+            phi = newton(phi, runs, weights, width, ROUGH_ITERATIONS, floor).phi
+            width /= 3
+    return newton(phi, runs, weights, delta, MAX_ITERATIONS, floor)
+
+
+def newton(
+    phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float, n_iterations: int, floor: bool = True
+) -> Fitted:
+    """Damped Newton on R problems at once: phi [R, 5], weights [R, n]; without `floor` on the surface E = 0.
+
+    The step solves (Hessian + damping * majorant) step = -gradient; damping falls when the objective falls
+    and rises when it does not. A problem rests when the step promises nothing that float64 could show.
+    """
+    phi = _within_bounds(np.array(phi, dtype=float), floor)
+    value = objective(phi, runs, weights, delta)
+    damping = np.full(len(phi), 1e-3)
+    at_rest = np.zeros(len(phi), dtype=bool)
     active = np.flatnonzero(np.isfinite(value))
-    for _ in range(MAX_ITERATIONS):
+    for _ in range(n_iterations):
         if not len(active):
             break
-        gradient, hessian, majorant = derivatives(theta[active], runs, weights[active], delta)
-        step = _solve(hessian, majorant, gradient, damping[active])
-        trial = theta[active] + step
+        step, promised = _step(phi[active], runs, weights[active], delta, damping[active], floor)
+        trial = _within_bounds(phi[active] + step, floor)
         tried = objective(trial, runs, weights[active], delta)
-        promised = -np.einsum("ri,ri->r", gradient, step)
         falls = tried < value[active]
-        moved = active[falls]
-        theta[moved], value[moved] = trial[falls], tried[falls]
+        rest = (promised <= 1e-15 * value[active]) | (~falls & (damping[active] > 1e12))
+        moved, stuck = active[falls], active[~falls]
+        phi[moved], value[moved] = trial[falls], tried[falls]
         damping[moved] = np.maximum(damping[moved] / 10, 1e-12)
-        stuck = active[~falls]
         damping[stuck] = damping[stuck] * 10
-        # nothing left to gain, or no step however short gains anything
-        rest = (np.abs(promised) <= 1e-15 * value[active]) | (damping[active] > 1e12)
         at_rest[active[rest]] = True
         active = active[~rest]
-    return Fitted(theta, value, at_rest)
+    return Fitted(phi, value, at_rest)
 
 
-def _solve(
-    hessian: np.ndarray, majorant: np.ndarray, gradient: np.ndarray, damping: np.ndarray
-) -> np.ndarray:
-    """Steps [R, 5]. Where the damped Hessian gives no descent, the majorant's step, which always does."""
-    scale = np.trace(majorant, axis1=1, axis2=2)[:, None, None]
-    ridge = 1e-14 * scale * np.eye(5)
+def _step(
+    phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float, damping: np.ndarray, floor: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(step [R, 5], by how much it promises the objective to fall [R]); none out of an exponent's bounds."""
+    gradient, hessian, majorant = derivatives(phi, runs, weights, delta)
+    if not floor:
+        gradient, hessian, majorant = without_floor(phi, gradient, hessian, majorant)
+    for i, column in ((-2, 3), (-1, 4)):
+        at = phi[:, column]
+        held = ((at <= BOUNDS[0]) & (gradient[:, i] > 0)) | ((at >= BOUNDS[1]) & (gradient[:, i] < 0))
+        gradient[held, i] = 0
+        for matrix in (hessian, majorant):
+            matrix[held, i, :] = matrix[held, :, i] = 0
+            matrix[held, i, i] = 1
+    n = gradient.shape[1]
+    ridge = 1e-14 * np.trace(majorant, axis1=1, axis2=2)[:, None, None] * np.eye(n)
     damped = damping[:, None, None]
-    step = -np.linalg.solve(hessian + damped * (majorant + ridge) + ridge, gradient[..., None])[..., 0]
-    uphill = np.einsum("ri,ri->r", gradient, step) >= 0
-    if uphill.any():
+    step = -np.linalg.solve(hessian + damped * majorant + ridge, gradient[..., None])[..., 0]
+    uphill = np.einsum("ri,ri->r", gradient, step) > 0
+    if uphill.any():  # the majorant's step always leads down
         safe = majorant[uphill] * (1 + damped[uphill]) + ridge[uphill]
         step[uphill] = -np.linalg.solve(safe, gradient[uphill][..., None])[..., 0]
-    return np.clip(step, -2.0, 2.0)
+    promised = -np.einsum("ri,ri->r", gradient, step)
+    return (step if floor else np.column_stack([np.zeros(len(step)), step])), promised
+
+
+def _within_bounds(phi: np.ndarray, floor: bool) -> np.ndarray:
+    """Exponents within BOUNDS, slopes not negative; without `floor` back onto the surface E = 0."""
+    phi[:, 1:3] = np.maximum(phi[:, 1:3], 0.0)
+    phi[:, 3:] = np.clip(phi[:, 3:], *BOUNDS)
+    return phi if floor else onto_surface(phi)

@@ -1,8 +1,13 @@
 """The objective of a law and its derivatives, for many weightings of the same runs at once.
 
-theta = (a, b, e, alpha, beta) and log Lhat = log(exp(a - alpha x) + exp(b - beta y) + exp(e)), x = log N and
-y = log D, centred. The objective is sum_i w_i Huber(log L_i - log Lhat_i). R is the number of weightings (one fit,
-the starts of a fit, or bootstrap replicates), n that of runs.
+With x = log N and y = log D centred at their means, the law is written in phi = (c, s, t, alpha, beta),
+
+    Lhat = c + s (exp(-alpha x) - 1) / alpha + t (exp(-beta y) - 1) / beta,
+
+that is c = E + A + B (the loss at the centre), s = alpha A, t = beta B (its slopes there), A and B in centred
+units. In E, A, B the minimum lies in a long curved valley when the exponents are loosely held, and Newton
+creeps; in phi the valley is nearly straight. The objective is sum_i w_i Huber(log L_i - log Lhat_i). R is the
+number of weightings (the starts of a fit, or bootstrap replicates), n that of runs.
 """
 
 from dataclasses import dataclass
@@ -12,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Runs:
-    """Centred logs of N, D and the log of L, each float64 [n]; `x0`, `y0` were taken away from x and y."""
+    """Centred logs of N and D and the log of L, each float64 [n]; `x0`, `y0` were taken away from x and y."""
 
     x: np.ndarray
     y: np.ndarray
@@ -22,105 +27,98 @@ class Runs:
 
     @classmethod
     def of(cls, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> "Runs":
-        """From plain values, centred at the geometric means: A and B then are of the loss's own size."""
+        """From plain values: N parameters, D tokens, L nats a token."""
         x, y = np.log(N), np.log(D)
         return cls(x - x.mean(), y - y.mean(), np.log(L), float(x.mean()), float(y.mean()))
 
-    def constants(self, theta: np.ndarray) -> dict[str, np.ndarray]:
-        """E, A, B, alpha, beta in the units of N and D, from theta [..., 5]."""
-        a, b, e, alpha, beta = np.moveaxis(theta, -1, 0)
+    def constants(self, phi: np.ndarray) -> dict[str, np.ndarray]:
+        """E, A, B, alpha, beta in the units of N and D, from phi [..., 5]."""
+        c, s, t, alpha, beta = np.moveaxis(phi, -1, 0)
+        a, b = s / alpha, t / beta
         return {
-            "E": np.exp(e),
-            "A": np.exp(a + alpha * self.x0),
-            "B": np.exp(b + beta * self.y0),
+            "E": np.maximum(c - a - b, 0.0),
+            "A": a * np.exp(alpha * self.x0),
+            "B": b * np.exp(beta * self.y0),
             "alpha": alpha,
             "beta": beta,
         }
 
 
-def residuals(theta: np.ndarray, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(log L - log Lhat, share of the N term, share of the D term), each [R, n], for theta [R, 5]."""
-    a, b, e, alpha, beta = (theta[:, i, None] for i in range(5))
-    of_n, of_d = np.exp(a - alpha * runs.x), np.exp(b - beta * runs.y)
-    fitted = of_n + of_d + np.exp(e)
-    return runs.log_loss - np.log(fitted), of_n / fitted, of_d / fitted
+def floor_of(phi: np.ndarray) -> np.ndarray:
+    """E of phi [R, 5]: the loss that neither size nor tokens take away. A law wants it at 0 or above."""
+    c, s, t, alpha, beta = phi.T
+    return c - s / alpha - t / beta
 
 
-def objective(theta: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> np.ndarray:
-    """Sum of weighted Huber terms, [R]; weights [R, n]. No number where theta has run away: infinity."""
+def _fitted(phi: np.ndarray, runs: Runs) -> tuple[np.ndarray, ...]:
+    """Lhat [R, n] and what its derivatives want: exp(-alpha x), exp(-beta y) and both Box-Cox terms."""
+    c, s, t, alpha, beta = (phi[:, i, None] for i in range(5))
+    of_x, of_y = np.exp(-alpha * runs.x), np.exp(-beta * runs.y)
+    h, k = (of_x - 1) / alpha, (of_y - 1) / beta
+    return c + s * h + t * k, of_x, of_y, h, k
+
+
+def objective(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> np.ndarray:
+    """Sum of weighted Huber terms [R] for phi [R, 5], weights [R, n]; infinity where Lhat is not positive."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        r = np.abs(residuals(theta, runs)[0])
-        terms = np.where(r <= delta, 0.5 * r * r, _linear(r, delta))
-        total = (weights * terms).sum(axis=1)
+        r = np.abs(runs.log_loss - np.log(_fitted(phi, runs)[0]))
+        inside = np.minimum(r, delta)
+        total = (weights * inside * (r - 0.5 * inside)).sum(axis=1)
     return np.where(np.isfinite(total), total, np.inf)
 
 
-def _linear(r: np.ndarray, delta: float) -> np.ndarray:
-    return delta * (r - 0.5 * delta) if np.isfinite(delta) else r
-
-
 def derivatives(
-    theta: np.ndarray, runs: Runs, weights: np.ndarray, delta: float
+    phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(gradient [R, 5], Hessian [R, 5, 5], its convex majorant [R, 5, 5]).
 
-    With g = d log Lhat / d theta and H = d2 log Lhat / d theta2 = sum_m u_m J_m J_m^T - g g^T (u_m the share of term m,
-    J_m its gradient), the Hessian is sum w (psi' g g^T - psi H). The majorant has min(1, delta / |r|) g g^T in its
-    place, the weight of iteratively reweighted least squares: always positive semidefinite.
+    With g = d log Lhat / d phi, the Hessian is sum w ((psi' + psi) g g^T - psi Lhat'' / Lhat). The majorant
+    is sum w min(1, delta / |r|) g g^T, as in iteratively reweighted least squares: positive semidefinite.
     """
-    r, u1, u2 = residuals(theta, runs)
-    u3 = 1 - u1 - u2
-    inside = np.abs(r) <= delta
+    s, t, alpha, beta = (phi[:, i, None] for i in range(1, 5))
+    fitted, of_x, of_y, h, k = _fitted(phi, runs)
+    h1, k1 = -(runs.x * of_x + h) / alpha, -(runs.y * of_y + k) / beta  # d h / d alpha, d k / d beta
+    h2, k2 = (runs.x**2 * of_x - 2 * h1) / alpha, (runs.y**2 * of_y - 2 * k1) / beta
+    r = runs.log_loss - np.log(fitted)
+    g = np.stack([np.ones_like(h), h, k, s * h1, t * k1], axis=2) / fitted[:, :, None]  # [R, n, 5]
     slope = weights * np.clip(r, -delta, delta)  # w psi(r)
-    one = np.ones_like(runs.x)
-    gradient = -np.stack(
-        [
-            (slope * u1).sum(1),
-            (slope * u2).sum(1),
-            (slope * u3).sum(1),
-            -(slope * u1) @ runs.x,
-            -(slope * u2) @ runs.y,
-        ],
-        axis=1,
-    )
-    outer = weights * inside + slope  # of g g^T in the Hessian
-    hessian = _outer_sum(outer, u1, u2, u3, runs)
-    terms = np.stack([one, runs.x, runs.x**2], axis=1), np.stack([one, runs.y, runs.y**2], axis=1)
-    for i, share, powers in ((0, u1, terms[0]), (1, u2, terms[1])):
-        zeroth, first, second = ((slope * share) @ powers).T
-        hessian[:, i, i] -= zeroth
-        hessian[:, 3 + i, 3 + i] -= second
-        hessian[:, i, 3 + i] += first
-        hessian[:, 3 + i, i] += first
-    hessian[:, 2, 2] -= (slope * u3).sum(1)
-    with np.errstate(divide="ignore"):
-        reweighted = weights * np.minimum(1.0, delta / np.abs(r))
-    return gradient, hessian, _outer_sum(reweighted, u1, u2, u3, runs)
+    size = np.abs(r)
+    # at the width itself inside: an absolute value's kink would otherwise have no curvature at all
+    outer = weights * (size <= delta) + slope
+    reweighted = weights * (delta / np.maximum(size, delta) if np.isfinite(delta) else 1.0)
+    transposed = np.swapaxes(g, 1, 2)
+    gradient = -np.matmul(transposed, slope[:, :, None])[:, :, 0]
+    hessian = np.matmul(transposed * outer[:, None, :], g)
+    bent = slope / fitted
+    for i, j, second in ((1, 3, h1), (2, 4, k1), (3, 3, s * h2), (4, 4, t * k2)):
+        moved = (bent * second).sum(axis=1)
+        hessian[:, i, j] -= moved
+        if i != j:
+            hessian[:, j, i] -= moved
+    return gradient, hessian, np.matmul(transposed * reweighted[:, None, :], g)
 
 
-def _outer_sum(c: np.ndarray, u1: np.ndarray, u2: np.ndarray, u3: np.ndarray, runs: Runs) -> np.ndarray:
-    """sum_i c_i g_i g_i^T, [R, 5, 5], with g = (u1, u2, u3, -u1 x, -u2 y)."""
-    x, y = runs.x, runs.y
-    one = np.ones_like(x)
-    shares = (u1, u2, u3)
-    powers = np.stack([one, x, y, x * x, y * y, x * y], axis=1)
-    total = np.empty((len(c), 5, 5))
-    for i in range(3):
-        for j in range(i, 3):
-            s1, sx, sy, sxx, syy, sxy = ((c * shares[i] * shares[j]) @ powers).T
-            total[:, i, j] = s1
-            if i == 0:
-                total[:, j, 3] = -sx
-            if j == 1:
-                total[:, i, 4] = -sy
-            if (i, j) == (1, 2):
-                total[:, 2, 4] = -sy
-            if (i, j) == (0, 0):
-                total[:, 3, 3] = sxx
-            if (i, j) == (0, 1):
-                total[:, 3, 4] = sxy
-            if (i, j) == (1, 1):
-                total[:, 4, 4] = syy
-    lower = np.tril_indices(5, -1)
-    total[:, lower[0], lower[1]] = total[:, lower[1], lower[0]]
-    return total
+def without_floor(
+    phi: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, majorant: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same derivatives on the surface E = 0, in (s, t, alpha, beta): [R, 4] and twice [R, 4, 4]."""
+    _, s, t, alpha, beta = phi.T
+    jacobian = np.zeros((len(phi), 5, 4))
+    jacobian[:, 0] = np.stack([1 / alpha, 1 / beta, -s / alpha**2, -t / beta**2], axis=1)
+    jacobian[:, range(1, 5), range(4)] = 1
+    back = np.swapaxes(jacobian, 1, 2)
+    curved = back @ hessian @ jacobian
+    of_c = gradient[:, 0]  # c = s / alpha + t / beta is itself bent
+    for i, j, second in ((0, 2, -1 / alpha**2), (1, 3, -1 / beta**2)):
+        curved[:, i, j] += of_c * second
+        curved[:, j, i] += of_c * second
+    curved[:, 2, 2] += of_c * 2 * s / alpha**3
+    curved[:, 3, 3] += of_c * 2 * t / beta**3
+    return (back @ gradient[:, :, None])[:, :, 0], curved, back @ majorant @ jacobian
+
+
+def onto_surface(phi: np.ndarray) -> np.ndarray:
+    """phi [R, 5] with c such that E = 0."""
+    moved = phi.copy()
+    moved[:, 0] -= floor_of(phi)
+    return moved

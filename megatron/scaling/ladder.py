@@ -1,7 +1,7 @@
 """The ladder of a study: which runs there are, and what they cost, before anything is spent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from megatron.config.plan import RunPlan, plan_run
 from megatron.config.presets import nearest
 from megatron.config.read import build_config
 from megatron.config.schema import RunConfig
+from megatron.run_dir import write_whole
+
+STUDY = "study.yaml"  # in the study's directory
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ class StudyPlan:
     run: dict[str, Any]
     sizes: dict[str, dict[str, Any]]
     grids: list[Grid]
+
+    def save(self) -> None:
+        """Write <directory>/study.yaml: the study as it is run, overrides and all."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        whole = asdict(self) | {"directory": str(self.directory)}
+        write_whole(self.directory / STUDY, OmegaConf.to_yaml(OmegaConf.create(whole)))
 
 
 @dataclass(frozen=True)

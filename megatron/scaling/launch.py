@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.config.read import write_config
-from megatron.run_dir import CONFIG, PLAN, last_metrics, write_json
+from megatron.run_dir import CONFIG, EXIT, PLAN, last_metrics, write_json
 from megatron.scaling.ladder import PlannedRun
 
 PRETRAIN = Path(__file__).resolve().parents[2] / "tools" / "pretrain.py"
@@ -59,6 +59,7 @@ def start(run: PlannedRun, lane: int, variables: Mapping[str, str]) -> Job:
     run.folder.mkdir(parents=True, exist_ok=True)
     write_config(run.config, run.folder / CONFIG)
     write_json(run.folder / PLAN, run.plan.as_dict())
+    (run.folder / EXIT).unlink(missing_ok=True)
     with (run.folder / LOG).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, str(PRETRAIN), str(run.folder / CONFIG)],

@@ -57,7 +57,7 @@ class Law:
         return chinchilla(self.params, N, D)
 
     def predict(self, N: float, D: float, level: float = 0.95) -> tuple[float, float, float]:
-        """(loss, low, high): the fit's value and the percentiles of the replicates' values. No run's own noise."""
+        """(loss, low, high): the fit's value and percentiles of the replicates; no run's own noise."""
         value = float(self.loss(N, D))
         if not self.replicates:
             return value, math.nan, math.nan

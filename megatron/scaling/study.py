@@ -70,7 +70,6 @@ def read_study(study_dir: str | Path) -> Study:
     folder = Path(study_dir)
     rows = read_runs(folder)
     faults: list[str] = []
-    corpus = _read_json(folder / "corpus.json", faults)
     law = None
     if (folder / "law.json").exists():
         try:
@@ -80,7 +79,28 @@ def read_study(study_dir: str | Path) -> Study:
     curves = {row["run"]: read_curve(folder / row["path"]) if row["path"] else NO_CURVE for row in rows}
     done = [row for row in rows if row["status"] == "done"]
     results = [_read_json(folder / row["path"] / "result.json", faults) for row in done]
+    plans = [_read_json(folder / row["path"] / "plan.json", faults) for row in rows if row["path"]]
+    corpus = _read_corpus(folder, plans, results, faults)
     return Study(folder, rows, curves, law, corpus, faults, results)
+
+
+def _read_corpus(
+    folder: Path, plans: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], faults: list[str]
+) -> dict[str, Any]:
+    """What is known of the text: corpus.json of the study or of its text, and what the runs counted."""
+    told = _read_json(folder / "text" / "corpus.json", faults) | _read_json(folder / "corpus.json", faults)
+    counted: dict[str, Any] = {}
+    for plan in plans:
+        if plan.get("held_out_unigram_nats"):
+            counted["unigram_entropy_nats"] = plan["held_out_unigram_nats"]
+        if plan.get("epochs"):
+            counted["train_tokens"] = round(plan["train_tokens"] / plan["epochs"])
+    for result in results:
+        if result.get("n_tokens_scored"):
+            counted["held_out_tokens"] = result["n_tokens_scored"]
+            if told.get("held_out_bytes"):
+                counted["bytes_per_token"] = told["held_out_bytes"] / result["n_tokens_scored"]
+    return counted | told
 
 
 def read_curve(run_dir: Path) -> Curve:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from megatron.run_dir import RESULT, is_done, read_json
+from megatron.run_dir import EXIT, RESULT, is_done, read_json, write_json
 from megatron.scaling.ladder import PlannedRun, StudyPlan, expand, short_number
 from megatron.scaling.launch import Job, run_all
 from megatron.scaling.price import Speed, duration, gpu_names, makespan, speed_of
@@ -72,13 +72,13 @@ def sweep(study: StudyPlan, jobs: int | None = None) -> Outcome:
     runs = expand(study)
     n_gpus = 0 if study.run.get("dist", {}).get("cpu_only") else len(gpu_names())
     jobs = jobs or default_jobs(n_gpus)
+    study.save()
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if len(waiting) < len(runs):
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
     if not waiting:
         return Outcome(len(runs), len(runs), [], False)
     print(price_table(runs, speed_of(runs), jobs))
-    study.directory.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
     total = sum(run.plan.train_flops for run in waiting)
     finished = 0.0
@@ -97,6 +97,8 @@ def sweep(study: StudyPlan, jobs: int | None = None) -> Outcome:
             finished += job.run.plan.train_flops
             if job.process.returncode not in (0, PREEMPTED):
                 failed.append(f"{job.run.folder.name}: {job.last_words()}")
+                told = {"status": job.process.returncode, "last_words": job.last_words()}
+                write_json(job.run.folder / EXIT, told)
             bar.write(_line(job, n_ended, len(runs)), file=sys.stdout)
             sys.stdout.flush()
 

@@ -5,13 +5,13 @@ import io
 import json
 import math
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.log import get_logger
-from megatron.run_dir import CHECKPOINTS, METRICS, PLAN, RESULT, write_whole
-from megatron.scaling.ladder import expand, read_study_plan
+from megatron.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT, write_whole
+from megatron.scaling.ladder import STUDY, expand, read_study_plan
 
 COLUMNS = [
     "run",
@@ -41,9 +41,12 @@ PLAN_NEEDS = ("identity", "n_params", "train_tokens")
 # A run that has written nothing for so long, and has no result, is not running any more.
 SILENT_AFTER_S = 900.0
 
-STUDY = "study.yaml"  # the study as it was swept
-
 Row = dict[str, Any]
+
+STALE = {
+    "status": "stale",
+    "note": "Left by an earlier version of the study: not in its table of runs any more.",
+}
 
 
 def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
@@ -65,32 +68,34 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
         )
     now = time.time() if now is None else now
     rows = [read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
-    return sorted([*rows, *planned_rows(study_dir, {row["identity"] for row in rows})], key=_order)
+    planned = planned_runs(study_dir)
+    if planned is not None:
+        known = {row["identity"] for row in rows}
+        rows = [row if row["identity"] in planned else row | STALE for row in rows]
+        rows += [_missing(plan) for identity, plan in planned.items() if identity not in known]
+    return sorted(rows, key=_order)
 
 
-def planned_rows(study_dir: Path, known: Container[str | None]) -> list[Row]:
-    """Rows of the runs that `<study_dir>/study.yaml` names and that have no directory yet.
+def planned_runs(study_dir: Path) -> dict[str, Row] | None:
+    """Plans of the runs that `<study_dir>/study.yaml` names, by identity.
 
-    Without that file nothing is known to be missing. If it cannot be expanded (its tokens may lie elsewhere
-    by now), a warning is logged and what is on disk has to do.
+    None without that file: then nothing is known to be missing or stale. None with a logged warning if it
+    cannot be expanded (its tokens may lie elsewhere by now): what is on disk has to do.
     """
     path = study_dir / STUDY
     if not path.is_file():
-        return []
+        return None
     try:
-        planned = [run.plan.as_dict() for run in expand(read_study_plan(path, [f"directory={study_dir}"]))]
+        runs = expand(read_study_plan(path, [f"directory={study_dir}"]))
     except (OSError, ValueError) as error:
         get_logger(__name__).warning(f"{path}: runs that are missing cannot be listed: {error}")
-        return []
-    missing = {"status": "missing", "note": "Planned, not started."}
-    return [
-        dict.fromkeys(COLUMNS)
-        | {name: plan.get(name) for name in FROM_PLAN}
-        | {"run": plan["name"]}
-        | missing
-        for plan in planned
-        if plan["identity"] not in known
-    ]
+        return None
+    return {run.plan.identity: run.plan.as_dict() for run in runs}
+
+
+def _missing(plan: Row) -> Row:
+    told = {"run": plan["name"], "status": "missing", "note": "Planned, not started."}
+    return dict.fromkeys(COLUMNS) | {name: plan.get(name) for name in FROM_PLAN} | told
 
 
 def read_run(run_dir: Path, study_dir: Path, now: float) -> Row:
@@ -125,6 +130,9 @@ def read_run(run_dir: Path, study_dir: Path, now: float) -> Row:
 
 def _status_of_unfinished(run_dir: Path, now: float) -> tuple[str, str]:
     """(status, sentence) of a run that has a plan and no result."""
+    ended, _ = _read_object(run_dir / EXIT, ())
+    if ended:
+        return "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
     metrics = run_dir / METRICS
     if not metrics.exists():
         return "missing", "Planned, not started."

@@ -32,7 +32,7 @@ def train_bpe(texts: Iterable[str], n_tokens: int, folder: Path) -> Path:
     inner.train_from_iterator(texts, trainer)
     if inner.get_vocab_size() < n_tokens:
         raise ValueError(
-            f"the text yields {inner.get_vocab_size()} tokens, wanted {n_tokens}; give more text, or ask for fewer"
+            f"the text yields {inner.get_vocab_size()} tokens, wanted {n_tokens}; give more text"
         )
     return BpeTokenizer(inner, str(folder)).save(folder)
 

@@ -55,7 +55,7 @@ def test_flops_by_hand_for_a_small_model() -> None:
 
 def test_mfu_formula_gives_the_published_flops_of_llama_3_8b() -> None:
     # torchtitan counts 57.914 GFLOP a token at 8192 positions. Llama-3 8B has grouped-query attention and an
-    # untied head, so its N without the embedding is put in by hand; the attention term is that of our formula.
+    # untied head, so its N without the embedding is put in by hand; the attention term is our formula's.
     n_without_embedding = 7_504_924_672
     llama = ModelConfig(
         d_model=4096, d_ff=14336, d_head=128, n_heads=32, n_layers=32, n_tokens=128255, vocab_rows=128256

@@ -108,7 +108,8 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     held = json.loads(file_of(study, "plan.json").read_text())
     other = synthetic["plan_of"]("2M", 524_288, "autoregressive")
     planned = [
-        SimpleNamespace(plan=SimpleNamespace(as_dict=lambda plan=plan: plan)) for plan in (held, other)
+        SimpleNamespace(plan=SimpleNamespace(identity=plan["identity"], as_dict=lambda plan=plan: plan))
+        for plan in (held, other)
     ]
     monkeypatch.setattr(table, "expand", lambda _: planned)
     monkeypatch.setattr(table, "read_study_plan", lambda *_: None)

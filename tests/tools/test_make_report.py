@@ -19,7 +19,10 @@ def study(root, tmp_path_factory) -> Path:
 
 def test_make_report_writes_the_page_and_prints_where(root, study):
     done = run(root, "tools/make_report.py", study)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{study / 'report.html'}\n", "")
+    law, report = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert law == "law: L = 1.9 + 120/N^0.33 + 900/D^0.42"
+    assert report == f"report: {study / 'report.html'}"
     assert (study / "report.html").read_text().startswith("<!doctype html>")
 
 

@@ -17,7 +17,7 @@ N_TOKENS = 200
 
 
 def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
-    """Documents in which each token follows from the one before, with some noise: there is something to learn."""
+    """Documents in which a token follows from the one before, with noise: there is something to learn."""
     rng = np.random.default_rng(seed)
     with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": N_TOKENS}}) as writer:
         for _ in range(n_documents):

@@ -1,0 +1,121 @@
+"""The .bin/.idx pair: Megatron's own files, and broken ones."""
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
+from megatron.tokenizer.bpe import BpeTokenizer, gpt2_tokenizer
+
+OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """Three documents of 3, 0 and 4 tokens."""
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        for ids in ([5, 6, 7], [], [1, 2, 3, 65535]):
+            writer.add_document(ids)
+    return tmp_path / "pair"
+
+
+def test_megatrons_pair_reads_back_to_its_documents(scaling_data: Path) -> None:
+    folder = scaling_data / "megatron_openwebtext"
+    tokens = IndexedTokens(scaling_data / OPENWEBTEXT)
+    tokenizer = BpeTokenizer(
+        gpt2_tokenizer(folder / "gpt2-tiny-vocab.json", folder / "gpt2-tiny-merges.txt"), "tiny"
+    )
+    with gzip.open(folder / "openwebtext-1000.decoded.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    assert (tokens.n_documents, tokens.n_tokens, len(texts)) == (1000, 1_361_845, 1000)
+    for i, text in enumerate(texts):
+        ids = tokens.document(i)
+        assert ids[-1] == tokenizer.eod_id == 4999
+        assert tokenizer.decode(ids[:-1]) == text
+
+
+def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path, tmp_path: Path) -> None:
+    for name in (OPENWEBTEXT, "megatron_openwebtext/ag_news_prompt_inputs_document"):
+        source = scaling_data / name
+        tokens = IndexedTokens(source)
+        with IndexedWriter(tmp_path / "again", tokens.dtype) as writer:
+            for i in range(tokens.n_documents):
+                writer.add_document(tokens.document(i))
+        for suffix in (".bin", ".idx"):
+            assert (tmp_path / f"again{suffix}").read_bytes() == Path(f"{source}{suffix}").read_bytes()
+
+
+def test_what_is_written_is_read_across_documents(pair: Path) -> None:
+    tokens = IndexedTokens(pair)
+    assert tokens.document_tokens.tolist() == [3, 0, 4]
+    assert tokens.read(0, 1, 4).tolist() == [6, 7, 1, 2]
+    assert tokens.read(2, 3, 1).tolist() == [65535]
+    assert tokens.sidecar["tokens"] == 7
+    assert tokens.sidecar["empty_documents"] == 1
+    with pytest.raises(ValueError, match="no 5 tokens from 3 on"):
+        tokens.read(2, 0, 5)
+
+
+def test_an_exception_leaves_neither_new_files_nor_changed_ones(pair: Path) -> None:
+    before = {path.name: path.read_bytes() for path in pair.parent.iterdir()}
+    with pytest.raises(RuntimeError), IndexedWriter(pair, np.dtype(np.uint16)) as writer:
+        writer.add_document([1, 2])
+        raise RuntimeError
+    assert {path.name: path.read_bytes() for path in pair.parent.iterdir()} == before
+
+
+def test_an_id_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="id 65536 does not fit uint16"),
+        IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer,
+    ):
+        writer.add_document([65536])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda idx: idx[:20], "20 bytes are no index"),
+        (lambda idx: b"TNTIDX" + idx[6:], "an index begins with"),
+        (lambda idx: idx[:-8], "its header promises"),
+        (lambda idx: idx[:9] + struct.pack("<Q", 2) + idx[17:], "version 2 with dtype code 8"),
+        (lambda idx: idx[:17] + b"\x07" + idx[18:], "version 1 with dtype code 7"),
+        (lambda idx: idx[:34] + struct.pack("<i", -3) + idx[38:], "make no sense"),
+        (lambda idx: idx[:34] + struct.pack("<i", 4) + idx[38:], "holds 14 bytes, its index lists 16"),
+        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "do not lie one after another"),
+    ],
+)
+def test_a_broken_index_is_one_sentence(pair: Path, damage, sentence: str) -> None:
+    path = Path(f"{pair}.idx")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError) as caught:
+        IndexedTokens(pair)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_short_data_file_and_a_missing_one_are_said(pair: Path) -> None:
+    data = Path(f"{pair}.bin")
+    data.write_bytes(data.read_bytes()[:-2])
+    with pytest.raises(ValueError, match="holds 12 bytes, its index lists 14"):
+        IndexedTokens(pair)
+    data.unlink()
+    with pytest.raises(FileNotFoundError, match="no such file; wanted the prefix"):
+        IndexedTokens(pair)
+
+
+def test_dtype_follows_megatrons_rule() -> None:
+    assert dtype_for(65_499) == np.uint16
+    assert dtype_for(65_500) == np.int32
+
+
+def test_entropy_of_even_and_of_single_tokens() -> None:
+    assert unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
+    assert unigram_entropy(np.array([0, 9])) == 0.0
+    assert unigram_entropy(np.array([0])) is None

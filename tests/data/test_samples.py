@@ -1,0 +1,98 @@
+"""Order of samples: true epochs, one function of the sample number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.batches import Batches
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.permutation import Permutation
+from megatron.data.samples import Samples
+
+N_TOKENS = 1003
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> IndexedTokens:
+    """Tokens 0, 1, 2, ... in documents of many lengths: a window's first token says where it begins."""
+    rng = np.random.default_rng(0)
+    cuts = np.sort(rng.integers(0, N_TOKENS, 60))
+    with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
+        for ids in np.split(np.arange(N_TOKENS), cuts):
+            writer.add_document(ids)
+    return IndexedTokens(tmp_path / "count")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
+def test_the_keyed_permutation_is_one(n: int) -> None:
+    found = Permutation(n, [3, 1])(np.arange(n))
+    assert sorted(found.tolist()) == list(range(n))
+    assert [int(Permutation(n, [3, 1])(i)) for i in range(min(n, 20))] == found[:20].tolist()
+
+
+def test_the_permutation_of_small_numbers_is_even_over_keys() -> None:
+    # 6 orders of 3 over 3,000 keys: 500 each, +- 4 standard deviations of sqrt(3000 * 5/36)
+    orders = [tuple(Permutation(3, [key])(np.arange(3)).tolist()) for key in range(3000)]
+    counts = [orders.count(order) for order in set(orders)]
+    assert len(counts) == 6
+    assert max(abs(count - 500) for count in counts) < 4 * (3000 * 5 / 36) ** 0.5
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 100])
+def test_each_epoch_is_every_window_once_and_no_epoch_runs_into_the_next(
+    tokens: IndexedTokens, seq_len: int
+) -> None:
+    samples = Samples(tokens, seq_len, seed=5)
+    n = samples.samples_per_epoch
+    assert n == (N_TOKENS - 1) // seq_len
+    epochs = [[int(samples[i][0]) // seq_len for i in range(e * n, (e + 1) * n)] for e in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(n))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert samples.epoch_of(n - 1) == 0
+    assert samples.epoch_of(n) == 1
+
+
+def test_a_sample_is_a_whole_window_in_the_text(tokens: IndexedTokens) -> None:
+    samples = Samples(tokens, 10, seed=5)
+    for i in (0, 1, 57, 99, 1234567):
+        sample = samples[i]
+        assert sample.dtype == np.int64
+        assert sample.tolist() == list(range(sample[0], sample[0] + 11))
+
+
+def test_a_sample_depends_on_its_number_alone(tokens: IndexedTokens) -> None:
+    one, other = Samples(tokens, 10, seed=5), Samples(tokens, 10, seed=5)
+    forward = [one[i].tolist() for i in range(300)]
+    backward = [other[i].tolist() for i in reversed(range(300))]
+    assert forward == backward[::-1]
+    assert [Samples(tokens, 10, seed=6)[i].tolist() for i in range(50)] != forward[:50]
+
+
+def test_without_shuffling_samples_come_in_file_order(tokens: IndexedTokens) -> None:
+    samples = Samples(tokens, 10, seed=5, shuffle=False)
+    assert [int(samples[i][0]) for i in range(100)] == list(range(0, 1000, 10))
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_batches_of_all_ranks_together_are_the_same_and_go_on_from_anywhere(
+    tokens: IndexedTokens, n_ranks: int
+) -> None:
+    samples = Samples(tokens, 10, seed=5)
+    expected = np.stack([samples[i] for i in range(24, 24 + 3 * 8)])
+    ranks = [Batches(samples, 8, rank, n_ranks, first_sample=24) for rank in range(n_ranks)]
+    steps = [[next(batches) for batches in ranks] for _ in range(3)]
+    found = np.concatenate([batch.tokens for step in steps for batch in step])
+    numbers = np.concatenate([batch.numbers for step in steps for batch in step])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(numbers, np.arange(24, 48))
+    assert {batches.next_sample for batches in ranks} == {48}
+
+
+def test_a_corpus_shorter_than_a_window_is_refused(tokens: IndexedTokens) -> None:
+    with pytest.raises(ValueError, match="1,003 tokens hold no window of 1003"):
+        Samples(tokens, 1003, seed=0)
+    with pytest.raises(ValueError, match="cannot be shared by 3 ranks"):
+        Batches(Samples(tokens, 10, 0), 8, 0, 3, 0)

@@ -1,0 +1,60 @@
+"""Tokenizers: from a folder, from files of GPT-2, and trained here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron.tokenizer.bpe import load_tokenizer
+from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
+from megatron.tokenizer.vocabulary import VocabularyRows
+
+TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
+
+
+def test_gpt2_from_its_two_files_gives_published_ids(scaling_data: Path) -> None:
+    tokenizer = load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    assert (tokenizer.n_tokens, tokenizer.eod_id) == (50257, 50256)
+    # the example of the paper's repository and everybody's first test
+    assert tokenizer.encode("Hello, world!") == [15496, 11, 995, 0]
+    assert tokenizer.decode([15496, 11, 995, 0]) == "Hello, world!"
+    assert tokenizer.encode("a<|endoftext|>b") == [64, 50256, 65]
+
+
+def test_a_trained_tokenizer_has_every_id_and_gives_back_any_text(tmp_path: Path) -> None:
+    train_bpe(TEXT, 280, tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.n_tokens == 280
+    assert tokenizer.eod_id == 0
+    for text in [*TEXT[:2], "bytes never seen: \u4e2d\u6587 \x00 \t"]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode_batch(TEXT) == [tokenizer.encode(text) for text in TEXT]
+    assert load_tokenizer(str(tmp_path / "tokenizer.json")).sha256 == tokenizer.sha256
+
+
+def test_training_again_on_the_same_text_does_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "text.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
+    assert train_bpe_on_file(source, "text", 270, tmp_path / "t") is True
+    assert train_bpe_on_file(source, "text", 270, tmp_path / "t") is False
+    assert train_bpe_on_file(source, "text", 275, tmp_path / "t") is True
+
+
+def test_what_cannot_be_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="wanted 257 or more"):
+        train_bpe(TEXT, 256, tmp_path)
+    with pytest.raises(ValueError, match="give more text"):
+        train_bpe(["ab"], 5000, tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds neither tokenizer.json nor"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a tokenizer"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no such text"):
+        train_bpe_on_file(tmp_path / "none.jsonl", "text", 300, tmp_path)
+
+
+def test_mask_is_a_row_of_its_own_and_rows_are_a_multiple_of_128() -> None:
+    rows = VocabularyRows(50257)
+    assert (rows.mask_id, rows.rows) == (50257, 50304)
+    assert VocabularyRows(128).rows == 256
