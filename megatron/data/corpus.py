@@ -131,8 +131,7 @@ def _plain_texts(paths: list[Path]) -> Iterator[str]:
 
 def _json_texts(paths: list[Path]) -> Iterator[str]:
     for path in paths:
-        opened = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
-        with opened as file:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield text_of(line, "text")

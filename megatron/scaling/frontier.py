@@ -36,9 +36,11 @@ def bands(
         raise ValueError("law: has no bootstrap replicates; fit it with n_bootstrap > 0")
     C = np.atleast_1d(np.asarray(C, dtype=float))
     params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
-    N, D = _split(params, C / flops_per_param_token)
     tails = [(1 - level) / 2, (1 + level) / 2]
-    found = {"N": N, "D": D, "L": chinchilla(params, N, D)}
+    # a replicate in which one term has vanished has its optimum at N = 0 or D = 0, an end of the band
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        N, D = _split(params, C / flops_per_param_token)
+        found = {"N": N, "D": D, "L": chinchilla(params, N, D)}
     return {name: tuple(np.quantile(values, tails, axis=0)) for name, values in found.items()}
 
 

@@ -1,6 +1,5 @@
 """Figures of the fitted law, as plotly's JSON: against its points, and what it says is compute-optimal."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megatron.scaling import wording
-from megatron.scaling.frontier import optimal
+from megatron.scaling.frontier import bands, optimal
 from megatron.scaling.law import Law
 from megatron.scaling.plot import (
     LOSS_UNIT,
@@ -69,29 +68,12 @@ def largest_compute(study: Study) -> float:
 
 
 def optimum(law: Law, C: np.ndarray) -> Optimum:
-    """N and D that the law puts at the lowest loss for each C, with intervals from the bootstrap replicates.
-
-    C [n] float64, FLOPs. Percentile interval at the law's own level; replicates without an optimum are left
-    out.
-    """
+    """N and D that the law puts at the lowest loss for each C [n] (FLOPs), with the law's own intervals."""
     best = optimal(law, C)
-    draws = []
-    names = list(law.params)
-    for values in (
-        zip(*(law.replicates.get(name, ()) for name in names), strict=True) if law.replicates else ()
-    ):
-        try:
-            point = optimal(dataclasses.replace(law, params=dict(zip(names, values, strict=True))), C)
-        except ValueError:
-            continue
-        draws.append((np.asarray(point.N), np.asarray(point.D)))
-    ends: list[tuple[np.ndarray, np.ndarray] | None] = [None, None]
-    if len(draws) > 1:
-        tail = 50 * (1 - (law.interval or {}).get("level", 0.95))
-        for i in range(2):
-            low, high = np.nanpercentile([draw[i] for draw in draws], (tail, 100 - tail), axis=0)
-            ends[i] = (low, high)
-    return Optimum(C, np.asarray(best.N), np.asarray(best.D), np.asarray(best.L), ends[0], ends[1])
+    ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    if law.replicates:
+        ends = bands(law, C, law.interval.get("level", 0.95))
+    return Optimum(C, best.N, best.D, best.L, ends.get("N"), ends.get("D"))
 
 
 def prediction_figure(study: Study) -> Figure | None:

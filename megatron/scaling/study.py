@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from megatron.scaling import wording
+from megatron.scaling.ladder import STUDY, read_study_plan
 from megatron.scaling.law import Law
 from megatron.scaling.table import Row, read_runs, sound_metrics
 
@@ -39,6 +40,7 @@ class Study:
     corpus: dict[str, Any]
     faults: list[str] = field(default_factory=list)  # what could not be read, one sentence each
     results: list[dict[str, Any]] = field(default_factory=list)  # result.json of the finished runs
+    name: str = ""  # as study.yaml says
 
     def done(self, objective: str | None = None) -> list[Row]:
         """Finished runs, of one objective or of all."""
@@ -81,7 +83,14 @@ def read_study(study_dir: str | Path) -> Study:
     results = [_read_json(folder / row["path"] / "result.json", faults) for row in done]
     plans = [_read_json(folder / row["path"] / "plan.json", faults) for row in rows if row["path"]]
     corpus = _read_corpus(folder, plans, results, faults)
-    return Study(folder, rows, curves, law, corpus, faults, results)
+    return Study(folder, rows, curves, law, corpus, faults, results, _read_name(folder / STUDY))
+
+
+def _read_name(path: Path) -> str:
+    try:
+        return read_study_plan(path).name
+    except (OSError, ValueError):
+        return ""  # a study of runs alone has no study.yaml, and the page can do without
 
 
 def _read_corpus(

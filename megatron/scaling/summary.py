@@ -13,7 +13,9 @@ MANY_EPOCHS = 4
 
 
 def title(study: Study) -> str:
-    """The page's title: the study's own folder."""
+    """The page's title: the study's name, by itself its folder's."""
+    if study.name:
+        return study.name[:1].upper() + study.name[1:]
     return study.folder.resolve().name.replace("_", " ").replace("-", " ").strip().capitalize() or "Study"
 
 
