@@ -159,7 +159,7 @@ def starts(runs: Runs, weights: np.ndarray) -> np.ndarray:
         for subset in combinations(range(3), size):
             at = np.ix_(range(len(alpha)), subset, subset)
             ridge = 1e-12 * np.trace(gram[at], axis1=1, axis2=2)[:, None, None] * np.eye(size)
-            found = np.linalg.solve(gram[at] + ridge, right[:, subset, None])[..., 0]
+            found = _solve(gram[at] + ridge, right[:, subset])
             rss = weights.sum() - (found * right[:, subset]).sum(1)
             better = (found >= 0).all(1) & (rss < best_rss)
             best_rss[better] = rss[better]
@@ -242,15 +242,28 @@ def _step(
             matrix[held, i, :] = matrix[held, :, i] = 0
             matrix[held, i, i] = 1
     n = gradient.shape[1]
-    ridge = 1e-14 * np.trace(majorant, axis1=1, axis2=2)[:, None, None] * np.eye(n)
+    # relative to each diagonal entry; the least normal number keeps a row of zeros from being singular
+    diagonal = np.einsum("rii->ri", majorant)
+    ridge = (1e-12 * diagonal + np.finfo(float).tiny ** 0.5)[:, :, None] * np.eye(n)
     damped = damping[:, None, None]
-    step = -np.linalg.solve(hessian + damped * majorant + ridge, gradient[..., None])[..., 0]
+    step = -_solve(hessian + damped * majorant + ridge, gradient)
     uphill = np.einsum("ri,ri->r", gradient, step) > 0
     if uphill.any():  # the majorant's step always leads down
         safe = majorant[uphill] * (1 + damped[uphill]) + ridge[uphill]
-        step[uphill] = -np.linalg.solve(safe, gradient[uphill][..., None])[..., 0]
+        step[uphill] = -_solve(safe, gradient[uphill])
     promised = -np.einsum("ri,ri->r", gradient, step)
     return (step if floor else np.column_stack([np.zeros(len(step)), step])), promised
+
+
+def _solve(matrices: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """x of M x = y for each symmetric M [R, p, p] and y [R, p]; the least x where one of them is singular.
+
+    A resampling that drew very few distinct runs leaves directions without any curvature.
+    """
+    try:
+        return np.linalg.solve(matrices, right[..., None])[..., 0]
+    except np.linalg.LinAlgError:
+        return (np.linalg.pinv(matrices, hermitian=True) @ right[..., None])[..., 0]
 
 
 def _within_bounds(phi: np.ndarray, floor: bool) -> np.ndarray:

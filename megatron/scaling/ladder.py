@@ -1,7 +1,7 @@
 """The ladder of a study: which runs there are, and what they cost, before anything is spent."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ STUDY = "study.yaml"  # in the study's directory
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of some objectives, sizes, token budgets and seeds."""
+    """All combinations of some objectives, sizes, token budgets and seeds; `run` is laid over the study's."""
 
     objectives: list[str]
     sizes: list[str]
     train_tokens: list[int]
     seeds: list[int]
+    run: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ def _grid(raw: Any, where: str) -> Grid:
     for key in raw:
         if key not in known:
             raise ValueError(f"{where}: unknown key '{key}'; {nearest(str(key), known)}")
-    values = {key: raw.get(key, defaults.get(key)) for key in known}
+    run = raw.get("run") or {}
+    if not isinstance(run, dict):
+        raise ValueError(f"{where}.run: found {run!r}, wanted sections with keys")
+    values = {key: raw.get(key, defaults.get(key)) for key in known if key != "run"}
     for key, value in values.items():
         if not isinstance(value, list) or not value:
             raise ValueError(f"{where}.{key}: found {value!r}, wanted a list")
@@ -101,7 +105,7 @@ def _grid(raw: Any, where: str) -> Grid:
         wrong = [n for n in values[key] if not isinstance(n, int) or isinstance(n, bool)]
         if wrong:
             raise ValueError(f"{where}.{key}: found {wrong[0]!r}, wanted whole numbers")
-    return Grid(**values)
+    return Grid(**values, run=run)
 
 
 def expand(study: StudyPlan) -> list[PlannedRun]:
@@ -115,15 +119,17 @@ def expand(study: StudyPlan) -> list[PlannedRun]:
             for size in grid.sizes:
                 for train_tokens in grid.train_tokens:
                     for seed in grid.seeds:
-                        run = _planned(study, objective, size, train_tokens, seed)
+                        run = _planned(study, grid, objective, size, train_tokens, seed)
                         runs.setdefault(run.plan.identity, run)
     return sorted(runs.values(), key=lambda run: run.plan.train_flops)
 
 
-def _planned(study: StudyPlan, objective: str, size: str, train_tokens: int, seed: int) -> PlannedRun:
+def _planned(
+    study: StudyPlan, grid: Grid, objective: str, size: str, train_tokens: int, seed: int
+) -> PlannedRun:
     name = f"{objective}-{size}-{short_number(train_tokens)}tok-seed{seed}"
     shape = {"size": size, **study.sizes.get(size, {})}
-    base = study.run
+    base = OmegaConf.to_container(OmegaConf.merge(study.run, grid.run))
 
     def section(key: str) -> dict[str, Any]:
         return dict(base.get(key) or {})

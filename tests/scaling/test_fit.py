@@ -194,6 +194,13 @@ def test_loosely_held_replicates_still_come_to_rest() -> None:
     assert bootstrap(runs, best.phi[0], weights, 1e-3).at_rest.mean() > 0.9
 
 
+def test_the_least_number_of_runs_can_be_resampled_down_to_a_single_one() -> None:
+    n, d = (a.ravel() for a in np.meshgrid([1e4, 3e4], [2e3, 5e3, 1e4]))
+    weights = 6 * np.eye(6)
+    law = fit_law(n, d, 3 + 20 / n**0.3 + 20 / d**0.3, weights=weights)
+    assert all(np.isfinite(values).all() for values in law.replicates.values())
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -1,0 +1,149 @@
+"""The whole walk, shrunk: text to tokens to a ladder to a law to a page, by the commands of the README."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+STUDY = """
+name: tiny study
+directory: {out}
+run:
+  dist: {{dtype: float32, cpu_only: true}}
+  dataset:
+    path_train: ${{directory}}/tokens/train_text_document
+    path_eval: ${{directory}}/tokens/held_out_text_document
+    seq_len: 32
+    batch_size: 8
+  optim: {{lr: 1.0e-2}}
+  lr_scheduler: {{warmup_iterations: 2}}
+  logging: {{tensorboard: false}}
+  evaluation: {{max_samples: 64, num_mc: 2}}
+  misc: {{n_threads: 1}}
+sizes:
+  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
+  large: {{d_model: 32, n_heads: 2, n_layers: 1}}
+grids:
+  - {{sizes: [small, large], train_tokens: [2_560, 5_120, 10_240]}}
+  - {{objectives: [masked_diffusion], sizes: [small], train_tokens: [5_120]}}
+"""
+
+
+class Walk:
+    """A folder, and the tools run in it as a person runs them."""
+
+    def __init__(self, root: Path, out: Path) -> None:
+        self.root, self.out, self.study = root, out, out / "study.in.yaml"
+
+    def command(self, tool: str, *words: object) -> list[str]:
+        return [sys.executable, str(self.root / "tools" / f"{tool}.py"), *map(str, words)]
+
+    def run(self, tool: str, *words: object) -> str:
+        done = subprocess.run(
+            self.command(tool, *words), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def walk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    """Text, tokenizer and tokens of Python's standard library, and a study on them."""
+    walk = Walk(root, tmp_path_factory.mktemp("walk"))
+    out = walk.out
+    walk.run("prepare_corpus", "--corpus", "stdlib", "--max-mb", 2, "--out", out / "text")
+    walk.run("train_tokenizer", out / "text" / "train.jsonl", "--n-tokens", 500, "--out", out / "tokenizer")
+    for split in ("train", "held_out"):
+        words = [
+            "--input",
+            out / "text" / f"{split}.jsonl",
+            "--output-prefix",
+            split,
+            "--root",
+            out / "tokens",
+        ]
+        words += ["--tokenizer-model", out / "tokenizer", "--append-eod", "--workers", 2]
+        walk.run("preprocess_data_many_cores", *words)
+    walk.study.write_text(STUDY.format(out=out))
+    return walk
+
+
+def test_the_dry_run_prices_every_run_and_spends_nothing(walk: Walk) -> None:
+    told = walk.run("sweep", walk.study, "--dry-run")
+    assert told.count(" to run\n") == 7
+    # 16 wide, 1 layer, 501 ids padded to 512: 512*16 + 4*256 + 3*16*64 + 3*16
+    assert "12,336" in told
+    assert "7 of 7 runs to do: 41k tokens" in told
+    assert not (walk.out / "runs").exists()
+
+
+def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(walk: Walk) -> None:
+    told = walk.run("sweep", walk.study)
+    assert "7 of 7 runs done" in told
+    results = {path: path.stat().st_mtime_ns for path in walk.out.glob("runs/*/result.json")}
+    assert len(results) == 7
+    again = walk.run("sweep", walk.study)
+    assert "7 of 7 runs are done already" in again
+    assert {path: path.stat().st_mtime_ns for path in walk.out.glob("runs/*/result.json")} == results
+    walk.run("collect", walk.out)
+    with (walk.out / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["done"] * 7
+    longest = [row for row in rows if row["train_tokens"] == "10240"]
+    plan = json.loads(next(walk.out.glob("runs/*/plan.json")).read_text())
+    assert plan["held_out_unigram_nats"] > 3
+    assert max(float(row["loss"]) for row in longest) < 6.0  # an untrained model has log 512 = 6.24
+    words = ["--objective", "autoregressive", "--out", walk.out / "law.json", "--n-bootstrap", 50]
+    law = walk.run("fit_law", walk.out / "table.csv", *words)
+    assert "(6 runs)" in law
+    told = walk.run("make_report", walk.out).splitlines()
+    assert told[0].startswith("law: L = ")
+    page = (walk.out / "report.html").read_text()
+    assert "Tiny study" in page
+    assert "standard library" in page
+
+
+def test_a_changed_study_keeps_what_is_still_asked_for_and_marks_the_rest(walk: Walk) -> None:
+    words = ["grids=[{sizes: [small], train_tokens: [2560, 20480]}]"]
+    told = walk.run("sweep", walk.study, *words)
+    assert "1 of 2 runs are done already" in told
+    walk.run("collect", walk.out)
+    with (walk.out / "table.csv").open() as file:
+        statuses = [row["status"] for row in csv.DictReader(file)]
+    assert sorted(statuses) == ["done"] * 2 + ["stale"] * 6
+
+
+def test_a_run_that_fails_is_said_and_the_others_are_run(walk: Walk) -> None:
+    words = [f"directory={walk.out / 'failing'}", "run.dataset.path_eval=/nowhere/text",
+             "grids=[{sizes: [small], train_tokens: [2560]}]",
+             f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}"]  # fmt: skip
+    done = subprocess.run(
+        walk.command("sweep", walk.study, *words), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "/nowhere/text" in done.stderr
+
+
+def test_an_interrupted_sweep_stops_its_runs_in_order_and_goes_on(walk: Walk) -> None:
+    out = walk.out / "interrupted"
+    words = [f"directory={out}", "grids=[{sizes: [small], train_tokens: [2_560_000]}]",
+             f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}",
+             f"run.dataset.path_eval={walk.out / 'tokens' / 'held_out_text_document'}"]  # fmt: skip
+    command = walk.command("sweep", walk.study, *words)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
+        deadline = time.monotonic() + 60
+        while not list(out.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1.0)
+        os.kill(sweep.pid, signal.SIGINT)
+        _, told = sweep.communicate(timeout=90)
+    assert sweep.returncode == 75, told
+    assert "run the same command again" in told
+    assert len(list(out.glob("runs/*/checkpoints/*.preempt"))) == 1

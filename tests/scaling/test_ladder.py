@@ -1,0 +1,106 @@
+"""Studies: which runs they name, and how wrong ones are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron.config.count import flops_per_token
+from megatron.scaling.ladder import expand, read_study_plan, short_number
+from megatron.scaling.price import Speed, duration, makespan, speed_of
+
+STUDY = """
+name: tiny
+directory: {folder}/study
+run:
+  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
+  lr_scheduler: {{warmup_iterations: 1}}
+sizes:
+  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
+  wide: {{d_model: 32, n_heads: 2, n_layers: 1}}
+grids:
+  - {{objectives: [autoregressive], sizes: [small, wide], train_tokens: [640, 1280], seeds: [0, 1]}}
+  - {{objectives: [autoregressive, masked_diffusion], sizes: [small], train_tokens: [1.28e3]}}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    sidecar = {"tokens": 3201, "tokenizer": {"n_tokens": 300}, "sha256": {"bin": "aa", "idx": "bb"}}
+    (tmp_path / "text.json").write_text(json.dumps(sidecar))
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.format(folder=tmp_path))
+    return path
+
+
+def test_grids_are_products_and_a_run_named_twice_is_there_once(study: Path) -> None:
+    runs = expand(read_study_plan(study))
+    # 2 sizes x 2 budgets x 2 seeds, and of the second grid only the diffusion run is new
+    assert len(runs) == 9
+    assert len({run.folder for run in runs}) == 9
+    assert [run.plan.train_flops for run in runs] == sorted(run.plan.train_flops for run in runs)
+    longest = runs[-1]
+    assert longest.config.name == "autoregressive-wide-1.28ktok-seed1"
+    assert longest.folder.name == f"{longest.config.name}-{longest.plan.identity[:8]}"
+    assert (longest.plan.n_steps, longest.plan.epochs) == (20, 0.4)
+    assert longest.plan.train_flops == flops_per_token(longest.config.model, 16) * 1280
+
+
+def test_the_study_as_saved_plans_the_same_runs(study: Path) -> None:
+    plan = read_study_plan(study, ["run.optim.lr=0.01"])
+    plan.save()
+    saved = read_study_plan(plan.directory / "study.yaml")
+    assert saved == plan
+    assert [run.plan.identity for run in expand(saved)] == [run.plan.identity for run in expand(plan)]
+    assert {run.config.optim.lr for run in expand(saved)} == {0.01}
+
+
+def test_what_a_grid_says_of_its_runs_is_laid_over_the_study(study: Path) -> None:
+    grids = "grids=[{sizes: [small], train_tokens: [640], run: {optim: {lr: 0.5}}}]"
+    run = expand(read_study_plan(study, [grids, "run.optim.weight_decay=0.3"]))[0]
+    assert (run.config.optim.lr, run.config.optim.weight_decay) == (0.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nmae=x"], "unknown key 'nmae'; did you mean 'name'?"),
+        (["grids=[{size: [small]}]"], "grids[0]: unknown key 'size'; did you mean 'sizes'?"),
+        (["grids=[{sizes: [small]}]"], "grids[0].train_tokens: found None, wanted a list"),
+        (["grids=[{sizes: [small], train_tokens: [1.5]}]"], "found 1.5, wanted whole numbers"),
+        (["grids=[]"], "no 'grids'"),
+    ],
+)
+def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_study_plan(study, words)
+    assert sentence in str(caught.value)
+
+
+def test_a_wrong_run_is_named(study: Path) -> None:
+    plan = read_study_plan(study, ["grids=[{sizes: [425], train_tokens: [640]}]"])
+    with pytest.raises(ValueError, match="run autoregressive-425-640tok-seed0: .*did you mean '425M'"):
+        expand(plan)
+    with pytest.raises(ValueError, match="unknown key 'optim.lrr'"):
+        expand(read_study_plan(study, ["run.optim.lrr=1"]))
+    with pytest.raises(FileNotFoundError, match="no such study file"):
+        read_study_plan(study.with_name("none.yaml"))
+
+
+def test_prices_follow_from_flops_and_from_what_finished_runs_took(study: Path) -> None:
+    runs = expand(read_study_plan(study))
+    assert Speed(1e9, 0.5, "").seconds(runs[0]) == 6.0 + 10 * 0.5 + runs[0].plan.train_flops / 1e9
+    assert speed_of(runs, tflops=2.0).flops_per_s == 2e12
+    runs[3].folder.mkdir(parents=True)
+    result = {"identity": runs[3].plan.identity, "wall_s": 4.0}
+    (runs[3].folder / "result.json").write_text(json.dumps(result))
+    measured = speed_of(runs)
+    assert measured.flops_per_s == runs[3].plan.train_flops / 4.0
+    assert "1 finished" in measured.basis
+
+
+def test_the_longest_first_on_two_lanes() -> None:
+    assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0  # 3 + 2 + 2 beside 3 + 2
+    assert makespan([5.0], 4) == 5.0
+    assert [duration(s) for s in (9, 300, 7200, 864000)] == ["9 s", "5 min", "2.0 h", "10.0 d"]
+    assert [short_number(n) for n in (12, 250_000, 999_900, 1.28e9)] == ["12", "250k", "1M", "1.28B"]
