@@ -1,0 +1,92 @@
+"""The same ids as the `tokenizers` library gives, from C++, where that can be exact."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from megatron import _csrc
+
+N_CODE_POINTS = 0x110000
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+
+
+@dataclass(frozen=True)
+class FastBpe:
+    """A byte-level BPE in C++. Every thread makes workers of its own from it."""
+
+    vocabulary: Any  # _csrc.BpeVocabulary
+    n_tokens: int
+
+    def worker(self) -> Any:
+        """Cache and buffers for one thread: a _csrc.BpeWorker."""
+        return _csrc.BpeWorker(self.vocabulary)
+
+
+@cache
+def bytes_of_letters() -> dict[str, int]:
+    """The printable letter that stands for each byte in byte-level vocabularies (GPT-2's encoder.py), inverted."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+@cache
+def code_point_classes() -> np.ndarray:
+    """uint8 [0x110000]: 0 other, 1 letter, 2 number, 3 white space, as `tokenizers` sees them.
+
+    Read from code_points.json, runs of [first code point, class], which tools/derive_code_points.py generates.
+    """
+    runs = json.loads((resources.files("megatron.tokenizer") / "code_points.json").read_text())["runs"]
+    starts, kinds = np.array(runs, dtype=np.int64).T
+    lengths = np.diff(np.append(starts, N_CODE_POINTS))
+    return np.repeat(kinds, lengths).astype(np.uint8)
+
+
+def compile_fast(inner: Tokenizer) -> tuple[FastBpe | None, str]:
+    """(encoder, "") where C++ gives exactly the library's ids, else (None, the reason)."""
+    told = json.loads(inner.to_str())
+    model = told["model"]
+    reason = _unlike(told)
+    if reason:
+        return None, reason
+    vocabulary: dict[str, int] = model["vocab"]
+    byte_ids = np.full(256, -1, dtype=np.int64)
+    for letter, byte in bytes_of_letters().items():
+        byte_ids[byte] = vocabulary.get(letter, -1)
+    if (byte_ids < 0).any():
+        return None, f"the vocabulary lacks {int((byte_ids < 0).sum())} of the 256 bytes"
+    pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    merges = np.array(
+        [(vocabulary[left], vocabulary[right], vocabulary[left + right]) for left, right in pairs], dtype=np.int64
+    ).reshape(-1, 3)
+    special = told["added_tokens"][0] if told["added_tokens"] else {"content": "", "id": 0}
+    compiled = _csrc.bpe_vocabulary(
+        byte_ids, merges, code_point_classes(), special["content"].encode(), special["id"]
+    )
+    n_tokens = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+    return FastBpe(compiled, n_tokens), ""
+
+
+def _unlike(told: dict[str, Any]) -> str:
+    """What about a serialised tokenizer the C++ does not do; empty where it does all."""
+    model, pre = told["model"], told.get("pre_tokenizer") or {}
+    if model.get("type") != "BPE":
+        return f"its model is {model.get('type')}, not BPE"
+    if any(pre.get(key) != value for key, value in BYTE_LEVEL.items()):
+        return "its pre-tokeniser is not GPT-2's"
+    if told.get("normalizer") is not None:
+        return "it has a normaliser"
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"):
+        if model.get(key):
+            return f"its model has {key}"
+    added = told.get("added_tokens") or []
+    if len(added) > 1:
+        return f"it has {len(added)} added tokens"
+    if any(added[0].get(key) for key in ("single_word", "lstrip", "rstrip", "normalized")) if added else False:
+        return "its added token is matched with conditions"
+    return ""
