@@ -93,13 +93,13 @@ size_t fill(Worker& w, int input, int64_t at, int64_t end) {
 }
 
 struct Told {
-    int64_t next, n_documents, n_tokens;
+    int64_t next, n_documents, n_tokens, n_lines;
     bool refused;
 };
 
 Told encode_range(Worker& w, int input, int64_t begin, int64_t end, const std::string& key, bool special, int64_t eod,
                   bool wide, int ids_out, int lengths_out) {
-    Told told{begin, 0, 0, false};
+    Told told{begin, 0, 0, 0, false};
     w.ids.clear();
     w.lengths.clear();
     while (told.next < end && !told.refused) {
@@ -123,6 +123,7 @@ Told encode_range(Worker& w, int input, int64_t begin, int64_t end, const std::s
                 ++told.n_documents;
                 if (w.ids.size() >= kFlushedIds) flush(w, wide, ids_out, lengths_out);
             }
+            ++told.n_lines;
             p = found ? line_end + 1 : stop;
         }
         told.next += p - w.block.data();
@@ -148,7 +149,7 @@ py::tuple encode_lines(Worker& w, int input, int64_t begin, int64_t end, const s
         PyErr_SetFromErrno(PyExc_OSError);
         throw py::error_already_set();
     }
-    return py::make_tuple(told.next, told.n_documents, told.n_tokens, told.refused);
+    return py::make_tuple(told.next, told.n_documents, told.n_tokens, told.n_lines, told.refused);
 }
 
 py::tuple encode_texts(Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod) {
@@ -217,8 +218,8 @@ void bind_encode(py::module_& m) {
     m.def("encode_lines", &encode_lines, py::arg("worker"), py::arg("input"), py::arg("begin"), py::arg("end"),
           py::arg("key"), py::arg("special"), py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
           "Encode the JSON lines in bytes [begin, end) of a file descriptor; ids (uint16, or int32 where wide) and int32 "
-          "lengths go to two others. Returns (next, documents, tokens, refused): where refused, the line at byte `next` "
-          "is for Python to judge, and all before it is written.");
+          "lengths go to two others. Returns (next, documents, tokens, lines, refused): where refused, the line at byte "
+          "`next` is for Python to judge, and all before it is written.");
     m.def("encode_texts", &encode_texts, py::arg("worker"), py::arg("texts").noconvert(), py::arg("ends").noconvert(),
           py::arg("special"), py::arg("eod"),
           "Ids (uint32) and int32 lengths of UTF-8 texts laid end to end, text i ending at byte ends[i].");

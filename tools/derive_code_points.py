@@ -1,9 +1,10 @@
-"""Write megatron/tokenizer/code_points.json: the class of every code point, as the `tokenizers` library sees it.
+"""Write megatron/tokenizer/code_points.json: the class of every code point, as `tokenizers` sees it.
 
     python tools/derive_code_points.py
 
-GPT-2's pre-tokeniser asks of a character whether it is a letter, a number or white space. Libraries disagree on
-thousands of code points, as they follow different versions of Unicode; this asks `tokenizers` itself, once.
+GPT-2's pre-tokeniser asks of a character whether it is a letter, a number or white space. Libraries
+disagree on thousands of code points, as they follow different versions of Unicode; this asks `tokenizers`
+itself, once.
 """
 
 import json
@@ -35,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind = 0 if 0xD800 <= point < 0xE000 else class_of(point, split)
         if not runs or runs[-1][1] != kind:
             runs.append([point, kind])
-    about = f"classes of code points in tokenizers {tokenizers.__version__}: 0 other, 1 letter, 2 number, 3 space"
+    about = (
+        f"classes of code points in tokenizers {tokenizers.__version__}: 0 other, 1 letter, 2 number, 3 space"
+    )
     OUT.write_text(json.dumps({"about": about, "runs": runs}, separators=(",", ":")) + "\n")
     print(f"{OUT}: {len(runs)} runs")
     return 0

@@ -4,7 +4,8 @@
         --tokenizer-type HFTokenizer --tokenizer-model gpt2 --append-eod --workers 8 --root tokens
 
 writes tokens/c4_text_document.bin, .idx (Megatron's MMIDIDX version 1) and .json (what they were made of).
-Exit status: 0 done, 1 failed, 2 wrong usage.
+Killed at any moment, the same command goes on from the last finished piece.
+Exit status: 0 done, 1 failed, 2 wrong usage, 75 stopped by Ctrl-C.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.data.preprocess import preprocess
+from megatron.data.preprocess import Options, preprocess
+
+EXIT_STOPPED = 75
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -27,7 +30,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         required=True,
         metavar="PATH",
-        help=".jsonl, .json, .jsonl.gz or .json.gz files, an object a line; folders of them; or patterns",
+        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders, also as datasets saves them; "
+        "patterns; or - for standard input",
     )
     parser.add_argument(
         "--output-prefix", required=True, metavar="NAME", help="first part of the output's names"
@@ -55,7 +59,25 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="KEY",
         help="keys of the text, an output for each (text)",
     )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenise (1)")
+    parser.add_argument(
+        "--special-text",
+        choices=["token", "text"],
+        default="token",
+        help="a special token's text such as <|endoftext|> within a document: token, its id, as the "
+        "tokenizers library has it; text, ordinary characters, as tiktoken has it (token)",
+    )
+    parser.add_argument(
+        "--on-error",
+        choices=["fail", "skip"],
+        default="fail",
+        help="a line that is not JSON, lacks a key or has no string there: fail, say where and stop; skip, "
+        "count it and write it down in <prefix>.rejects.jsonl (fail)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="keep the fewest first documents that reach N tokens"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="cores that tokenise (1)")
     return parser.parse_args(argv)
 
 
@@ -67,15 +89,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.input,
             args.root / args.output_prefix,
             args.tokenizer_model,
-            keys=args.json_keys,
-            append_eod=args.append_eod,
-            n_workers=args.workers,
+            Options(
+                keys=tuple(args.json_keys),
+                append_eod=args.append_eod,
+                special_text=args.special_text == "token",
+                skip_bad_lines=args.on_error == "skip",
+                max_tokens=args.max_tokens,
+                n_workers=args.workers,
+                quiet=args.quiet,
+            ),
         )
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on", file=sys.stderr)
+        return EXIT_STOPPED
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for prefix in totals.prefixes:
-        print(f"{prefix}.bin: {totals.n_documents:,} documents, {totals.n_tokens:,} tokens")
+        print(f"{prefix}.bin")
+    print(
+        f"{totals.n_tokens:,} tokens per epoch, {totals.n_documents:,} documents, the longest "
+        f"{totals.longest_document:,} tokens, {totals.n_rejected:,} lines rejected"
+        + (f" (see {totals.rejects})" if totals.rejects else "")
+    )
     return 0
 
 

@@ -1,121 +1,179 @@
-"""Documents of JSON-lines files, plain or gzipped, with the place each one stands at."""
+"""Documents of text files, with the place each one stands at.
+
+JSON lines (.jsonl, .json) plain, gzipped or zstandard, parquet, folders saved by Hugging Face `datasets`,
+and standard input. A plain file is cut into byte ranges, so that no process reads for the others; every
+other file is one piece.
+"""
 
 import glob
 import gzip
+import io
 import json
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+PLAIN = (".jsonl", ".json")
+COMPRESSED = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
+COLUMNS = (".parquet", ".arrow")
+SUFFIXES = (*PLAIN, *COMPRESSED, *COLUMNS)
+STDIN = Path("-")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A byte range of a plain file that begins and ends at line ends, or a whole gzipped file."""
+    """A byte range of a plain file that begins and ends at line ends, or a whole file of another kind."""
 
     path: Path
     begin: int
     end: int
-    is_gzip: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is lines that can be read from any byte on."""
+        return self.path.name.endswith(PLAIN)
 
 
 def find_inputs(words: Sequence[str]) -> list[Path]:
-    """Files that words name: a file, a folder (its JSON-lines files, sorted) or a glob pattern (sorted).
+    """Files that words name: a file, a folder (its files, sorted), a glob pattern (sorted), or `-`.
 
     Raises FileNotFoundError for a word that names none, ValueError for a file of another kind.
     """
     found: list[Path] = []
     for word in words:
         path = Path(word)
-        if path.is_dir():
+        if path == STDIN:
+            here = [path]
+        elif path.is_dir():
             here = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
+            here = [p for p in here if not _belongs_to_datasets(p)]
         elif path.is_file():
             here = [path]
         else:
             here = [Path(p) for p in sorted(glob.glob(word, recursive=True)) if Path(p).is_file()]
         if not here:
-            raise FileNotFoundError(
-                f"{word}: no such file, nor a folder or pattern with {', '.join(SUFFIXES)} files"
-            )
+            raise FileNotFoundError(f"{word}: no such file, nor a folder or pattern of {', '.join(SUFFIXES)}")
         found += here
     for path in found:
-        if not path.name.endswith(SUFFIXES):
-            raise ValueError(f"{path}: wanted one of {', '.join(SUFFIXES)}")
+        if path != STDIN and not path.name.endswith(SUFFIXES):
+            raise ValueError(f"{path}: wanted one of {', '.join(SUFFIXES)}, or - for standard input")
     return found
+
+
+def _belongs_to_datasets(path: Path) -> bool:
+    """state.json and dataset_info.json, which Dataset.save_to_disk writes beside its .arrow files."""
+    return path.name in ("state.json", "dataset_info.json") and (path.parent / "dataset_info.json").is_file()
 
 
 def cut(paths: Sequence[Path], piece_bytes: int) -> list[Piece]:
     """Pieces of about `piece_bytes` in the order of the input; cuts fall on line ends."""
     pieces: list[Piece] = []
     for path in paths:
-        size = path.stat().st_size
-        if path.name.endswith(".gz"):
-            pieces.append(Piece(path, 0, size, True))
+        size = 0 if path == STDIN else path.stat().st_size
+        if not path.name.endswith(PLAIN):
+            pieces.append(Piece(path, 0, size))
             continue
         begin = 0
         with path.open("rb") as file:
             while begin < size:
-                file.seek(min(size, begin + piece_bytes))
+                file.seek(min(size, begin + piece_bytes) - 1)
                 file.readline()  # to the end of the line that the cut fell into
                 end = file.tell()
-                pieces.append(Piece(path, begin, end, False))
+                pieces.append(Piece(path, begin, end))
                 begin = end
     return pieces
 
 
 def lines_of(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """(line number within the piece from 0, line without its end). ValueError for broken gzip."""
-    if piece.is_gzip:
-        try:
-            with gzip.open(piece.path, "rb") as file:
-                for i, line in enumerate(file):
-                    yield i, line.rstrip(b"\r\n")
-        except (gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{piece.path}: broken gzip ({error})") from error
+    """(line number within the piece from 0, line without its end). ValueError for a broken archive."""
+    if piece.is_plain:
+        with piece.path.open("rb") as file:
+            file.seek(piece.begin)
+            left, i = piece.end - piece.begin, 0
+            while left > 0:
+                line = file.readline()
+                left -= len(line)
+                yield i, line.rstrip(b"\r\n")
+                i += 1
         return
-    with piece.path.open("rb") as file:
-        file.seek(piece.begin)
-        left, i = piece.end - piece.begin, 0
-        while left > 0:
-            line = file.readline()
-            left -= len(line)
-            yield i, line.rstrip(b"\r\n")
-            i += 1
+    try:
+        with _opened(piece.path) as file:
+            for i, line in enumerate(file):
+                yield i, line.rstrip(b"\r\n")
+    except (gzip.BadGzipFile, EOFError, OSError) as error:
+        raise ValueError(f"{piece.path}: cannot be read to its end ({error})") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path == STDIN:
+        return sys.stdin.buffer
+    if path.name.endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    import pyarrow  # for zstandard alone, and it is slow to import
+
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+
+
+def rows_of(path: Path, key: str, n_rows: int = 1024) -> Iterator[list[Any]]:
+    """Values of one column of a parquet file or of an .arrow file of `datasets`, some rows at a time.
+
+    Raises ValueError for a file of another kind or without the column.
+    """
+    import pyarrow  # slow to import, and only columns want it
+    import pyarrow.parquet
+
+    try:
+        if path.name.endswith(".parquet"):
+            with pyarrow.parquet.ParquetFile(path) as file:
+                if key not in file.schema_arrow.names:
+                    raise ValueError(
+                        f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}"
+                    )
+                for batch in file.iter_batches(n_rows, columns=[key]):
+                    yield batch.column(0).to_pylist()
+            return
+        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+            if key not in stream.schema.names:
+                raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
+            for batch in stream:
+                yield batch.column(key).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
 
 
 def text_of(line: bytes, key: str) -> str:
-    """The text under `key` of one line. ValueError says what the line is instead.
-
-    An unpaired surrogate escape (`\\ud800` alone) stands for no character and becomes U+FFFD.
-    """
+    """The text under `key` of one line. ValueError says what the line is instead."""
     try:
         record: Any = json.loads(line)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError("JSON nested too deep") from error
     if not isinstance(record, dict):
         raise ValueError(f"wanted an object, found {type(record).__name__}")
     if key not in record:
         raise ValueError(f"no key '{key}'; it has {', '.join(map(repr, record)) or 'none'}")
-    text = record[key]
+    return checked_text(record[key], key)
+
+
+def checked_text(text: Any, key: str) -> str:
+    """A string without unpaired surrogates: such an escape stands for no character and becomes U+FFFD."""
     if not isinstance(text, str):
         raise ValueError(f"'{key}' is {type(text).__name__}, wanted a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 
-def line_number(piece: Piece, line_in_piece: int) -> int:
-    """Number of a line in its whole file, from 1; counts the lines before the piece, for error messages."""
-    n_before = 0
-    if not piece.is_gzip:
-        with piece.path.open("rb") as file:
-            left = piece.begin
-            while left > 0:
-                block = file.read(min(left, 1 << 20))
-                n_before += block.count(b"\n")
-                left -= len(block)
-    return n_before + line_in_piece + 1
+def lines_before(piece: Piece) -> int:
+    """How many lines of its file lie before a piece; reads them, for error messages."""
+    n = 0
+    with piece.path.open("rb") as file:
+        left = piece.begin
+        while left > 0:
+            block = file.read(min(left, 1 << 20))
+            n += block.count(b"\n")
+            left -= len(block)
+    return n

@@ -1,19 +1,25 @@
-"""Write a .bin/.idx pair with its sidecar; the names appear only when all three are whole."""
+"""Write a .bin/.idx pair with its sidecar; the names appear only when all three are whole.
+
+Lengths are spooled to disk beside the tokens, so that memory does not grow with the number of documents.
+"""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
 
+from megatron import _csrc
 from megatron.data.indexed import CODES, HEADER, MAGIC, VERSION
 
 PARTIAL = ".partial"
 SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar is the last to appear
+SPOOL = ".lengths"
+BLOCK = 1 << 20  # documents, or tokens, looked at a time
 
 
 def dtype_for(n_tokens: int) -> np.dtype:
@@ -29,72 +35,85 @@ class IndexedWriter:
         self.prefix = Path(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.about = about or {}
-        self.n_tokens = 0
-        self._lengths: list[np.ndarray] = []
-        self._counts = np.zeros(0, dtype=np.int64)  # of each token id, for the entropy
+        self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
+        self._counts = np.zeros(1 << 16, dtype=np.int64)  # of each token id, for the entropy
         self._sum = hashlib.sha256()
         self._bin: IO[bytes] | None = None
+        self._spool: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self._bin = self._partial(".bin").open("wb")
+        self._spool = self._partial(SPOOL).open("w+b")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._bin is not None, "__enter__ comes first"
+        assert self._bin is not None and self._spool is not None, "__enter__ comes first"
         try:
             if kind is None:
                 self._finish()
         finally:
             self._bin.close()
-            for suffix in SUFFIXES:
+            self._spool.close()
+            for suffix in (*SUFFIXES, SPOOL):
                 self._partial(suffix).unlink(missing_ok=True)
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:
         """Append one document. ValueError for an id that the dtype cannot hold."""
-        self.add_documents(np.asarray(ids), [len(ids)])
+        self.add_documents(np.asarray(ids), np.array([len(ids)]))
 
-    def add_documents(self, ids: np.ndarray, lengths: Iterable[int] | np.ndarray) -> None:
+    def add_documents(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append several documents laid end to end: ids [sum of lengths]."""
-        assert self._bin is not None, "add documents inside the `with`"
-        lengths = np.fromiter(lengths, dtype=np.int64) if not isinstance(lengths, np.ndarray) else lengths
+        assert self._bin is not None and self._spool is not None, "add documents inside the `with`"
         assert lengths.sum() == len(ids), "lengths and ids are of the same documents"
-        limits = np.iinfo(self.dtype)
-        if len(ids) and (ids.min() < limits.min or ids.max() > limits.max):
-            raise ValueError(f"{self.prefix}: id {ids.max()} does not fit {self.dtype}; choose a wider dtype")
-        raw = np.ascontiguousarray(ids, dtype=self.dtype).tobytes()
-        self._bin.write(raw)
-        self._sum.update(raw)
-        self._lengths.append(lengths.astype(np.int32))
+        if ids.dtype != self.dtype and len(ids):
+            limits = np.iinfo(self.dtype)
+            if ids.min() < limits.min or ids.max() > limits.max:
+                raise ValueError(
+                    f"{self.prefix}: id {ids.max()} does not fit {self.dtype}; choose a wider dtype"
+                )
+        ids = np.ascontiguousarray(ids, dtype=self.dtype)
+        self._bin.write(ids.data)
+        self._sum.update(ids.data)
+        self._spool.write(lengths.astype("<i4").data)
         self.n_tokens += len(ids)
-        if len(ids):
-            counts = np.bincount(ids)
-            if len(counts) > len(self._counts):
-                self._counts = np.pad(self._counts, (0, len(counts) - len(self._counts)))
-            self._counts[: len(counts)] += counts
+        self.n_documents += len(lengths)
+        self.n_empty += int((lengths == 0).sum())
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        self._count(ids)
+
+    def _count(self, ids: np.ndarray) -> None:
+        if self.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
+            ids = ids.astype("<i4")
+        if len(ids) and self.dtype.itemsize > 2 and int(ids.max()) >= len(self._counts):
+            self._counts = np.pad(self._counts, (0, int(ids.max()) + 1 - len(self._counts)))
+        _csrc.count_ids(ids, self._counts)
 
     def _partial(self, suffix: str) -> Path:
         return self.prefix.with_name(self.prefix.name + suffix + PARTIAL)
 
     def _finish(self) -> None:
-        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
-        index = index_bytes(lengths, self.dtype)
-        self._partial(".idx").write_bytes(index)
+        assert self._bin is not None and self._spool is not None
+        index_sum = hashlib.sha256()
+        with self._partial(".idx").open("wb") as file:
+            for block in self._index():
+                index_sum.update(block)
+                file.write(block)
         told = {
             "format": "MMIDIDX",
             "version": VERSION,
             "dtype": self.dtype.name,
-            "documents": len(lengths),
+            "documents": self.n_documents,
             "tokens": self.n_tokens,
-            "empty_documents": int((lengths == 0).sum()),
+            "empty_documents": self.n_empty,
+            "longest_document": self.longest,
             "unigram_entropy_nats": unigram_entropy(self._counts),
             **self.about,
-            "sha256": {"bin": self._sum.hexdigest(), "idx": hashlib.sha256(index).hexdigest()},
+            "sha256": {"bin": self._sum.hexdigest(), "idx": index_sum.hexdigest()},
         }
         self._partial(".json").write_text(json.dumps(told, indent=1) + "\n")
-        assert self._bin is not None
         self._bin.flush()
         for suffix in SUFFIXES:
             with self._partial(suffix).open("rb") as file:
@@ -102,16 +121,26 @@ class IndexedWriter:
         for suffix in SUFFIXES:
             self._partial(suffix).rename(self.prefix.with_name(self.prefix.name + suffix))
 
+    def _lengths(self) -> Iterator[np.ndarray]:
+        assert self._spool is not None
+        self._spool.seek(0)
+        while block := self._spool.read(4 * BLOCK):
+            yield np.frombuffer(block, dtype="<i4")
 
-def index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
-    """The .idx of documents of one sequence each: lengths [n] of tokens."""
-    n = len(lengths)
-    positions = np.zeros(n, dtype="<i8")
-    np.cumsum(lengths[:-1], dtype=np.int64, out=positions[1:])
-    positions *= dtype.itemsize
-    boundaries = np.arange(n + 1, dtype="<i8")
-    head = HEADER.pack(MAGIC, VERSION, CODES[dtype], n, n + 1)
-    return b"".join([head, lengths.astype("<i4").tobytes(), positions.tobytes(), boundaries.tobytes()])
+    def _index(self) -> Iterator[bytes]:
+        """The .idx of documents of one sequence each, block by block."""
+        n = self.n_documents
+        yield HEADER.pack(MAGIC, VERSION, CODES[self.dtype], n, n + 1)
+        for lengths in self._lengths():
+            yield lengths.tobytes()
+        begin = 0
+        for lengths in self._lengths():
+            ends = begin + np.cumsum(lengths, dtype="<i8")
+            starts = np.concatenate([np.array([begin], dtype="<i8"), ends[:-1]])
+            yield (starts * self.dtype.itemsize).tobytes()
+            begin = int(ends[-1])
+        for first in range(0, n + 1, BLOCK):
+            yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
 
 
 def unigram_entropy(counts: np.ndarray) -> float | None:

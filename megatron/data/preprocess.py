@@ -1,221 +1,289 @@
-"""Text to tokens on disk, on many cores, in the order of the input.
+"""Text to tokens on disk, on many cores, in the order of the input, from where it stopped.
 
-The input is cut into pieces at line ends. Each worker turns a piece into a shard of ids and a list of
-lengths in a folder beside the output; the parent joins the shards in order. No ids travel between
+The input is cut into pieces. Each becomes a shard in a folder beside the output, by a thread where the C++
+encoder is exact for the tokenizer, else by a process; the shards are joined in order. No ids travel between
 processes.
 """
 
-import contextlib
 import hashlib
 import multiprocessing
-import shutil
+import os
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from threading import local
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from megatron.data.documents import Piece, cut, find_inputs, line_number, lines_of, text_of
-from megatron.data.indexed_writer import IndexedWriter, dtype_for
+from megatron.data.documents import STDIN, Piece, cut, find_inputs
+from megatron.data.encode_piece import Settings, encode_piece, rejected_lines
+from megatron.data.indexed_writer import PARTIAL, IndexedWriter, dtype_for
+from megatron.data.shards import Done, Shards
+from megatron.log import get_logger
 from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
+from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
+from megatron.tokenizer.fast_bpe import FastBpe
 
-PIECE_BYTES = 4 << 20
-BATCH_DOCUMENTS = 256
+PIECE_BYTES = 8 << 20
+JOINED_BYTES = 4 << 20  # of ids read at a time when shards are joined
 
-
-@dataclass(frozen=True)
-class Job:
-    """What every worker needs to know."""
-
-    tokenizer: str
-    keys: tuple[str, ...]
-    append_eod: bool
-    shards: Path
+log = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Done:
-    """What became of one piece."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to make of the input. `special_text`: the special token's text becomes its id, as in tokenizers."""
 
-    piece: int
-    n_documents: int
-    n_tokens: int
-    n_bytes: int
+    keys: tuple[str, ...] = ("text",)
+    append_eod: bool = False
+    special_text: bool = True
+    skip_bad_lines: bool = False
+    max_tokens: int | None = None
+    n_workers: int = 1
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What became of the whole, over all keys."""
+    """What came out. Tokens are over all keys."""
 
     n_documents: int
     n_tokens: int
+    n_rejected: int
+    longest_document: int
     prefixes: list[Path]
+    rejects: Path | None
 
 
-# A worker's tokenizer, loaded once a process: the pool's initialiser has nowhere else to put it.
-_WORKER: dict[str, tuple[BpeTokenizer, Job]] = {}
-
-
-def preprocess(
-    inputs: Sequence[str],
-    prefix: Path,
-    tokenizer: str,
-    *,
-    keys: Sequence[str] = ("text",),
-    append_eod: bool = False,
-    n_workers: int = 1,
-    quiet: bool = False,
-) -> Totals:
+def preprocess(inputs: Sequence[str], prefix: Path, tokenizer: str, options: Options) -> Totals:
     """Tokenise the documents of `inputs` into `<prefix>_<key>_document.bin/.idx/.json`, one triple a key.
 
+    Killed at any moment, the same call goes on from the last finished piece, and the outputs are byte for
+    byte those of an undisturbed one. `max_tokens` keeps the fewest first documents that reach so many (of
+    the first key). An empty text without `append_eod` is an empty document and is counted in the sidecar.
+
     Raises FileNotFoundError, and ValueError with file, line and reason for a line that is not JSON, has no
-    such key or no string under it. Then no output exists and none that existed before has changed. An empty
-    text without `append_eod` is an empty document and is counted in the sidecar.
+    such key or no string under it, unless those are skipped; OSError for a full disk. Then no output exists
+    that was not there, and none that was has changed.
     """
-    if n_workers < 1:
-        raise ValueError(f"workers: found {n_workers}, wanted 1 or more")
+    if options.n_workers < 1:
+        raise ValueError(f"workers: found {options.n_workers}, wanted 1 or more")
     paths = find_inputs(inputs)
-    about = load_tokenizer(tokenizer)
+    known = load_tokenizer(tokenizer)
+    fast, reason = fast_of(known)
+    if fast is None:
+        log.warning("%s: encoded by the tokenizers library, several times slower, as %s", tokenizer, reason)
     pieces = cut(paths, PIECE_BYTES)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    shards = prefix.with_name(f".{prefix.name}.shards")
-    shutil.rmtree(shards, ignore_errors=True)
-    shards.mkdir()
-    job = Job(tokenizer, tuple(keys), append_eod, shards)
+    settings = Settings(
+        eod=known.eod_id if options.append_eod else NO_EOD,
+        dtype=dtype_for(known.n_tokens).str,
+        skip_bad_lines=options.skip_bad_lines,
+    )
+    shards = Shards(prefix.with_name(f".{prefix.name}.shards"), options.keys)
+    made_by = [
+        known.sha256,
+        settings.eod,
+        settings.dtype,
+        options.special_text,
+        options.skip_bad_lines,
+        *options.keys,
+    ]
+    done = shards.open_folder(pieces, {"made_by": made_by})
+    work = _Work(pieces, shards, settings, options, tokenizer, fast, done)
     try:
-        done: list[Done] = []
-        with _progress(pieces, quiet) as bar:
-            for one in _encode_all(job, pieces, n_workers):
-                done.append(one)
-                bar.update(one.n_bytes)
-                n_documents, n_tokens = sum(d.n_documents for d in done), sum(d.n_tokens for d in done)
-                bar.set_postfix_str(f"{n_documents:,} documents, {n_tokens:,} tokens", refresh=False)
-        sources = _sources(paths, pieces, done)
-        outputs = [_join(job, key, prefix, about, len(pieces), sources) for key in keys]
-    finally:
-        shutil.rmtree(shards, ignore_errors=True)
-    return Totals(sum(d.n_documents for d in done), sum(d.n_tokens for d in done), outputs)
+        work.run()
+        totals = _join_all(work, prefix, known, paths)
+    except (ValueError, OSError):
+        shards.remove()
+        raise
+    shards.remove()
+    return totals
 
 
-def _encode_all(job: Job, pieces: Sequence[Piece], n_workers: int) -> Iterator[Done]:
-    """Encode every piece; results come as they are finished."""
-    if n_workers == 1 or len(pieces) < 2:
-        _start_worker(job)
-        yield from map(_encode_piece, enumerate(pieces))
-        return
-    # spawn: a fork would copy the locks of whatever threads the parent runs
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(min(n_workers, len(pieces)), _start_worker, (job, True)) as pool:
-        yield from pool.imap_unordered(_encode_piece, enumerate(pieces))
+class _Work:
+    """The pieces that are still to be encoded, and how."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], shards: Shards, settings: Settings, options: Options,
+        tokenizer: str, fast: FastBpe | None, done: dict[int, Done],
+    ) -> None:  # fmt: skip
+        self.pieces, self.shards, self.settings, self.options = pieces, shards, settings, options
+        self.tokenizer, self.fast, self.done = tokenizer, fast, done
+
+    def run(self) -> None:
+        """Encode what is not done, and show how far it is."""
+        waiting = [i for i in range(len(self.pieces)) if i not in self.done]
+        if self.done:
+            log.info("going on: %d of %d pieces are done already", len(self.done), len(self.pieces))
+        with _progress(self.pieces, self.done, self.options.quiet) as bar:
+            for number, one in self._encoded(waiting):
+                self.done[number] = one
+                bar.update(self.pieces[number].end - self.pieces[number].begin)
+                documents, tokens = (
+                    sum(getattr(d, name) for d in self.done.values()) for name in ("n_documents", "n_tokens")
+                )
+                bar.set_postfix_str(f"{documents:,} documents, {tokens:,} tokens", refresh=False)
+
+    def _encoded(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
+        """Encode pieces, and give them as they are finished; none is begun once max_tokens are there."""
+        fast = self.fast
+        if fast is None:
+            yield from self._by_processes(waiting)
+            return
+        own = local()
+
+        def encode(number: int) -> tuple[int, Done]:
+            if self._enough_before(number):
+                return number, Done(0, 0, 0, 0, 0)
+            if not hasattr(own, "encoder"):
+                own.encoder = FastEncoder(fast, self.options.special_text)
+            return number, encode_piece(self.pieces[number], number, self.shards, self.settings, own.encoder)
+
+        with ThreadPoolExecutor(self.options.n_workers) as pool:
+            futures: list[Future[tuple[int, Done]]] = [pool.submit(encode, number) for number in waiting]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _by_processes(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
+        given = (self.tokenizer, self.options.special_text, self.shards, self.settings)
+        jobs = [(number, self.pieces[number]) for number in waiting]
+        if self.options.n_workers == 1 or len(jobs) < 2 or any(piece.path == STDIN for _, piece in jobs):
+            _start_process(*given, in_pool=False)
+            yield from map(_encode_in_process, (job for job in jobs if not self._enough_before(job[0])))
+            return
+        # spawn: a fork would copy the locks of whatever threads the parent runs
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(min(self.options.n_workers, len(jobs)), _start_process, given) as pool:
+            yield from pool.imap_unordered(_encode_in_process, jobs)
+
+    def _enough_before(self, number: int) -> bool:
+        """Whether the finished pieces before this one reach max_tokens by themselves."""
+        wanted = self.options.max_tokens
+        if wanted is None:
+            return False
+        tokens = 0
+        for i in range(number):
+            if i not in self.done:
+                return False
+            tokens += self.done[i].n_tokens // len(self.shards.keys)
+        return tokens >= wanted and len(self.shards.keys) == 1
 
 
-def _start_worker(job: Job, in_pool: bool = False) -> None:
+# What a worker process holds: a pool's initialiser has nowhere else to put it.
+_PROCESS: dict[str, Any] = {}
+
+
+def _start_process(
+    tokenizer: str, special_text: bool, shards: Shards, settings: Settings, in_pool: bool = True
+) -> None:
     if in_pool:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
-    _WORKER["now"] = load_tokenizer(job.tokenizer), job
+    encoder: Encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
+    _PROCESS.update(shards=shards, settings=settings, encoder=encoder)
 
 
-def _encode_piece(numbered: tuple[int, Piece]) -> Done:
-    """One piece to one shard a key. ValueError with file and line for a bad line."""
-    number, piece = numbered
-    tokenizer, job = _WORKER["now"]
-    n_tokens = n_lines = 0
-    with contextlib.ExitStack() as stack:
-        writers = {key: stack.enter_context(_Shard(job, key, number, tokenizer)) for key in job.keys}
-        for i, line in lines_of(piece):
-            if not line.strip():
-                continue
-            n_lines += 1
-            for key, writer in writers.items():
-                try:
-                    writer.add(text_of(line, key))
-                except ValueError as error:
-                    raise ValueError(f"{piece.path}, line {line_number(piece, i)}: {error}") from error
-        for writer in writers.values():
-            writer.flush()
-            n_tokens += writer.n_tokens
-    return Done(number, n_lines, n_tokens, piece.end - piece.begin)
+def _encode_in_process(job: tuple[int, Piece]) -> tuple[int, Done]:
+    number, piece = job
+    return number, encode_piece(piece, number, **_PROCESS)
 
 
-class _Shard:
-    """The ids of one key of one piece, encoded a batch of documents at a time."""
-
-    def __init__(self, job: Job, key: str, number: int, tokenizer: BpeTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.tail = [tokenizer.eod_id] if job.append_eod else []
-        self.dtype = dtype_for(tokenizer.n_tokens)
-        self.ids, self.lengths = (path.open("wb") for path in shard_paths(job, key, number))
-        self.texts: list[str] = []
-        self.n_tokens = 0
-
-    def __enter__(self) -> "_Shard":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.ids.close()
-        self.lengths.close()
-
-    def add(self, text: str) -> None:
-        """Take one document."""
-        self.texts.append(text)
-        if len(self.texts) >= BATCH_DOCUMENTS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Encode and write what was taken."""
-        encoded = [ids + self.tail for ids in self.tokenizer.encode_batch(self.texts)]
-        self.texts = []
-        flat = np.array([i for ids in encoded for i in ids], dtype=self.dtype)
-        flat.tofile(self.ids)
-        np.array([len(ids) for ids in encoded], dtype="<i4").tofile(self.lengths)
-        self.n_tokens += len(flat)
-
-
-def shard_paths(job: Job, key: str, number: int) -> tuple[Path, Path]:
-    """Ids and lengths of one piece."""
-    stem = f"{job.keys.index(key)}-{number:08d}"
-    return job.shards / f"{stem}.ids", job.shards / f"{stem}.lengths"
-
-
-def _join(
-    job: Job, key: str, prefix: Path, tokenizer: BpeTokenizer, n_pieces: int, sources: list[dict[str, object]]
-) -> Path:
-    """Lay the shards of one key end to end, in order."""
-    dtype = dtype_for(tokenizer.n_tokens)
+def _join_all(work: _Work, prefix: Path, tokenizer: BpeTokenizer, paths: Sequence[Path]) -> Totals:
+    """Lay the shards end to end, key by key, and collect the rejects."""
+    keys, options = work.shards.keys, work.options
+    outputs, n_tokens, longest = [], 0, 0
+    n_documents: int | None = None
     about = {
-        "append_eod": job.append_eod,
+        "append_eod": options.append_eod,
+        "special_text": options.special_text,
         "tokenizer": {
             "name": tokenizer.name,
             "sha256": tokenizer.sha256,
             "n_tokens": tokenizer.n_tokens,
             "eod_id": tokenizer.eod_id,
         },
-        "json_key": key,
-        "sources": sources,
+        "sources": _sources(paths, work),
     }
-    output = prefix.with_name(f"{prefix.name}_{key}_document")
-    with IndexedWriter(output, dtype, about) as writer:
-        for number in range(n_pieces):
-            ids, lengths = shard_paths(job, key, number)
-            writer.add_documents(np.fromfile(ids, dtype=dtype), np.fromfile(lengths, dtype="<i4"))
-    return output
+    for key in keys:
+        output = prefix.with_name(f"{prefix.name}_{key}_document")
+        with IndexedWriter(output, np.dtype(work.settings.dtype), about | {"json_key": key}) as writer:
+            _join(work, key, writer, n_documents)
+            n_documents = writer.n_documents
+        outputs.append(output)
+        n_tokens += writer.n_tokens
+        longest = max(longest, writer.longest)
+    rejects = _write_rejects(work, prefix)
+    n_rejected = sum(done.n_rejected for done in work.done.values())
+    return Totals(n_documents or 0, n_tokens, n_rejected, longest, outputs, rejects)
 
 
-def _sources(paths: Sequence[Path], pieces: Sequence[Piece], done: Sequence[Done]) -> list[dict[str, object]]:
+def _join(work: _Work, key: str, writer: IndexedWriter, n_documents: int | None) -> None:
+    """One key's shards into a writer: as many documents as the keys before had, or as max_tokens asks for."""
+    wanted = work.options.max_tokens
+    for number in sorted(work.done):
+        with work.shards.ids(number, key).open("rb") as ids:
+            lengths = np.fromfile(work.shards.lengths(number, key), dtype="<i4")
+            if n_documents is not None:
+                lengths = lengths[: n_documents - writer.n_documents]
+            elif wanted is not None:
+                reached = np.cumsum(lengths, dtype=np.int64) + writer.n_tokens
+                lengths = lengths[: int(np.searchsorted(reached, wanted)) + 1]
+            begin = 0
+            while begin < len(lengths):  # a few documents at a time: memory does not grow with the piece
+                sizes = np.cumsum(lengths[begin:], dtype=np.int64) * writer.dtype.itemsize
+                n = max(1, int(np.searchsorted(sizes, JOINED_BYTES, side="right")))
+                part = lengths[begin : begin + n]
+                writer.add_documents(np.fromfile(ids, writer.dtype, int(part.sum())), part)
+                begin += n
+        if n_documents is None and wanted is not None and writer.n_tokens >= wanted:
+            return
+
+
+def _write_rejects(work: _Work, prefix: Path) -> Path | None:
+    """<prefix>.rejects.jsonl, in the order of the input; None, and no file, where nothing was rejected."""
+    path = prefix.with_name(f"{prefix.name}.rejects.jsonl")
+    if not any(done.n_rejected for done in work.done.values()):
+        path.unlink(missing_ok=True)
+        return None
+    partial = path.with_name(path.name + PARTIAL)
+    before: dict[Path, int] = {}
+    with partial.open("w") as file:
+        for number in sorted(work.done):
+            source = work.pieces[number].path
+            file.writelines(rejected_lines(work.shards, number, source, before.get(source, 0)))
+            before[source] = before.get(source, 0) + work.done[number].n_lines
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    return path
+
+
+def _sources(paths: Sequence[Path], work: _Work) -> list[dict[str, Any]]:
+    """Name, sum, size of each input file, and how many documents were read of it, for the sidecar."""
     n_documents = dict.fromkeys(paths, 0)
-    for one in done:
-        n_documents[pieces[one.piece].path] += one.n_documents
-    told: list[dict[str, object]] = []
+    for number, one in work.done.items():
+        n_documents[work.pieces[number].path] += one.n_documents
+    told: list[dict[str, Any]] = []
     for path in paths:
+        if path == STDIN:
+            told.append({"path": "-", "documents_read": n_documents[path]})
+            continue
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size = path.stat().st_size
-        told.append({"path": path.name, "sha256": sha256, "bytes": size, "documents": n_documents[path]})
+        told.append({"path": path.name, "sha256": sha256, "bytes": size, "documents_read": n_documents[path]})
     return told
 
 
-def _progress(pieces: Sequence[Piece], quiet: bool) -> tqdm:
+def _progress(pieces: Sequence[Piece], done: dict[int, Done], quiet: bool) -> tqdm:
     total = sum(piece.end - piece.begin for piece in pieces)
-    return tqdm(total=total, unit="B", unit_scale=True, disable=True if quiet else None, desc="tokenising")
+    begun = sum(pieces[number].end - pieces[number].begin for number in done)
+    hidden = True if quiet else None  # None: hidden where nobody looks at a terminal
+    return tqdm(total=total, initial=begun, unit="B", unit_scale=True, disable=hidden, desc="tokenising")

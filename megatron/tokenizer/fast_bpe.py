@@ -29,7 +29,7 @@ class FastBpe:
 
 @cache
 def bytes_of_letters() -> dict[str, int]:
-    """The printable letter that stands for each byte in byte-level vocabularies (GPT-2's encoder.py), inverted."""
+    """Byte of each printable letter that stands for one in byte-level vocabularies (GPT-2's encoder.py)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
@@ -39,7 +39,8 @@ def bytes_of_letters() -> dict[str, int]:
 def code_point_classes() -> np.ndarray:
     """uint8 [0x110000]: 0 other, 1 letter, 2 number, 3 white space, as `tokenizers` sees them.
 
-    Read from code_points.json, runs of [first code point, class], which tools/derive_code_points.py generates.
+    Read from code_points.json, runs of [first code point, class], which tools/derive_code_points.py
+    generates.
     """
     runs = json.loads((resources.files("megatron.tokenizer") / "code_points.json").read_text())["runs"]
     starts, kinds = np.array(runs, dtype=np.int64).T
@@ -62,7 +63,8 @@ def compile_fast(inner: Tokenizer) -> tuple[FastBpe | None, str]:
         return None, f"the vocabulary lacks {int((byte_ids < 0).sum())} of the 256 bytes"
     pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     merges = np.array(
-        [(vocabulary[left], vocabulary[right], vocabulary[left + right]) for left, right in pairs], dtype=np.int64
+        [(vocabulary[left], vocabulary[right], vocabulary[left + right]) for left, right in pairs],
+        dtype=np.int64,
     ).reshape(-1, 3)
     special = told["added_tokens"][0] if told["added_tokens"] else {"content": "", "id": 0}
     compiled = _csrc.bpe_vocabulary(
@@ -81,12 +83,22 @@ def _unlike(told: dict[str, Any]) -> str:
         return "its pre-tokeniser is not GPT-2's"
     if told.get("normalizer") is not None:
         return "it has a normaliser"
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"):
+    for key in (
+        "dropout",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "byte_fallback",
+        "ignore_merges",
+    ):
         if model.get(key):
             return f"its model has {key}"
     added = told.get("added_tokens") or []
     if len(added) > 1:
         return f"it has {len(added)} added tokens"
-    if any(added[0].get(key) for key in ("single_word", "lstrip", "rstrip", "normalized")) if added else False:
+    if (
+        any(added[0].get(key) for key in ("single_word", "lstrip", "rstrip", "normalized"))
+        if added
+        else False
+    ):
         return "its added token is matched with conditions"
     return ""

@@ -97,14 +97,14 @@ def test_any_number_of_workers_gives_the_same_bytes(
     sources = [str(scaling_data / "c4" / name) for name in ("c4_en_shard00000_first1000.jsonl", "*.json.gz")]
     for n in (1, n_workers):
         module.preprocess(
-            sources, tmp_path / str(n) / "c4", str(tokenizer), append_eod=True, n_workers=n, quiet=True
+            sources, tmp_path / str(n) / "c4", str(tokenizer), module.Options(append_eod=True, n_workers=n)
         )
     for suffix in ("bin", "idx", "json"):
         one, many = (tmp_path / str(n) / f"c4_text_document.{suffix}" for n in (1, n_workers))
         assert one.read_bytes() == many.read_bytes()
     told = json.loads((tmp_path / "1" / "c4_text_document.json").read_text())
     assert told["documents"] == 1030
-    assert [source["documents"] for source in told["sources"]] == [1000, 10, 10, 10]
+    assert [source["documents_read"] for source in told["sources"]] == [1000, 10, 10, 10]
 
 
 def test_each_key_gets_its_own_pair(root: Path, tmp_path: Path, tokenizer: Path) -> None:
@@ -177,14 +177,14 @@ def test_folders_and_patterns_are_read_in_order_and_gzip_that_breaks_off_is_said
     assert [path.name for path in find_inputs([str(tmp_path / "*.jsonl")])] == ["b.jsonl"]
     with pytest.raises(ValueError, match="c.txt: wanted one of"):
         find_inputs([str(tmp_path / "c.txt")])
-    with pytest.raises(ValueError, match="broken gzip"):
+    with pytest.raises(ValueError, match="cannot be read to its end"):
         list(lines_of(cut([tmp_path / "a.json.gz"], 1000)[0]))
 
 
 def test_an_unpaired_surrogate_becomes_the_replacement_character(tmp_path: Path, tokenizer: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "a\\ud800b \\ud83d\\udc1f"}\n')
-    module.preprocess([str(source)], tmp_path / "out", str(tokenizer), quiet=True)
+    module.preprocess([str(source)], tmp_path / "out", str(tokenizer), module.Options(quiet=True))
     reference = load_tokenizer(str(tokenizer))
     found = IndexedTokens(tmp_path / "out_text_document").document(0).tolist()
     assert found == reference.encode("a\ufffdb \U0001f41f")

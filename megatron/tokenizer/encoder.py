@@ -1,0 +1,54 @@
+"""Texts to ids: through C++ where that is exact, else through the tokenizer's own library."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from megatron import _csrc
+from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.fast_bpe import FastBpe, compile_fast
+
+NO_EOD = -1
+
+
+class Encoder(Protocol):
+    """Encodes for one thread. Ids are np.uint32 [all tokens], lengths int32 [texts]."""
+
+    def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the texts end to end, each followed by `eod` unless that is NO_EOD, and their lengths."""
+        ...
+
+
+class FastEncoder:
+    """The C++ one. `special`: the special token's text within a text becomes its id."""
+
+    def __init__(self, fast: FastBpe, special: bool = True) -> None:
+        self.worker: Any = fast.worker()
+        self.special = special
+
+    def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
+        raw = [text.encode() for text in texts]
+        ends = np.cumsum([len(one) for one in raw], dtype=np.int64)
+        joined = np.frombuffer(b"".join(raw), dtype=np.uint8)
+        return _csrc.encode_texts(self.worker, joined, ends, self.special, eod)
+
+
+class LibraryEncoder:
+    """The tokenizer's own library."""
+
+    def __init__(self, tokenizer: BpeTokenizer, special: bool = True) -> None:
+        self.tokenizer = tokenizer
+        # the library then leaves the special token's text to the pre-tokeniser, like any other text
+        tokenizer.inner.encode_special_tokens = not special
+
+    def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
+        tail = [] if eod == NO_EOD else [eod]
+        found = [ids + tail for ids in self.tokenizer.encode_batch(texts)]
+        lengths = np.array([len(ids) for ids in found], dtype=np.int32)
+        return np.array([i for ids in found for i in ids], dtype=np.uint32), lengths
+
+
+def fast_of(tokenizer: BpeTokenizer) -> tuple[FastBpe | None, str]:
+    """The C++ encoder of a tokenizer, or None and the reason why there is none."""
+    return compile_fast(tokenizer.inner)
