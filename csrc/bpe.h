@@ -1,8 +1,13 @@
 // Byte-level BPE with GPT-2's pre-tokeniser: what the encoder's parts share.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -10,6 +15,32 @@ namespace bpe {
 
 // Readers look at whole vectors: every buffer of text has this many zero bytes behind its end.
 constexpr size_t kPadding = 64;
+// Ids are copied a fixed number at a time: every buffer of ids has room for so many more than are written.
+constexpr size_t kSlack = 8;
+
+// Tables that are read at random lie on huge pages where the system has them: on small ones most reads miss the TLB.
+template <typename T>
+struct HugePages {
+    using value_type = T;
+    HugePages() = default;
+    template <typename U>
+    HugePages(const HugePages<U>&) {}
+    T* allocate(size_t n) {
+        constexpr size_t kPage = size_t{2} << 20;
+        const size_t bytes = (n * sizeof(T) + kPage - 1) / kPage * kPage;
+        void* made = std::aligned_alloc(kPage, bytes);
+        if (!made) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        ::madvise(made, bytes, MADV_HUGEPAGE);  // advice: where it is not taken everything works as well
+#endif
+        return static_cast<T*>(made);
+    }
+    void deallocate(T* made, size_t) { std::free(made); }
+    template <typename U>
+    bool operator==(const HugePages<U>&) const {
+        return true;
+    }
+};
 
 enum Class : uint8_t { kOther = 0, kLetter = 1, kNumber = 2, kSpace = 3 };
 
@@ -18,27 +49,33 @@ struct Merge {
     uint32_t id;
 };
 
+constexpr uint32_t kNoRank = ~uint32_t{0};
+
 // (left id, right id) -> merge, open addressing.
 class Pairs {
   public:
     void build(const int64_t* left_right_id, size_t n);
 
-    const Merge* find(uint32_t left, uint32_t right) const {
+    // The merge of two ids; one with rank kNoRank where they do not merge.
+    Merge find(uint32_t left, uint32_t right) const {
         const uint64_t key = uint64_t{left} << 32 | right;
         for (uint64_t i = spread(key) & mask_;; i = (i + 1) & mask_) {
-            if (keys_[i] == key) return &merges_[i];
-            if (keys_[i] == kEmpty) return nullptr;
+            if (slots_[i].key == key) return slots_[i].merge;
+            if (slots_[i].key == kEmpty) return Merge{kNoRank, 0};
         }
     }
 
   private:
     static constexpr uint64_t kEmpty = ~uint64_t{0};
+    struct Slot {
+        uint64_t key;
+        Merge merge;
+    };
     static uint64_t spread(uint64_t key) {
         key *= 0x9E3779B97F4A7C15ULL;
         return key ^ (key >> 29);
     }
-    std::vector<uint64_t> keys_;
-    std::vector<Merge> merges_;
+    std::vector<Slot, HugePages<Slot>> slots_;
     uint64_t mask_ = 0;
 };
 
@@ -46,43 +83,74 @@ class Pairs {
 struct Vocabulary {
     uint32_t byte_id[256];
     Pairs pairs;
+    std::vector<Merge> byte_pairs;  // [256 * 256]: what `pairs` says of two bytes, without looking for it
     std::vector<uint8_t> classes;  // of every code point
     std::string special;           // the one special token's text, empty: none is looked for
     uint32_t special_id = 0;
+    bool is_narrow = true;  // every id is under 65,536
 };
 
-// Ids of one word by its merges, appended to `out`: lowest rank first, the leftmost of equals.
-void merge_word(const Vocabulary& vocabulary, const uint8_t* word, size_t n, std::vector<uint32_t>& out);
+// Ids of one word by its merges: lowest rank first, the leftmost of equals. A word of n bytes has at most n ids;
+// returns where the next one goes.
+uint32_t* merge_word(const Vocabulary& vocabulary, const uint8_t* word, size_t n, uint32_t* out);
 
-// Words seen before, two to a set: most are short and of few ids, and lie in half a cache line. A word that fits
-// neither kind is merged each time.
+// Words seen before, two to a set: most are short and of ids under 65,536, and lie in half a cache line. A word that
+// fits neither kind is merged each time.
 class WordCache {
   public:
     WordCache();
 
-    // Appends the ids of word[0, n) to `out`. kPadding bytes behind the word are readable.
-    void encode(const Vocabulary& vocabulary, const uint8_t* word, size_t n, std::vector<uint32_t>& out);
-
-  private:
-    static constexpr size_t kShortBytes = 15, kLongBytes = 31, kShortIds = 3, kLongIds = 7;
-    static constexpr int kShortBits = 17, kLongBits = 14;  // log2 of the number of sets
     struct Short {
         uint64_t low, high;  // the bytes, and in the last one how many they are
-        uint32_t ids[kShortIds];
-        uint32_t n;
+        uint16_t ids[7];
+        uint16_t n;
     };
+    // A word on its way: its place in the cache is being fetched while other words are cut.
+    struct Probe {
+        const uint8_t* word;
+        size_t n;
+        uint64_t low, high;
+        Short* set;  // null: too long for the short kind
+    };
+
+    // Begin to look up word[0, n), n > 0. kPadding bytes behind the word are readable.
+    Probe begin(const uint8_t* word, size_t n);
+
+    // The ids of a word that was begun; returns where the next one goes. probe.n + kSlack ids can be written.
+    uint32_t* finish(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
+
+  private:
+    static constexpr size_t kShortBytes = 15, kLongBytes = 31, kIds = 7;
+    static constexpr int kShortBits = 18, kLongBits = 13;  // log2 of the number of sets
     struct Long {
         uint64_t key[4];  // likewise
-        uint32_t ids[kLongIds];
+        uint32_t ids[kIds];
         uint32_t n;
     };
-    std::vector<Short> short_;
-    std::vector<Long> long_;
+    uint32_t* finish_long(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
+    static uint32_t* merge_and_keep(const Vocabulary&, const Probe&, Long* set, const uint64_t* key, uint32_t* out);
+    std::vector<Short, HugePages<Short>> short_;
+    std::vector<Long, HugePages<Long>> long_;
+};
+
+// Ids that grow without being cleared first.
+class Ids {
+  public:
+    uint32_t* room(size_t n);  // for n more and kSlack
+    void end_at(const uint32_t* end) { size_ = static_cast<size_t>(end - held_.get()); }
+    void push(uint32_t id) { *room(1) = id, ++size_; }
+    void clear() { size_ = 0; }
+    size_t size() const { return size_; }
+    const uint32_t* data() const { return held_.get(); }
+
+  private:
+    std::unique_ptr<uint32_t[]> held_;
+    size_t size_ = 0, capacity_ = 0;
 };
 
 // Cuts text[0, n) into words as GPT-2's expression does and appends their ids. `special` true: each occurrence of the
 // special token's text becomes its id and parts the text.
-void encode_text(const Vocabulary&, WordCache&, const uint8_t* text, size_t n, bool special, std::vector<uint32_t>& out);
+void encode_text(const Vocabulary&, WordCache&, const uint8_t* text, size_t n, bool special, Ids& out);
 
 // One code point of valid UTF-8; returns its length in bytes.
 inline int decode(const uint8_t* p, uint32_t& point) {

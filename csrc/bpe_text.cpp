@@ -98,34 +98,39 @@ const uint8_t* space_word(const Vocabulary& v, const uint8_t* p, const uint8_t* 
     return q < end && last > p ? last : q;
 }
 
-void encode_part(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end,
-                 std::vector<uint32_t>& out) {
-    while (p < end) {
-        const uint8_t* word = p;
-        if (*p == '\'') {
-            if (const int length = contraction(p, end)) {
-                cache.encode(v, word, length, out);
-                p += length;
-                continue;
-            }
-        }
-        const uint8_t* q = p + (*p == ' ');
-        const uint8_t kind = q < end ? point_at(v, q).kind : static_cast<uint8_t>(kSpace);
-        if (kind == kLetter) {
-            p = skip_letters(v, q, end);
-        } else if (kind == kSpace) {
-            p = space_word(v, p, end);
-        } else {
-            p = skip_class(v, q, end, kind);
-        }
-        cache.encode(v, word, p - word, out);
+// End of the word that begins at p.
+const uint8_t* word_end(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
+    if (*p == '\'') {
+        if (const int length = contraction(p, end)) return p + length;
     }
+    const uint8_t* q = p + (*p == ' ');
+    const uint8_t kind = q < end ? point_at(v, q).kind : static_cast<uint8_t>(kSpace);
+    if (kind == kLetter) return skip_letters(v, q, end);
+    if (kind == kSpace) return space_word(v, p, end);
+    return skip_class(v, q, end, kind);
+}
+
+// The cache is larger than a core's own: words are begun kAhead before they are finished, so that a fetch from farther
+// away has time to arrive.
+constexpr size_t kAhead = 16;
+
+void encode_part(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, Ids& ids) {
+    uint32_t* out = ids.room(static_cast<size_t>(end - p));
+    WordCache::Probe probes[kAhead];
+    size_t begun = 0, finished = 0;
+    while (p < end) {
+        const uint8_t* stop = word_end(v, p, end);
+        if (begun - finished == kAhead) out = cache.finish(v, probes[finished++ % kAhead], out);
+        probes[begun++ % kAhead] = cache.begin(p, static_cast<size_t>(stop - p));
+        p = stop;
+    }
+    while (finished < begun) out = cache.finish(v, probes[finished++ % kAhead], out);
+    ids.end_at(out);
 }
 
 }  // namespace
 
-void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, size_t n, bool special,
-                 std::vector<uint32_t>& out) {
+void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, size_t n, bool special, Ids& out) {
     const uint8_t *p = text, *end = text + n;
     if (special && !v.special.empty()) {
         const size_t length = v.special.size();
@@ -137,7 +142,7 @@ void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, siz
                 continue;
             }
             encode_part(v, cache, p, at, out);
-            out.push_back(v.special_id);
+            out.push(v.special_id);
             p = at += length;
         }
     }

@@ -8,51 +8,56 @@
 namespace bpe {
 
 void Pairs::build(const int64_t* left_right_id, size_t n) {
-    const size_t size = std::bit_ceil(std::max<size_t>(16, 3 * n));
-    keys_.assign(size, kEmpty);
-    merges_.assign(size, Merge{0, 0});
+    const size_t size = std::bit_ceil(std::max<size_t>(16, 2 * n));
+    slots_.assign(size, Slot{kEmpty, {kNoRank, 0}});
     mask_ = size - 1;
     for (size_t rank = 0; rank < n; ++rank) {
         const int64_t* row = left_right_id + 3 * rank;
         const uint64_t key = static_cast<uint64_t>(row[0]) << 32 | static_cast<uint64_t>(row[1]);
         uint64_t i = spread(key) & mask_;
-        while (keys_[i] != kEmpty && keys_[i] != key) i = (i + 1) & mask_;
-        keys_[i] = key;
-        merges_[i] = Merge{static_cast<uint32_t>(rank), static_cast<uint32_t>(row[2])};
+        while (slots_[i].key != kEmpty && slots_[i].key != key) i = (i + 1) & mask_;
+        slots_[i] = Slot{key, {static_cast<uint32_t>(rank), static_cast<uint32_t>(row[2])}};
     }
+}
+
+uint32_t* Ids::room(size_t n) {
+    if (size_ + n + kSlack > capacity_) {
+        capacity_ = 2 * (size_ + n + kSlack);
+        std::unique_ptr<uint32_t[]> wider(new uint32_t[capacity_]);
+        if (size_) std::memcpy(wider.get(), held_.get(), size_ * sizeof(uint32_t));
+        held_ = std::move(wider);
+    }
+    return held_.get() + size_;
 }
 
 namespace {
 
-constexpr uint32_t kNone = ~uint32_t{0};
 constexpr size_t kScanned = 48;  // words up to this many bytes are merged by scanning, longer ones with a heap
+constexpr uint32_t kGone = ~uint32_t{0};
 
-uint32_t rank_of(const Vocabulary& v, uint32_t left, uint32_t right) {
-    const Merge* merge = v.pairs.find(left, right);
-    return merge ? merge->rank : kNone;
-}
-
-void merge_short(const Vocabulary& v, const uint8_t* word, size_t n, std::vector<uint32_t>& out) {
-    uint32_t ids[kScanned], ranks[kScanned];
+uint32_t* merge_short(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* ids) {
+    Merge merges[kScanned];  // of each id with the one behind it
     for (size_t i = 0; i < n; ++i) ids[i] = v.byte_id[word[i]];
-    for (size_t i = 0; i + 1 < n; ++i) ranks[i] = rank_of(v, ids[i], ids[i + 1]);
+    for (size_t i = 0; i + 1 < n; ++i) merges[i] = v.byte_pairs[size_t{256} * word[i] + word[i + 1]];
     while (n > 1) {
-        const size_t at = std::min_element(ranks, ranks + n - 1) - ranks;  // the first of the lowest
-        if (ranks[at] == kNone) break;
-        ids[at] = v.pairs.find(ids[at], ids[at + 1])->id;
+        size_t at = 0;
+        for (size_t i = 1; i + 1 < n; ++i)
+            if (merges[i].rank < merges[at].rank) at = i;  // the first of the lowest
+        if (merges[at].rank == kNoRank) break;
+        ids[at] = merges[at].id;
         std::copy(ids + at + 2, ids + n, ids + at + 1);
-        std::copy(ranks + at + 1, ranks + n - 1, ranks + at);
+        std::copy(merges + at + 1, merges + n - 1, merges + at);
         --n;
-        if (at > 0) ranks[at - 1] = rank_of(v, ids[at - 1], ids[at]);
-        if (at + 1 < n) ranks[at] = rank_of(v, ids[at], ids[at + 1]);
+        if (at > 0) merges[at - 1] = v.pairs.find(ids[at - 1], ids[at]);
+        if (at + 1 < n) merges[at] = v.pairs.find(ids[at], ids[at + 1]);
     }
-    out.insert(out.end(), ids, ids + n);
+    return ids + n;
 }
 
 // A linked list of pieces and a heap of (rank, place): n log n, for words of any length.
-void merge_long(const Vocabulary& v, const uint8_t* word, size_t n, std::vector<uint32_t>& out) {
+uint32_t* merge_long(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
     struct Candidate {
-        uint32_t rank;
+        uint32_t rank, merged;
         int64_t at;
         uint32_t left, right;  // as they were: a candidate whose neighbours have changed is stale
         bool operator>(const Candidate& other) const {
@@ -70,8 +75,8 @@ void merge_long(const Vocabulary& v, const uint8_t* word, size_t n, std::vector<
     auto offer = [&](int64_t at) {
         if (at < 0 || next[at] < 0) return;
         const uint32_t left = ids[at], right = ids[next[at]];
-        const uint32_t rank = rank_of(v, left, right);
-        if (rank != kNone) heap.push({rank, at, left, right});
+        const Merge merge = v.pairs.find(left, right);
+        if (merge.rank != kNoRank) heap.push({merge.rank, merge.id, at, left, right});
     };
     for (size_t i = 0; i + 1 < n; ++i) offer(static_cast<int64_t>(i));
     while (!heap.empty()) {
@@ -79,15 +84,28 @@ void merge_long(const Vocabulary& v, const uint8_t* word, size_t n, std::vector<
         heap.pop();
         const int64_t at = best.at, right = next[at];
         if (ids[at] != best.left || right < 0 || ids[right] != best.right) continue;
-        ids[at] = v.pairs.find(best.left, best.right)->id;
-        ids[right] = kNone;  // gone; nothing is equal to it
+        ids[at] = best.merged;
+        ids[right] = kGone;
         next[at] = next[right];
         if (next[at] >= 0) before[next[at]] = at;
         offer(before[at]);
         offer(at);
     }
-    for (int64_t i = 0; i >= 0; i = next[i]) out.push_back(ids[i]);
+    for (int64_t i = 0; i >= 0; i = next[i]) *out++ = ids[i];
+    return out;
 }
+
+// kFirst[n]: the first n bytes of eight, as they lie in memory on little-endian machines
+constexpr uint64_t kFirst[9] = {0,
+                                0xFF,
+                                0xFFFF,
+                                0xFFFFFF,
+                                0xFFFFFFFF,
+                                0xFFFFFFFFFF,
+                                0xFFFFFFFFFFFF,
+                                0xFFFFFFFFFFFFFF,
+                                0xFFFFFFFFFFFFFFFF};
+static_assert(std::endian::native == std::endian::little, "words are compared as little-endian integers");
 
 uint64_t mix(uint64_t a, uint64_t b) {
     uint64_t h = (a ^ (b * 0xC2B2AE3D27D4EB4FULL)) * 0x9E3779B97F4A7C15ULL;
@@ -97,59 +115,73 @@ uint64_t mix(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-void merge_word(const Vocabulary& v, const uint8_t* word, size_t n, std::vector<uint32_t>& out) {
-    if (n == 0) return;
-    n <= kScanned ? merge_short(v, word, n, out) : merge_long(v, word, n, out);
+uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
+    return n <= kScanned ? merge_short(v, word, n, out) : merge_long(v, word, n, out);
 }
 
 WordCache::WordCache() : short_(size_t{2} << kShortBits), long_(size_t{2} << kLongBits) {}
 
-void WordCache::encode(const Vocabulary& v, const uint8_t* word, size_t n, std::vector<uint32_t>& out) {
-    if (n > kLongBytes) return merge_word(v, word, n, out);
-    Short* short_set = nullptr;
-    uint64_t low = 0, high = 0;
-    if (n <= kShortBytes) {
-        std::memcpy(&low, word, 8);
-        std::memcpy(&high, word + 8, 8);
-        const uint64_t part = n % 8 ? ~uint64_t{0} >> (64 - 8 * (n % 8)) : 0;
-        low = n >= 8 ? low : low & part;
-        high = (n >= 8 ? high & part : 0) | uint64_t{n} << 56;
-        short_set = &short_[2 * (mix(low, high) >> (64 - kShortBits))];
+WordCache::Probe WordCache::begin(const uint8_t* word, size_t n) {
+    Probe probe{word, n, 0, 0, nullptr};
+    if (n > kShortBytes) return probe;
+    std::memcpy(&probe.low, word, 8);
+    std::memcpy(&probe.high, word + 8, 8);
+    probe.low &= kFirst[n < 8 ? n : 8];
+    probe.high = (probe.high & kFirst[n > 8 ? n - 8 : 0]) | uint64_t{n} << 56;
+    probe.set = &short_[2 * (mix(probe.low, probe.high) >> (64 - kShortBits))];
+    __builtin_prefetch(probe.set);
+    return probe;
+}
+
+uint32_t* WordCache::finish(const Vocabulary& v, const Probe& probe, uint32_t* out) {
+    if (probe.set) {
         for (int way = 0; way < 2; ++way) {
-            const Short& held = short_set[way];
-            if (held.low == low && held.high == high) {
-                out.insert(out.end(), held.ids, held.ids + held.n);
-                return;
+            const Short& held = probe.set[way];
+            if (held.low == probe.low && held.high == probe.high) {
+                for (size_t i = 0; i < kIds; ++i) out[i] = held.ids[i];
+                return out + held.n;
             }
         }
     }
-    uint64_t key[4];
-    uint8_t bytes[32] = {};
-    std::memcpy(bytes, word, n);
-    bytes[31] = static_cast<uint8_t>(n);
-    std::memcpy(key, bytes, 32);
-    Long* long_set = &long_[2 * (mix(mix(key[0], key[1]), mix(key[2], key[3])) >> (64 - kLongBits))];
+    return probe.n <= kLongBytes ? finish_long(v, probe, out) : merge_word(v, probe.word, probe.n, out);
+}
+
+uint32_t* WordCache::finish_long(const Vocabulary& v, const Probe& probe, uint32_t* out) {
+    if (probe.set && v.is_narrow) return merge_and_keep(v, probe, nullptr, nullptr, out);  // never kept as long
+    uint64_t key[4] = {probe.low, probe.high, 0, 0};
+    if (!probe.set) {
+        uint8_t bytes[32] = {};
+        std::memcpy(bytes, probe.word, probe.n);
+        bytes[31] = static_cast<uint8_t>(probe.n);
+        std::memcpy(key, bytes, 32);
+    }
+    Long* set = &long_[2 * (mix(mix(key[0], key[1]), mix(key[2], key[3])) >> (64 - kLongBits))];
     for (int way = 0; way < 2; ++way) {
-        const Long& held = long_set[way];
+        const Long& held = set[way];
         if (std::memcmp(held.key, key, 32) == 0) {
-            out.insert(out.end(), held.ids, held.ids + held.n);
-            return;
+            std::memcpy(out, held.ids, sizeof held.ids);
+            return out + held.n;
         }
     }
-    const size_t before = out.size();
-    merge_word(v, word, n, out);
-    const uint32_t* ids = out.data() + before;
-    const uint32_t n_ids = static_cast<uint32_t>(out.size() - before);
-    if (short_set && n_ids <= kShortIds) {
-        short_set[1] = short_set[0];
-        short_set[0] = Short{low, high, {}, n_ids};
-        std::copy(ids, ids + n_ids, short_set[0].ids);
-    } else if (n_ids <= kLongIds) {
-        long_set[1] = long_set[0];
-        std::memcpy(long_set[0].key, key, 32);
-        std::copy(ids, ids + n_ids, long_set[0].ids);
-        long_set[0].n = n_ids;
+    return merge_and_keep(v, probe, set, key, out);
+}
+
+uint32_t* WordCache::merge_and_keep(const Vocabulary& v, const Probe& probe, Long* set, const uint64_t* key,
+                                    uint32_t* out) {
+    uint32_t* end = merge_word(v, probe.word, probe.n, out);
+    const uint32_t n_ids = static_cast<uint32_t>(end - out);
+    if (n_ids > kIds) return end;
+    if (probe.set && *std::max_element(out, end) <= 0xFFFF) {
+        probe.set[1] = probe.set[0];
+        probe.set[0] = Short{probe.low, probe.high, {}, static_cast<uint16_t>(n_ids)};
+        std::copy(out, end, probe.set[0].ids);
+    } else if (set) {
+        set[1] = set[0];
+        std::memcpy(set[0].key, key, 32);
+        std::copy(out, end, set[0].ids);
+        set[0].n = n_ids;
     }
+    return end;
 }
 
 }  // namespace bpe

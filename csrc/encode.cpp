@@ -24,7 +24,7 @@ struct Worker {
     explicit Worker(std::shared_ptr<bpe::Vocabulary> of) : vocabulary(std::move(of)) {}
     std::shared_ptr<bpe::Vocabulary> vocabulary;
     bpe::WordCache cache;
-    std::vector<uint32_t> ids;
+    bpe::Ids ids;
     std::vector<int32_t> lengths;
     std::vector<uint16_t> narrow;
     std::vector<uint8_t> block, text;
@@ -39,7 +39,11 @@ std::shared_ptr<bpe::Vocabulary> vocabulary_of(const Ints& byte_ids, const Ints&
     auto made = std::make_shared<bpe::Vocabulary>();
     for (int i = 0; i < 256; ++i) made->byte_id[i] = static_cast<uint32_t>(byte_ids.data()[i]);
     made->pairs.build(merges.data(), static_cast<size_t>(merges.shape(0)));
+    for (uint32_t left : made->byte_id)
+        for (uint32_t right : made->byte_id) made->byte_pairs.push_back(made->pairs.find(left, right));
     made->classes.assign(classes.data(), classes.data() + kCodePoints);
+    for (int64_t i = 0; i < merges.shape(0); ++i) made->is_narrow &= merges.data()[3 * i + 2] <= 0xFFFF;
+    for (uint32_t id : made->byte_id) made->is_narrow &= id <= 0xFFFF;
     made->special = special;
     made->special_id = static_cast<uint32_t>(special_id);
     return made;
@@ -62,7 +66,7 @@ void flush(Worker& w, bool wide, int ids_out, int lengths_out) {
     if (wide) {
         write_all(ids_out, w.ids.data(), 4 * w.ids.size());
     } else {
-        w.narrow.assign(w.ids.begin(), w.ids.end());
+        w.narrow.assign(w.ids.data(), w.ids.data() + w.ids.size());
         write_all(ids_out, w.narrow.data(), 2 * w.narrow.size());
     }
     write_all(lengths_out, w.lengths.data(), 4 * w.lengths.size());
@@ -117,7 +121,7 @@ Told encode_range(Worker& w, int input, int64_t begin, int64_t end, const std::s
             if (kind == bpe::Line::kText) {
                 const size_t before = w.ids.size();
                 bpe::encode_text(*w.vocabulary, w.cache, w.text.data(), n_text, special, w.ids);
-                if (eod >= 0) w.ids.push_back(static_cast<uint32_t>(eod));
+                if (eod >= 0) w.ids.push(static_cast<uint32_t>(eod));
                 w.lengths.push_back(static_cast<int32_t>(w.ids.size() - before));
                 told.n_tokens += w.lengths.back();
                 ++told.n_documents;
@@ -178,7 +182,7 @@ py::tuple encode_texts(Worker& w, const Bytes& texts, const Ints& ends, bool spe
             }
             if (!valid) break;
             bpe::encode_text(*w.vocabulary, w.cache, w.text.data(), size, special, w.ids);
-            if (eod >= 0) w.ids.push_back(static_cast<uint32_t>(eod));
+            if (eod >= 0) w.ids.push(static_cast<uint32_t>(eod));
             length[i] = static_cast<int32_t>(w.ids.size() - before);
             begin = ends.data()[i];
         }

@@ -1,0 +1,161 @@
+"""The C++ encoder against the `tokenizers` library, id for id."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from megatron import _csrc
+from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
+from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, fast_of
+from megatron.tokenizer.fast_bpe import code_point_classes, compile_fast
+from megatron.tokenizer.train_bpe import train_bpe
+
+ODD = [
+    "", " ", "  ", "\n", "a", "'", "''s", "'s 't 're 've 'm 'll 'd", "'S 'RE it'sn't", "don't'", " 's", "'l", "'r e",
+    "a  b", "a   \n\n  b  ", "\t\tx", "x\u00a0 y", "\u3000\u3000a", "a\u2028b\u2029c\u0085d", "\r\n\r\n",
+    "<|endoftext|>", "a<|endoftext|>b  <|endoftext|>", "<|endoftext|", "<<|endoftext|>>", "  <|endoftext|>  ",
+    "12345678901234567890", "\u0661\u0662\u00bd\u2167", "1a2b3c", "e\u0301\u0301\u200d\U0001f469\u200d\U0001f680",
+    "\ue000\uf8ff\U000f0000\u0378\U0002fffe\ufffe", "\x00\x01\x7f", "x" * 15 + " " + "x" * 16 + " " + "x" * 31 + "y" * 33,
+]  # fmt: skip
+
+
+def ids_of(encoder: FastEncoder | LibraryEncoder, texts: list[str]) -> list[list[int]]:
+    ids, lengths = encoder.encode(texts)
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
+
+
+@pytest.fixture(scope="module")
+def pairs(
+    scaling_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[FastEncoder, LibraryEncoder]]:
+    """GPT-2, and a small tokenizer trained here in which most words are merged anew."""
+    folder = tmp_path_factory.mktemp("small")
+    train_bpe(["some words, some more words and 12 numbers \u00e9\u4e2d"] * 50, 280, folder)
+    made = []
+    for name in (scaling_data / "gpt2_tokenizer", folder):
+        tokenizer = load_tokenizer(str(name))
+        fast, reason = fast_of(tokenizer)
+        assert fast is not None, reason
+        made.append((FastEncoder(fast), LibraryEncoder(tokenizer)))
+    return made
+
+
+def random_texts(n: int, seed: int) -> Iterator[str]:
+    """Text over all planes, over scripts with many letters, and over the characters that words are cut at."""
+    rng = np.random.default_rng(seed)
+    pool = list(" \n\t\r\u00a0\u2028\u3000\x85'stremvld1a2B!.\u00e9\u4e2d\U0001f642")
+    for i in range(n):
+        length = int(rng.integers(0, 80))
+        if i % 2:
+            yield "".join(rng.choice(pool, length))
+            continue
+        top = (0x80, 0x250, 0x3000, 0x110000)[i // 2 % 4]
+        points = rng.integers(0, top, length)
+        yield "".join(map(chr, points[(points < 0xD800) | (points >= 0xE000)]))
+
+
+def test_odd_and_random_texts_give_the_ids_of_the_library(pairs: list) -> None:
+    texts = [*ODD, *random_texts(6000, seed=0)]
+    for fast, library in pairs:
+        assert ids_of(fast, texts) == ids_of(library, texts)
+
+
+def test_very_long_words_give_the_ids_of_the_library_and_take_no_square_of_time(pairs: list) -> None:
+    texts = ["a" * 5000, " " * 5000 + "x", "9" * 3000, "ab" * 4000, "\u4e2d" * 2000, "-=" * 3000, "\n" * 999]
+    for fast, library in pairs:
+        assert ids_of(fast, texts) == ids_of(library, texts)
+    whole, _ = pairs[0][0].encode(["a" * 10_000_000])  # a square of 10 million would never end
+    assert pairs[0][1].tokenizer.decode(whole[:50]) in "a" * 1000
+
+
+def test_a_cache_that_is_full_many_times_over_changes_nothing(pairs: list) -> None:
+    rng = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlu"))
+    texts = [" ".join("".join(rng.choice(letters, 7)) for _ in range(2000)) for _ in range(60)]
+    for fast, library in pairs:
+        assert ids_of(fast, texts + texts) == ids_of(library, texts + texts)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "c4/*.jsonl",
+        "redpajama_sample/sample_*.jsonl",
+        "megatron_openwebtext/*.jsonl.gz",
+        "downstream/*.jsonl",
+    ],
+)
+def test_every_real_document_gives_the_ids_of_the_library(
+    pairs: list, scaling_data: Path, pattern: str
+) -> None:
+    fast, library = pairs[0]
+    n_texts = 0
+    for path in sorted(scaling_data.glob(pattern)):
+        with gzip.open(path, "rt") if path.name.endswith(".gz") else path.open(encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        texts = [value for record in records for value in record.values() if isinstance(value, str)]
+        n_texts += len(texts)
+        assert ids_of(fast, texts) == ids_of(library, texts), path
+    assert n_texts >= 1000
+
+
+def test_special_text_can_be_ordinary_characters(scaling_data: Path) -> None:
+    tokenizer = load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    fast, _ = fast_of(tokenizer)
+    texts = [text for text in ODD if "<" in text]
+    as_text = ids_of(FastEncoder(fast, special=False), texts)
+    assert as_text == ids_of(LibraryEncoder(tokenizer, special=False), texts)
+    assert not any(50256 in ids for ids in as_text)
+
+
+def test_classes_are_those_of_the_installed_library() -> None:
+    # a sample of code points, and every border of a run; tools/derive_code_points.py asks for all of them
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    classes = code_point_classes()
+    borders = np.flatnonzero(np.diff(classes.astype(int)))
+    points = {*borders.tolist(), *(borders + 1).tolist(), *range(0, 0x110000, 97)}
+    for point in sorted(p for p in points if not 0xD800 <= p < 0xE000):
+        joins = [len(split.pre_tokenize_str(f"{c}{chr(point)}{c}")) == 1 for c in "!a1"]
+        assert classes[point] == (joins.index(True) if any(joins) else 3), hex(point)
+
+
+def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() -> None:
+    def reason(tokenizer: Tokenizer) -> str:
+        fast, why = compile_fast(tokenizer.to_str())
+        assert fast is None
+        return why
+
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    assert "WordLevel" in reason(words)
+    bpe = Tokenizer(models.BPE())
+    assert "pre-tokeniser" in reason(bpe)
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert "lacks 256 of the 256 bytes" in reason(bpe)
+    bpe.normalizer = normalizers.NFC()
+    assert "normaliser" in reason(bpe)
+
+
+def test_wrong_arguments_are_refused(scaling_data: Path) -> None:
+    fast, _ = fast_of(load_tokenizer(str(scaling_data / "gpt2_tokenizer")))
+    worker = fast.worker()
+    text = np.frombuffer(b"abc", dtype=np.uint8)
+    with pytest.raises(ValueError, match="rising"):
+        _csrc.encode_texts(worker, text, np.array([2, 1]), True, -1)
+    with pytest.raises(ValueError, match="within texts"):
+        _csrc.encode_texts(worker, text, np.array([4]), True, -1)
+    with pytest.raises(ValueError, match="not UTF-8"):
+        _csrc.encode_texts(worker, np.array([0xED, 0xA0, 0x80], dtype=np.uint8), np.array([3]), True, -1)
+    with pytest.raises(TypeError):
+        _csrc.encode_texts(worker, text, np.array([3], dtype=np.int32), True, -1)
+    with pytest.raises(ValueError, match="past the counts"):
+        _csrc.count_ids(np.array([5], dtype=np.uint16), np.zeros(5, dtype=np.int64))
+
+
+def test_no_end_of_document_token_is_an_error() -> None:
+    with pytest.raises(ValueError, match="one must end documents"):
+        BpeTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "one letter")

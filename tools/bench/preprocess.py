@@ -1,0 +1,201 @@
+"""Text to a finished .bin/.idx: ours beside other ways, on the same file, in one run.
+
+    python tools/bench/preprocess.py c4.jsonl --tokenizer-model gpt2 --workers 2
+
+The other sides are written here as people write them: `tokenizers` is a pool of processes that call the
+tokenizers library a document at a time and send ids back; `batch` gives each process whole batches; `fastokens`,
+where it is installed, is a plain pipeline around a fast encoder from PyPI. Every side is a process of its own; times
+are the operating system's, memory is the whole process tree's largest resident sum. The ids of all sides are compared.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter, dtype_for
+from megatron.tokenizer.bpe import load_tokenizer
+
+TOOL = Path(__file__).resolve().parents[1] / "preprocess_data_many_cores.py"
+_WORKER: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one side: seconds, and the largest resident memory of all its processes together, in MB."""
+
+    wall_s: float
+    cpu_s: float
+    memory_mb: float
+
+
+def measure(command: Sequence[str]) -> Cost:
+    """Run a command to its end. RuntimeError when it fails."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peak = 0.0
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(0.02):
+            peak = max(peak, sum(resident_mb(pid) for pid in tree(process.pid)))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - begin
+    stop.set()
+    watcher.join()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
+    return Cost(wall_s, usage.ru_utime + usage.ru_stime, peak)
+
+
+def tree(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield pid
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from tree(int(child))
+    except OSError:
+        return  # gone meanwhile
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of one process, 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        return 0.0
+
+
+def start(model: str, side: str) -> None:
+    """In a worker of another side: load what it encodes with."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if side == "fastokens":
+        import fastokens
+
+        tokenizer = load_tokenizer(model)
+        path = Path(tempfile.mkdtemp()) / "tokenizer.json"
+        tokenizer.inner.save(str(path))
+        _WORKER["encode"] = fastokens.Tokenizer.from_file(str(path)).encode
+        return
+    inner = load_tokenizer(model).inner
+    _WORKER["encode"] = lambda text: inner.encode(text).ids
+    _WORKER["batch"] = lambda texts: [found.ids for found in inner.encode_batch(texts)]
+
+
+def encode_one(line: bytes) -> list[int]:
+    """A document at a time, ids back as a list: the classic script."""
+    return _WORKER["encode"](json.loads(line)["text"])
+
+
+def encode_many(lines: list[bytes]) -> list[np.ndarray]:
+    """Some hundred documents at a time, ids back as arrays."""
+    texts = [json.loads(line)["text"] for line in lines]
+    if "batch" in _WORKER:
+        return [np.array(ids, dtype=np.uint16) for ids in _WORKER["batch"](texts)]
+    return [np.array(_WORKER["encode"](text), dtype=np.uint16) for text in texts]
+
+
+def batches(lines: Iterable[bytes], size: int = 256) -> Iterator[list[bytes]]:
+    """Lists of `size` lines."""
+    held: list[bytes] = []
+    for line in lines:
+        held.append(line)
+        if len(held) == size:
+            yield held
+            held = []
+    yield held
+
+
+def other_side(side: str, source: str, model: str, n_workers: int, out: str) -> None:
+    """Another way to do it, whole, in this process and its pool."""
+    tokenizer = load_tokenizer(model)
+    with (
+        multiprocessing.get_context("spawn").Pool(n_workers, start, (model, side)) as pool,
+        IndexedWriter(out, dtype_for(tokenizer.n_tokens)) as writer,
+        open(source, "rb") as file,
+    ):
+        if side == "tokenizers":
+            for ids in pool.imap(encode_one, file, 25):
+                writer.add_document([*ids, tokenizer.eod_id])
+        else:
+            for many in pool.imap(encode_many, batches(file)):
+                for ids in many:
+                    writer.add_document(np.append(ids, tokenizer.eod_id))
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Command-line words."""
+    parser = argparse.ArgumentParser(
+        description="Measure preprocessing beside other ways.", epilog=__doc__.split("\n\n", 2)[1]
+    )
+    parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more, with a key 'text'")
+    parser.add_argument("--tokenizer-model", default="gpt2", help="folder or name (gpt2)")
+    parser.add_argument("--workers", type=int, default=2, help="cores for every side (2)")
+    parser.add_argument("--sides", nargs="+", default=["tokenizers", "batch"], help="(tokenizers batch)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of ours; the median counts (3)")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure all sides and print ratios."""
+    args = parse_args(argv)
+    if args.side:
+        other_side(args.side, args.source, args.tokenizer_model, args.workers, args.out)
+        return 0
+    megabytes = os.path.getsize(args.source) / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        ours = [sys.executable, str(TOOL), "--input", args.source, "--output-prefix", "ours", "--root", folder,
+                "--tokenizer-model", args.tokenizer_model, "--append-eod", "--workers", str(args.workers)]  # fmt: skip
+        costs = sorted((measure(ours) for _ in range(args.repeat)), key=lambda cost: cost.cpu_s)
+        own = costs[len(costs) // 2]
+        tokens = IndexedTokens(out / "ours_text_document")
+        print(
+            f"{args.source}: {megabytes:.0f} MB, {tokens.n_documents:,} documents, {tokens.n_tokens:,} tokens"
+        )
+        report("ours", own, own, megabytes, tokens.n_tokens)
+        for side in args.sides:
+            prefix = str(out / side)
+            command = [sys.executable, __file__, args.source, "--tokenizer-model", args.tokenizer_model,
+                       "--workers", str(args.workers), "--side", side, "--out", prefix]  # fmt: skip
+            cost = measure(command)
+            same = Path(f"{prefix}.bin").read_bytes() == (out / "ours_text_document.bin").read_bytes()
+            report(side, cost, own, megabytes, tokens.n_tokens)
+            print(f"{'':12} its ids are {'the same' if same else 'DIFFERENT'}")
+            for suffix in (".bin", ".idx", ".json"):
+                Path(prefix + suffix).unlink()
+    return 0
+
+
+def report(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -> None:
+    """One side in one line."""
+    print(
+        f"{side:12} wall {cost.wall_s:7.2f} s   CPU {cost.cpu_s:7.2f} s   {megabytes / cost.cpu_s:7.1f} MB/CPU-s   "
+        f"{n_tokens / cost.wall_s / 1e6:6.2f} M tokens/s   {cost.memory_mb:6.0f} MB   "
+        f"ratio to ours: wall {cost.wall_s / ours.wall_s:5.1f}, CPU {cost.cpu_s / ours.cpu_s:5.1f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
