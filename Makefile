@@ -28,6 +28,10 @@ lint: $(READY)
 $(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $$($(PYTHON) --version) found, 3.11 or newer wanted: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, os, sysconfig; \
+		assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null || \
+		{ echo "error: $(PYTHON) lacks venv or its C headers: apt-get install python3-venv python3-dev" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "error: no g++: apt-get install g++" >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .

@@ -16,12 +16,39 @@ from megatron.tokenizer.fast_bpe import code_point_classes, compile_fast
 from megatron.tokenizer.train_bpe import train_bpe
 
 ODD = [
-    "", " ", "  ", "\n", "a", "'", "''s", "'s 't 're 've 'm 'll 'd", "'S 'RE it'sn't", "don't'", " 's", "'l", "'r e",
-    "a  b", "a   \n\n  b  ", "\t\tx", "x\u00a0 y", "\u3000\u3000a", "a\u2028b\u2029c\u0085d", "\r\n\r\n",
-    "<|endoftext|>", "a<|endoftext|>b  <|endoftext|>", "<|endoftext|", "<<|endoftext|>>", "  <|endoftext|>  ",
-    "12345678901234567890", "\u0661\u0662\u00bd\u2167", "1a2b3c", "e\u0301\u0301\u200d\U0001f469\u200d\U0001f680",
-    "\ue000\uf8ff\U000f0000\u0378\U0002fffe\ufffe", "\x00\x01\x7f", "x" * 15 + " " + "x" * 16 + " " + "x" * 31 + "y" * 33,
-]  # fmt: skip
+    "",
+    " ",
+    "  ",
+    "\n",
+    "a",
+    "'",
+    "''s",
+    "'s 't 're 've 'm 'll 'd",
+    "'S 'RE it'sn't",
+    "don't'",
+    " 's",
+    "'l",
+    "'r e",
+    "a  b",
+    "a   \n\n  b  ",
+    "\t\tx",
+    "x\u00a0 y",
+    "\u3000\u3000a",
+    "a\u2028b\u2029c\u0085d",
+    "\r\n\r\n",
+    "<|endoftext|>",
+    "a<|endoftext|>b  <|endoftext|>",
+    "<|endoftext|",
+    "<<|endoftext|>>",
+    "  <|endoftext|>  ",
+    "12345678901234567890",
+    "\u0661\u0662\u00bd\u2167",
+    "1a2b3c",
+    "e\u0301\u0301\u200d\U0001f469\u200d\U0001f680",
+    "\ue000\uf8ff\U000f0000\u0378\U0002fffe\ufffe",
+    "\x00\x01\x7f",
+    "x" * 15 + " " + "x" * 16 + " " + "x" * 31 + "y" * 33,
+]
 
 
 def ids_of(encoder: FastEncoder | LibraryEncoder, texts: list[str]) -> list[list[int]]:

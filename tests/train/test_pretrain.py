@@ -53,6 +53,15 @@ def test_a_run_learns_and_leaves_what_it_promises(pretrain, words, tmp_path, obj
     assert (again.returncode, again.stdout.strip()) == (0, f"{run}: already done")
 
 
+def test_bfloat16_products_give_nearly_the_losses_of_float32(pretrain, words, tmp_path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        done = pretrain([*words, f"logging.run_dir={tmp_path / dtype}", f"dist.dtype={dtype}"])
+        assert done.returncode == 0, done.stderr
+    exact, rough = losses(tmp_path / "float32"), losses(tmp_path / "bfloat16")
+    assert rough != exact
+    assert rough == pytest.approx(exact, abs=0.03)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp_path, objective) -> None:
     words = [*words, f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=7"]

@@ -3,9 +3,10 @@
     python tools/bench/preprocess.py c4.jsonl --tokenizer-model gpt2 --workers 2
 
 The other sides are written here as people write them: `tokenizers` is a pool of processes that call the
-tokenizers library a document at a time and send ids back; `batch` gives each process whole batches; `fastokens`,
-where it is installed, is a plain pipeline around a fast encoder from PyPI. Every side is a process of its own; times
-are the operating system's, memory is the whole process tree's largest resident sum. The ids of all sides are compared.
+tokenizers library a document at a time and send ids back; `batch` gives each process whole batches;
+`fastokens`, where it is installed, is a plain pipeline around a fast encoder from PyPI. Every side is a process
+of its own; times are the operating system's, memory is the largest resident sum of the whole process tree. The
+ids of all sides are compared.
 """
 
 import argparse
@@ -165,8 +166,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     megabytes = os.path.getsize(args.source) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        ours = [sys.executable, str(TOOL), "--input", args.source, "--output-prefix", "ours", "--root", folder,
-                "--tokenizer-model", args.tokenizer_model, "--append-eod", "--workers", str(args.workers)]  # fmt: skip
+        ours = [
+            sys.executable,
+            str(TOOL),
+            "--input",
+            args.source,
+            "--output-prefix",
+            "ours",
+            "--root",
+            folder,
+        ]
+        ours += ["--tokenizer-model", args.tokenizer_model, "--append-eod", "--workers", str(args.workers)]
         costs = sorted((measure(ours) for _ in range(args.repeat)), key=lambda cost: cost.cpu_s)
         own = costs[len(costs) // 2]
         tokens = IndexedTokens(out / "ours_text_document")
@@ -190,7 +200,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -> None:
     """One side in one line."""
     print(
-        f"{side:12} wall {cost.wall_s:7.2f} s   CPU {cost.cpu_s:7.2f} s   {megabytes / cost.cpu_s:7.1f} MB/CPU-s   "
+        f"{side:12} wall {cost.wall_s:7.2f} s   CPU {cost.cpu_s:7.2f} s   "
+        f"{megabytes / cost.cpu_s:7.1f} MB/CPU-s   "
         f"{n_tokens / cost.wall_s / 1e6:6.2f} M tokens/s   {cost.memory_mb:6.0f} MB   "
         f"ratio to ours: wall {cost.wall_s / ours.wall_s:5.1f}, CPU {cost.cpu_s / ours.cpu_s:5.1f}",
         flush=True,
