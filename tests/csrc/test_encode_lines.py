@@ -15,8 +15,8 @@ from megatron.tokenizer.train_bpe import train_bpe
 
 GOOD = [
     b'{"text": "plain"}',
-    b'  {"text":"spaces" , "n" : -1.5e+10, "a": [1, [], {}, {"text": "inner"}], "t": true, "z": null} \r',
-    b'{"f": false, "text": "literals"}',
+    b'  {"text":"spaces" , "n" : -1.5e+10, "a": [1, [], {"text": "in"}], "t": true} \r',
+    b'{"f": false, "z": null, "text": "literals"}',
     b'{"meta": {"text": "not this", "x": ["\\"", "}"]}, "text": "quote \\" back \\\\ slash \\/ \\b\\f\\n\\r\\t"}',
     b'{"text": "\\u00e9 \\u4e2d \\ud83d\\ude00 \\u0000"}',
     '{"text": "\u00e9 \u4e2d \U0001f600", "\u00fc": "\u00fc"}'.encode(),

@@ -1,0 +1,220 @@
+"""Preprocessing that is killed, told to skip or to stop early, and fed from every kind of file."""
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data import preprocess as module
+from megatron.data.indexed import IndexedTokens
+from megatron.data.preprocess import Options, preprocess
+from megatron.tokenizer.bpe import load_tokenizer
+from megatron.tokenizer.train_bpe import train_bpe
+
+CHILD = """
+import sys
+from pathlib import Path
+from megatron.data import preprocess as m
+m.PIECE_BYTES = 60_000
+options = m.Options(append_eod=True, n_workers=2, quiet=True)
+m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], options)
+"""
+RECORDS = [{"text": f"document {i}: " + "red fish blue fish " * (i % 7), "n": i} for i in range(500)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe([record["text"] for record in RECORDS], 270, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+def outputs(prefix: Path) -> list[bytes]:
+    """The three files of the key `text`; the sidecar without what names the input."""
+    told = json.loads(Path(f"{prefix}_text_document.json").read_text())
+    told.pop("sources")
+    files = [Path(f"{prefix}_text_document.{suffix}").read_bytes() for suffix in ("bin", "idx")]
+    return [*files, json.dumps(told).encode()]
+
+
+def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    source = tmp_path / "big.jsonl"
+    rng = np.random.default_rng(0)
+    words = np.array(["red", "fish", "blue", "document", "12", "one", "two\n"])
+    with source.open("w") as file:
+        for i in range(6000):
+            file.write(json.dumps({"text": f"{i} " + " ".join(rng.choice(words, 200))}) + "\n")
+    command = [sys.executable, "-c", CHILD, str(source)]
+    whole = tmp_path / "whole"
+    begin = time.monotonic()
+    subprocess.run([*command, str(whole), tokenizer], check=True, timeout=120)
+    takes_s = time.monotonic() - begin
+    killed = tmp_path / "killed"
+    moments = random.Random(0)
+    n_killed = n_resumed = 0
+    for _ in range(8):
+        with subprocess.Popen([*command, str(killed), tokenizer], stderr=subprocess.PIPE, text=True) as child:
+            try:
+                _, told = child.communicate(timeout=takes_s * moments.uniform(0.3, 1.0))
+            except subprocess.TimeoutExpired:
+                os.kill(child.pid, signal.SIGKILL)
+                _, told = child.communicate()
+                n_killed += 1
+        n_resumed += "pieces are done already" in told
+        # the sidecar is the last to appear: where it is, all is whole
+        if Path(f"{killed}_text_document.json").exists():
+            assert outputs(killed) == outputs(whole)
+            for suffix in ("bin", "idx", "json"):
+                Path(f"{killed}_text_document.{suffix}").unlink()
+    done = subprocess.run(
+        [*command, str(killed), tokenizer], check=True, timeout=120, stderr=subprocess.PIPE, text=True
+    )
+    n_resumed += "pieces are done already" in done.stderr
+    assert outputs(killed) == outputs(whole)
+    assert n_killed and n_resumed
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "killed"))) == [
+        f"killed_text_document.{suffix}" for suffix in ("bin", "idx", "json")
+    ]
+
+
+def test_what_another_job_left_is_not_taken_over(
+    tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_join_all", stop)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess([str(plain)], tmp_path / "out", tokenizer, Options())
+    assert (tmp_path / ".out.shards").is_dir()
+    preprocess([str(plain)], tmp_path / "out", tokenizer, Options(append_eod=True))
+    preprocess([str(plain)], tmp_path / "fresh", tokenizer, Options(append_eod=True))
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "fresh")
+    assert not (tmp_path / ".out.shards").exists()
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst", "parquet", "arrow", "two files", "folder"])
+def test_every_kind_of_input_gives_the_same_tokens(
+    tmp_path: Path, plain: Path, tokenizer: str, kind: str
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    lines = plain.read_bytes()
+    if kind == "gz":
+        (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    elif kind == "zst":
+        (folder / "a.jsonl.zst").write_bytes(pyarrow.compress(lines, codec="zstd", asbytes=True))
+    elif kind == "parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(RECORDS), folder / "a.parquet", row_group_size=77
+        )
+    elif kind == "arrow":
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_list(RECORDS).save_to_disk(str(folder))
+    else:
+        half = lines.index(b'{"text": "document 250:')
+        (folder / "a.jsonl").write_bytes(lines[:half])
+        (folder / "b.jsonl").write_bytes(lines[half:])
+    preprocess([str(plain)], tmp_path / "plain", tokenizer, Options())
+    words = [str(folder / "a.jsonl"), str(folder / "b.jsonl")] if kind == "two files" else [str(folder)]
+    preprocess(words, tmp_path / "other", tokenizer, Options(n_workers=2))
+    assert outputs(tmp_path / "other") == outputs(tmp_path / "plain")
+
+
+def test_standard_input_is_read(root: Path, tmp_path: Path, plain: Path, tokenizer: str) -> None:
+    preprocess([str(plain)], tmp_path / "plain", tokenizer, Options())
+    command = [sys.executable, str(root / "tools" / "preprocess_data_many_cores.py"), "--input", "-"]
+    command += ["--output-prefix", "piped", "--root", str(tmp_path), "--tokenizer-model", tokenizer]
+    done = subprocess.run(command, input=plain.read_bytes(), capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert outputs(tmp_path / "piped") == outputs(tmp_path / "plain")
+
+
+def test_bad_lines_are_skipped_counted_and_written_down_when_asked(
+    tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 5_000)
+    lines = plain.read_text().splitlines(keepends=True)
+    preprocess([str(plain)], tmp_path / "good", tokenizer, Options())
+    bad = {3: "{half\n", 200: '{"body": 1}\n', 499: '{"text": 7}\n'}
+    for at, line in sorted(bad.items(), reverse=True):
+        lines.insert(at, line)
+    plain.write_text("".join(lines))
+    totals = preprocess([str(plain)], tmp_path / "out", tokenizer, Options(skip_bad_lines=True, n_workers=2))
+    for suffix in ("bin", "idx"):
+        good, out = (
+            Path(tmp_path / f"{name}_text_document.{suffix}").read_bytes() for name in ("good", "out")
+        )
+        assert good == out
+    assert totals.n_rejected == 3
+    rejected = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
+    # in the file with the bad lines in it, from 1
+    assert [one["line"] for one in rejected] == [4, 202, 502]
+    assert "no key 'text'; it has 'body'" in rejected[1]["reason"]
+    with pytest.raises(ValueError, match="line 4: not JSON"):
+        preprocess([str(plain)], tmp_path / "strict", tokenizer, Options())
+    assert not list(tmp_path.glob("*strict*"))
+
+
+@pytest.mark.parametrize("wanted", [1, 1000, 4321, 10**9])
+def test_max_tokens_keeps_the_fewest_first_documents_that_reach_it(
+    tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, wanted: int
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 3_000)
+    preprocess([str(plain)], tmp_path / "all", tokenizer, Options())
+    preprocess([str(plain)], tmp_path / "some", tokenizer, Options(max_tokens=wanted, n_workers=2))
+    lengths = IndexedTokens(tmp_path / "all_text_document").document_tokens
+    some = IndexedTokens(tmp_path / "some_text_document")
+    n = min(len(lengths), int(np.searchsorted(np.cumsum(lengths), wanted)) + 1)
+    assert some.document_tokens.tolist() == lengths[:n].tolist()
+
+
+def test_special_text_becomes_its_id_or_stays_text(tmp_path: Path, tokenizer: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a<|endoftext|>b"}\n')
+    reference = load_tokenizer(tokenizer)
+    for special, n_special in ((True, 1), (False, 0)):
+        preprocess([str(source)], tmp_path / "out", tokenizer, Options(special_text=special))
+        ids = IndexedTokens(tmp_path / "out_text_document").document(0).tolist()
+        assert ids.count(reference.eod_id) == n_special
+        assert reference.decode(ids) == "a<|endoftext|>b"
+
+
+def test_a_tokenizer_that_c_cannot_do_exactly_is_left_to_its_library_and_it_is_said(
+    tmp_path: Path,
+    plain: Path,
+    tokenizer: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = json.loads((Path(tokenizer) / "tokenizer.json").read_text())
+    told["normalizer"] = {"type": "Lowercase"}
+    other = tmp_path / "tokenizer.json"
+    other.write_text(json.dumps(told))
+    monkeypatch.setattr(module.log.parent, "propagate", True)
+    plain.write_text('{"text": "RED Fish"}\n{"text": "red fish"}\n')
+    preprocess([str(plain)], tmp_path / "out", str(other), Options())
+    tokens = IndexedTokens(tmp_path / "out_text_document")
+    assert tokens.document(0).tolist() == tokens.document(1).tolist()
+    assert "it has a normaliser" in caplog.text
