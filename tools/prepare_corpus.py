@@ -24,11 +24,15 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--corpus",
         default="auto",
         help="auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face "
-        "hub, else the text of Python's standard library; c4; stdlib; or a path of .jsonl, .jsonl.gz or .txt "
-        "(auto)",
+        "hub, else the text of Python's standard library; c4; stdlib; or a path: .jsonl or .json files, "
+        "plain or gzipped, .txt files (several: a document each; one: a document a paragraph), a folder or a "
+        "pattern of either (auto)",
     )
     parser.add_argument(
         "--max-mb", type=float, default=8.0, metavar="MB", help="take the first MB of text (8)"
+    )
+    parser.add_argument(
+        "--max-documents", type=int, metavar="N", help="take no more than the first N documents (all)"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where train.jsonl goes")
     return parser.parse_args(argv)
@@ -38,12 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Take a text, and say which and why."""
     args = parse_args(argv)
     try:
-        told = prepare_corpus(args.corpus, args.out, int(args.max_mb * 1e6))
+        told, is_new = prepare_corpus(args.corpus, args.out, int(args.max_mb * 1e6), args.max_documents)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{args.out}: {told['corpus']}, because {told['why']}")
-    print(f"  {told['train_documents']:,} documents to train on, {told['held_out_documents']:,} held out")
+    there = "" if is_new else " (already there)"
+    print(f"{args.out}{there}: {told['corpus']}, because {told['why']}")
+    n_train, n_held_out = told["train_documents"], told["held_out_documents"]
+    megabytes = (told["train_bytes"] + told["held_out_bytes"]) / 1e6
+    print(f"  {n_train:,} documents to train on, {n_held_out:,} held out, {megabytes:.1f} MB")
     return 0
 
 

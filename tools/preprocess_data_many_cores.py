@@ -1,14 +1,18 @@
 """Turn text into tokens on disk.
 
-    python tools/preprocess_data_many_cores.py --input c4.jsonl --output-prefix c4 --dataset-impl mmap \\
-        --tokenizer-type HFTokenizer --tokenizer-model gpt2 --append-eod --workers 8 --root tokens
+    python tools/prepare_corpus.py --out text
+    python tools/train_tokenizer.py text/train.jsonl --out tokenizer
+    python tools/preprocess_data_many_cores.py --input text/train.jsonl --output-prefix train \\
+        --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model tokenizer --append-eod \\
+        --workers 2 --root tokens
 
-writes tokens/c4_text_document.bin, .idx (Megatron's MMIDIDX version 1) and .json (what they were made of).
+writes tokens/train_text_document.bin, .idx (Megatron's MMIDIDX version 1) and .json (what they were made of).
 Killed at any moment, the same command goes on from the last finished piece.
-Exit status: 0 done, 1 failed, 2 wrong usage, 75 stopped by Ctrl-C.
+Exit status: 0 done, 1 failed, 2 wrong usage, 75 stopped by Ctrl-C or SIGTERM.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +88,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise, and say what came out."""
     args = parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers are ended in good order
     try:
         totals = preprocess(
             args.input,
@@ -105,13 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for prefix in totals.prefixes:
-        print(f"{prefix}.bin")
-    print(
-        f"{totals.n_tokens:,} tokens per epoch, {totals.n_documents:,} documents, the longest "
-        f"{totals.longest_document:,} tokens, {totals.n_rejected:,} lines rejected"
-        + (f" (see {totals.rejects})" if totals.rejects else "")
-    )
+    for one in totals.outputs:
+        print(
+            f"{one.prefix}.bin: {one.n_tokens:,} tokens per epoch, {one.n_documents:,} documents "
+            f"({one.n_empty:,} empty), the longest {one.longest_document:,} tokens"
+        )
+    if totals.rejects:
+        print(f"{totals.rejects}: {totals.n_rejected:,} lines rejected")
     return 0
 
 

@@ -37,4 +37,4 @@ class Batches:
         begin = self.next_sample + self.rank * self.rows
         numbers = np.arange(begin, begin + self.rows, dtype=np.int64)
         self.next_sample += self.batch_size
-        return Batch(np.stack([self.samples[int(i)] for i in numbers]), numbers)
+        return Batch(self.samples.take(numbers), numbers)

@@ -41,7 +41,7 @@ class Piece:
 def find_inputs(words: Sequence[str]) -> list[Path]:
     """Files that words name: a file, a folder (its files, sorted), a glob pattern (sorted), or `-`.
 
-    Raises FileNotFoundError for a word that names none, ValueError for a file of another kind.
+    Raises FileNotFoundError for a word that names none, ValueError for a file of another kind or named twice.
     """
     found: list[Path] = []
     for word in words:
@@ -58,7 +58,11 @@ def find_inputs(words: Sequence[str]) -> list[Path]:
         if not here:
             raise FileNotFoundError(f"{word}: no such file, nor a folder or pattern of {', '.join(SUFFIXES)}")
         found += here
+    seen: set[Path] = set()
     for path in found:
+        if path in seen:
+            raise ValueError(f"{path}: named twice; an input is read once")
+        seen.add(path)
         if path != STDIN and not path.name.endswith(SUFFIXES):
             raise ValueError(f"{path}: wanted one of {', '.join(SUFFIXES)}, or - for standard input")
     return found

@@ -66,7 +66,9 @@ class IndexedTokens:
         return self._tokens[begin : begin + n]
 
     def document(self, i: int) -> np.ndarray:
-        """The tokens of document i."""
+        """The tokens of document i, a view of the file."""
+        if not 0 <= i < self.n_documents:
+            raise IndexError(f"{self.prefix}: no document {i}, the file holds {self.n_documents:,}")
         return self._tokens[self._starts[i] : self._starts[i + 1]]
 
 

@@ -94,6 +94,9 @@ class IndexedWriter:
     def _partial(self, suffix: str) -> Path:
         return self.prefix.with_name(self.prefix.name + suffix + PARTIAL)
 
+    def _final(self, suffix: str) -> Path:
+        return self.prefix.with_name(self.prefix.name + suffix)
+
     def _finish(self) -> None:
         assert self._bin is not None and self._spool is not None
         index_sum = hashlib.sha256()
@@ -118,8 +121,11 @@ class IndexedWriter:
         for suffix in SUFFIXES:
             with self._partial(suffix).open("rb") as file:
                 os.fsync(file.fileno())
+        # an older pair goes first: killed in between, this must not leave new tokens under an old index
+        for suffix in reversed(SUFFIXES):
+            self._final(suffix).unlink(missing_ok=True)
         for suffix in SUFFIXES:
-            self._partial(suffix).rename(self.prefix.with_name(self.prefix.name + suffix))
+            self._partial(suffix).rename(self._final(suffix))
 
     def _lengths(self) -> Iterator[np.ndarray]:
         assert self._spool is not None

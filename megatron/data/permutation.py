@@ -11,6 +11,7 @@ import numpy as np
 
 ROUNDS = 6
 MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser
+PLAIN_MIX, WORD = int(MIX), (1 << 64) - 1
 
 
 class Permutation:
@@ -23,8 +24,9 @@ class Permutation:
         self._half = np.uint64(half)
         self._mask = np.uint64((1 << half) - 1)
         self._keys = np.random.SeedSequence(list(key)).generate_state(ROUNDS, np.uint64)
+        self._plain_keys = self._keys.tolist()
 
-    def __call__(self, positions: np.ndarray | int) -> np.ndarray:
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Where positions (int64, any shape, 0 <= position < n) go; the same shape."""
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
@@ -35,6 +37,14 @@ class Permutation:
             outside = outside[x[outside] >= self.n]
         return x.astype(np.int64).reshape(shape)
 
+    def one(self, position: int) -> int:
+        """Where one position goes: the same as calling, twenty times faster than an array of one."""
+        assert 0 <= position < self.n, "a position of the epoch"
+        x = self._network_of_one(position)
+        while x >= self.n:
+            x = self._network_of_one(x)
+        return x
+
     def _network(self, x: np.ndarray) -> np.ndarray:
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
@@ -43,3 +53,13 @@ class Permutation:
             mixed *= MIX
             left, right = right, left ^ ((mixed >> np.uint64(29)) & self._mask)
         return (left << self._half) | right
+
+    def _network_of_one(self, x: int) -> int:
+        half, mask = int(self._half), int(self._mask)
+        left, right = x >> half, x & mask
+        for key in self._plain_keys:
+            mixed = (right ^ key) * PLAIN_MIX & WORD
+            mixed ^= mixed >> 32
+            mixed = mixed * PLAIN_MIX & WORD
+            left, right = right, left ^ (mixed >> 29 & mask)
+        return left << half | right

@@ -5,10 +5,10 @@ encoder is exact for the tokenizer, else by a process; the shards are joined in 
 processes.
 """
 
+import functools
 import hashlib
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from megatron.data.documents import STDIN, Piece, cut, find_inputs
 from megatron.data.encode_piece import Settings, encode_piece, rejected_lines
 from megatron.data.indexed_writer import PARTIAL, IndexedWriter, dtype_for
 from megatron.data.shards import Done, Shards
+from megatron.data.workers import as_finished
 from megatron.log import get_logger
 from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to make of the input. `special_text`: the special token's text becomes its id, as in tokenizers."""
+    """What to make of the input. `special_text`: a special token's text becomes its id, as in tokenizers."""
 
     keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
@@ -48,14 +49,22 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What came out. Tokens are over all keys."""
+class Output:
+    """One pair. An empty document has no token of its own, though perhaps the end-of-document token."""
 
+    prefix: Path
     n_documents: int
     n_tokens: int
-    n_rejected: int
+    n_empty: int
     longest_document: int
-    prefixes: list[Path]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What came out, an output for each key."""
+
+    outputs: list[Output]
+    n_rejected: int
     rejects: Path | None
 
 
@@ -64,7 +73,8 @@ def preprocess(inputs: Sequence[str], prefix: Path, tokenizer: str, options: Opt
 
     Killed at any moment, the same call goes on from the last finished piece, and the outputs are byte for
     byte those of an undisturbed one. `max_tokens` keeps the fewest first documents that reach so many (of
-    the first key). An empty text without `append_eod` is an empty document and is counted in the sidecar.
+    the first key). A blank line is no document. An empty text is one, without tokens or with the
+    end-of-document token alone, and the sidecar counts those.
 
     Raises FileNotFoundError, and ValueError with file, line and reason for a line that is not JSON, has no
     such key or no string under it, unless those are skipped; OSError for a full disk. Then no output exists
@@ -72,6 +82,8 @@ def preprocess(inputs: Sequence[str], prefix: Path, tokenizer: str, options: Opt
     """
     if options.n_workers < 1:
         raise ValueError(f"workers: found {options.n_workers}, wanted 1 or more")
+    if len(set(options.keys)) < len(options.keys):
+        raise ValueError(f"json keys: {', '.join(options.keys)} has one twice; an output is made for each")
     paths = find_inputs(inputs)
     known = load_tokenizer(tokenizer)
     fast, reason = fast_of(known)
@@ -97,6 +109,8 @@ def preprocess(inputs: Sequence[str], prefix: Path, tokenizer: str, options: Opt
     try:
         work.run()
         totals = _join_all(work, prefix, known, paths)
+    except ChildProcessError:
+        raise  # what is finished stays, for the same call to go on from
     except (ValueError, OSError):
         shards.remove()
         raise
@@ -119,14 +133,15 @@ class _Work:
         waiting = [i for i in range(len(self.pieces)) if i not in self.done]
         if self.done:
             log.info("going on: %d of %d pieces are done already", len(self.done), len(self.pieces))
+        n_documents = sum(one.n_documents for one in self.done.values())
+        n_tokens = sum(one.n_tokens for one in self.done.values())
         with _progress(self.pieces, self.done, self.options.quiet) as bar:
             for number, one in self._encoded(waiting):
                 self.done[number] = one
+                n_documents += one.n_documents
+                n_tokens += one.n_tokens
+                bar.set_postfix_str(f"{n_documents:,} documents, {n_tokens:,} tokens", refresh=False)
                 bar.update(self.pieces[number].end - self.pieces[number].begin)
-                documents, tokens = (
-                    sum(getattr(d, name) for d in self.done.values()) for name in ("n_documents", "n_tokens")
-                )
-                bar.set_postfix_str(f"{documents:,} documents, {tokens:,} tokens", refresh=False)
 
     def _encoded(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
         """Encode pieces, and give them as they are finished; none is begun once max_tokens are there."""
@@ -153,16 +168,15 @@ class _Work:
                 raise
 
     def _by_processes(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
-        given = (self.tokenizer, self.options.special_text, self.shards, self.settings)
-        jobs = [(number, self.pieces[number]) for number in waiting]
-        if self.options.n_workers == 1 or len(jobs) < 2 or any(piece.path == STDIN for _, piece in jobs):
-            _start_process(*given, in_pool=False)
-            yield from map(_encode_in_process, (job for job in jobs if not self._enough_before(job[0])))
-            return
-        # spawn: a fork would copy the locks of whatever threads the parent runs
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(min(self.options.n_workers, len(jobs)), _start_process, given) as pool:
-            yield from pool.imap_unordered(_encode_in_process, jobs)
+        begin = functools.partial(
+            _LibraryWork, self.tokenizer, self.options.special_text, self.shards, self.settings
+        )
+        jobs = ((number, self.pieces[number]) for number in waiting if not self._enough_before(number))
+        n_workers = min(self.options.n_workers, len(waiting))
+        if n_workers < 2 or any(piece.path == STDIN for piece in self.pieces):
+            yield from map(begin(), jobs)
+        else:
+            yield from as_finished(begin, jobs, n_workers)
 
     def _enough_before(self, number: int) -> bool:
         """Whether the finished pieces before this one reach max_tokens by themselves."""
@@ -177,29 +191,24 @@ class _Work:
         return tokens >= wanted and len(self.shards.keys) == 1
 
 
-# What a worker process holds: a pool's initialiser has nowhere else to put it.
-_PROCESS: dict[str, Any] = {}
+class _LibraryWork:
+    """What a process does with each piece: encode it with the tokenizers library."""
 
+    def __init__(self, tokenizer: str, special_text: bool, shards: Shards, settings: Settings) -> None:
+        if multiprocessing.parent_process() is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker keeps to one core
+        self.encoder: Encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
+        self.shards, self.settings = shards, settings
 
-def _start_process(
-    tokenizer: str, special_text: bool, shards: Shards, settings: Settings, in_pool: bool = True
-) -> None:
-    if in_pool:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
-    encoder: Encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
-    _PROCESS.update(shards=shards, settings=settings, encoder=encoder)
-
-
-def _encode_in_process(job: tuple[int, Piece]) -> tuple[int, Done]:
-    number, piece = job
-    return number, encode_piece(piece, number, **_PROCESS)
+    def __call__(self, job: tuple[int, Piece]) -> tuple[int, Done]:
+        number, piece = job
+        return number, encode_piece(piece, number, self.shards, self.settings, self.encoder)
 
 
 def _join_all(work: _Work, prefix: Path, tokenizer: BpeTokenizer, paths: Sequence[Path]) -> Totals:
     """Lay the shards end to end, key by key, and collect the rejects."""
     keys, options = work.shards.keys, work.options
-    outputs, n_tokens, longest = [], 0, 0
-    n_documents: int | None = None
+    outputs: list[Output] = []
     about = {
         "append_eod": options.append_eod,
         "special_text": options.special_text,
@@ -214,19 +223,20 @@ def _join_all(work: _Work, prefix: Path, tokenizer: BpeTokenizer, paths: Sequenc
     for key in keys:
         output = prefix.with_name(f"{prefix.name}_{key}_document")
         with IndexedWriter(output, np.dtype(work.settings.dtype), about | {"json_key": key}) as writer:
-            _join(work, key, writer, n_documents)
-            n_documents = writer.n_documents
-        outputs.append(output)
-        n_tokens += writer.n_tokens
-        longest = max(longest, writer.longest)
+            n_empty = _join(work, key, writer, outputs[0].n_documents if outputs else None)
+            writer.about["empty_documents"] = n_empty
+        outputs.append(Output(output, writer.n_documents, writer.n_tokens, n_empty, writer.longest))
     rejects = _write_rejects(work, prefix)
     n_rejected = sum(done.n_rejected for done in work.done.values())
-    return Totals(n_documents or 0, n_tokens, n_rejected, longest, outputs, rejects)
+    return Totals(outputs, n_rejected, rejects)
 
 
-def _join(work: _Work, key: str, writer: IndexedWriter, n_documents: int | None) -> None:
-    """One key's shards into a writer: as many documents as the keys before had, or as max_tokens asks for."""
-    wanted = work.options.max_tokens
+def _join(work: _Work, key: str, writer: IndexedWriter, n_documents: int | None) -> int:
+    """One key's shards into a writer: as many documents as the keys before had, or as max_tokens asks for.
+
+    Returns how many of them are empty.
+    """
+    wanted, length_of_empty, n_empty = work.options.max_tokens, int(work.options.append_eod), 0
     for number in sorted(work.done):
         with work.shards.ids(number, key).open("rb") as ids:
             lengths = np.fromfile(work.shards.lengths(number, key), dtype="<i4")
@@ -241,9 +251,11 @@ def _join(work: _Work, key: str, writer: IndexedWriter, n_documents: int | None)
                 n = max(1, int(np.searchsorted(sizes, JOINED_BYTES, side="right")))
                 part = lengths[begin : begin + n]
                 writer.add_documents(np.fromfile(ids, writer.dtype, int(part.sum())), part)
+                n_empty += int((part == length_of_empty).sum())
                 begin += n
         if n_documents is None and wanted is not None and writer.n_tokens >= wanted:
-            return
+            break
+    return n_empty
 
 
 def _write_rejects(work: _Work, prefix: Path) -> Path | None:

@@ -28,8 +28,7 @@ class Samples:
         self._starts = _csrc.sample_starts(
             np.ascontiguousarray(tokens.document_tokens, dtype=np.int64), seq_len, self.samples_per_epoch
         )
-        self._epoch = -1
-        self._order: Permutation | None = None
+        self._order: tuple[int, Permutation] | None = None  # of the epoch last asked for
 
     @property
     def unique_tokens(self) -> int:
@@ -43,14 +42,33 @@ class Samples:
     def window_of(self, i: int) -> int:
         """Which window of the corpus sample i is."""
         epoch, position = divmod(i, self.samples_per_epoch)
+        return self._order_of(epoch).one(position) if self.shuffle else position
+
+    def windows_of(self, numbers: np.ndarray) -> np.ndarray:
+        """`window_of` for samples int64 [n] of any epochs."""
+        epochs, positions = np.divmod(numbers, self.samples_per_epoch)
         if not self.shuffle:
-            return position
-        if epoch != self._epoch or self._order is None:
-            self._order = Permutation(self.samples_per_epoch, [ORDER, self.seed, epoch])
-            self._epoch = epoch
-        return int(self._order(position))
+            return positions
+        windows = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            windows[of_epoch] = self._order_of(int(epoch))(positions[of_epoch])
+        return windows
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Sample i, for any i >= 0: int64 [seq_len + 1]."""
-        document, offset = self._starts[self.window_of(i)]
-        return self.tokens.read(int(document), int(offset), self.seq_len + 1).astype(np.int64)
+        return self._read(self.window_of(i)).astype(np.int64)
+
+    def take(self, numbers: np.ndarray) -> np.ndarray:
+        """Samples int64 [n] of any epochs: int64 [n, seq_len + 1]."""
+        return np.stack([self._read(window) for window in self.windows_of(numbers)]).astype(np.int64)
+
+    def _read(self, window: int) -> np.ndarray:
+        document, offset = self._starts[window].tolist()
+        return self.tokens.read(document, offset, self.seq_len + 1)
+
+    def _order_of(self, epoch: int) -> Permutation:
+        held = self._order
+        if held is None or held[0] != epoch:
+            held = self._order = epoch, Permutation(self.samples_per_epoch, [ORDER, self.seed, epoch])
+        return held[1]

@@ -7,15 +7,18 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from megatron.tokenizer.hub import why_hub_is_silent
+
 EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
 
 
 class BpeTokenizer:
     """Text to ids and back.
 
-    n_tokens  largest id + 1
-    eod_id    the id that ends a document
-    sha256    of the tokenizer as serialised, so that equal sums mean equal ids
+    n_tokens    largest id + 1
+    eod_id      the id that ends a document
+    serialised  the whole tokenizer as JSON
+    sha256      of that: equal sums mean equal ids
     """
 
     def __init__(self, inner: Tokenizer, name: str) -> None:
@@ -29,7 +32,8 @@ class BpeTokenizer:
                 f"{name}: none of {', '.join(EOD_NAMES)} is in the vocabulary, one must end documents"
             )
         self.eod_id = eod
-        self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
+        self.serialised = inner.to_str()
+        self.sha256 = hashlib.sha256(self.serialised.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text; special tokens written out in it become their ids."""
@@ -54,9 +58,10 @@ class BpeTokenizer:
 
 
 def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
-    """A tokenizer.json, a folder with one or with vocab.json and merges.txt, else a Hugging Face hub name.
+    """A tokenizer.json, a folder with one or with vocab.json and merges.txt, else a name of the hub.
 
-    Raises FileNotFoundError for a folder without them, ValueError for a file or a name that cannot be read.
+    Raises FileNotFoundError for a folder without them, ValueError for a file or a name that cannot be
+    read. What the hub gave before is taken from its cache, without asking.
     """
     path = Path(name_or_folder)
     if path.is_file():
@@ -69,19 +74,17 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
         raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
-    try:
-        return BpeTokenizer(Tokenizer.from_pretrained(name_or_folder), name_or_folder)
-    except Exception as error:  # the library raises plain Exception for every failure to fetch or to read
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"{name_or_folder}: neither a folder here nor to be had from the Hugging Face hub ({reason}); "
-            "give a folder with tokenizer.json"
-        ) from error
+    return BpeTokenizer(_from_hub(name_or_folder), name_or_folder)
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
-    """GPT-2's pre-tokenisation around a vocabulary and its merges."""
-    inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    """GPT-2's pre-tokenisation around a vocabulary and its merges. ValueError for files of another kind."""
+    try:
+        inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as error:  # the library raises plain Exception for whatever it cannot read
+        raise ValueError(
+            f"{vocab}, {merges.name}: no vocabulary with its merges ({_first_line(error)})"
+        ) from error
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
@@ -89,8 +92,29 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
     return inner
 
 
+def _from_hub(name: str) -> Tokenizer:
+    import huggingface_hub  # slow to import, and only names want it
+
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
+        if isinstance(cached, str):
+            return Tokenizer.from_file(cached)
+        if silent := why_hub_is_silent():
+            raise ConnectionError(silent)
+        return Tokenizer.from_pretrained(name)
+    except Exception as error:  # as above
+        raise ValueError(
+            f"{name}: neither a folder here nor to be had from the Hugging Face hub ({_first_line(error)}); "
+            "give a folder with tokenizer.json"
+        ) from error
+
+
 def _read_json(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # as above
-        raise ValueError(f"{path}: not a tokenizer ({error})") from error
+        raise ValueError(f"{path}: not a tokenizer ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

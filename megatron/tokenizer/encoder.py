@@ -51,4 +51,4 @@ class LibraryEncoder:
 
 def fast_of(tokenizer: BpeTokenizer) -> tuple[FastBpe | None, str]:
     """The C++ encoder of a tokenizer, or None and the reason why there is none."""
-    return compile_fast(tokenizer.inner)
+    return compile_fast(tokenizer.serialised)

@@ -7,7 +7,6 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from megatron import _csrc
 
@@ -20,7 +19,6 @@ class FastBpe:
     """A byte-level BPE in C++. Every thread makes workers of its own from it."""
 
     vocabulary: Any  # _csrc.BpeVocabulary
-    n_tokens: int
 
     def worker(self) -> Any:
         """Cache and buffers for one thread: a _csrc.BpeWorker."""
@@ -48,9 +46,9 @@ def code_point_classes() -> np.ndarray:
     return np.repeat(kinds, lengths).astype(np.uint8)
 
 
-def compile_fast(inner: Tokenizer) -> tuple[FastBpe | None, str]:
-    """(encoder, "") where C++ gives exactly the library's ids, else (None, the reason)."""
-    told = json.loads(inner.to_str())
+def compile_fast(serialised: str) -> tuple[FastBpe | None, str]:
+    """(encoder, "") where C++ gives exactly the library's ids for a tokenizer.json, else (None, reason)."""
+    told = json.loads(serialised)
     model = told["model"]
     reason = _unlike(told)
     if reason:
@@ -70,8 +68,7 @@ def compile_fast(inner: Tokenizer) -> tuple[FastBpe | None, str]:
     compiled = _csrc.bpe_vocabulary(
         byte_ids, merges, code_point_classes(), special["content"].encode(), special["id"]
     )
-    n_tokens = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-    return FastBpe(compiled, n_tokens), ""
+    return FastBpe(compiled), ""
 
 
 def _unlike(told: dict[str, Any]) -> str:

@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from megatron.run_dir import read_json, write_json
 from megatron.tokenizer.bpe import EOD_NAMES, BpeTokenizer
 
 ABOUT = "training.json"
+SURROGATE = re.compile("[\ud800-\udfff]")  # an unpaired escape in JSON stands for no character
 
 
 def train_bpe(texts: Iterable[str], n_tokens: int, folder: Path) -> Path:
@@ -40,33 +43,33 @@ def train_bpe(texts: Iterable[str], n_tokens: int, folder: Path) -> Path:
 def train_bpe_on_file(path: Path, key: str, n_tokens: int, folder: Path) -> bool:
     """Train on the texts of a .jsonl; False when the folder already has what the same file gave.
 
-    Raises FileNotFoundError, and ValueError with file and line for a line without the key.
+    Raises FileNotFoundError, and ValueError with file and line for a line without text under the key.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such text; tools/prepare_corpus.py writes one")
     with path.open("rb") as file:
-        made_from = {
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            "key": key,
-            "n_tokens": n_tokens,
-        }
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    made_from = {"sha256": sha256, "key": key, "n_tokens": n_tokens}
     about = folder / ABOUT
-    if (
-        (folder / "tokenizer.json").is_file()
-        and about.is_file()
-        and json.loads(about.read_text()) == made_from
-    ):
+    if (folder / "tokenizer.json").is_file() and read_json(about) == made_from:
         return False
+    about.unlink(missing_ok=True)  # or a run killed below would leave it beside another text's tokenizer
     train_bpe(_texts(path, key), n_tokens, folder)
-    about.write_text(json.dumps(made_from, indent=1) + "\n")
+    write_json(about, made_from)
     return True
 
 
 def _texts(path: Path, key: str) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 text = json.loads(line)[key]
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: no text under '{key}' ({error!r})") from error
-            yield text
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: no text under '{key}' ({type(error).__name__}: {error})"
+                ) from error
+            if not isinstance(text, str):
+                raise ValueError(f"{path}, line {number}: '{key}' is {type(text).__name__}, wanted a string")
+            yield SURROGATE.sub("\ufffd", text)

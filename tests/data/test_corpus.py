@@ -1,6 +1,8 @@
 """Texts for a small study."""
 
+import gzip
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ def test_the_split_is_by_text_and_copies_never_lie_on_both_sides(tmp_path: Path)
     source = tmp_path / "in.jsonl"
     texts = [f"document {i % 700}" for i in range(1000)]
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    told = prepare_corpus(str(source), tmp_path / "out", 10**6)
+    told, is_new = prepare_corpus(str(source), tmp_path / "out", 10**6)
+    assert is_new
     train, held_out = read(tmp_path / "out" / "train.jsonl"), read(tmp_path / "out" / "held_out.jsonl")
     assert len(train) + len(held_out) == len(set(train) | set(held_out)) == 700
     assert (told["documents"], told["copies_dropped"]) == (700, 300)
@@ -33,7 +36,7 @@ def test_a_second_call_leaves_what_is_there(tmp_path: Path) -> None:
     before = (tmp_path / "out" / "train.jsonl").stat().st_mtime_ns
     prepare_corpus("stdlib", tmp_path / "out", 2_000_000)
     assert (tmp_path / "out" / "train.jsonl").stat().st_mtime_ns == before
-    told = prepare_corpus("stdlib", tmp_path / "out", 2_200_000)
+    told, _ = prepare_corpus("stdlib", tmp_path / "out", 2_200_000)
     assert told["train_bytes"] + told["held_out_bytes"] >= 2_200_000
 
 
@@ -59,7 +62,7 @@ def test_without_sample_and_network_the_library_is_taken_and_it_is_said(
     monkeypatch.setattr(corpus, "C4Stream", Silent)
     source = choose("auto")
     assert "standard library" in source.name
-    assert "does not answer" in source.why
+    assert "no network" in source.why
     with pytest.raises(ConnectionError, match="no network"):
         choose("c4")
 
@@ -79,8 +82,41 @@ def test_too_little_text_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_paragraphs_of_a_plain_text_are_its_documents(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("one\ntwo\n\n\nthree\n\n")
-    assert list(choose(str(tmp_path / "book.txt")).texts()) == ["one\ntwo", "three"]
-    with pytest.raises(FileNotFoundError, match="no such text file"):
+def test_a_changed_source_is_taken_anew_and_an_unchanged_one_is_not(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    for n, is_new in ((100, True), (100, False), (200, True)):
+        if is_new:
+            source.write_text("".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(n)))
+        told, was_new = prepare_corpus(str(source), tmp_path / "out", 10**6)
+        assert (told["documents"], was_new) == (n, is_new)
+    assert prepare_corpus(str(source), tmp_path / "out", 10**6, max_documents=50)[0]["documents"] == 50
+
+
+def test_a_bad_line_of_the_source_leaves_the_old_text(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl.gz"
+    source.write_bytes(gzip.compress(b'{"text": "one"}\noops\n'))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train.jsonl").write_text("as before")
+    with pytest.raises(ValueError, match="in.jsonl.gz, line 2: not JSON"):
+        prepare_corpus(str(source), tmp_path / "out", 10**6)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.jsonl"]
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_paragraphs_of_one_plain_text_or_several_whole_ones_are_the_documents(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("one\ntwo\n\n \nthree\n\n")
+    assert [text for text in choose(str(tmp_path / "book.txt")).texts() if text] == ["one\ntwo", "three"]
+    (tmp_path / "poem.txt").write_text("four\n\nfive")
+    for words in (tmp_path, tmp_path / "*.txt"):
+        assert list(choose(str(words)).texts()) == ["one\ntwo\n\n \nthree\n\n", "four\n\nfive"]
+    with pytest.raises(FileNotFoundError, match="no such file"):
         choose(str(tmp_path / "none.txt"))
+
+
+def test_a_silent_hub_is_found_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of `discard`: refused
+    begun = time.monotonic()
+    stream = corpus.C4Stream()
+    assert stream.first is None
+    assert "127.0.0.1:9" in stream.reason
+    assert time.monotonic() - begun < 20  # the hub's own library tries for 24 s; a child starts in one

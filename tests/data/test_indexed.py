@@ -61,6 +61,23 @@ def test_what_is_written_is_read_across_documents(pair: Path) -> None:
         tokens.read(2, 0, 5)
 
 
+def test_a_document_that_is_not_there_is_refused(pair: Path) -> None:
+    tokens = IndexedTokens(pair)
+    for i in (-1, 3):
+        with pytest.raises(IndexError, match=f"no document {i}, the file holds 3"):
+            tokens.document(i)
+
+
+def test_new_tokens_never_lie_under_an_old_index(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", stop)
+    with pytest.raises(KeyboardInterrupt), IndexedWriter(pair, np.dtype(np.uint16)) as writer:
+        writer.add_document([9] * 7)  # as many tokens as before: sizes alone would not tell
+    assert list(pair.parent.iterdir()) == []
+
+
 def test_an_exception_leaves_neither_new_files_nor_changed_ones(pair: Path) -> None:
     before = {path.name: path.read_bytes() for path in pair.parent.iterdir()}
     with pytest.raises(RuntimeError), IndexedWriter(pair, np.dtype(np.uint16)) as writer:

@@ -1,5 +1,6 @@
 """Order of samples: true epochs, one function of the sample number."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ def tokens(tmp_path: Path) -> IndexedTokens:
 def test_the_keyed_permutation_is_one(n: int) -> None:
     found = Permutation(n, [3, 1])(np.arange(n))
     assert sorted(found.tolist()) == list(range(n))
-    assert [int(Permutation(n, [3, 1])(i)) for i in range(min(n, 20))] == found[:20].tolist()
+    assert [Permutation(n, [3, 1]).one(i) for i in range(n)] == found.tolist()
+    assert Permutation(n, [3, 1])(np.arange(n).reshape(1, n)).tolist() == [found.tolist()]
 
 
 def test_the_permutation_of_small_numbers_is_even_over_keys() -> None:
@@ -69,6 +71,25 @@ def test_a_sample_depends_on_its_number_alone(tokens: IndexedTokens) -> None:
     backward = [other[i].tolist() for i in reversed(range(300))]
     assert forward == backward[::-1]
     assert [Samples(tokens, 10, seed=6)[i].tolist() for i in range(50)] != forward[:50]
+
+
+def test_samples_taken_together_are_those_taken_one_by_one_across_epochs(tokens: IndexedTokens) -> None:
+    for shuffle in (True, False):
+        samples = Samples(tokens, 10, seed=5, shuffle=shuffle)
+        numbers = np.array([0, 99, 100, 101, 399, 400, 7, 123_456_789])  # 100 samples an epoch
+        found = samples.take(numbers)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, np.stack([samples[int(i)] for i in numbers]))
+
+
+def test_what_an_order_holds_does_not_grow_with_epochs(tokens: IndexedTokens) -> None:
+    samples = Samples(tokens, 10, seed=5)
+    samples[0]
+    before = {name: len(pickle.dumps(value)) for name, value in vars(samples).items() if name != "tokens"}
+    for epoch in range(1, 200):
+        samples[epoch * samples.samples_per_epoch]
+    after = {name: len(pickle.dumps(value)) for name, value in vars(samples).items() if name != "tokens"}
+    assert all(after[name] <= before[name] + 8 for name in before)
 
 
 def test_without_shuffling_samples_come_in_file_order(tokens: IndexedTokens) -> None:

@@ -1,6 +1,8 @@
 """Tokenizers: from a folder, from files of GPT-2, and trained here."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,56 @@ def test_mask_is_a_row_of_its_own_and_rows_are_a_multiple_of_128() -> None:
     rows = VocabularyRows(50257)
     assert (rows.mask_id, rows.rows) == (50257, 50304)
     assert VocabularyRows(128).rows == 256
+
+
+def test_a_name_that_the_hub_cannot_be_asked_for_is_one_sentence_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of `discard`: refused
+    with pytest.raises(ValueError, match="nor to be had from the Hugging Face hub .*127.0.0.1:9") as caught:
+        load_tokenizer("no-such-tokenizer")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
+        load_tokenizer("no-such-tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": 3}', "line 2: 'text' is int"),
+        (b'{"body": "x"}', "line 2: no text under 'text'"),
+        (b'{"text": "\xff"}', "line 2: no text under 'text'"),
+    ],
+)
+def test_a_line_without_text_is_named_and_nothing_is_left(tmp_path: Path, line: bytes, reason: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"text": "a\\ud800b"}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=reason):
+        train_bpe_on_file(source, "text", 300, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+def test_files_that_are_no_vocabulary_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 1}')
+    (tmp_path / "merges.txt").write_text("x y z")
+    with pytest.raises(ValueError, match="no vocabulary with its merges"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_the_tool_trains_once_and_says_so(root: Path, tmp_path: Path) -> None:
+    source = tmp_path / "text.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
+    command = [sys.executable, root / "tools" / "train_tokenizer.py", source, "--n-tokens", "270"]
+    for said in ("270 tokens\n", "270 tokens, already there\n"):
+        done = subprocess.run(
+            [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(said)
+    command[2] = tmp_path / "none.jsonl"
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path}/none.jsonl: no such text; tools/prepare_corpus.py writes one\n"

@@ -4,9 +4,9 @@
 
 The other sides are written here as people write them: `tokenizers` is a pool of processes that call the
 tokenizers library a document at a time and send ids back; `batch` gives each process whole batches;
-`fastokens`, where it is installed, is a plain pipeline around a fast encoder from PyPI. Every side is a process
-of its own; times are the operating system's, memory is the largest resident sum of the whole process tree. The
-ids of all sides are compared.
+`fastokens`, where it is installed, is a plain pipeline around a fast encoder from PyPI. Every side is a
+process of its own; times are the operating system's, memory is the largest resident sum of the whole process
+tree. The ids of all sides are compared.
 """
 
 import argparse

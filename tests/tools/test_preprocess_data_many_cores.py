@@ -1,0 +1,156 @@
+"""tools/preprocess_data_many_cores.py when its processes are stopped or killed, and what it prints."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+TEXT = "One fish, two fish, red fish, blue fish. "
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a normaliser, so that the work is done by processes."""
+    inner = Tokenizer(models.BPE())
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    )
+    folder = tmp_path_factory.mktemp("tokenizer")
+    inner.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """25 MB, four pieces: seconds of work."""
+    path = tmp_path_factory.mktemp("source") / "in.jsonl"
+    path.write_text((json.dumps({"text": TEXT * 250}) + "\n") * 2500)
+    return path
+
+
+def start(root: Path, tokenizer: Path, source: Path, out: Path, *words: object) -> subprocess.Popen[str]:
+    tool = root / "tools" / "preprocess_data_many_cores.py"
+    named = ["--input", source, "--output-prefix", "x", "--tokenizer-model", tokenizer, "--root", out]
+    command = [sys.executable, str(tool), *map(str, named), *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def workers_of(process: subprocess.Popen[str], out: Path, n: int) -> list[int]:
+    """The process's workers, once there are n of them and each has begun a piece."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not listed.exists():
+        pytest.skip("this system does not list the children of a process")
+    for _ in range(1000):
+        if len(list(out.glob(".x.shards/*.ids"))) >= n:
+            found = [int(pid) for pid in listed.read_text().split()]
+            return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("no workers within 20 s")
+
+
+def wait_for_end(pids: list[int]) -> None:
+    for _ in range(600):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"processes {pids} were left behind")
+
+
+def test_a_killed_worker_is_one_sentence_and_the_same_command_finishes(
+    root: Path, tmp_path: Path, tokenizer: Path, source: Path
+) -> None:
+    process = start(root, tokenizer, source, tmp_path / "out", "--workers", 2)
+    workers = workers_of(process, tmp_path / "out", 2)
+    os.kill(workers[0], signal.SIGKILL)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: a worker ended with exit code -9 before its work was done" in words
+    assert "Traceback" not in words
+    wait_for_end(workers)
+    assert list((tmp_path / "out").glob("x*")) == []
+    assert start(root, tokenizer, source, tmp_path / "out", "--workers", 2).wait(timeout=100) == 0
+    assert start(root, tokenizer, source, tmp_path / "undisturbed").wait(timeout=100) == 0
+    for suffix in ("bin", "idx", "json"):
+        one, other = (tmp_path / name / f"x_text_document.{suffix}" for name in ("out", "undisturbed"))
+        assert one.read_bytes() == other.read_bytes()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"x_text_document.{suffix}" for suffix in ("bin", "idx", "json")
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_the_command(
+    root: Path, tmp_path: Path, tokenizer: Path, source: Path, number: signal.Signals
+) -> None:
+    process = start(root, tokenizer, source, tmp_path / "out", "--workers", 2)
+    workers = workers_of(process, tmp_path / "out", 2)
+    assert len(workers) == 2
+    process.send_signal(number)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 75)
+    assert "Traceback" not in words
+    wait_for_end(workers)
+    assert list((tmp_path / "out").glob("x*")) == []
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_megatrons_own_files_come_out_of_their_text(
+    root: Path, tmp_path: Path, scaling_data: Path, n_workers: int
+) -> None:
+    folder = scaling_data / "megatron_openwebtext"
+    (tmp_path / "tiny").mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(folder / f"gpt2-tiny-{name}", tmp_path / "tiny" / name)
+    source = folder / "openwebtext-1000.decoded.jsonl.gz"
+    process = start(root, tmp_path / "tiny", source, tmp_path, "--append-eod", "--workers", n_workers)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "1,361,845 tokens per epoch, 1,000 documents (0 empty)" in said
+    for suffix in (".bin", ".idx"):
+        theirs = folder / f"meg-gpt2-openwebtext_text_document{suffix}"
+        assert (tmp_path / f"x_text_document{suffix}").read_bytes() == theirs.read_bytes()
+
+
+def test_empty_documents_are_counted_with_and_without_their_end(
+    root: Path, tmp_path: Path, tokenizer: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": ""}\n\n{"text": "\\u0000"}\n{"text": ""}\n')  # the second line is no document
+    for words, n_tokens in (((), 1), (("--append-eod",), 4)):
+        process = start(root, tokenizer, source, tmp_path, *words)
+        said, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert f"{n_tokens} tokens per epoch, 3 documents (2 empty)" in said
+        told = json.loads((tmp_path / "x_text_document.json").read_text())
+        assert (told["documents"], told["empty_documents"], told["tokens"]) == (3, 2, n_tokens)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--json-keys", "text", "text"], "json keys: text, text has one twice"),
+        (["--input", "in.jsonl", "in.jsonl"], "in.jsonl: named twice"),
+    ],
+)
+def test_what_is_named_twice_is_refused(
+    root: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, words: list, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"text": "x"}\n')
+    process = start(root, tokenizer, Path("in.jsonl"), tmp_path / "out", *words)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.startswith("error: ") and sentence in errors and errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
