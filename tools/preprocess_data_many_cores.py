@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.data.preprocess import Options, preprocess
+from megatron.tokenizer.kinds import KINDS, TokenizerSpec
 
 EXIT_STOPPED = 75
 
@@ -44,14 +45,17 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--root", type=Path, default=Path("."), metavar="DIR", help="folder of the output (.)"
     )
     parser.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="layout on disk (mmap)")
-    parser.add_argument(
-        "--tokenizer-type", choices=["HFTokenizer"], default="HFTokenizer", help="(HFTokenizer)"
-    )
+    parser.add_argument("--tokenizer-type", choices=KINDS, default=KINDS[0], help=f"({KINDS[0]})")
     parser.add_argument(
         "--tokenizer-model",
-        required=True,
         metavar="NAME",
-        help="folder with tokenizer.json or with vocab.json and merges.txt, or a Hugging Face hub name",
+        help="HFTokenizer: folder with tokenizer.json or with vocab.json and merges.txt, or a name on the "
+        "Hugging Face hub (gpt2 needs no network); SentencePieceTokenizer: .model file",
+    )
+    parser.add_argument("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: vocab.json")
+    parser.add_argument("--merge-file", metavar="PATH", help="GPT2BPETokenizer: merges.txt")
+    parser.add_argument(
+        "--vocab-size", type=int, metavar="N", help="NullTokenizer: the text is numbers from 0 to N - 1"
     )
     parser.add_argument(
         "--append-eod", action="store_true", help="end each document with the end-of-document token"
@@ -93,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         totals = preprocess(
             args.input,
             args.root / args.output_prefix,
-            args.tokenizer_model,
+            TokenizerSpec(
+                args.tokenizer_type, args.tokenizer_model, args.vocab_file, args.merge_file, args.vocab_size
+            ),
             Options(
                 keys=tuple(args.json_keys),
                 append_eod=args.append_eod,

@@ -25,9 +25,9 @@ from megatron.data.indexed_writer import PARTIAL, IndexedWriter, dtype_for
 from megatron.data.shards import Done, Shards
 from megatron.data.workers import as_finished
 from megatron.log import get_logger
-from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.fast_bpe import FastBpe
+from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load
 
 PIECE_BYTES = 8 << 20
 JOINED_BYTES = 4 << 20  # of ids read at a time when shards are joined
@@ -68,7 +68,9 @@ class Totals:
     rejects: Path | None
 
 
-def preprocess(inputs: Sequence[str], prefix: Path, tokenizer: str, options: Options) -> Totals:
+def preprocess(
+    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: Options
+) -> Totals:
     """Tokenise the documents of `inputs` into `<prefix>_<key>_document.bin/.idx/.json`, one triple a key.
 
     Killed at any moment, the same call goes on from the last finished piece, and the outputs are byte for
@@ -85,10 +87,10 @@ def preprocess(inputs: Sequence[str], prefix: Path, tokenizer: str, options: Opt
     if len(set(options.keys)) < len(options.keys):
         raise ValueError(f"json keys: {', '.join(options.keys)} has one twice; an output is made for each")
     paths = find_inputs(inputs)
-    known = load_tokenizer(tokenizer)
+    known = load(tokenizer)
     fast, reason = fast_of(known)
     if fast is None:
-        log.warning("%s: encoded by the tokenizers library, several times slower, as %s", tokenizer, reason)
+        log.warning("%s: encoded by its own library, several times slower, as %s", known.name, reason)
     pieces = cut(paths, PIECE_BYTES)
     settings = Settings(
         eod=known.eod_id if options.append_eod else NO_EOD,
@@ -123,7 +125,7 @@ class _Work:
 
     def __init__(
         self, pieces: Sequence[Piece], shards: Shards, settings: Settings, options: Options,
-        tokenizer: str, fast: FastBpe | None, done: dict[int, Done],
+        tokenizer: TokenizerSpec | str, fast: FastBpe | None, done: dict[int, Done],
     ) -> None:  # fmt: skip
         self.pieces, self.shards, self.settings, self.options = pieces, shards, settings, options
         self.tokenizer, self.fast, self.done = tokenizer, fast, done
@@ -194,10 +196,12 @@ class _Work:
 class _LibraryWork:
     """What a process does with each piece: encode it with the tokenizers library."""
 
-    def __init__(self, tokenizer: str, special_text: bool, shards: Shards, settings: Settings) -> None:
+    def __init__(
+        self, tokenizer: TokenizerSpec | str, special_text: bool, shards: Shards, settings: Settings
+    ) -> None:
         if multiprocessing.parent_process() is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker keeps to one core
-        self.encoder: Encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
+        self.encoder: Encoder = LibraryEncoder(load(tokenizer), special_text)
         self.shards, self.settings = shards, settings
 
     def __call__(self, job: tuple[int, Piece]) -> tuple[int, Done]:
@@ -205,7 +209,7 @@ class _LibraryWork:
         return number, encode_piece(piece, number, self.shards, self.settings, self.encoder)
 
 
-def _join_all(work: _Work, prefix: Path, tokenizer: BpeTokenizer, paths: Sequence[Path]) -> Totals:
+def _join_all(work: _Work, prefix: Path, tokenizer: Tokenizer, paths: Sequence[Path]) -> Totals:
     """Lay the shards end to end, key by key, and collect the rejects."""
     keys, options = work.shards.keys, work.options
     outputs: list[Output] = []

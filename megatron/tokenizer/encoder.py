@@ -8,6 +8,7 @@ import numpy as np
 from megatron import _csrc
 from megatron.tokenizer.bpe import BpeTokenizer
 from megatron.tokenizer.fast_bpe import FastBpe, compile_fast
+from megatron.tokenizer.kinds import Tokenizer
 
 NO_EOD = -1
 
@@ -37,8 +38,10 @@ class FastEncoder:
 class LibraryEncoder:
     """The tokenizer's own library."""
 
-    def __init__(self, tokenizer: BpeTokenizer, special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool = True) -> None:
         self.tokenizer = tokenizer
+        if not isinstance(tokenizer, BpeTokenizer):
+            return  # the other kinds take every text for text
         # the library then leaves the special token's text to the pre-tokeniser, like any other text
         tokenizer.inner.encode_special_tokens = not special
 
@@ -49,6 +52,8 @@ class LibraryEncoder:
         return np.array([i for ids in found for i in ids], dtype=np.uint32), lengths
 
 
-def fast_of(tokenizer: BpeTokenizer) -> tuple[FastBpe | None, str]:
+def fast_of(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     """The C++ encoder of a tokenizer, or None and the reason why there is none."""
+    if not isinstance(tokenizer, BpeTokenizer):
+        return None, f"it is a {type(tokenizer).__name__} tokenizer"
     return compile_fast(tokenizer.serialised)

