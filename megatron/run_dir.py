@@ -9,14 +9,15 @@ result.json    written last; its presence means that the run is done
 exit.json      written by the launcher for a run that failed: its exit status and its last words
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
-EXIT = "exit.json"
+EXIT, LOCK = "exit.json", ".lock"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 
 
@@ -80,6 +81,21 @@ def forget_metrics_after(run: Path, step: int) -> None:
     """Drop the lines of steps that a resumed run will take again, so that no step is told twice."""
     kept = [json.dumps(line) for line in read_metrics(run) if line["step"] <= step]
     write_whole(run / METRICS, "".join(line + "\n" for line in kept))
+
+
+def lock(run: Path) -> IO[str] | None:
+    """Take a run for this process until the file that is given is closed; None where another has it.
+
+    The lock is the kernel's and ends with the process, however it ends.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    file = (run / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def is_done(run: Path, identity: str | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,7 +15,7 @@ from megatron.log import get_logger
 from megatron.objective.base import Task
 from megatron.optim.schedule import lr_schedule
 from megatron.parallel.reduce import any_rank, wait_for_all
-from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, forget_metrics_after, write_json
+from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, forget_metrics_after, lock, write_json
 from megatron.train.build import Run, microbatch_rows
 from megatron.train.record import Record
 from megatron.train.resume import describe, git_of_code, resume, save
@@ -28,15 +29,29 @@ def train(run: Run, stop: Stop) -> bool:
 
     Raises ValueError for a checkpoint of another run, FloatingPointError for a loss that is no number.
     """
-    state = resume(run)
-    _prepare_folder(run, state)
-    record = Record(run.config, run.plan, run.world, run.folder)
-    log.info(describe(run, state))
-    try:
-        state, done = _steps(run, state, record, stop)
-    finally:
-        record.close()
+    with _own_folder(run):
+        state = resume(run)
+        _prepare_folder(run, state)
+        record = Record(run.config, run.plan, run.world, run.folder)
+        log.info(describe(run, state))
+        try:
+            state, done = _steps(run, state, record, stop)
+        finally:
+            record.close()
     return done
+
+
+@contextmanager
+def _own_folder(run: Run) -> Iterator[None]:
+    """Keep a second training out of the run's folder; all ranks hear of one that is already there."""
+    held = lock(run.folder) if run.world.is_first else None
+    if any_rank(run.world.is_first and held is None, run.world):
+        raise ValueError(f"{run.folder}: another process is training there; wait for it or stop it")
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.close()
 
 
 def _steps(run: Run, state: TrainState, record: Record, stop: Stop) -> tuple[TrainState, bool]:
@@ -58,9 +73,10 @@ def _steps(run: Run, state: TrainState, record: Record, stop: Stop) -> tuple[Tra
         state = state.after_step(config.dataset.batch_size, plan.seq_len, time.perf_counter() - started)
         started = time.perf_counter()
         last = state.step == plan.n_steps
-        if last or state.step % config.logging.every_iterations == 0:
-            record.train(state, report, lr)
         due_save = last or state.step % save_every == 0
+        # telling a step checks it: weights that are no numbers are never saved
+        if due_save or state.step % config.logging.every_iterations == 0:
+            record.train(state, report, lr)
         if due_save or state.step % score_every == 0:
             state = _score_and_save(run, state, record, due_save)
             record.restart_clock()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.run_dir import read_metrics
+from megatron.run_dir import lock, read_metrics
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 
@@ -160,6 +160,30 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(pretrain, words, tmp_path,
     assert failed.stderr.count("\n") == 1
     assert sentence in failed.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_two_trainings_never_share_a_folder(pretrain, words, tmp_path) -> None:
+    held = lock(tmp_path / "run")
+    failed = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"])
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+    assert "another process is training there" in failed.stderr
+    held.close()
+    assert pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"]).returncode == 0
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(pretrain, words, tmp_path) -> None:
+    run = tmp_path / "run"
+    words = [
+        *words,
+        f"logging.run_dir={run}",
+        "optim.lr=1e30",
+        "optim.grad_clip=0",
+        "logging.every_iterations=100",
+    ]
+    failed = pretrain([*words, "checkpoint.chkpt_saving_iterations=2"])
+    assert failed.returncode == 1
+    assert "lower optim.lr" in failed.stderr.splitlines()[-1]
+    assert not layout.find(run / "checkpoints")
 
 
 def test_half_of_the_rank_variables_are_refused(root, words, tmp_path, monkeypatch) -> None:
