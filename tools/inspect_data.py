@@ -1,0 +1,79 @@
+"""Look into a tokenised corpus.
+
+    python tools/inspect_data.py tokens/train_text_document
+    python tools/inspect_data.py tokens/train_text_document --document 3 --tokenizer-model gpt2
+    python tools/inspect_data.py tokens/train_text_document --verify
+
+Exit status: 0 done, 1 failed or not whole, 2 wrong usage.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from megatron.data.indexed import IndexedTokens
+from megatron.data.inspect import Summary, faults, summarise
+from megatron.tokenizer.kinds import load
+
+BAR = 40
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Command-line words."""
+    parser = argparse.ArgumentParser(
+        description="Count a tokenised corpus, show a document of it, or verify it.",
+        epilog="example: python tools/inspect_data.py tokens/train_text_document --verify",
+    )
+    parser.add_argument("prefix", metavar="PREFIX", help="a .bin/.idx pair without its suffix")
+    parser.add_argument("--document", type=int, metavar="I", help="show document I, from 0, as text")
+    parser.add_argument(
+        "--tokenizer-model", metavar="NAME", help="of the text (the one that the sidecar names)"
+    )
+    parser.add_argument("--verify", action="store_true", help="read everything and check every invariant")
+    return parser.parse_args(argv)
+
+
+def table(summary: Summary) -> str:
+    """Counts and a histogram of lengths, for people."""
+    lines = [
+        f"{summary.n_documents:,} documents, {summary.n_tokens:,} tokens ({summary.dtype})",
+        f"tokens a document: {summary.shortest:,} to {summary.longest:,}, mean {summary.mean:,.1f}, "
+        f"median {summary.median:,.1f}",
+    ]
+    most = max((n for _, n in summary.histogram), default=1)
+    for least, n in summary.histogram:
+        lines.append(f"{least:>10,} and up  {n:>12,}  {'#' * round(BAR * n / most)}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look, and print."""
+    args = parse_args(argv)
+    try:
+        if args.verify:
+            found = list(faults(args.prefix))
+            for sentence in found:
+                print(f"error: {sentence}", file=sys.stderr)
+            if not found:
+                print(f"{args.prefix}: whole")
+            return 1 if found else 0
+        pair = IndexedTokens(args.prefix)
+        if args.document is None:
+            print(table(summarise(pair)))
+            return 0
+        if not 0 <= args.document < pair.n_documents:
+            raise ValueError(f"--document: found {args.document}, wanted 0 to {pair.n_documents - 1}")
+        name = args.tokenizer_model or ((pair.sidecar or {}).get("tokenizer") or {}).get("name")
+        if name is None:
+            raise ValueError(
+                f"{args.prefix}: has no sidecar that names its tokenizer; give --tokenizer-model"
+            )
+        print(load(name).decode(pair.document(args.document).tolist()))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
