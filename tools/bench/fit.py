@@ -1,0 +1,112 @@
+"""Fitting a law: ours beside a grid of L-BFGS starts in scipy, on the same runs, in one process.
+
+    OMP_NUM_THREADS=1 python tools/bench/fit.py
+    OMP_NUM_THREADS=1 python tools/bench/fit.py table.csv
+
+The other side is the method of the Chinchilla paper and of its replication (arXiv 2404.10102): minimise the
+sum of Huber terms in (log A, log B, log E, alpha, beta) with L-BFGS from 4,500 starts. `--starts` takes
+fewer, evenly out of those, and says what all would take. Without a table the runs are drawn from a known law.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from megatron.scaling.fit import fit_law
+from megatron.scaling.selection import Columns, select_runs
+
+GRID = (
+    range(0, 30, 5),
+    range(0, 30, 5),
+    np.arange(-1, 1.5, 0.5),
+    np.arange(0, 2.5, 0.5),
+    np.arange(0, 2.5, 0.5),
+)
+N_STARTS = 4500
+DELTA = 1e-3
+
+
+def synthetic(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs over a wide range of N and D with half a per cent of noise."""
+    rng = np.random.default_rng(0)
+    n = np.exp(rng.uniform(np.log(5e7), np.log(1.6e10), n_runs))
+    d = np.exp(rng.uniform(np.log(3e8), np.log(1e12), n_runs))
+    loss = 1.82 + 480 / n**0.347 + 2140 / d**0.367
+    return n, d, loss * np.exp(0.005 * rng.standard_normal(n_runs))
+
+
+def grid_of_starts(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: int) -> tuple[float, float]:
+    """(lowest objective, seconds) of scipy's L-BFGS-B with an exact gradient, over `starts` of the grid."""
+    x, y, z = np.log(n), np.log(d), np.log(loss)
+
+    def huber(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        a, b, e, alpha, beta = theta
+        terms = np.stack([a - alpha * x, b - beta * y, np.full_like(x, e)])
+        fitted = logsumexp(terms, axis=0)
+        share = np.exp(terms - fitted)
+        r = z - fitted
+        inside = np.minimum(np.abs(r), DELTA)
+        slope = -np.clip(r, -DELTA, DELTA)
+        of_a, of_b = slope * share[0], slope * share[1]
+        gradient = [of_a.sum(), of_b.sum(), (slope * share[2]).sum(), -(of_a * x).sum(), -(of_b * y).sum()]
+        return float((inside * (np.abs(r) - inside / 2)).sum()), np.array(gradient)
+
+    every = list(itertools.product(*GRID))
+    chosen = [every[i] for i in np.linspace(0, len(every) - 1, starts).astype(int)]
+    begin = time.perf_counter()
+    best = min(minimize(huber, start, jac=True, method="L-BFGS-B").fun for start in chosen)
+    return best, time.perf_counter() - begin
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Command-line words."""
+    parser = argparse.ArgumentParser(description="Measure the fit of a law beside a grid of L-BFGS starts.")
+    parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="by itself synthetic runs")
+    parser.add_argument("--n-column", default="n_params")
+    parser.add_argument("--d-column", default="train_tokens")
+    parser.add_argument("--loss-column", default="loss")
+    parser.add_argument("--flops-column")
+    parser.add_argument("--starts", type=int, default=N_STARTS, help=f"of {N_STARTS} ({N_STARTS})")
+    parser.add_argument("--repeat", type=int, default=9, help="fits of ours; the median counts (9)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure both and print the ratio."""
+    args = parse_args(argv)
+    if args.table is None:
+        n, d, loss = synthetic()
+    else:
+        columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column)
+        runs = select_runs(args.table, columns)
+        n, d, loss = runs.N, runs.D, runs.L
+    seconds = []
+    for _ in range(args.repeat):
+        begin = time.perf_counter()
+        law = fit_law(n, d, loss, n_bootstrap=0)
+        seconds.append(time.perf_counter() - begin)
+    ours_s = float(np.median(seconds))
+    begin = time.perf_counter()
+    fit_law(n, d, loss, n_bootstrap=1000)
+    bootstrap_s = time.perf_counter() - begin - ours_s
+    print(f"ours       {len(n)} runs: {ours_s * 1e3:.1f} ms, objective {law.objective:.12g}")
+    print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
+    objective, taken_s = grid_of_starts(n, d, loss, args.starts)
+    whole_s = taken_s * N_STARTS / args.starts
+    note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {taken_s:.1f} s)"
+    print(f"L-BFGS     {N_STARTS} starts: {whole_s:.1f} s{note}, objective {objective:.12g}")
+    print(
+        f"ratio      {whole_s / ours_s:.0f} times the time, its objective {objective / law.objective - 1:+.1e}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
