@@ -102,9 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole_s = taken_s * N_STARTS / args.starts
     note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {taken_s:.1f} s)"
     print(f"L-BFGS     {N_STARTS} starts: {whole_s:.1f} s{note}, objective {objective:.12g}")
-    print(
-        f"ratio      {whole_s / ours_s:.0f} times the time, its objective {objective / law.objective - 1:+.1e}"
-    )
+    print(f"ratio      {whole_s / ours_s:.0f} times the time, objective {objective / law.objective - 1:+.1e}")
     return 0
 
 
