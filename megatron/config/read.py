@@ -21,6 +21,14 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises FileNotFoundError for a missing file and ValueError for what cannot be read: one sentence that
     names the key and offers the nearest.
     """
+    return build_config(read_yaml(path, overrides), where=str(path))
+
+
+def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys of a YAML file with `key.key=value` words laid over them, references resolved.
+
+    Raises FileNotFoundError, or ValueError for what is no YAML, has no keys, or refers to what is not there.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such configuration file")
@@ -28,11 +36,22 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         if "=" not in word:
             raise ValueError(f"'{word}': wanted section.key=value, for example optim.lr=3e-4")
     try:
-        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
-        raw = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, YAMLError) as error:
+        held = OmegaConf.load(path)
+        if not OmegaConf.is_dict(held):
+            raise ValueError(f"{path}: wanted sections with keys")
+        merged = OmegaConf.merge(held, OmegaConf.from_dotlist(list(overrides)))
+        return OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
-    return build_config(raw, where=str(path))
+
+
+def refuse_unknown(raw: Any, known: Sequence[str], where: str) -> None:
+    """ValueError for what is no dictionary, or has a key that is not `known`: the nearest is offered."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: wanted the keys {', '.join(known)}, found {raw!r}")
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key '{key}'; {nearest(str(key), list(known))}")
 
 
 def build_config(raw: Any, where: str = "configuration") -> RunConfig:
@@ -40,7 +59,8 @@ def build_config(raw: Any, where: str = "configuration") -> RunConfig:
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: wanted sections with keys, found {type(raw).__name__}")
     model = raw.get("model") or {}
-    data_prefix = (raw.get("dataset") or {}).get("path_train")
+    data = raw.get("dataset")
+    data_prefix = data.get("path_train") if isinstance(data, dict) else None  # `_section` refuses the rest
     try:
         resolved = {**raw, "model": resolve_model(model, data_prefix)}
         config = _section(RunConfig, resolved, "")

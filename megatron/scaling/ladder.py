@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from megatron.config.plan import RunPlan, plan_run
-from megatron.config.presets import nearest
-from megatron.config.read import build_config
+from megatron.config.read import build_config, read_yaml, refuse_unknown
 from megatron.config.schema import RunConfig
 from megatron.run_dir import write_whole
 
@@ -61,24 +58,22 @@ class PlannedRun:
 
 def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPlan:
     """Read a STUDY.yaml, with `key=value` words over it. FileNotFoundError, or ValueError in one sentence."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such study file")
-    try:
-        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
-        raw = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    raw = read_yaml(path, overrides)
     known = [f.name for f in fields(StudyPlan)]
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: wanted the keys {', '.join(known)}")
-    for key in raw:
-        if key not in known:
-            raise ValueError(f"{path}: unknown key '{key}'; {nearest(str(key), known)}")
+    refuse_unknown(raw, known, str(path))
     for key in ("name", "directory", "run", "grids"):
         if not raw.get(key):
             raise ValueError(f"{path}: no '{key}'; wanted the keys {', '.join(known)}")
-    sizes = {str(name): dict(shape) for name, shape in (raw.get("sizes") or {}).items()}
+    for key, kind in (("run", dict), ("sizes", dict), ("grids", list)):
+        if raw.get(key) and not isinstance(raw[key], kind):
+            raise ValueError(
+                f"{path}: {key}: found {raw[key]!r}, wanted {'a list' if kind is list else 'keys'}"
+            )
+    sizes = {}
+    for name, shape in (raw.get("sizes") or {}).items():
+        if not isinstance(shape, dict):
+            raise ValueError(f"{path}: sizes.{name}: found {shape!r}, wanted keys such as d_model")
+        sizes[str(name)] = shape
     grids = [_grid(one, f"{path}: grids[{i}]") for i, one in enumerate(raw["grids"])]
     return StudyPlan(str(raw["name"]), Path(raw["directory"]), raw["run"], sizes, grids)
 
@@ -86,11 +81,7 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
 def _grid(raw: Any, where: str) -> Grid:
     defaults: dict[str, list[Any]] = {"objectives": ["autoregressive"], "seeds": [0]}
     known = [f.name for f in fields(Grid)]
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where}: wanted the keys {', '.join(known)}, found {raw!r}")
-    for key in raw:
-        if key not in known:
-            raise ValueError(f"{where}: unknown key '{key}'; {nearest(str(key), known)}")
+    refuse_unknown(raw, known, where)
     run = raw.get("run") or {}
     if not isinstance(run, dict):
         raise ValueError(f"{where}.run: found {run!r}, wanted sections with keys")
@@ -132,7 +123,10 @@ def _planned(
     base = OmegaConf.to_container(OmegaConf.merge(study.run, grid.run))
 
     def section(key: str) -> dict[str, Any]:
-        return dict(base.get(key) or {})
+        held = base.get(key) or {}
+        if not isinstance(held, dict):
+            raise ValueError(f"study {study.name}: run.{key}: wanted keys, found {held!r}")
+        return dict(held)
 
     raw = {
         **base,

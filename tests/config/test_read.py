@@ -43,6 +43,8 @@ def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
         ({"dataset": {"seq_len": 0}}, "dataset.seq_len: found 0, wanted more than 0"),
         ({"dist": {"dtype": "fp16"}}, "dist.dtype: found 'fp16', wanted one of float32, bfloat16"),
         ({"optim": 3}, "optim: wanted keys, found 3"),
+        ({"dataset": 3}, "dataset: wanted keys, found 3"),
+        ({"model": 3}, "model: wanted keys"),
         ({"lr_scheduler": {}}, "lr_scheduler: give the length as either total_iterations or total_tokens"),
         ({"model": {}}, "model: no shape"),
         ({"model": {"size": "425", "n_tokens": 10}}, "did you mean '425M'?"),
@@ -64,6 +66,15 @@ def test_a_missing_file_and_a_word_without_a_value_are_named(tmp_path: Path) -> 
     (tmp_path / "run.yaml").write_text("name: x")
     with pytest.raises(ValueError, match="wanted section.key=value"):
         read_config(tmp_path / "run.yaml", ["optim.lr"])
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "a: ${nowhere}", "\tx: 1"])
+def test_what_is_no_yaml_with_keys_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ValueError) as caught:
+        read_config(tmp_path / "run.yaml")
+    assert str(tmp_path / "run.yaml") in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_config_cannot_be_written_to() -> None:

@@ -69,6 +69,11 @@ def test_what_a_grid_says_of_its_runs_is_laid_over_the_study(study: Path) -> Non
         (["grids=[{sizes: [small]}]"], "grids[0].train_tokens: found None, wanted a list"),
         (["grids=[{sizes: [small], train_tokens: [1.5]}]"], "found 1.5, wanted whole numbers"),
         (["grids=[]"], "no 'grids'"),
+        (["grids=5"], "grids: found 5, wanted a list"),
+        (["run=5"], "run: found 5, wanted keys"),
+        (["sizes=5"], "sizes: found 5, wanted keys"),
+        (["sizes.small=5"], "sizes.small: found 5, wanted keys such as d_model"),
+        (["grids"], "'grids': wanted section.key=value"),
     ],
 )
 def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: str) -> None:
@@ -81,9 +86,11 @@ def test_a_wrong_run_is_named(study: Path) -> None:
     plan = read_study_plan(study, ["grids=[{sizes: [425], train_tokens: [640]}]"])
     with pytest.raises(ValueError, match="run autoregressive-425-640tok-seed0: .*did you mean '425M'"):
         expand(plan)
+    with pytest.raises(ValueError, match="run.optim: wanted keys, found 5|optim: wanted keys, found 5"):
+        expand(read_study_plan(study, ["run.optim=5"]))
     with pytest.raises(ValueError, match="unknown key 'optim.lrr'"):
         expand(read_study_plan(study, ["run.optim.lrr=1"]))
-    with pytest.raises(FileNotFoundError, match="no such study file"):
+    with pytest.raises(FileNotFoundError, match="no such configuration file"):
         read_study_plan(study.with_name("none.yaml"))
 
 
