@@ -90,7 +90,12 @@ def _samples_held(config: RunConfig) -> int:
     prefix = config.dataset.path_train
     if prefix is None:
         raise ValueError("dataset.path_train: missing; give the prefix of a .bin/.idx pair")
-    held = (int(read_sidecar(prefix)["tokens"]) - 1) // config.dataset.seq_len
+    n_tokens = read_sidecar(prefix).get("tokens")
+    if not isinstance(n_tokens, int):
+        raise ValueError(
+            f"{prefix}.json: tokens is {n_tokens!r}, wanted a number; preprocess the corpus again"
+        )
+    held = (n_tokens - 1) // config.dataset.seq_len
     if held < 1:
         raise ValueError(
             f"{prefix}: no window of {config.dataset.seq_len} + 1 tokens in it; lower dataset.seq_len"

@@ -124,9 +124,14 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
             "as tools/preprocess_data_many_cores.py writes it"
         )
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        told = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not JSON ({error}); preprocess the corpus again") from error
+    if not isinstance(told, dict):
+        raise ValueError(
+            f"{path}: holds {type(told).__name__}, wanted an object; preprocess the corpus again"
+        )
+    return told
 
 
 def _tokens_of_sidecar(prefix: str | None) -> int:

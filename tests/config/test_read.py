@@ -127,6 +127,20 @@ def test_a_run_that_cannot_be_is_refused(corpus: str, data: dict, length: dict, 
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "not JSON"),
+        ("[]", "holds list"),
+        ('{"tokens": "x", "tokenizer": {"n_tokens": 9}}', "tokens is 'x'"),
+    ],
+)
+def test_a_broken_sidecar_is_one_sentence(corpus: str, text: str, sentence: str) -> None:
+    Path(f"{corpus}.json").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        plan_run(build_config(minimal(dataset={"path_train": corpus})))
+
+
 def test_identity_follows_the_numbers_and_not_the_names(corpus: str) -> None:
     def identity(**sections: dict) -> str:
         return plan_run(
