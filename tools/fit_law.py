@@ -20,7 +20,7 @@ from megatron.run_dir import write_json
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import compare_forms, largest, score
+from megatron.scaling.holdout import compare_forms, score
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.profile import profile
@@ -69,8 +69,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         help="compute for approaches 1 and 2: a column, as train_flops, or 6nd (6nd)",
     )
     fit.add_argument(
-        "--hold-out", type=int, default=0, metavar="RUNS", help="keep so many of the largest runs to predict"
-    )
+        "--hold-out", type=int, default=0, metavar="RUNS",
+        help="keep so many of the largest runs to predict, beside those that the table marks held_out",
+    )  # fmt: skip
+    fit.add_argument("--fit-all", action="store_true", help="fit on the runs marked held_out too")
     fit.add_argument(
         "--compare", metavar="FORM,FORM", help="say which form predicts the --hold-out runs best, and stop"
     )
@@ -110,13 +112,17 @@ def summary(law: Law) -> str:
             f"  {told['n_runs']} runs held out: off by {told['rms_percent']:.2f} % (RMS), "
             f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % interval"
         )
+        each = zip(*(told[key] for key in ("N", "D", "predicted", "low", "high", "measured")), strict=True)
+        lines += [
+            f"    N {N:.4g}, D {D:.4g}: predicted {said:.4f} [{low:.4f}, {high:.4f}], measured {L:.4f}"
+            for N, D, said, low, high, L in each
+        ]
     return "\n".join(lines + [f"  warning: {one}" for one in law.warnings])
 
 
 def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     """The parametric law, scored on the runs held out of it."""
-    n_runs = len(runs.N)
-    held = largest(runs.N, runs.D, args.hold_out) if args.hold_out else np.zeros(n_runs, dtype=bool)
+    held = runs.held_out(args.hold_out)
     law = fit_law(
         **runs.where(~held),
         form=args.form,
@@ -128,15 +134,15 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     )
     warnings = law.warnings + runs.warnings
     scored = {}
-    if args.hold_out:
-        kept_back = runs.where(held)
-        scored = score(law, **kept_back).as_dict()
-        scored |= {name: kept_back[name].tolist() for name in "ND"}
+    if held.any():
+        kept_back = runs.only(held)
+        scored = score(law, kept_back.N, kept_back.D, kept_back.L, kept_back.U).as_dict()
+        scored |= {"N": kept_back.N.tolist(), "D": kept_back.D.tolist(), "runs": kept_back.names or []}
     if args.profile:
         if runs.U is None:
             raise ValueError(f"--profile {args.profile}: form {args.form} has no such constant to hold")
         held_law = profile(
-            **runs.where(np.ones(n_runs, dtype=bool)),
+            **runs.where(~held),
             form=args.form,
             name=args.profile,
             huber_delta=args.huber_delta,
@@ -152,9 +158,10 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
 
 def compared(args: argparse.Namespace, runs: Selection) -> str:
     """A line for each form, the best predictor first."""
-    held = largest(runs.N, runs.D, args.hold_out or max(1, len(runs.N) // 5))
+    marked = runs.held_out()
+    held = runs.held_out(args.hold_out if args.hold_out or marked.any() else max(1, len(runs.N) // 5))
     forms = args.compare.split(",")
-    lines = [f"{'form':<18}{'constants':>9}  {'largest ' + str(held.sum()):>12}  {'5 folds':>9}"]
+    lines = [f"{'form':<18}{'constants':>9}  {str(held.sum()) + ' held out':>12}  {'5 folds':>9}"]
     for one in compare_forms(
         runs.N, runs.D, runs.L, runs.U, forms, held, seed=args.seed, huber_delta=args.huber_delta
     ):
@@ -209,11 +216,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         forms = args.compare.split(",") if args.compare else [args.form]
         wants_unique = any(form in FORM and FORM[form].wants_unique for form in forms)
         runs = select_runs(args.table, columns, args.objective, args.max_loss, wants_unique)
+        if args.fit_all:
+            runs = replace(runs, marked=None)
         if args.compare:
             print(compared(args, runs))
             return 0
         if args.approach != 3:
-            print(without_a_form(args, runs))
+            print(without_a_form(args, runs.only(~runs.held_out(args.hold_out))))
             return 0
         law = fitted(args, runs)
         law.save(args.out)
