@@ -4,6 +4,7 @@
     python tools/register_corpus.py catalog.duckdb add code data/code.parquet \\
         --property 'meta.language AS language category' --property 'length(content) AS characters integer' \\
         --text-key content
+    python tools/register_corpus.py catalog.duckdb add pictures shards/*.tar --tokenizer-model gpt2
     python tools/register_corpus.py catalog.duckdb list
     python tools/register_corpus.py catalog.duckdb describe slim
     python tools/register_corpus.py catalog.duckdb broken slim
@@ -14,12 +15,16 @@ Exit status: 0 done, 1 failed, 2 wrong usage.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
+from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
 
 BAR = 40
 
@@ -36,15 +41,17 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add = actions.add_parser("add", help="register new and changed files")
     add.add_argument("corpus", help="its name")
     add.add_argument(
-        "inputs", nargs="+", help=".jsonl (plain, .gz, .zst), .parquet, pairs (.bin); folders, patterns"
-    )
+        "inputs", nargs="+",
+        help=".jsonl, .tar (plain, .gz, .zst), .parquet, pairs (.bin); folders, patterns",
+    )  # fmt: skip
     add.add_argument("--preset", choices=sorted(PRESETS), help="the properties of a known data set")
     add.add_argument(
         "--property", action="append", default=[], metavar="'PATH AS NAME TYPE'",
         help=f"a path (meta.source) or SQL over `record`; types: {', '.join(TYPES)} (string)",
     )  # fmt: skip
     add.add_argument("--text-key", default="text", help="key or column of the text (text)")
-    add.add_argument("--threads", type=int, help="of DuckDB; by itself all cores")
+    add.add_argument("--threads", type=int, help="by itself all cores")
+    add_tokenizer_options(add)
     actions.add_parser("list", help="the corpora, with files, documents and tokens")
     for name, what in (
         ("describe", "documents and tokens of each value of each property"),
@@ -53,6 +60,17 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     ):
         actions.add_parser(name, help=what).add_argument("corpus")
     return parser.parse_args(argv)
+
+
+def counter_of(args: argparse.Namespace) -> TokenCounter | None:
+    """What counts tokens, where a tokenizer is named. ValueError for options of one that is not named."""
+    spec = tokenizer_of(args)
+    if spec == TokenizerSpec():
+        if args.append_eod or args.special_text != "token":
+            raise ValueError("--append-eod, --special-text: no tokenizer; name one with --tokenizer-model")
+        return None
+    n_threads = args.threads or len(os.sched_getaffinity(0))
+    return TokenCounter(spec, args.append_eod, args.special_text == "token", n_threads)
 
 
 def told_list(catalog: Catalog) -> str:
@@ -87,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
                 properties = read_properties(args.property, args.preset)
-                done = catalog.register(args.corpus, args.inputs, properties, args.text_key)
+                counter = counter_of(args)
+                done = catalog.register(args.corpus, args.inputs, properties, args.text_key, counter=counter)
                 print(
                     f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
                     f"files registered, {done.n_known:,} files known already, {done.n_broken:,} broken lines"

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset, get_worker_info
 
 from megatron.mixture.libraries import flight
+from megatron.mixture.tars import as_document
 
 AT_ONCE_CHUNKS = 16  # read in one go
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
@@ -17,6 +18,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 @dataclass(frozen=True)
 class Chunk:
     """Documents of one chunk: of each its domain (a place in `names` of the source), and text or token ids.
+
+    A document of a tar is a dict: `__key__`, `text`, and the bytes of each member by its extension.
 
     identity   of the documents that all chunks together are made of
     """
@@ -146,5 +149,7 @@ class MixtureDataset(IterableDataset):
             if len(rows) < source.chunk_size:
                 return
             domains, documents = (rows.column(i).to_pylist() for i in (0, 1))
+            if rows.column_names[1] == "sample":
+                documents = [as_document(told) for told in documents]
             yield Chunk(number, source.identity, domains, documents)
             number += step

@@ -1,4 +1,4 @@
-"""Chunks of whole documents, read from where they lie: lines, rows, or token ids of a pair."""
+"""Chunks of whole documents, read from where they lie: lines, rows, samples, or token ids of a pair."""
 
 import mmap
 from pathlib import Path
@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 
 from megatron.config.mixture_use import folder_of
-from megatron.data.documents import PLAIN, blocks_of
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import PARTIAL
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.chunk import Turns
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.libraries import duckdb, pyarrow
 from megatron.mixture.query import Result, SourceFile
 from megatron.mixture.spec import Spec, document_weights, read_spec
+from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
 
 
 class DocumentChunks:
-    """The documents of a mixture's chunks; weights count documents.
+    """The documents of a mixture's chunks.
 
     Compressed files are unpacked once, into the mixture's folder, to be read at any place.
     """
@@ -30,7 +29,7 @@ class DocumentChunks:
         """Raises what reading and querying raise; ValueError for weights that follow a model."""
         self.spec: Spec = read_spec(path)
         with Catalog(self.spec.catalog, read_only=True) as catalog:
-            self.result: Result = self.spec.query().run(catalog, self.spec.by)
+            self.result: Result = self.spec.query().run(catalog, self.spec.by, self.spec.counts_tokens)
             columns = catalog.text_places([file.id for file in self.result.files])
         self.names, self.identity = self.result.names, self.result.identity()
         self.seed, self.chunk_size = seed, chunk_size
@@ -59,6 +58,7 @@ class DocumentChunks:
     def read(self, first: int, n_chunks: int) -> Any:
         """An Arrow table of chunks first, first + 1, ...: domain int32, and text or ids (list of int32).
 
+        Of tars the second column is `sample`, as tars.column_of has it.
         Fewer rows than chunk_size * n_chunks come where the data end.
         """
         turns = self.distributor.chunks(first, n_chunks)
@@ -75,8 +75,9 @@ class DocumentChunks:
         back[order] = np.arange(len(order))
         kinds = {part.type for part in parts}
         if len(kinds) > 1:
-            raise ValueError(f"{self.spec.path}: text and pairs in one mixture; ask for one of them")
-        name = "ids" if any(arrow.types.is_list(kind) for kind in kinds) else "text"
+            raise ValueError(f"{self.spec.path}: text, tars or pairs in one mixture; ask for one kind")
+        kind = next(iter(kinds), arrow.string())
+        name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
         whole = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.string())
         return arrow.table({"domain": turns.domain, name: whole.take(arrow.array(back))})
 
@@ -101,6 +102,20 @@ class _Lines:
         found = told.to_arrow_table().column("text").combine_chunks()
         self.scratch.unregister("lines")
         return found
+
+
+class _Samples:
+    """A tar; `begins` and `sizes` of the samples."""
+
+    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray]) -> None:
+        self.begins, self.sizes, self.key = *places, key
+        with path.open("rb") as file:
+            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, numbers: np.ndarray) -> Any:
+        """Samples int64 [n], as tars.column_of has them."""
+        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
+        return column_of([self.held[begin : begin + size] for begin, size in spans], self.key)
 
 
 class _Column:
@@ -141,26 +156,12 @@ class _Pair:
 
 def _reader(
     file: SourceFile, places: tuple[np.ndarray, np.ndarray], folder: Path, scratch: Any
-) -> _Lines | _Column | _Pair:
+) -> _Lines | _Samples | _Column | _Pair:
     path = file.unchanged()
     if path.suffix == ".bin":
         return _Pair(path.with_suffix(""))
     if path.suffix == ".parquet":
         return _Column(path, file.text_key, places[0], scratch)
-    if not path.name.endswith(PLAIN):
-        path = _unpacked(path, folder / "unpacked" / f"{file.id}-{file.mtime_ns}.jsonl")
-    return _Lines(path, file.text_key, places, scratch)
-
-
-def _unpacked(path: Path, plain: Path) -> Path:
-    if not plain.is_file():
-        plain.parent.mkdir(parents=True, exist_ok=True)
-        partial = plain.with_name(plain.name + PARTIAL)
-        try:
-            with partial.open("wb") as sink:
-                for block in blocks_of(path):
-                    sink.write(block)
-            partial.rename(plain)
-        finally:
-            partial.unlink(missing_ok=True)
-    return plain
+    if file.path.endswith(TARS):
+        return _Samples(file.plain(folder), file.text_key, places)
+    return _Lines(file.plain(folder), file.text_key, places, scratch)
