@@ -10,7 +10,6 @@
     python tools/register_corpus.py catalog.duckdb remove slim
 
 The same `add` again takes new and changed files only, and goes on where one was killed.
-Exit status: 0 done, 1 failed, 2 wrong usage.
 """
 
 import argparse
@@ -18,41 +17,41 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import Help, command, run
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 
 BAR = 40
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Register corpora with the properties of their documents.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__)
     parser.add_argument("catalog", type=Path, metavar="CATALOG", help="a DuckDB file, made when missing")
-    actions = parser.add_subparsers(dest="action", required=True)
-    add = actions.add_parser("add", help="register new and changed files")
-    add.add_argument("corpus", help="its name")
+    actions = parser.add_subparsers(dest="action", required=True, help="what to do")
+    add = actions.add_parser("add", help="register new and changed files", formatter_class=Help)
+    add.add_argument("corpus", metavar="NAME", help="of the corpus")
     add.add_argument(
-        "inputs", nargs="+", help=".jsonl (plain, .gz, .zst), .parquet, pairs (.bin); folders, patterns"
+        "inputs",
+        nargs="+",
+        metavar="PATH",
+        help=".jsonl (plain, .gz, .zst), .parquet, pairs (.bin); folders, patterns",
     )
     add.add_argument("--preset", choices=sorted(PRESETS), help="the properties of a known data set")
     add.add_argument(
         "--property", action="append", default=[], metavar="'PATH AS NAME TYPE'",
-        help=f"a path (meta.source) or SQL over `record`; types: {', '.join(TYPES)} (string)",
+        help=f"a path (meta.source) or SQL over `record`; types: {', '.join(TYPES)}; by itself string",
     )  # fmt: skip
-    add.add_argument("--text-key", default="text", help="key or column of the text (text)")
-    add.add_argument("--threads", type=int, help="of DuckDB; by itself all cores")
+    add.add_argument("--text-key", metavar="KEY", default="text", help="key or column of the text")
+    add.add_argument("--threads", type=int, metavar="N", help="of DuckDB; by itself all cores")
     actions.add_parser("list", help="the corpora, with files, documents and tokens")
     for name, what in (
         ("describe", "documents and tokens of each value of each property"),
         ("broken", "file and line of what was no document, and why"),
         ("remove", "forget a corpus; its files are left alone"),
     ):
-        actions.add_parser(name, help=what).add_argument("corpus")
-    return parser.parse_args(argv)
+        actions.add_parser(name, help=what).add_argument("corpus", metavar="NAME", help="of the corpus")
+    return parser
 
 
 def told_list(catalog: Catalog) -> str:
@@ -81,7 +80,7 @@ def told_values(catalog: Catalog, corpus: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one thing, and print what came of it."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         writes = args.action in ("add", "remove")
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
@@ -109,4 +108,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
