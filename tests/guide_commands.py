@@ -22,13 +22,15 @@ OPERATORS = ("|", "&&", "||", ";", "&", "\n")
 KEYWORDS = ("do", "then", "else", "!", "exec", "time", "export")
 ENDS = ("done", "fi", "for", "while", "if", "case", "esac")
 # what a reader has from elsewhere, and a machine that tests need not have
-ELSEWHERE = """
-. apt-get autoload awk bashcompinit brew cat cd chmod compgen complete conda cp curl deactivate
-deepspeed docker echo enroot env export git grep head hf jq kill less ln ls make mamba micromamba
-mkdir module mpirun mv nohup nproc nvidia-smi openssl podman rm rsync salloc sbatch scancel scontrol
-scp sed set sinfo sort source squeue srun ssh sudo tail tar tee tensorboard test tmux ulimit unset
-uv wandb watch wget xargs zstd
-""".split()
+ELSEWHERE = (
+    ".", "apt-get", "autoload", "awk", "bashcompinit", "brew", "cat", "cd", "chmod", "compgen",
+    "complete", "conda", "cp", "curl", "deactivate", "deepspeed", "docker", "echo", "enroot", "env",
+    "export", "git", "grep", "head", "hf", "jq", "kill", "less", "ln", "ls", "make", "mamba",
+    "micromamba", "mkdir", "module", "mpirun", "mv", "nohup", "nproc", "nvidia-smi", "openssl",
+    "podman", "rm", "rsync", "salloc", "sbatch", "scancel", "scontrol", "scp", "sed", "set", "sinfo",
+    "sort", "source", "squeue", "srun", "ssh", "sudo", "tail", "tar", "tee", "tensorboard", "test",
+    "tmux", "ulimit", "unset", "uv", "wandb", "watch", "wget", "xargs", "zstd",
+)  # fmt: skip
 LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "docker", "podman", "enroot", "apptainer")
 TOOL = re.compile(r"(?:^|.*/)(tools/(?:bench/)?\w+\.py)$")
 OVERRIDE = re.compile(r"^[A-Za-z_][\w.]*=")
