@@ -2,6 +2,7 @@
 # make test                      set up, then the tests
 # make test-all                  the slow ones too
 # make lint                      ruff and shellcheck
+# make docs                      write the pages that follow from the code
 # make check                     what this machine has, what is missing for what, how to get it
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ CORPUS ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all lint check clean
+.PHONY: quickstart test test-all lint check docs clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -24,6 +25,9 @@ lint: $(READY)
 	ruff check .
 	ruff format --check .
 	shellcheck $$(git ls-files '*.sh') .ci/run
+
+docs: $(READY)
+	python tools/config_reference.py
 
 # sets nothing up: it says what there is
 check:
