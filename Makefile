@@ -2,13 +2,15 @@
 # make test                      set up, then the tests
 # make test-all                  the slow ones too
 # make lint                      ruff and shellcheck
+# make docs                      write the pages that follow from the code
+# make check                     what this machine has, what is missing for what, how to get it
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart test test-all lint check docs clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -23,6 +25,13 @@ lint: $(READY)
 	ruff check .
 	ruff format --check .
 	shellcheck $$(git ls-files '*.sh') .ci/run
+
+docs: $(READY)
+	python tools/config_reference.py
+
+# sets nothing up: it says what there is
+check:
+	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
 # remade when the pins or the C++ sources change
 $(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
