@@ -1,7 +1,7 @@
 # make quickstart [CORPUS=...]   set up, then the whole walk from raw text to a fitted law
 # make test                      set up, then the tests
 # make test-all                  the slow ones too
-# make lint                      ruff and shellcheck
+# make lint                      ruff, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
@@ -23,6 +23,7 @@ lint: $(READY)
 	ruff check .
 	ruff format --check .
 	shellcheck $$(git ls-files '*.sh') .ci/run
+	hadolint Dockerfile
 
 # remade when the pins or the C++ sources change
 $(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
