@@ -1,9 +1,9 @@
 # make quickstart [CORPUS=...]   set up, then the whole walk from raw text to a fitted law
 # make test                      set up, then the tests
 # make test-all                  the slow ones too
-# make lint                      ruff and shellcheck
 # make docs                      write the pages that follow from the code
 # make check                     what this machine has, what is missing for what, how to get it
+# make lint                      ruff, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
@@ -25,6 +25,7 @@ lint: $(READY)
 	ruff check .
 	ruff format --check .
 	shellcheck $$(git ls-files '*.sh') .ci/run
+	hadolint Dockerfile
 
 docs: $(READY)
 	python tools/config_reference.py

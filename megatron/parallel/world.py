@@ -63,7 +63,11 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
         torch.set_num_threads(n_threads)
     if config.backend == "nccl" and not on_gpu and not config.cpu_only:
         raise ValueError("dist.backend: nccl needs a GPU and finds none; leave the key out or set gloo")
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    device = (
+        torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
+        if on_gpu
+        else torch.device("cpu")
+    )
     if on_gpu:
         torch.cuda.set_device(device)
     if n_ranks > 1:
@@ -79,6 +83,21 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def device_index(local_rank: int, n_visible: int) -> int:
+    """Which of the GPUs that this process sees is its own.
+
+    Schedulers either show a process all GPUs of the node, or its own alone (srun --gpus-per-task=1).
+    """
+    if local_rank < n_visible:
+        return local_rank
+    if n_visible == 1:
+        return 0
+    raise ValueError(
+        f"local rank {local_rank} finds {n_visible} GPUs on this node, wanted one for each process; "
+        "start as many processes as there are GPUs"
+    )
 
 
 def _is_of_a_peer(error: RuntimeError) -> bool:
