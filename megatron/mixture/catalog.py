@@ -188,16 +188,27 @@ class Catalog:
             "WHERE corpus = ? ORDER BY path, line", [self.corpus(name).id],
         )  # fmt: skip
 
+    def n_documents(self, corpora: Sequence[Corpus]) -> int:
+        """Of some corpora together."""
+        told = "SELECT corpus, CAST(sum(n_documents) AS BIGINT) FROM files GROUP BY 1"
+        counts = dict(rows(self.connection, told))
+        return sum(counts.get(corpus.id, 0) for corpus in corpora)
+
     def text_places(self, files: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(begin, size) of the documents of files: bytes of a line, or the row in a parquet file."""
+        """(begin int64, size int64, int32 where that does) of the documents of files.
+
+        Bytes of a line or a sample; of parquet `begin` is the row.
+        """
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        tables = {corpus.id: corpus.table for corpus in self.corpora()}
+        tables, wanted = {corpus.id: corpus.table for corpus in self.corpora()}, set(files)
         for file, corpus in rows(self.connection, "SELECT id, corpus FROM files"):
-            if file in files:
+            if file in wanted:
                 told = self.connection.sql(
                     f"SELECT begin, size FROM {tables[corpus]} WHERE file = {int(file)} ORDER BY row"
                 ).to_arrow_table()
-                found[file] = told.column("begin").to_numpy(), told.column("size").to_numpy()
+                begins, sizes = (told.column(name).to_numpy() for name in ("begin", "size"))
+                narrow = not len(sizes) or sizes.max() <= np.iinfo(np.int32).max
+                found[file] = begins.copy(), sizes.astype(np.int32 if narrow else np.int64)
         return found
 
     def remove(self, name: str) -> None:

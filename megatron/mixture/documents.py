@@ -29,24 +29,22 @@ class DocumentChunks:
         """Raises what reading and querying raise; ValueError for weights that follow a model."""
         self.spec: Spec = read_spec(path)
         with Catalog(self.spec.catalog, read_only=True) as catalog:
-            self.result: Result = self.spec.query().run(catalog, self.spec.by, self.spec.counts_tokens)
-            columns = catalog.text_places([file.id for file in self.result.files])
-        self.names, self.identity = self.result.names, self.result.identity()
+            result: Result = self.spec.query().run(catalog, self.spec.by, self.spec.counts_tokens)
+            columns = catalog.text_places([file.id for file in result.files])
+        self.names, self.identity = result.names, result.identity()
         self.seed, self.chunk_size = seed, chunk_size
-        told = self.spec.told
+        told, counts = self.spec.told, result.n_documents
         self.distributor = Distributor(
-            self.result.n_documents, self.names, document_weights(self.spec, self.result),
+            counts, self.names, document_weights(self.spec, result),
             chunk_size, seed, told.get("dry", "repeat"), told.get("shuffle", True),
         )  # fmt: skip
-        sizes = self.result.column("end") - self.result.column("begin")
-        self._ends = np.cumsum(sizes)
-        domain = self.result.column("domain")
-        self._firsts = np.concatenate([[0], np.cumsum(self.result.n_documents)])[:-1]
-        assert (domain[1:] >= domain[:-1]).all(), "intervals are sorted by domain"
-        self._file, self._end = self.result.column("file"), self.result.column("end")
+        self._firsts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+        # 20 bytes an interval are kept of it, beside 12 a document of where the texts are
+        self._file, self._end = result.column("file"), result.column("end")
+        self._ends = np.cumsum(self._end - result.column("begin"))
         self._scratch = duckdb().connect(config={"threads": 1})
         self._readers = [
-            _reader(file, columns[file.id], folder_of(path), self._scratch) for file in self.result.files
+            _reader(file, columns[file.id], folder_of(path), self._scratch) for file in result.files
         ]
 
     def places(self, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
@@ -86,16 +84,16 @@ class _Lines:
     """Lines of JSON; `begins` and `sizes` of the documents."""
 
     def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any) -> None:
-        self.begins, self.ends = places[0], places[0] + places[1]
+        self.begins, self.sizes = places
         self.key, self.scratch = key, scratch
         with path.open("rb") as file:
             self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Texts of documents int64 [n]: Arrow strings."""
-        spans = zip(self.begins[numbers].tolist(), self.ends[numbers].tolist(), strict=True)
+        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
         arrow = pyarrow()
-        lines = arrow.array([self.held[begin:end] for begin, end in spans], arrow.binary())
+        lines = arrow.array([self.held[begin : begin + size] for begin, size in spans], arrow.binary())
         self.scratch.register("lines", arrow.table({"record": lines.cast(arrow.string())}))
         key = self.key.replace("'", "''").replace('"', '\\"')
         told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")

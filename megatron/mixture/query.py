@@ -21,6 +21,7 @@ from megatron.data.documents import blocks_of
 from megatron.data.indexed_writer import PARTIAL
 from megatron.mixture.catalog import Catalog, Corpus
 from megatron.mixture.expression import Condition
+from megatron.mixture.intervals import OWN_TOKENS, Gathered
 from megatron.mixture.libraries import duckdb, pyarrow, rows
 from megatron.mixture.properties import quoted
 
@@ -33,7 +34,7 @@ LOGIC = frozenset(["COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "CASE"])
 CLASSES = LOGIC | {"COLUMN_REF", "CONSTANT", "FUNCTION", "CAST"}
 COMPRESSED = (".gz", ".zst")
 ALWAYS = {"corpus": "category", "tokens": "integer", "size": "integer"}  # of every document, with their types
-OWN_TOKENS = "tokens of the document"  # no property's name
+BATCH_ROWS = 1 << 17
 INTERVALS = ("domain", "file", "begin", "end")
 
 
@@ -63,11 +64,22 @@ class Query:
                 raise ValueError(f"domains: '{name}' is a list; a document has one domain")
         where, given = _where(catalog, self.conditions, kinds)
         wanted = [f", {quoted(name)}" for name in by] + [f', tokens AS "{OWN_TOKENS}"'] * count_tokens
-        found = _documents(catalog, corpora, sorted(kinds), "".join(wanted), where, given)
-        if not len(found):
+        n_most = catalog.n_documents(corpora)
+        batches = _documents(catalog, corpora, sorted(kinds), "".join(wanted), where, given)
+        found = Gathered.of(batches, n_most, tuple(by))
+        if not found.domains:
             told = " AND ".join(map(str, self.conditions)) or "that"
             raise ValueError(f"{catalog.path}: no document satisfies {told}")
-        return _as_intervals(catalog, found, by)
+        if found.n_without_tokens:
+            raise ValueError(
+                f"{catalog.path}: tokens of {found.n_without_tokens:,} of {len(found.domain):,} documents "
+                "are not counted; register them with --tokenizer-model, or let weights count documents "
+                "(count: documents)"
+            )
+        domains, tokens, used, table = found.intervals()
+        files = _files(catalog)
+        n_tokens = tuple(tokens) if count_tokens else None
+        return Result(tuple(by), domains, tuple(files[id] for id in used), table, n_tokens)
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,7 @@ class Result:
         """64 hex digits of which documents there are, in which domains; not of the folders they are in."""
         sums = hashlib.sha256(json.dumps([self.by, self.domains, self._contents()], default=str).encode())
         for name in INTERVALS:
-            sums.update(np.ascontiguousarray(self.column(name)).tobytes())
+            sums.update(np.ascontiguousarray(self.column(name)).data)
         return sums.hexdigest()
 
     def save(self, path: Path) -> None:
@@ -264,8 +276,8 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 def _documents(
     catalog: Catalog, corpora: Sequence[Corpus], columns: Sequence[str], wanted: str, where: str,
     given: dict[str, Any],
-) -> Any:  # fmt: skip
-    """(file, row, what is wanted besides) of the documents that satisfy `where`: an Arrow table."""
+) -> Iterator[Any]:  # fmt: skip
+    """(file, row, what is wanted besides) of the documents that satisfy `where`: Arrow batches."""
     parts = []
     for corpus in corpora:
         own = {one.name for one in corpus.properties} | {"tokens", "size"}
@@ -276,67 +288,9 @@ def _documents(
         parts.append(f"SELECT file, row, {', '.join(told)} FROM {corpus.table}")
     asked = f"SELECT file, row{wanted} FROM ({' UNION ALL '.join(parts)}) WHERE {where}"
     try:
-        return catalog.connection.sql(asked, params=given or None).to_arrow_table()
-    except duckdb().Error as error:
+        yield from catalog.connection.sql(asked, params=given or None).to_arrow_reader(BATCH_ROWS)
+    except (duckdb().Error, pyarrow().ArrowException) as error:
         raise ValueError(f"where {' '.join(where.split())}: {str(error).splitlines()[0]}") from error
-
-
-def _as_intervals(catalog: Catalog, found: Any, by: Sequence[str]) -> Result:
-    file, row = found.column("file").to_numpy(), found.column("row").to_numpy()
-    codes, domains = _domains(found, by)
-    n_tokens = _tokens(found, codes, len(domains)) if OWN_TOKENS in found.column_names else None
-    key = file.astype(np.int64) << 40 | row  # a file holds fewer than 2^40 documents
-    if not ((key[1:] > key[:-1]) & (codes[1:] == codes[:-1])).all():
-        order = np.argsort(key, kind="stable") if (key[1:] < key[:-1]).any() else slice(None)
-        order = order if isinstance(order, np.ndarray) else np.arange(len(key))
-        order = order[np.argsort(codes[order].astype(np.min_scalar_type(len(domains))), kind="stable")]
-        file, row, codes = file[order], row[order], codes[order]
-    begins = np.flatnonzero(
-        np.concatenate(
-            [[True], (file[1:] != file[:-1]) | (codes[1:] != codes[:-1]) | (row[1:] != row[:-1] + 1)]
-        )
-    )
-    ends = np.concatenate([begins[1:], [len(row)]]) - 1
-    files = _files(catalog)
-    used = np.unique(file)
-    table = pyarrow().table(
-        {
-            "domain": codes[begins].astype(np.int32),
-            "file": np.searchsorted(used, file[begins]).astype(np.int32),
-            "begin": row[begins],
-            "end": row[ends] + 1,
-        }
-    )
-    return Result(tuple(by), domains, tuple(files[int(id)] for id in used), table, n_tokens)
-
-
-def _tokens(found: Any, codes: np.ndarray, n_domains: int) -> tuple[int, ...]:
-    """Of each domain."""
-    column = found.column(OWN_TOKENS)
-    if column.null_count:
-        raise ValueError(
-            f"tokens of {column.null_count:,} of {len(found):,} documents are not counted; register them "
-            "with --tokenizer-model, or let weights count documents (count: documents)"
-        )
-    sums = np.zeros(n_domains, dtype=np.int64)
-    np.add.at(sums, codes, column.to_numpy())
-    return tuple(sums.tolist())
-
-
-def _domains(found: Any, by: Sequence[str]) -> tuple[np.ndarray, tuple[tuple[Any, ...], ...]]:
-    """(domain of each document int64, values of each domain), domains sorted by their values."""
-    codes, values = np.zeros(len(found), dtype=np.int64), [()]
-    for name in by:
-        column = found.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
-        own = [value.as_py() for value in column.dictionary]
-        rank = sorted(range(len(own)), key=lambda i: (own[i] is None, own[i] if own[i] is not None else 0))
-        place = np.empty(len(own), dtype=np.int64)
-        place[rank] = np.arange(len(own))
-        codes = codes * len(own) + place[column.indices.to_numpy()]
-        present = np.flatnonzero(np.bincount(codes))  # so that the product of the columns stays small
-        values = [(*values[code // len(own)], own[rank[code % len(own)]]) for code in present.tolist()]
-        codes = np.searchsorted(present, codes)
-    return codes, tuple(values)
 
 
 def _files(catalog: Catalog) -> dict[int, SourceFile]:
