@@ -93,7 +93,8 @@ def told_values(catalog: Catalog, corpus: str) -> str:
         most = max((n for _, n, _ in values), default=1)
         for value, n, tokens in values:
             counted = "" if tokens is None else f" {tokens:>14,} tokens"
-            lines.append(f"  {str(value)[:24]:<24} {n:>12,}{counted}  {'#' * round(BAR * n / most)}")
+            bar = "#" * round(BAR * n / most)
+            lines.append(f"  {str(value)[:24]:<24} {n:>12,}{counted}  {bar}".rstrip())
     return "\n".join(lines) or "no properties"
 
 

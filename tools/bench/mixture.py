@@ -32,13 +32,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 
 from megatron.mixture.adaptive import fit_law
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import Connection, RemoteChunks
 from megatron.mixture.distributor import Constant, Distributor
 from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.libraries import pyarrow
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 
@@ -247,7 +247,7 @@ def measured(stage: Callable[[Path], object], folder: Path, warm: Path, n: int) 
 def settled_bytes() -> int:
     """Memory of this process after what is free was given back."""
     gc.collect()
-    pyarrow.default_memory_pool().release_unused()
+    pyarrow().default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)
     return memory_bytes()
 
