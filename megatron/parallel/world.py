@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.config.launcher import export, ranks_from_environment
 from megatron.config.layout import Coordinate, Layout, layout_of
 from megatron.config.schema import DistConfig
+from megatron.parallel.products import fastest_products
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
         backend = (config.backend or "cpu:gloo,cuda:nccl") if on_gpu else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s))
     try:
-        yield World(rank, n_ranks, local_rank, device, layout)
+        with nullcontext() if on_gpu else fastest_products():
+            yield World(rank, n_ranks, local_rank, device, layout)
     except RuntimeError as error:
         if n_ranks > 1 and _is_of_a_peer(error):
             raise ConnectionError(f"another rank is gone ({str(error).splitlines()[0]})") from error
