@@ -61,11 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     # after the words: --help should not wait for torch
     from megatron.config.schema import DistConfig
-    from megatron.evaluation.downstream import RESULTS, Asked, evaluate_downstream
+    from megatron.evaluation.downstream import Asked, evaluate_downstream
     from megatron.evaluation.harness import table
     from megatron.evaluation.reader import Scoring
     from megatron.evaluation.scores import models_of
     from megatron.parallel.world import open_world
+    from megatron.run_dir import DOWNSTREAM_RESULTS
 
     try:
         asked = Asked(
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(table(results))
                     if before:
                         print(f"scored before: {', '.join(before)}")
-                    print(f"{folder / RESULTS}")
+                    print(f"{folder / DOWNSTREAM_RESULTS}")
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
