@@ -84,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=args.seed,
             batch_size=args.batch_size,
         )
-        models = models_of(args.models)
-        if args.out is not None and len(models) > 1:
-            raise ValueError(f"--out: {len(models)} models would write to {args.out}; leave it out")
+        models = models_of(args.models, args.out)
         with open_world(DistConfig(cpu_only=args.device == "cpu"), args.threads) as world:
             for model in models:
                 results, before, folder = evaluate_downstream(
