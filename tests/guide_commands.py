@@ -285,8 +285,7 @@ def _check_script(command: Command, words: Sequence[str]) -> None:
     if words[0].startswith("-"):
         return
     assert script.is_file(), f"{command.where}: no script {words[0]}"
-    text = script.read_text()
-    text += "".join((ROOT / name).read_text() for name in re.findall(r"^source (\S+)", text, re.MULTILINE))
+    text = with_sources(script)
     for name in command.environment:
         known = re.search(rf"\b{name}\b", text) or name.startswith(
             ("NCCL_", "CUDA_", "OMP_", "WANDB_", "MASTER_")
@@ -301,6 +300,13 @@ def _check_script(command: Command, words: Sequence[str]) -> None:
             assert word.partition("=")[0] in options, f"{command.where}: {tool} knows no {word}"
         elif OVERRIDE.match(word):
             check_overrides(command.where, tool, argparse.Namespace(overrides=[word]))
+
+
+def with_sources(script: Path) -> str:
+    """A script and what it sources from this tree, and that in turn."""
+    text = script.read_text()
+    names = re.findall(r"^\s*source (examples_scaling/\S+\.sh)", text, re.MULTILINE)
+    return text + "".join(with_sources(ROOT / name) for name in names)
 
 
 def _code(text: str) -> list[str]:
