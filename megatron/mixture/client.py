@@ -3,15 +3,19 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
+from megatron.mixture.adaptive import NotYetError
 from megatron.mixture.libraries import flight
 
-AT_ONCE_CHUNKS = 16  # read in one go
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+LOSSES_WAIT_S = 0.05  # between two questions for a chunk that waits for losses
+NOT_YET = "not yet: "
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,15 @@ class ChunkSource(Protocol):
     chunk_size: int
     identity: str
     names: tuple[str, ...]
+    at_once: int  # chunks to read in one go; 1 where the next may wait for losses
 
     def read(self, first: int, n_chunks: int) -> Any:
         """An Arrow table: domain, and text or ids; fewer rows where the data end."""
+        ...
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """What a model lost on a chunk: nats and tokens of each domain, float64 [K]. False where no weights
+        follow from it."""
         ...
 
 
@@ -51,11 +61,12 @@ class Connection:
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
 
-    def ask(self, action: str) -> dict[str, Any]:
-        """What the server says to `describe` or `status`."""
+    def ask(self, action: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What the server says to `describe`, `status`, `metrics` or a `report`."""
+        body = b"" if told is None else json.dumps(told).encode()
 
         def asked(client: Any, options: Any) -> bytes:
-            return next(iter(client.do_action(action, options))).body.to_pybytes()
+            return next(iter(client.do_action((action, body), options))).body.to_pybytes()
 
         return json.loads(self.call(asked))
 
@@ -81,13 +92,19 @@ class Connection:
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             except fl.FlightServerError as error:
-                raise ValueError(f"{self.location}: {str(error).partition('. Detail:')[0]}") from error
+                said = str(error).partition(". Detail:")[0]
+                if NOT_YET in said:
+                    raise NotYetError(f"{self.location}: {said}") from error
+                raise ValueError(f"{self.location}: {said}") from error
 
 
 class RemoteChunks:
-    """The chunks of a mixture on a server; a lost connection is never taken for the end of the data."""
+    """The chunks of a mixture on a server; a lost connection is never taken for the end of the data.
 
-    def __init__(self, connection: Connection, mixture: str) -> None:
+    run   whose losses the weights follow, where they follow any
+    """
+
+    def __init__(self, connection: Connection, mixture: str, run: str = "main") -> None:
         """ValueError for a mixture that the server has not."""
         self.connection, self.mixture = connection, mixture
         told = connection.ask("describe")
@@ -95,13 +112,53 @@ class RemoteChunks:
             known = ", ".join(sorted(told))
             raise ValueError(f"{connection.location}: has no mixture '{mixture}', only {known}")
         self.identity, self.chunk_size = told[mixture]["identity"], told[mixture]["chunk_size"]
-        self.names = tuple(told[mixture]["domains"])
+        self.names, self.at_once = tuple(told[mixture]["domains"]), told[mixture]["at_once"]
+        self.every: int | None = told[mixture]["every"]
+        self._names = {"mixture": mixture, "identity": self.identity}
+        if self.every is not None:
+            self._names["run"] = run
 
     def read(self, first: int, n_chunks: int) -> Any:
-        """As `ChunkSource`. ValueError for what the server refuses."""
-        asked = {"mixture": self.mixture, "identity": self.identity, "first": first, "n": n_chunks}
-        ticket = flight().Ticket(json.dumps(asked).encode())
-        return self.connection.call(lambda client, options: client.do_get(ticket, options).read_all())
+        """As `ChunkSource`. ValueError for what the server refuses, NotYetError for chunks whose weights
+        are not found after `patience_s`."""
+        ticket = flight().Ticket(json.dumps({**self._names, "first": first, "n": n_chunks}).encode())
+        until = time.monotonic() + self.connection.patience_s
+        while True:
+            try:
+                return self.connection.call(lambda client, options: client.do_get(ticket, options).read_all())
+            except NotYetError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(LOSSES_WAIT_S)
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """As `ChunkSource`; on the server's disk when this returns."""
+        if self.every is None or chunk % self.every:
+            return False
+        told = {**self._names, "chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()}
+        return self.connection.ask("report", told)["taken"]
+
+
+class LossReports:
+    """Sends losses from a thread of its own: training does not wait. For one process of each group."""
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.source = source
+        self._one = ThreadPoolExecutor(1, thread_name_prefix="mixture-losses")
+        self._sent: list[Future[bool]] = []
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> None:
+        """As `ChunkSource.report`, later. Raises what an earlier one raised."""
+        for done in [sent for sent in self._sent if sent.done()]:
+            self._sent.remove(done)
+            done.result()
+        self._sent.append(self._one.submit(self.source.report, chunk, nats.copy(), tokens.copy()))
+
+    def close(self) -> None:
+        """Wait until all are sent. Raises what one of them raised."""
+        self._one.shutdown()
+        for sent in self._sent:
+            sent.result()
 
 
 class MixtureDataset(IterableDataset):
@@ -139,7 +196,7 @@ class MixtureDataset(IterableDataset):
         number, step = self.next_chunk + self.group + mine * self.n_groups, self.n_groups * n_workers
         held: tuple[int, Any] | None = None
         while True:
-            at_once = AT_ONCE_CHUNKS if step == 1 else 1
+            at_once = source.at_once if step == 1 else 1
             if held is None or not held[0] <= number < held[0] + at_once:
                 held = number, source.read(number, at_once)
             rows = held[1].slice((number - held[0]) * source.chunk_size, source.chunk_size)

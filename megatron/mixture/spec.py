@@ -174,14 +174,9 @@ def weights_over_time(
 ) -> tuple[Weights, Adaptive | None]:
     """The weights of each step, and the rule that finds them if they follow the model."""
     first = first_weights(spec, result, tokens)
-    told, schedule = spec.adaptive, spec.told.get("schedule")
-    if told is not None:
-        rule: Adaptive = LossProportional(first)
-        if told["rule"] == "ado":
-            rule = Ado(np.where(first > 0, tokens, 0), AdoConfig())
-        return Log(first, told["delay_steps"]), rule
+    schedule = spec.told.get("schedule")
     if schedule is None:
-        return Constant(first), None
+        return _following(spec, first, tokens)
     per_step = tokens_per_step if schedule.get("unit") == "tokens" else 1
     points = _listed(schedule.get("points"))
     return Schedule(
@@ -191,22 +186,33 @@ def weights_over_time(
     ), None
 
 
-def document_weights(spec: Spec, result: Result) -> Weights:
-    """Weights of chunks of whole documents, and over chunks where they have a schedule in steps.
+def document_weights(spec: Spec, result: Result) -> tuple[Weights, Adaptive | None]:
+    """Weights of chunks of whole documents, over chunks where they have a schedule in steps, and the rule
+    that finds them if they follow the model: its every_steps and delay_steps are chunks.
 
-    ValueError for a mixture whose weights count tokens or follow a model: those are for training.
+    ValueError for a mixture whose weights count tokens: those are for dataset.mixture.
     """
     schedule = spec.told.get("schedule")
     if spec.told.get("count") != "documents":
         raise ValueError(f"{spec.path}: whole documents are asked for; add count: documents")
-    if spec.adaptive is not None or (schedule or {}).get("unit") == "tokens":
-        raise ValueError(f"{spec.path}: weights that follow training or its tokens; use dataset.mixture")
+    if (schedule or {}).get("unit") == "tokens":
+        raise ValueError(f"{spec.path}: weights that follow the tokens of training; use dataset.mixture")
     natural = result.n_documents
     if schedule is None:
-        return Constant(_weights(spec, spec.told.get("weights"), result, natural))
+        first = _weights(spec, spec.told.get("weights"), result, natural)
+        return _following(spec, first, natural)
     points = _listed(schedule.get("points"))
     weights = [_weights(spec, point["weights"], result, natural) for point in points]
-    return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear")
+    return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear"), None
+
+
+def _following(spec: Spec, first: np.ndarray, natural: np.ndarray) -> tuple[Weights, Adaptive | None]:
+    told = spec.adaptive
+    if told is None:
+        return Constant(first), None
+    prior = np.where(first > 0, natural, 0)
+    rule: Adaptive = Ado(prior, AdoConfig()) if told["rule"] == "ado" else LossProportional(first)
+    return Log(first, told["delay_steps"]), rule
 
 
 def tokens_of_domains(result: Result, pairs: Sequence[str]) -> np.ndarray:

@@ -1,16 +1,12 @@
 """Documents in chunks, here and from a server: killed, restarted, asked nonsense, asked by many."""
 
-import gzip
 import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow.flight
@@ -21,50 +17,9 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import Chunk, Connection, MixtureDataset, RemoteChunks
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.properties import read_properties
-from megatron.mixture.service import read_request, serve
-from tests.mixture.conftest import PROPERTIES, write_lines
+from megatron.mixture.service import Listening, read_request, serve
 
 SIZE = 512  # documents of a chunk
-
-
-@pytest.fixture
-def mixture(tmp_path: Path) -> Path:
-    """3,000 documents in a plain and a packed file; Python : Go : C = 3 : 2 : 1."""
-    write_lines(tmp_path / "a.jsonl", 1500)
-    write_lines(tmp_path / "b.jsonl", 1500, first=1500)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
-    with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
-        files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl.gz")]
-        catalog.register("code", files, read_properties(PROPERTIES), quiet=True)
-    path = tmp_path / "code.yaml"
-    path.write_text(
-        "catalog: catalog.duckdb\nby: [language]\nweights: {Python: 3, Go: 2, C: 1}\ncount: documents\n"
-    )
-    return path
-
-
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
-
-
-@pytest.fixture
-def start(root: Path) -> Iterator[Start]:
-    """Start a server; gives the process and its location."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*words: object) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, str(root / "tools" / "mixture_server.py"), *map(str, words)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("listening on "), line
-        return process, f"grpc+tcp://{line.split()[-1]}"
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait(timeout=30)
 
 
 def number_of(text: str) -> int:
@@ -229,7 +184,8 @@ def test_sixty_four_clients_at_once_get_what_one_would(mixture, start) -> None:
 
 def test_beyond_this_machine_a_token_and_tls_are_wanted(mixture) -> None:
     def begin(token: str | None, allow_plain: bool = False) -> None:
-        serve([mixture], "0.0.0.0", 0, 0, token, None, allow_plain, ready=lambda port: None)
+        where = Listening(host="0.0.0.0", token=token, allow_plain=allow_plain)
+        serve([mixture], where, 0, (), ready=lambda port, metrics: None)
 
     with pytest.raises(ValueError, match="give --token-file"):
         begin(None, allow_plain=True)
