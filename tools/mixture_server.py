@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.mixture.client import Connection
+from megatron.mixture.remote import Connection
 from megatron.mixture.service import Listening, serve
 
 STATUS_WAIT_S = 5.0

@@ -1,21 +1,15 @@
 """Chunks of documents for training loops of any kind, from this machine's disks or from a server."""
 
-import json
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from megatron.mixture.adaptive import NotYetError
-from megatron.mixture.libraries import flight
+from megatron.mixture.remote import ChunkSource
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
-LOSSES_WAIT_S = 0.05  # between two questions for a chunk that waits for losses
-NOT_YET = "not yet: "
+FILLING = -1  # the domain of what is no token of a document
 
 
 @dataclass(frozen=True)
@@ -31,134 +25,27 @@ class Chunk:
     documents: list[Any]
 
 
-class ChunkSource(Protocol):
-    """What gives chunks: documents.DocumentChunks here, `RemoteChunks` elsewhere."""
+def windows_of(
+    chunk: Chunk, seq_len: int, eod: int, encode: Callable[[str], list[int]] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The documents of a chunk one after another, each with `eod` behind it, in windows of S + 1 tokens.
 
-    chunk_size: int
-    identity: str
-    names: tuple[str, ...]
-    at_once: int  # chunks to read in one go; 1 where the next may wait for losses
-
-    def read(self, first: int, n_chunks: int) -> Any:
-        """An Arrow table: domain, and text or ids; fewer rows where the data end."""
-        ...
-
-    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """What a model lost on a chunk: nats and tokens of each domain, float64 [K]. False where no weights
-        follow from it."""
-        ...
-
-
-class Connection:
-    """A mixture server. ConnectionError where it stays away for `patience_s`."""
-
-    def __init__(
-        self, location: str, token: str | None = None, tls_roots: bytes | None = None,
-        patience_s: float = 60.0,
-    ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls."""
-        self.location, self.patience_s = location, patience_s
-        self._tls_roots, self._client = tls_roots, None
-        self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-
-    def ask(self, action: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What the server says to `describe`, `status`, `metrics` or a `report`."""
-        body = b"" if told is None else json.dumps(told).encode()
-
-        def asked(client: Any, options: Any) -> bytes:
-            return next(iter(client.do_action((action, body), options))).body.to_pybytes()
-
-        return json.loads(self.call(asked))
-
-    def call(self, made: Callable[[Any, Any], Any]) -> Any:
-        """The answer to made(client, options), which is made again while the connection is lost."""
-        fl = flight()
-        until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
-        while True:
-            try:
-                if self._client is None:
-                    self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
-                options = fl.FlightCallOptions(timeout=self.patience_s, headers=self._headers)
-                return made(self._client, options)
-            except fl.FlightUnauthenticatedError as error:
-                raise ValueError(f"{self.location}: refuses the token; give the server's") from error
-            except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
-                self._client = None
-                if time.monotonic() + wait_s > until:
-                    raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s; start the server again, "
-                        "then go on from the last checkpoint"
-                    ) from error
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-            except fl.FlightServerError as error:
-                said = str(error).partition(". Detail:")[0]
-                if NOT_YET in said:
-                    raise NotYetError(f"{self.location}: {said}") from error
-                raise ValueError(f"{self.location}: {said}") from error
-
-
-class RemoteChunks:
-    """The chunks of a mixture on a server; a lost connection is never taken for the end of the data.
-
-    run   whose losses the weights follow, where they follow any
+    encode   text to ids; None: the documents are ids already, and end as they end
+    Returns windows int64 [n, S + 1] (neighbours share one token) and the domain of each target, int32 [n, S].
+    The last window is filled up with `eod`, of domain FILLING; a chunk depends on no other, and none is lost.
     """
-
-    def __init__(self, connection: Connection, mixture: str, run: str = "main") -> None:
-        """ValueError for a mixture that the server has not."""
-        self.connection, self.mixture = connection, mixture
-        told = connection.ask("describe")
-        if mixture not in told:
-            known = ", ".join(sorted(told))
-            raise ValueError(f"{connection.location}: has no mixture '{mixture}', only {known}")
-        self.identity, self.chunk_size = told[mixture]["identity"], told[mixture]["chunk_size"]
-        self.names, self.at_once = tuple(told[mixture]["domains"]), told[mixture]["at_once"]
-        self.every: int | None = told[mixture]["every"]
-        self._names = {"mixture": mixture, "identity": self.identity}
-        if self.every is not None:
-            self._names["run"] = run
-
-    def read(self, first: int, n_chunks: int) -> Any:
-        """As `ChunkSource`. ValueError for what the server refuses, NotYetError for chunks whose weights
-        are not found after `patience_s`."""
-        ticket = flight().Ticket(json.dumps({**self._names, "first": first, "n": n_chunks}).encode())
-        until = time.monotonic() + self.connection.patience_s
-        while True:
-            try:
-                return self.connection.call(lambda client, options: client.do_get(ticket, options).read_all())
-            except NotYetError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(LOSSES_WAIT_S)
-
-    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """As `ChunkSource`; on the server's disk when this returns."""
-        if self.every is None or chunk % self.every:
-            return False
-        told = {**self._names, "chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()}
-        return self.connection.ask("report", told)["taken"]
-
-
-class LossReports:
-    """Sends losses from a thread of its own: training does not wait. For one process of each group."""
-
-    def __init__(self, source: ChunkSource) -> None:
-        self.source = source
-        self._one = ThreadPoolExecutor(1, thread_name_prefix="mixture-losses")
-        self._sent: list[Future[bool]] = []
-
-    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-        """As `ChunkSource.report`, later. Raises what an earlier one raised."""
-        for done in [sent for sent in self._sent if sent.done()]:
-            self._sent.remove(done)
-            done.result()
-        self._sent.append(self._one.submit(self.source.report, chunk, nats.copy(), tokens.copy()))
-
-    def close(self) -> None:
-        """Wait until all are sent. Raises what one of them raised."""
-        self._one.shutdown()
-        for sent in self._sent:
-            sent.result()
+    if encode is None:
+        documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
+    else:
+        documents = [np.array([*encode(text), eod], dtype=np.int64) for text in chunk.documents]
+    tokens = np.concatenate([*documents, np.empty(0, np.int64)])
+    domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(one) for one in documents])
+    n = -(-max(0, len(tokens) - 1) // seq_len)
+    filled = np.full(n * seq_len + 1, eod, dtype=np.int64)
+    of = np.full(n * seq_len + 1, FILLING, dtype=np.int32)
+    filled[: len(tokens)], of[: len(tokens)] = tokens[: len(filled)], domains[: len(filled)]
+    places = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
+    return filled[places], of[places[:, 1:]]
 
 
 class MixtureDataset(IterableDataset):
@@ -188,12 +75,17 @@ class MixtureDataset(IterableDataset):
         self.next_chunk, self.identity = state["next_chunk"], state["identity"]
 
     def __iter__(self) -> Iterator[Chunk]:
-        source = self.open_source()
+        worker = get_worker_info()
+        return self.chunks() if worker is None else self.chunks(worker.id, worker.num_workers)
+
+    def chunks(
+        self, worker: int = 0, n_workers: int = 1, source: ChunkSource | None = None
+    ) -> Iterator[Chunk]:
+        """Those of one of several processes that read by turns, from `source` or from one of their own."""
+        source = source or self.open_source()
         if self.identity not in (None, source.identity):
             raise ValueError("the documents of the mixture have changed; begin anew, or bring them back")
-        worker = get_worker_info()
-        mine, n_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        number, step = self.next_chunk + self.group + mine * self.n_groups, self.n_groups * n_workers
+        number, step = self.next_chunk + self.group + worker * self.n_groups, self.n_groups * n_workers
         held: tuple[int, Any] | None = None
         while True:
             at_once = source.at_once if step == 1 else 1

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from megatron.mixture.adaptive import Log, NotYetError
-from megatron.mixture.client import Connection, LossReports, RemoteChunks
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.journal import RULE, RULE_EVERY, Learner
+from megatron.mixture.remote import Connection, LossReports, RemoteChunks
 from megatron.mixture.service import Desk
 
 EVERY, DELAY, SIZE = 4, 6, 32

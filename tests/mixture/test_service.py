@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Chunk, Connection, MixtureDataset, RemoteChunks
+from megatron.mixture.client import Chunk, MixtureDataset
 from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.remote import Connection, RemoteChunks
 from megatron.mixture.service import Listening, read_request, serve
 
 SIZE = 512  # documents of a chunk
