@@ -62,12 +62,17 @@ def start(root: Path) -> Iterator[Start]:
     """Start a server; gives the process and its location."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: object) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, str(root / "tools" / "mixture_server.py"), *map(str, words)]
+    def begin(*words: object, script: Path | None = None) -> tuple[subprocess.Popen[str], str]:
+        tool = script or root / "tools" / "mixture_server.py"
+        command = [sys.executable, str(tool), *map(str, words)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
+        process.told = []
         line = process.stdout.readline()
+        while line.startswith("metrics on "):
+            process.told.append(line)
+            line = process.stdout.readline()
         assert line.startswith("listening on "), line
         return process, f"grpc+tcp://{line.split()[-1]}"
 

@@ -165,6 +165,71 @@ def test_two_ranks_find_the_weights_and_losses_of_one(folder, pretrain) -> None:
     assert one[-1][1] != one[0][1]
 
 
+def all_told(run: Path) -> dict[int, tuple[float, list[float]]]:
+    """Of each step: loss and weights."""
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    return {line["step"]: (line["loss"], list(line["weights"].values())) for line in lines}
+
+
+def same(whole: dict[int, tuple[float, list[float]]], part: dict[int, tuple[float, list[float]]]) -> bool:
+    """Whether `part` tells of its steps what `whole` does, to the rounding of other orders of addition."""
+    pairs = [(whole[step], told) for step, told in part.items()]
+    losses = np.allclose([a for (a, _), _ in pairs], [b for _, (b, _) in pairs], rtol=1e-5)
+    return losses and np.allclose([a for (_, a), _ in pairs], [b for _, (_, b) in pairs], rtol=1e-4)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("before", "between", "after"), [(2, 1, 2), (1, 2, 1)])
+def test_a_run_moved_between_numbers_of_ranks_ends_as_one_that_stayed(
+    folder, pretrain, before, between, after
+) -> None:
+    path = mixture(folder, LOSS)
+    kept = ["checkpoint.keep_last=null", "checkpoint.chkpt_saving_iterations=5"]
+    whole = pretrain([*words(path, "whole"), *kept], before)
+    assert whole.returncode == 0, whole.stderr
+    saved = sorted((folder / "whole" / "checkpoints").glob("step.*"))
+    assert len(saved) == 3  # after steps 5, 10 and 14
+    moved = pretrain([*words(path, "moved"), *kept, f"checkpoint.resume={saved[0]}"], between)
+    assert moved.returncode == 0, moved.stderr
+    assert "going on after step 5" in moved.stderr
+    again = sorted((folder / "moved" / "checkpoints").glob("step.*"))
+    back = pretrain([*words(path, "back"), *kept, f"checkpoint.resume={again[0]}"], after)
+    assert back.returncode == 0, back.stderr
+    assert "going on after step 10" in back.stderr
+    expected = all_told(folder / "whole")
+    assert expected[14][1] != expected[5][1]  # the weights moved after the checkpoints
+    assert sorted(all_told(folder / "moved")) == [*range(6, 15)]
+    assert same(expected, all_told(folder / "moved"))
+    assert sorted(all_told(folder / "back")) == [*range(11, 15)]
+    assert same(expected, all_told(folder / "back"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("layout", ["tensor_parallel=2", "pipeline_parallel=2", "context_parallel=2"])
+def test_ranks_that_share_a_batch_see_one_mixture(folder, pretrain, layout) -> None:
+    path = mixture(folder, LOSS)
+    more = ["model.n_layers=2", "lr_scheduler.total_iterations=8"]
+    for run, n_ranks, how in (("alone", 1, []), ("shared", 2, [f"dist.{layout}"])):
+        done = pretrain([*words(path, run), *more, *how], n_ranks)
+        assert done.returncode == 0, done.stderr
+    one, shared = all_told(folder / "alone"), all_told(folder / "shared")
+    assert len(one) == len(shared) == 8
+    assert same(one, shared)
+    assert one[8][1] != one[1][1]
+
+
+@pytest.mark.ranks
+def test_ranks_and_loaders_out_of_step_train_on_the_same_bytes(folder, pretrain, root) -> None:
+    path = mixture(folder, LOSS)
+    slow = root / "tests" / "train" / "pretrain_with_random_waits.py"
+    for run, n_ranks, script in (("quiet", 1, None), ("slow1", 1, slow), ("slow2", 2, slow)):
+        done = pretrain([*words(path, run), "dataset.num_workers=1"], n_ranks, script=script)
+        assert done.returncode == 0, done.stderr
+    quiet = all_told(folder / "quiet")
+    assert quiet == all_told(folder / "slow1")
+    assert same(quiet, all_told(folder / "slow2"))
+
+
 def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
     path = mixture(folder, ADO)
     with pytest.raises(ValueError, match="num_workers: 2 are up to 4 steps ahead"):
