@@ -12,7 +12,7 @@ As in the authors' code every n grows by the whole batch, h follows the observed
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -246,6 +246,7 @@ class Log:
     def __init__(self, first: np.ndarray, known_to: int | None) -> None:
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to = known_to
+        self.coming: Callable[[], None] | None = None  # waits for weights that are being found
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
         """Weights from a chunk on. Nobody may have asked for that chunk before."""
@@ -255,6 +256,8 @@ class Log:
 
     def at(self, chunk: int) -> tuple[np.ndarray, int | None]:
         """(weights, the first later chunk with others). NotYetError where they are not found yet."""
+        if self.coming is not None and self.known_to is not None and chunk >= self.known_to:
+            self.coming()
         known_to, entries = self.known_to, self.entries  # in this order: another thread may be adding
         if known_to is not None and chunk >= known_to:
             raise NotYetError(

@@ -7,7 +7,8 @@ by: [source]                       properties that make a domain
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      what weights are shares of: tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule;
+                                                                 rule loss, or module:Class of one's own
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 tokenizer: gpt2                    of text; pairs have theirs
@@ -15,6 +16,7 @@ tokenizer: gpt2                    of text; pairs have theirs
 
 import fcntl
 import hashlib
+import importlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,9 +95,10 @@ def read_spec(path: str | Path) -> Spec:
     adaptive, schedule = told.get("adaptive"), told.get("schedule")
     if adaptive is not None:
         refuse_unknown(adaptive, ("rule", "every_steps", "delay_steps"), f"{path}: adaptive")
-        if adaptive.get("rule") not in RULES:
+        rule = adaptive.get("rule")
+        if rule not in RULES and not (isinstance(rule, str) and ":" in rule):
             raise ValueError(
-                f"{path}: adaptive.rule is {adaptive.get('rule')!r}, wanted {' or '.join(RULES)}"
+                f"{path}: adaptive.rule is {rule!r}, wanted {' or '.join(RULES)}, or module:Class of your own"
             )
         for key in ("every_steps", "delay_steps"):
             if not isinstance(adaptive.get(key, 1), int) or adaptive.get(key, 1) < 1:
@@ -210,9 +213,22 @@ def _following(spec: Spec, first: np.ndarray, natural: np.ndarray) -> tuple[Weig
     told = spec.adaptive
     if told is None:
         return Constant(first), None
-    prior = np.where(first > 0, natural, 0)
-    rule: Adaptive = Ado(prior, AdoConfig()) if told["rule"] == "ado" else LossProportional(first)
-    return Log(first, told["delay_steps"]), rule
+    return Log(first, told["delay_steps"]), _rule(spec, told["rule"], first, natural)
+
+
+def _rule(spec: Spec, name: str, first: np.ndarray, natural: np.ndarray) -> Adaptive:
+    """The rule of a name; one's own, module:Class, is made with the first weights, float64 [K]."""
+    if name == "ado":
+        return Ado(np.where(first > 0, natural, 0), AdoConfig())
+    if name == "loss":
+        return LossProportional(first)
+    module, _, made = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), made)(first)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{spec.path}: adaptive.rule {name} cannot be imported ({error}); put its folder on PYTHONPATH"
+        ) from error
 
 
 def tokens_of_domains(result: Result, pairs: Sequence[str]) -> np.ndarray:

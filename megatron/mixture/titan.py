@@ -19,7 +19,7 @@ STATE = "mixture"  # the one key of the state, the same on every rank and on any
 
 
 class TitanLoader:
-    """Batches of this data-parallel rank; all tensor, pipeline and context ranks of a group give the same one.
+    """Batches of this data-parallel rank; tensor, pipeline and context ranks of a group give the same one.
 
     Global batch t is samples t B n ... of the mixture; rank r takes the r-th B of them. The state counts
     batches that were given, on all ranks, and what weights that follow the model need.

@@ -1,6 +1,8 @@
 """A mixture in the trainer: the samples it should have, stopped, resumed and spread over ranks."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -240,7 +242,7 @@ def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
         ("weights: {d: 1}", "no document has kind=d"),
         ("wieghts: {a: 1}", "did you mean 'weights'"),
         ("dry: maybe", "wanted one of stop, repeat, redistribute"),
-        ("adaptive: {rule: magic}", "wanted ado or loss"),
+        ("adaptive: {rule: magic}", "wanted ado or loss, or module:Class"),
         ("where: \"knid = 'a'\"", "did you mean 'kind'"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -248,6 +250,51 @@ def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
     write_corpus(folder / "one", 130, seed=9)
     with pytest.raises(ValueError, match="has changed since it was registered"):
         prepare(mixture(folder, "weights: inferred"))
+
+
+def test_weights_are_found_off_the_way_and_waited_for_by_who_needs_them(folder) -> None:
+    path = mixture(folder, LOSS)
+    prepare(path)
+    samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
+    assert samples.rule is not None
+    finding, observe = threading.Event(), samples.rule.observe
+    samples.rule.observe = lambda *words: observe(*words) if finding.wait(60) else None
+    samples.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))  # returns at once
+    before = samples.take(np.arange(4 * 12))  # so do the steps before the new weights
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(samples.take, np.arange(4 * 12, 5 * 12))
+        assert not late.done()
+        finding.set()
+        after = late.result(timeout=60)
+    assert samples.weights_at(4)[0] > 2 * samples.weights_at(3)[0]
+    again = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
+    again.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))
+    assert np.array_equal(again.take(np.arange(5 * 12)), np.concatenate([before, after]))
+
+
+def test_a_rule_of_ones_own_is_named_in_the_file(folder, monkeypatch) -> None:
+    (folder / "my_rules.py").write_text(
+        "import numpy as np\n"
+        "class Last:\n"
+        "    def __init__(self, first):\n"
+        "        self.n = len(first)\n"
+        "    def observe(self, n, nats, counts):\n"
+        "        return np.eye(self.n)[-1] * 0.9 + 0.1 / self.n\n"
+        "    def as_dict(self):\n"
+        "        return {}\n"
+        "    def restore(self, told):\n"
+        "        pass\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    path = mixture(folder, "adaptive: {rule: 'my_rules:Last', every_steps: 1, delay_steps: 4}")
+    assert train(built(path, "own"), Stop(None))
+    weights = [weights for _, weights in told(folder / "own")]
+    assert weights[3] == weights[0]
+    assert weights[4] == pytest.approx([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3])
+    with pytest.raises(ValueError, match="adaptive.rule no_rules:Last cannot be imported"):
+        MixtureSamples(
+            mixture(folder, "adaptive: {rule: 'no_rules:Last'}"), seq_len=16, batch_size=12, seed=0
+        )
 
 
 def test_a_mixture_that_stops_ends_a_run_that_wants_more(folder) -> None:
