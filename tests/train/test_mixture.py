@@ -297,6 +297,26 @@ def test_a_rule_of_ones_own_is_named_in_the_file(folder, monkeypatch) -> None:
         )
 
 
+def test_a_schedule_in_tokens_changes_with_the_first_step_behind_them(folder) -> None:
+    path = mixture(
+        folder, "schedule: {unit: tokens, points: [{at: 0, weights: {a: 1}}, {at: 1000, weights: {c: 1}}]}"
+    )
+    prepare(path)
+    samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)  # 192 tokens a step
+    domains = samples.domains_of(np.arange(12 * 8)).reshape(8, 12)
+    assert [set(step) for step in domains.tolist()] == [{0}] * 6 + [{2}] * 2  # 1000 / 192 = 5.2
+
+
+def test_epochs_of_a_domain_that_begins_anew_are_counted(folder) -> None:
+    path = mixture(folder, "weights: {a: 1}", "dry: repeat")
+    resolved = prepare(path)
+    assert train(built(path, "again", "lr_scheduler.total_iterations=60"), Stop(None))
+    last = [line for line in read_metrics(folder / "again") if line["kind"] == "train"][-1]
+    assert last["epochs"]["a"] == pytest.approx(60 * 12 / resolved.windows(16)[0])
+    assert last["epochs"]["a"] > 2
+    assert last["epochs"]["b"] == 0
+
+
 def test_a_mixture_that_stops_ends_a_run_that_wants_more(folder) -> None:
     path = mixture(folder, "dry: stop")
     prepare(path)
