@@ -1,14 +1,16 @@
 # make quickstart [CORPUS=...]   set up, then the whole walk from raw text to a fitted law
 # make test                      set up, then the tests
 # make test-all                  the slow ones too
-# make lint                      ruff and shellcheck
+# make docs                      write the pages that follow from the code
+# make check                     what this machine has, what is missing for what, how to get it
+# make lint                      ruff, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart test test-all lint check docs clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -23,6 +25,14 @@ lint: $(READY)
 	ruff check .
 	ruff format --check .
 	shellcheck $$(git ls-files '*.sh') .ci/run
+	hadolint Dockerfile
+
+docs: $(READY)
+	python tools/config_reference.py
+
+# sets nothing up: it says what there is
+check:
+	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
 # remade when the pins or the C++ sources change
 $(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)

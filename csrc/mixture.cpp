@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace py = pybind11;
@@ -186,7 +187,55 @@ static Longs domain_units(const Ints& domain, const Longs& number, const Longs& 
     return found;
 }
 
+// Documents in the order of (file, row) to intervals (domain, file, begin, end) of neighbouring rows of one domain, in the
+// order of domain, file and row. Two passes: how many intervals each domain has, then each into its place.
+static py::tuple domain_intervals(const Ints& domain, const Ints& file, const Ints& row, int64_t n_domains) {
+    const int64_t n = domain.size();
+    if (file.size() != n || row.size() != n || n_domains < 0)
+        throw std::invalid_argument("file, row: wanted one for each domain");
+    const int32_t *d = domain.data(), *f = file.data(), *r = row.data();
+    std::vector<int64_t> next(n_domains + 1, 0);
+    std::vector<std::pair<int32_t, int32_t>> last;  // file and row of each domain's last document
+    const auto begins = [&](int64_t i) {
+        auto& before = last[d[i]];
+        const bool found = before.first != f[i] || before.second + 1 != r[i];
+        before = {f[i], r[i]};
+        return found;
+    };
+    bool sound = true;
+    {
+        py::gil_scoped_release release;
+        last.assign(n_domains, {-1, -1});
+        for (int64_t i = 0; i < n && sound; ++i) {
+            sound = d[i] >= 0 && d[i] < n_domains && f[i] >= 0 && r[i] >= 0;
+            if (sound && begins(i)) ++next[d[i] + 1];
+        }
+        for (int64_t k = 0; k < n_domains; ++k) next[k + 1] += next[k];
+    }
+    if (!sound) throw std::invalid_argument("domain, file, row: one is out of range");
+    const int64_t n_intervals = next[n_domains];
+    Ints domains(n_intervals), files(n_intervals);
+    Longs starts(n_intervals), ends(n_intervals);
+    int32_t *out_domain = domains.mutable_data(), *out_file = files.mutable_data();
+    int64_t *start = starts.mutable_data(), *end = ends.mutable_data();
+    {
+        py::gil_scoped_release release;
+        last.assign(n_domains, {-1, -1});
+        for (int64_t i = 0; i < n; ++i) {
+            if (begins(i)) {
+                const int64_t at = next[d[i]]++;
+                out_domain[at] = d[i], out_file[at] = f[i], start[at] = r[i];
+            }
+            end[next[d[i]] - 1] = int64_t{r[i]} + 1;
+        }
+    }
+    return py::make_tuple(domains, files, starts, ends);
+}
+
 void bind_mixture(py::module_& m) {
+    m.def("domain_intervals", &domain_intervals, py::arg("domain").noconvert(), py::arg("file").noconvert(),
+          py::arg("row").noconvert(), py::arg("n_domains"),
+          "(domain, file, begin, end) of the intervals of documents in the order of file and row.");
     m.def("mixture_turns", &mixture_turns, py::arg("parts").noconvert(), py::arg("done").noconvert(),
           py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("first_chunk"),
           py::arg("n_chunks"), py::arg("seed"),

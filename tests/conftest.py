@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from megatron.checkpoint import store
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
@@ -39,6 +40,12 @@ def laws(scaling_data: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no published runs at {folder}")
     return folder
+
+
+def load_newest(directory: Path, prefix: str) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
+    """(path, parts, meta) of the newest whole checkpoint."""
+    found = store.newest_whole(directory, prefix)
+    return None if found is None else (found[0], store.read_parts(*found), found[1])
 
 
 def build_tiny(n_tokens: int, seed: int = 0, sharpness: float = 20.0, **more: Any) -> Gpt:

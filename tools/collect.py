@@ -3,7 +3,7 @@
 python tools/collect.py experiments/quickstart
 python tools/collect.py logs/*.log --from torchtitan --set unique_tokens=1e9 --out table.csv
 python tools/collect.py logs/*.log --from megatron --facts facts.csv --out table.csv
-python tools/collect.py runs/ --from tensorboard --set n_params=1.2e8 tokens_per_step=524288 --out table.csv
+python tools/collect.py runs/ --from tensorboard --set n_params=1e8 tokens_per_step=524288 --out table.csv
 python tools/collect.py export.csv --from wandb --facts facts.csv --out table.csv
 python tools/collect.py published.csv --from csv --map loss=val_loss n_params=params --out table.csv
 """
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.scaling import wording
 from megatron.scaling.foreign import FACTS, KINDS, fact, read_facts, read_foreign
 from megatron.scaling.table import Row, read_runs, write_parquet, write_table
@@ -47,14 +48,13 @@ def aligned(rows: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def build_parser() -> argparse.ArgumentParser:
+    """Command-line words."""
+    parser = command(__doc__)
     parser.add_argument(
         "paths", type=Path, nargs="+", metavar="STUDY_DIR", help="the directory that holds runs/; or logs"
     )
-    parser.add_argument("--out", type=Path, help="where the CSV goes (default: STUDY_DIR/table.csv)")
+    parser.add_argument("--out", type=Path, metavar="TABLE.csv", help="by itself STUDY_DIR/table.csv")
     other = parser.add_argument_group("runs of other programs")
     other.add_argument("--from", choices=KINDS, dest="kind", help="what wrote them")
     other.add_argument(
@@ -65,6 +65,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     other.add_argument(
         "--map", nargs="+", default=[], metavar="OURS=THEIRS", help="columns of a csv, as loss=val_loss"
     )
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Words that go together."""
+    parser = build_parser()
     args = parser.parse_args(argv)
     if args.kind is None and (len(args.paths) > 1 or args.told or args.facts or args.map):
         parser.error("several paths, --set, --facts and --map go with --from")
@@ -110,4 +116,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -13,46 +13,48 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.checkpoint.convert import DTYPES, TARGETS, convert
+from megatron.command import command, run
+from megatron.config.choices import TARGET_DTYPES, TARGETS
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Convert a model from one format to another.",
-        epilog="example: python tools/convert_checkpoint.py experiments/run exported --to huggingface",
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="a run, a checkpoint or a model of others"
     )
     parser.add_argument("target", type=Path, metavar="TARGET", help="what to write; must not exist")
-    parser.add_argument(
+    what = parser.add_argument_group("what to write")
+    what.add_argument(
         "--to",
         required=True,
         choices=TARGETS,
         help="native: weights for checkpoint.init_from; full, sharded: a run's whole state, in that layout",
     )
-    parser.add_argument(
+    what.add_argument("--dtype", choices=TARGET_DTYPES, default="float32", help="of huggingface's")
+    what.add_argument(
+        "--strip-rows", action="store_true", help="huggingface: leave out the rows of [MASK] and padding"
+    )
+    source = parser.add_argument_group("what the source does not say")
+    source.add_argument(
         "--tokenizer",
         metavar="PATH",
         help="folder, tokenizer.json, .model of SentencePiece or .bin of llama2.c; by itself the source's",
     )
-    parser.add_argument(
+    source.add_argument(
         "--n-tokens",
         type=int,
         metavar="N",
         help="ids of the tokenizer, where a Megatron checkpoint is padded",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of huggingface's (float32)")
-    parser.add_argument(
-        "--strip-rows", action="store_true", help="huggingface: leave out the rows of [MASK] and padding"
-    )
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert, and say where the result is."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
+    from megatron.checkpoint.convert import convert  # after the words: --help should not wait for torch
+
     try:
         told = convert(
             args.source,
@@ -71,4 +73,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -7,13 +7,15 @@ disagree on thousands of code points, as they follow different versions of Unico
 itself, once.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import pre_tokenizers
+
+from megatron.command import command, run
 
 OUT = Path(__file__).resolve().parents[1] / "megatron" / "tokenizer" / "code_points.json"
 NEIGHBOURS = ((1, "a"), (2, "1"), (0, "!"))  # a character joins those of its own class on both sides
@@ -27,8 +29,14 @@ def class_of(point: int, split: pre_tokenizers.ByteLevel) -> int:
     return 3
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """Command-line words: none."""
+    return command(__doc__)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask, and write runs of [first code point, class]."""
+    build_parser().parse_args(argv)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     runs: list[list[int]] = []
     for point in range(0x110000):
@@ -45,4 +53,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,7 +5,7 @@
 
 MODEL is whatever tools/convert_checkpoint.py reads, a folder of checkpoints, or a whole study. Prompts,
 metrics and answers are lm-eval's own. Results go to downstream/<checkpoint>/<method>/ in the run's folder;
-finished tasks are not scored again. Exit status: 0 done, 1 failed, 2 wrong usage.
+finished tasks are not scored again.
 """
 
 import argparse
@@ -13,24 +13,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from megatron.config.schema import DistConfig
-from megatron.evaluation.downstream import RESULTS, Asked, evaluate_downstream
-from megatron.evaluation.harness import table
-from megatron.evaluation.reader import METHODS, Scoring
-from megatron.evaluation.scores import models_of
-from megatron.parallel.world import open_world
+from megatron.command import command, run
+from megatron.config.choices import DEVICES, METHODS
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Score models on downstream tasks.",
-        epilog="example: python tools/evaluate_downstream.py experiments/run --tasks arc_easy,copa",
+    parser = command(__doc__)
+    parser.add_argument(
+        "models", nargs="+", type=Path, metavar="MODEL", help="checkpoints, runs, a study, models of others"
     )
-    add = parser.add_argument
-    add("models", nargs="+", type=Path, metavar="MODEL", help="checkpoints, runs, a study, models of others")
+    add = parser.add_argument_group("what is asked").add_argument
     add("--tasks", required=True, metavar="NAMES", help="of lm-eval, joined by commas")
     add(
         "--data-dir",
@@ -38,30 +31,42 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="the tasks' data from files there; else lm-eval downloads",
     )
-    add("--method", choices=METHODS, help="masked diffusion: mc, its bound (by itself), or ar, left to right")
-    add("--num-mc", type=int, default=32, metavar="N", help="mc: masks for an answer (32)")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--only-generate", action="store_true", help="masked diffusion: exact match alone")
-    only.add_argument(
-        "--only-mc-nll", action="store_true", help="masked diffusion: ranking by the bound alone"
-    )
     add("--limit", type=int, metavar="N", help="first documents of each task; by itself all")
     add(
         "--num-fewshot", type=int, metavar="N", help="examples before each question; by itself the task's own"
     )
-    add("--batch-size", type=int, default=32, metavar="N", help="requests of a forward (32)")
-    add("--seed", type=int, default=0, help="of masks and of sampled text")
+    how = parser.add_argument_group("how it is scored")
+    add = how.add_argument
+    add("--method", choices=METHODS, help="masked diffusion: mc, its bound (by itself), or ar, left to right")
+    add("--num-mc", type=int, default=32, metavar="N", help="mc: masks for an answer")
+    only = how.add_mutually_exclusive_group()
+    only.add_argument("--only-generate", action="store_true", help="masked diffusion: exact match alone")
+    only.add_argument(
+        "--only-mc-nll", action="store_true", help="masked diffusion: ranking by the bound alone"
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of masks and of sampled text")
     add("--tokenizer", metavar="PATH", help="by itself the one that the model says")
+    add = parser.add_argument_group("results").add_argument
     add("--out", type=Path, metavar="DIR", help="where results go, for a single model")
     add("--log-samples", action="store_true", help="write every prompt with what the model said")
-    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add = parser.add_argument_group("machine").add_argument
+    add("--batch-size", type=int, default=32, metavar="N", help="requests of a forward")
+    add("--device", choices=DEVICES, help="by itself cuda where there is a GPU")
     add("--threads", type=int, metavar="N", help="CPU threads of a rank; by itself torch's choice")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Score, print a table for each model, and say where the results are."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
+    # after the words: --help should not wait for torch
+    from megatron.config.schema import DistConfig
+    from megatron.evaluation.downstream import RESULTS, Asked, evaluate_downstream
+    from megatron.evaluation.harness import table
+    from megatron.evaluation.reader import Scoring
+    from megatron.evaluation.scores import models_of
+    from megatron.parallel.world import open_world
+
     try:
         asked = Asked(
             tasks=tuple(name for name in args.tasks.split(",") if name),
@@ -98,4 +103,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,8 +1,6 @@
 """From which compute on one objective beats another on the same unique text, from their two laws.
 
-    python tools/find_crossover.py law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
-
-Exit status: 0 done, 1 failed, 2 wrong usage.
+python tools/find_crossover.py law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
 """
 
 import argparse
@@ -11,30 +9,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.scaling.crossover import crossover
 from megatron.scaling.law import Law
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("first", type=Path, metavar="FIRST.json", help="law of the better at little compute")
     parser.add_argument("second", type=Path, metavar="SECOND.json", help="law of the other")
     parser.add_argument(
         "--unique", type=float, nargs="+", default=[1e7, 1e8, 1e9, 1e10], metavar="TOKENS",
-        help="amounts of unique text (1e7 1e8 1e9 1e10)",
+        help="amounts of unique text",
     )  # fmt: skip
     parser.add_argument(
-        "--replicates", type=int, default=50, help="pairs of bootstrap replicates for the interval (50)"
+        "--replicates",
+        type=int,
+        metavar="N",
+        default=50,
+        help="pairs of bootstrap replicates for the interval",
     )
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find the crossings and print a line each."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         wrong = [one for one in args.unique if not 0 < one < math.inf]
         if wrong:
@@ -52,4 +53,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

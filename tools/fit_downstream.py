@@ -1,9 +1,7 @@
 """Fit a downstream score to the loss, and predict it for a model through its law.
 
-    python tools/fit_downstream.py table.csv --score-column accuracy --kind accuracy
-    python tools/fit_downstream.py table.csv --score-column error --law law.json --predict 7e9 1.4e11
-
-Exit status: 0 done, 1 failed, 2 wrong usage.
+python tools/fit_downstream.py table.csv --score-column accuracy --kind accuracy
+python tools/fit_downstream.py table.csv --score-column error --law law.json --predict 7e9 1.4e11
 """
 
 import argparse
@@ -11,27 +9,35 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.scaling.downstream import CONSTANTS, chained, fit_downstream
 from megatron.scaling.law import Law
 from megatron.scaling.selection import Columns, column_of, select_runs
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("table", type=Path, metavar="TABLE.csv", help="a run a row")
-    parser.add_argument("--score-column", required=True, metavar="NAME", help="error or accuracy, above 0")
-    parser.add_argument("--kind", choices=list(CONSTANTS), default="error", help="what the score is (error)")
-    parser.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token (loss)")
-    parser.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters (n_params)")
-    parser.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens (train_tokens)")
-    parser.add_argument("--objective", help="only runs of this objective")
-    parser.add_argument("--law", type=Path, metavar="LAW.json", help="the law of the loss, for --predict")
-    parser.add_argument(
+    fit = parser.add_argument_group("what is fitted")
+    fit.add_argument("--score-column", required=True, metavar="NAME", help="error or accuracy, above 0")
+    fit.add_argument("--kind", choices=list(CONSTANTS), default="error", help="what the score is")
+    runs = parser.add_argument_group("which runs")
+    runs.add_argument("--objective", metavar="NAME", help="only runs of this objective")
+    runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
+    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters")
+    runs.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens")
+    predict = parser.add_argument_group("prediction")
+    predict.add_argument("--law", type=Path, metavar="LAW.json", help="the law of the loss, for --predict")
+    predict.add_argument(
         "--predict", type=float, nargs=2, metavar=("N", "D"), help="parameters and tokens to predict for"
     )
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Words that go together."""
+    parser = build_parser()
     args = parser.parse_args(argv)
     if args.predict and args.law is None:
         parser.error("--predict wants --law LAW.json")
@@ -58,4 +64,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

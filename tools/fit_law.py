@@ -1,11 +1,9 @@
 """Fit a scaling law to a table of runs.
 
-    python tools/fit_law.py experiments/quickstart/table.csv --form chinchilla --out law.json
-    python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
-    python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
-    python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
-
-Exit status: 0 done, 1 failed, 2 wrong usage.
+python tools/fit_law.py experiments/quickstart/table.csv --form chinchilla --out law.json
+python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
+python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
+python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
 import argparse
@@ -16,41 +14,45 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.command import command, run
 from megatron.run_dir import write_json
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import compare_forms, largest, score
+from megatron.scaling.holdout import compare_forms, score
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.profile import profile
 from megatron.scaling.selection import Columns, Selection, compute_of, select_runs
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Fit a scaling law to a table of runs, with bootstrap intervals.",
-        epilog="example: python tools/fit_law.py experiments/quickstart/table.csv --out law.json",
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "table", type=Path, metavar="TABLE.csv", help="a run a row, as tools/collect.py writes it"
     )
-    parser.add_argument("--form", choices=list(FORM), default="chinchilla", help="E + A/N^alpha + B/D^beta")
-    parser.add_argument("--out", type=Path, default=Path("law.json"), help="where the law goes (law.json)")
-    runs = parser.add_argument_group("which runs")
-    runs.add_argument("--objective", help="only runs of this objective (by itself the only one in the table)")
-    runs.add_argument("--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this")
-    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters (n_params)")
-    runs.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens (train_tokens)")
-    runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token (loss)")
-    runs.add_argument("--flops-column", metavar="NAME", help="FLOPs C, in place of tokens: D = C / (6 N)")
-    runs.add_argument(
-        "--unique-column", default="unique_tokens", metavar="NAME", help="unique tokens (unique_tokens)"
+    parser.add_argument(
+        "--form", choices=list(FORM), default="chinchilla", help="chinchilla: E + A/N^alpha + B/D^beta"
     )
+    parser.add_argument(
+        "--out", type=Path, metavar="LAW.json", default=Path("law.json"), help="where the law goes"
+    )
+    runs = parser.add_argument_group("which runs")
+    runs.add_argument(
+        "--objective",
+        metavar="NAME",
+        help="only runs of this objective (by itself the only one in the table)",
+    )
+    runs.add_argument("--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this")
+    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters")
+    runs.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens")
+    runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
+    runs.add_argument("--flops-column", metavar="NAME", help="FLOPs C, in place of tokens: D = C / (6 N)")
+    runs.add_argument("--unique-column", default="unique_tokens", metavar="NAME", help="unique tokens")
     fit = parser.add_argument_group("how to fit")
     fit.add_argument(
-        "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself (log)"
+        "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself"
     )
     fit.add_argument(
         "--fix", action="append", default=[], metavar="NAME=VALUE", help="hold a constant; may be repeated"
@@ -60,29 +62,29 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         choices=(1, 2, 3),
         default=3,
-        help="Chinchilla's: 1 envelope, 2 isoFLOP parabolas, 3 parametric, by --form (3)",
+        help="Chinchilla's: 1 envelope, 2 isoFLOP parabolas, 3 parametric, by --form",
     )
     fit.add_argument(
         "--flops-by",
         default="6nd",
         metavar="NAME",
-        help="compute for approaches 1 and 2: a column, as train_flops, or 6nd (6nd)",
+        help="compute for approaches 1 and 2: a column, as train_flops, or 6nd",
     )
     fit.add_argument(
-        "--hold-out", type=int, default=0, metavar="RUNS", help="keep so many of the largest runs to predict"
-    )
+        "--hold-out", type=int, default=0, metavar="RUNS",
+        help="keep so many of the largest runs to predict, beside those that the table marks held_out",
+    )  # fmt: skip
+    fit.add_argument("--fit-all", action="store_true", help="fit on the runs marked held_out too")
     fit.add_argument(
         "--compare", metavar="FORM,FORM", help="say which form predicts the --hold-out runs best, and stop"
     )
     fit.add_argument(
         "--profile", choices=("R_D", "R_N", "E"), help="say how well the runs hold this constant"
     )
-    fit.add_argument("--huber-delta", type=float, default=1e-3, help="of log loss (1e-3)")
-    fit.add_argument(
-        "--n-bootstrap", type=int, default=1000, metavar="R", help="resamplings of the runs (1000)"
-    )
-    fit.add_argument("--seed", type=int, default=0, help="of the resamplings (0)")
-    return parser.parse_args(argv)
+    fit.add_argument("--huber-delta", type=float, metavar="NATS", default=1e-3, help="of log loss")
+    fit.add_argument("--n-bootstrap", type=int, default=1000, metavar="R", help="resamplings of the runs")
+    fit.add_argument("--seed", type=int, metavar="N", default=0, help="of the resamplings")
+    return parser
 
 
 def constants_of(words: Sequence[str]) -> dict[str, float]:
@@ -110,13 +112,17 @@ def summary(law: Law) -> str:
             f"  {told['n_runs']} runs held out: off by {told['rms_percent']:.2f} % (RMS), "
             f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % interval"
         )
+        each = zip(*(told[key] for key in ("N", "D", "predicted", "low", "high", "measured")), strict=True)
+        lines += [
+            f"    N {N:.4g}, D {D:.4g}: predicted {said:.4f} [{low:.4f}, {high:.4f}], measured {L:.4f}"
+            for N, D, said, low, high, L in each
+        ]
     return "\n".join(lines + [f"  warning: {one}" for one in law.warnings])
 
 
 def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     """The parametric law, scored on the runs held out of it."""
-    n_runs = len(runs.N)
-    held = largest(runs.N, runs.D, args.hold_out) if args.hold_out else np.zeros(n_runs, dtype=bool)
+    held = runs.held_out(args.hold_out)
     law = fit_law(
         **runs.where(~held),
         form=args.form,
@@ -128,15 +134,15 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     )
     warnings = law.warnings + runs.warnings
     scored = {}
-    if args.hold_out:
-        kept_back = runs.where(held)
-        scored = score(law, **kept_back).as_dict()
-        scored |= {name: kept_back[name].tolist() for name in "ND"}
+    if held.any():
+        kept_back = runs.only(held)
+        scored = score(law, kept_back.N, kept_back.D, kept_back.L, kept_back.U).as_dict()
+        scored |= {"N": kept_back.N.tolist(), "D": kept_back.D.tolist(), "runs": kept_back.names or []}
     if args.profile:
         if runs.U is None:
             raise ValueError(f"--profile {args.profile}: form {args.form} has no such constant to hold")
         held_law = profile(
-            **runs.where(np.ones(n_runs, dtype=bool)),
+            **runs.where(~held),
             form=args.form,
             name=args.profile,
             huber_delta=args.huber_delta,
@@ -152,9 +158,10 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
 
 def compared(args: argparse.Namespace, runs: Selection) -> str:
     """A line for each form, the best predictor first."""
-    held = largest(runs.N, runs.D, args.hold_out or max(1, len(runs.N) // 5))
+    marked = runs.held_out()
+    held = runs.held_out(args.hold_out if args.hold_out or marked.any() else max(1, len(runs.N) // 5))
     forms = args.compare.split(",")
-    lines = [f"{'form':<18}{'constants':>9}  {'largest ' + str(held.sum()):>12}  {'5 folds':>9}"]
+    lines = [f"{'form':<18}{'constants':>9}  {str(held.sum()) + ' held out':>12}  {'5 folds':>9}"]
     for one in compare_forms(
         runs.N, runs.D, runs.L, runs.U, forms, held, seed=args.seed, huber_delta=args.huber_delta
     ):
@@ -200,7 +207,7 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, save, and say what was found."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
     try:
         # before the work, not after it
@@ -209,11 +216,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         forms = args.compare.split(",") if args.compare else [args.form]
         wants_unique = any(form in FORM and FORM[form].wants_unique for form in forms)
         runs = select_runs(args.table, columns, args.objective, args.max_loss, wants_unique)
+        if args.fit_all:
+            runs = replace(runs, marked=None)
         if args.compare:
             print(compared(args, runs))
             return 0
         if args.approach != 3:
-            print(without_a_form(args, runs))
+            print(without_a_form(args, runs.only(~runs.held_out(args.hold_out))))
             return 0
         law = fitted(args, runs)
         law.save(args.out)
@@ -225,4 +234,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

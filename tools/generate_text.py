@@ -12,52 +12,55 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from megatron.checkpoint.convert import read_any
-from megatron.evaluation.generate_diffusion import ORDERS
-from megatron.evaluation.sampling import Sampling
-from megatron.evaluation.text import Writer
+from megatron.command import command, run
+from megatron.config.choices import ORDERS
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Continue text with a model.",
-        epilog='example: python tools/generate_text.py experiments/run --prompt "The weather" --stream',
-    )
-    add = parser.add_argument
-    add(
+    parser = command(__doc__)
+    parser.add_argument(
         "model",
         type=Path,
         metavar="MODEL",
         help="a run, a checkpoint, a Hugging Face folder, a llama2.c file",
     )
-    add("--tokenizer", metavar="PATH", help="by itself the one that the model says")
+    add = parser.add_argument_group("what to continue").add_argument
     add("--prompt", action="append", metavar="TEXT", help="text to continue; several are one batch")
     add("--prompt-file", type=Path, metavar="FILE", help="a prompt a line")
-    add("--n-samples", type=int, default=1, metavar="N", help="continuations of each prompt (1)")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="(128)")
-    add("--temperature", type=float, default=0.8, help="0: always the likeliest token (0.8)")
-    add("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="only the likeliest that together reach P")
-    add("--seed", type=int, default=0)
-    add("--stream", action="store_true", help="print a single text as it is written")
+    add("--n-samples", type=int, default=1, metavar="N", help="continuations of each prompt")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of a continuation, at most")
     add("--ignore-end", action="store_true", help="go on after the end of a document")
+    add("--tokenizer", metavar="PATH", help="by itself the one that the model says")
+    add = parser.add_argument_group("how tokens are drawn").add_argument
+    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest token")
+    add("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    add("--top-p", type=float, metavar="P", help="only the likeliest that together reach P, of 1")
+    add("--seed", type=int, default=0, metavar="N", help="of the drawing")
     diffusion = parser.add_argument_group("masked-diffusion models")
     diffusion.add_argument("--steps", type=int, metavar="N", help="forwards; by itself one a token")
-    diffusion.add_argument("--order", choices=ORDERS, default="confidence", help="(confidence)")
     diffusion.add_argument(
-        "--block-tokens", type=int, metavar="N", help="settle blocks of N from left to right"
+        "--order", choices=ORDERS, default=ORDERS[0], help="in which hidden positions are settled"
     )
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)")
+    diffusion.add_argument(
+        "--block-tokens", type=int, metavar="N", help="settle blocks of N tokens from left to right"
+    )
+    add = parser.add_argument_group("machine and screen").add_argument
+    add("--stream", action="store_true", help="print a single text as it is written")
+    add("--device", metavar="NAME", help="of torch; by itself cuda where there is a GPU, else cpu")
     add("--threads", type=int, metavar="N", help="CPU threads; by itself torch's choice")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the continuations to standard output."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
+    import torch  # after the words: --help should not wait for it
+
+    from megatron.checkpoint.convert import read_any
+    from megatron.evaluation.sampling import Sampling
+    from megatron.evaluation.text import Writer
+
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     try:
@@ -66,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompts += args.prompt_file.read_text().splitlines()
         prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
         how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-        writer = Writer(read_any(args.model, tokenizer=args.tokenizer), args.device)
+        writer = Writer(
+            read_any(args.model, tokenizer=args.tokenizer),
+            args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        )
         writer.ignore_end = args.ignore_end
         if args.stream:
             for piece in writer.stream(prompts, args.max_new_tokens, how):
@@ -89,4 +95,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,16 +1,15 @@
 """Look into a tokenised corpus.
 
-    python tools/inspect_data.py tokens/train_text_document
-    python tools/inspect_data.py tokens/train_text_document --document 3 --tokenizer-model gpt2
-    python tools/inspect_data.py tokens/train_text_document --verify
-
-Exit status: 0 done, 1 failed or not whole, 2 wrong usage.
+python tools/inspect_data.py tokens/train_text_document
+python tools/inspect_data.py tokens/train_text_document --document 3 --tokenizer-model gpt2
+python tools/inspect_data.py tokens/train_text_document --verify
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
+from megatron.command import command, run
 from megatron.data.indexed import IndexedTokens
 from megatron.data.inspect import Summary, faults, summarise
 from megatron.tokenizer.kinds import load
@@ -18,27 +17,23 @@ from megatron.tokenizer.kinds import load
 BAR = 40
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Count a tokenised corpus, show a document of it, or verify it.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__)
     parser.add_argument("prefix", metavar="PREFIX", help="a .bin/.idx pair without its suffix")
     what = parser.add_argument_group("what to do (default: count documents and tokens, draw their lengths)")
     what.add_argument("--document", type=int, metavar="I", help="show document I, counted from 0, as text")
     what.add_argument(
         "--tokenizer-model",
         metavar="NAME",
-        help="folder, tokenizer.json or hub name for --document (default: the one that the sidecar names)",
+        help="folder, tokenizer.json or hub name for --document; by itself the one that the sidecar names",
     )
     what.add_argument(
         "--verify",
         action="store_true",
         help="read both files through: sums and counts against the sidecar, ids against the vocabulary",
     )
-    return parser.parse_args(argv)
+    return parser
 
 
 def table(summary: Summary) -> str:
@@ -56,7 +51,7 @@ def table(summary: Summary) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look, and print."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         if args.verify:
             found = list(faults(args.prefix))
@@ -84,4 +79,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

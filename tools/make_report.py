@@ -1,7 +1,7 @@
 """Write the report of a study: one HTML page that opens with no network.
 
 python tools/make_report.py experiments/quickstart
-python tools/make_report.py experiments/quickstart --figures paper/figures      (PNG and PDF of each)
+python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG and PDF of each
 """
 
 import argparse
@@ -9,28 +9,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.scaling.export import export_figures
 from megatron.scaling.law import Law
 from megatron.scaling.report import colours_of, figures_of, write_report
 from megatron.scaling.study import read_study
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def build_parser() -> argparse.ArgumentParser:
+    """Command-line words."""
+    parser = command(__doc__)
+    parser.add_argument(
+        "study_dir",
+        type=Path,
+        metavar="STUDY_DIR",
+        help="the directory that holds runs/, and law.json if there is one",
     )
     parser.add_argument(
-        "study_dir", type=Path, help="the directory that holds runs/, and law.json if there is one"
+        "--out", type=Path, metavar="PAGE.html", help="where the page goes; by itself STUDY_DIR/report.html"
     )
-    parser.add_argument("--out", type=Path, help="where the page goes (default: STUDY_DIR/report.html)")
     parser.add_argument(
         "--figures", type=Path, metavar="FOLDER", help="also each figure as PNG and PDF; wants chromium"
     )
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         path = write_report(args.study_dir, args.out)
         drawn = []
@@ -50,4 +55,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,8 +1,6 @@
 """Join tokenised corpora into one.
 
-    python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --output tokens/joined
-
-Exit status: 0 done, 1 failed, 2 wrong usage.
+python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --output tokens/joined
 """
 
 import argparse
@@ -10,16 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.data.merge import merge
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Join tokenised corpora into one, in the order given.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "prefixes",
         nargs="+",
@@ -29,12 +24,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, required=True, metavar="PREFIX", help="the joined pair without its suffix"
     )
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Join, and say what came out."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         joined = merge(args.prefixes, args.output)
     except (OSError, ValueError) as error:
@@ -45,4 +40,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -6,8 +6,7 @@
     python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 [--prometheus]
 
 A mixture is named as its file without .yaml; its weights count documents. Killed and started again, a server
-gives the same chunks; weights that follow a model are in slim.mixture/logs/RUN.jsonl. Exit status: 0 done,
-1 failed, 2 wrong usage.
+gives the same chunks; weights that follow a model are in slim.mixture/logs/RUN.jsonl.
 """
 
 import argparse
@@ -16,34 +15,43 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.mixture.remote import Connection
-from megatron.mixture.service import Listening, serve
+from megatron.command import command, run
 
 STATUS_WAIT_S = 5.0
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Serve the chunks of mixtures.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command(__doc__)
+    parser.add_argument("mixtures", nargs="*", type=Path, metavar="MIXTURE.yaml", help="what to serve")
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")
+    serving.add_argument("--port", type=int, default=8815, metavar="N", help="0: a free one")
+    serving.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of documents")
+    safety = parser.add_argument_group("who may ask")
+    safety.add_argument("--token-file", type=Path, metavar="FILE", help="clients must know what it holds")
+    safety.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM; with --tls-key")
+    safety.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM; with --tls-cert")
+    safety.add_argument("--no-tls", action="store_true", help="beyond this machine, on a network you trust")
+    safety.add_argument(
+        "--root", type=Path, action="append", default=[], metavar="FOLDER",
+        help="read files below it alone; may be given again",
+    )  # fmt: skip
+    metrics = parser.add_argument_group("metrics")
+    metrics.add_argument("--metrics-port", type=int, metavar="N", help="answer Prometheus; 0: a free one")
+    metrics.add_argument("--metrics-host", default="127.0.0.1", metavar="NAME", help="where, without a token")
+    asking = parser.add_argument_group("asking")
+    asking.add_argument("--prometheus", action="store_true", help="--status as Prometheus reads it")
+    asking.add_argument("--status", metavar="LOCATION", help="ask a running server, and print what it says")
+    asking.add_argument(
+        "--tls-roots", type=Path, metavar="FILE", help="PEM, for --status of a server with TLS"
     )
-    parser.add_argument("mixtures", nargs="*", type=Path, metavar="MIXTURE.yaml")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8815, help="0: a free one (8815)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of documents (0)")
-    parser.add_argument("--token-file", type=Path, help="clients must know what it holds")
-    parser.add_argument("--tls-cert", type=Path, help="PEM; with --tls-key")
-    parser.add_argument("--tls-key", type=Path, help="PEM; with --tls-cert")
-    parser.add_argument("--no-tls", action="store_true", help="beyond this machine, on a network you trust")
-    parser.add_argument("--root", type=Path, action="append", default=[], metavar="FOLDER",
-                        help="read files below it alone; may be given again")  # fmt: skip
-    parser.add_argument("--metrics-port", type=int, help="answer Prometheus over HTTP; 0: a free one")
-    parser.add_argument("--metrics-host", default="127.0.0.1", help="where, without a token (127.0.0.1)")
-    parser.add_argument("--prometheus", action="store_true", help="with --status: as Prometheus reads it")
-    parser.add_argument("--status", metavar="LOCATION", help="ask a running server, and print what it says")
-    parser.add_argument("--tls-roots", type=Path, help="PEM, for --status of a server with TLS")
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Words that go together."""
+    parser = build_parser()
     args = parser.parse_args(argv)
     if bool(args.mixtures) == bool(args.status):
         parser.error("give mixtures to serve, or --status of a server")
@@ -64,6 +72,10 @@ def tell(port: int, metrics_port: int | None, host: str, metrics_host: str) -> N
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, or ask."""
     args = parse_args(argv)
+    # after the words: --help should not wait for libraries
+    from megatron.mixture.remote import Connection
+    from megatron.mixture.service import Listening, serve
+
     try:
         token = None if args.token_file is None else args.token_file.read_text().strip()
         if args.status:
@@ -92,4 +104,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from megatron.command import command, run
 from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.config.presets import model_sizes
 from megatron.config.read import build_config
@@ -25,23 +26,26 @@ from megatron.scaling.conventions import training_flops_per_token
 GPT2_TOKENS = 50257
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "words", nargs="*", metavar="SIZE | model.key=value", help="sizes (by itself all), options"
     )
     parser.add_argument(
-        "--n-tokens", type=int, default=GPT2_TOKENS, help=f"of the tokenizer ({GPT2_TOKENS}: GPT-2)"
+        "--n-tokens", type=int, default=GPT2_TOKENS, metavar="N", help="of the tokenizer; by itself GPT-2's"
     )
-    parser.add_argument("--seq-len", type=int, default=2048, help="for the FLOPs of attention (2048)")
-    parser.add_argument("--tokens", type=float, help="training tokens, for C (by itself 20 a parameter)")
+    parser.add_argument("--seq-len", type=int, default=2048, metavar="TOKENS", help="of a sample, for FLOPs")
+    parser.add_argument("--tokens", type=float, metavar="TOKENS", help="for C; by itself 20 a parameter")
     parser.add_argument(
         "--conventions", action="store_true", help="training FLOPs a token as the literature counts them"
     )
-    return parser.parse_intermixed_args(argv)  # options may stand between sizes and keys
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Options may stand between other words."""
+    return build_parser().parse_intermixed_args(argv)
 
 
 def shape(size: str, args: argparse.Namespace, options: Sequence[str]) -> ModelConfig:
@@ -99,4 +103,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -4,7 +4,7 @@
     python tools/plan_study.py --budget 3e19 --law law.json --done table.csv --runs 4 --target 1e22
 
 The errors are expected ones, at the constants of the prior law (--law; by itself those of arXiv 2404.10102),
-beside designs of the same budget that people often choose. Exit status: 0 done, 1 failed, 2 wrong usage.
+beside designs of the same budget that people often choose.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.run_dir import write_whole
 from megatron.scaling import wording
 from megatron.scaling.design import CRITERIA, Designer, Expected, Runs, candidates, simple_designs
@@ -21,37 +22,49 @@ from megatron.scaling.selection import Columns, select_runs
 PRIOR = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = command(__doc__)
+    what = parser.add_argument_group("what is wanted")
+    what.add_argument("--budget", type=float, required=True, metavar="FLOPS", help="of all new runs, 6 N D")
+    what.add_argument(
+        "--target", type=float, metavar="FLOPS", help="where N* and L* are wanted; by itself 100 budgets"
     )
-    parser.add_argument("--budget", type=float, required=True, metavar="FLOPS", help="of all new runs, 6 N D")
-    parser.add_argument(
-        "--target", type=float, metavar="FLOPS", help="where N* and L* are wanted (100 times the budget)"
+    what.add_argument(
+        "--criterion", choices=CRITERIA, default="c", help="c: errors of N* and L*; D: of all constants"
     )
-    parser.add_argument("--runs", type=int, default=20, help="new runs, at most (20)")
-    parser.add_argument("--law", type=Path, metavar="LAW.json", help="the prior law")
-    parser.add_argument("--done", type=Path, metavar="TABLE.csv", help="runs that are known already")
-    parser.add_argument("--objective", help="of the runs in --done")
-    parser.add_argument(
-        "--criterion", choices=CRITERIA, default="c", help="c: errors of N* and L*; D: of all constants (c)"
+    known = parser.add_argument_group("what is known")
+    known.add_argument("--law", type=Path, metavar="LAW.json", help="the prior law")
+    known.add_argument("--done", type=Path, metavar="TABLE.csv", help="runs that are known already")
+    known.add_argument("--objective", metavar="NAME", help="of the runs in --done")
+    known.add_argument(
+        "--noise",
+        type=float,
+        metavar="SHARE",
+        help="spread of a run's log loss; else the law's, or 0.005",
     )
-    parser.add_argument(
-        "--noise", type=float, metavar="SHARE", help="spread of a run's log loss (the law's, or 0.005)"
+    runs = parser.add_argument_group("which runs may be")
+    runs.add_argument("--runs", type=int, default=20, metavar="N", help="new runs, at most")
+    runs.add_argument(
+        "--largest-share",
+        type=float,
+        default=0.25,
+        metavar="SHARE",
+        help="of the budget for one run, at most",
     )
-    parser.add_argument(
-        "--largest-share", type=float, default=0.25, help="of the budget that one run may take (0.25)"
+    runs.add_argument(
+        "--tokens-per-parameter",
+        type=float,
+        nargs=2,
+        default=(4, 400),
+        metavar=("LOW", "HIGH"),
+        help="of D/N",
     )
-    parser.add_argument(
-        "--tokens-per-parameter", type=float, nargs=2, default=(4, 400), metavar=("LOW", "HIGH"),
-        help="of D/N (4 400)",
-    )  # fmt: skip
-    parser.add_argument("--sizes", type=float, nargs="+", metavar="N", help="only these sizes")
-    parser.add_argument("--unique", type=float, metavar="TOKENS", help="unique text; more is repetition")
-    parser.add_argument("--repeats", type=int, default=1, help="seeds of one run, at most (1)")
+    runs.add_argument("--sizes", type=float, nargs="+", metavar="N", help="only these sizes, in parameters")
+    runs.add_argument("--unique", type=float, metavar="TOKENS", help="unique text; more is repetition")
+    runs.add_argument("--repeats", type=int, default=1, metavar="N", help="seeds of one run, at most")
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="write the runs here too")
-    return parser.parse_args(argv)
+    return parser
 
 
 def line(name: str, told: Expected) -> str:
@@ -82,7 +95,7 @@ def known(args: argparse.Namespace, law: Law) -> Runs | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Choose, and print the runs and what they should leave open."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         if not args.budget > 0 or not 0 < args.largest_share <= 1:
             raise ValueError("--budget wants FLOPs above 0, and --largest-share a number in (0, 1]")
@@ -115,4 +128,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,9 +1,7 @@
 """Get a text for a small study, split into documents to train on and documents to score on.
 
-    python tools/prepare_corpus.py --out text
-    python tools/prepare_corpus.py --corpus my_documents.jsonl --out text
-
-Exit status: 0 done, 1 failed, 2 wrong usage.
+python tools/prepare_corpus.py --out text
+python tools/prepare_corpus.py --corpus my_documents.jsonl --out text
 """
 
 import argparse
@@ -11,36 +9,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.data.corpus import prepare_corpus
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Get a text for a small study, split into documents to train on and to score on.",
-        epilog="example: python tools/prepare_corpus.py --corpus stdlib --out text",
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "--corpus",
+        metavar="TEXT",
         default="auto",
         help="auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face "
         "hub, else the text of Python's standard library; c4; stdlib; or a path: .jsonl or .json files, "
         "plain or gzipped, .txt files (several: a document each; one: a document a paragraph), a folder or a "
-        "pattern of either (auto)",
+        "pattern of either",
     )
+    parser.add_argument("--max-mb", type=float, default=8.0, metavar="MB", help="take the first MB of text")
     parser.add_argument(
-        "--max-mb", type=float, default=8.0, metavar="MB", help="take the first MB of text (8)"
-    )
-    parser.add_argument(
-        "--max-documents", type=int, metavar="N", help="take no more than the first N documents (all)"
+        "--max-documents",
+        type=int,
+        metavar="N",
+        help="take the first N documents; by itself all",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where train.jsonl goes")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Take a text, and say which and why."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         told, is_new = prepare_corpus(args.corpus, args.out, int(args.max_mb * 1e6), args.max_documents)
     except (OSError, ValueError) as error:
@@ -55,4 +53,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

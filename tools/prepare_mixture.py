@@ -3,26 +3,23 @@
     python tools/prepare_mixture.py slim.yaml
 
 What it makes lies in slim.mixture/ beside the file; tools/pretrain.py dataset.mixture=slim.yaml does the same
-by itself. Run again, it does only what is missing. Exit status: 0 done, 1 failed, 2 wrong usage.
+by itself. Run again, it does only what is missing.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
+from megatron.command import command, run
 from megatron.config.mixture_use import Resolved, folder_of
 from megatron.mixture.spec import prepare
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Resolve and tokenise a mixture.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__)
     parser.add_argument("mixture", metavar="MIXTURE.yaml", help="see megatron/mixture/spec.py for its keys")
-    return parser.parse_args(argv)
+    return parser
 
 
 def table(resolved: Resolved) -> str:
@@ -38,7 +35,7 @@ def table(resolved: Resolved) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare, and print."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         resolved = prepare(args.mixture)
     except (OSError, ValueError) as error:
@@ -50,4 +47,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

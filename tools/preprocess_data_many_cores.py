@@ -13,7 +13,6 @@ of). With a tokenizer of your own:
         --workers 2 --root tokens
 
 Killed at any moment, the same command goes on from the last finished piece.
-Exit status: 0 done, 1 failed, 2 wrong usage, 75 stopped by Ctrl-C or SIGTERM.
 """
 
 import argparse
@@ -26,20 +25,15 @@ from pathlib import Path
 # numpy's own threads would spin beside the workers; it reads this when it is imported
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from megatron.command import STOPPED, command, run
 from megatron.data.amounts import amount
 from megatron.data.preprocess import Options, preprocess
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
 
-EXIT_STOPPED = 75
 
-
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Turn text into tokens on disk, in the order of the input for any number of workers.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__, may_stop=True)
     files = parser.add_argument_group("files")
     files.add_argument(
         "--input",
@@ -55,44 +49,40 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="first part of the output's names: NAME_text_document.bin, .idx and .json",
     )
-    files.add_argument(
-        "--root", type=Path, default=Path("."), metavar="DIR", help="folder of the output (default .)"
-    )
-    files.add_argument(
-        "--dataset-impl", choices=["mmap"], default="mmap", help="layout on disk (default mmap)"
-    )
+    files.add_argument("--root", type=Path, default=Path("."), metavar="DIR", help="folder of the output")
+    files.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="layout on disk")
     files.add_argument(
         "--json-keys",
         nargs="+",
         default=["text"],
         metavar="KEY",
-        help="keys of the text, an output for each (default text)",
+        help="keys of the text, an output for each",
     )
     files.add_argument(
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
         help="a line that is not JSON, lacks a key or has no string there: fail, say where and stop; skip, "
-        "count it and write it down in NAME.rejects.jsonl (default fail)",
+        "count it and write it down in NAME.rejects.jsonl",
     )
     files.add_argument(
         "--max-tokens",
         type=amount,
         metavar="N",
         help="keep the fewest first documents that hold N tokens of the first key; K, M, B and T are 10^3, "
-        "10^6, 10^9 and 10^12, as in 100M (default all)",
+        "10^6, 10^9 and 10^12, as in 100M ; by itself all",
     )
     add_tokenizer_options(parser)
     work = parser.add_argument_group("work")
-    work.add_argument("--workers", type=int, default=1, metavar="N", help="cores that tokenise (default 1)")
+    work.add_argument("--workers", type=int, default=1, metavar="N", help="cores that tokenise")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
     work.add_argument("--timing", action="store_true", help="say where the CPU time went")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise, and say what came out."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers are ended in good order
     try:
         totals = preprocess(
@@ -111,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)
-        return EXIT_STOPPED
+        return STOPPED
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -128,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,9 +1,11 @@
-"""Train one model.
+"""Train one model, from tokens on disk to a scored checkpoint.
 
-    python tools/pretrain.py CONFIG.yaml [section.key=value ...]
-    torchrun --standalone --nproc-per-node 2 tools/pretrain.py CONFIG.yaml [section.key=value ...]
+    python tools/pretrain.py examples_scaling/training/small.yaml optim.lr=1e-3 \\
+        dataset.path_train=synthetic model.n_tokens=1000
+    torchrun --standalone --nproc-per-node 2 tools/pretrain.py examples_scaling/training/small.yaml \\
+        dataset.path_train=synthetic model.n_tokens=1000
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 75 stopped when asked to (run the same command again to go on).
+Every key, with its type, default and unit: examples_scaling/training/CONFIG.md.
 """
 
 import argparse
@@ -13,31 +15,30 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron.checkpoint.preempt import EXIT_PREEMPTED, watch_for_stop
-from megatron.config.plan import plan_run
-from megatron.config.read import read_config, read_yaml
-from megatron.mixture.spec import prepare
-from megatron.parallel.world import open_world
-from megatron.run_dir import is_done
-from megatron.train.build import build, microbatch_rows
-from megatron.train.loop import train
+from megatron.command import command
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Train one model, from tokens on disk to a scored checkpoint.",
-        epilog="example: python tools/pretrain.py examples_scaling/training/small.yaml optim.lr=1e-3 "
-        "dataset.path_train=synthetic model.n_tokens=1000",
-    )
+    parser = command(__doc__, may_stop=True)
     parser.add_argument("config", metavar="CONFIG.yaml", help="configuration of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, in order")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
+    # after the words: --help should not wait for torch
+    from megatron.checkpoint.preempt import EXIT_PREEMPTED, watch_for_stop
+    from megatron.config.plan import plan_run
+    from megatron.config.read import read_config, read_yaml
+    from megatron.mixture.spec import prepare
+    from megatron.parallel.world import open_world
+    from megatron.run_dir import is_done
+    from megatron.train.build import build, microbatch_rows
+    from megatron.train.loop import train
+
     try:
         mixture = (read_yaml(args.config, args.overrides).get("dataset") or {}).get("mixture")
         if mixture is not None:

@@ -4,55 +4,73 @@
     python tools/register_corpus.py catalog.duckdb add code data/code.parquet \\
         --property 'meta.language AS language category' --property 'length(content) AS characters integer' \\
         --text-key content
+    python tools/register_corpus.py catalog.duckdb add pictures shards/*.tar --tokenizer-model gpt2
     python tools/register_corpus.py catalog.duckdb list
     python tools/register_corpus.py catalog.duckdb describe slim
     python tools/register_corpus.py catalog.duckdb broken slim
     python tools/register_corpus.py catalog.duckdb remove slim
 
 The same `add` again takes new and changed files only, and goes on where one was killed.
-Exit status: 0 done, 1 failed, 2 wrong usage.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import Help, command, run
+from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
+from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
 
 BAR = 40
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Register corpora with the properties of their documents.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__)
     parser.add_argument("catalog", type=Path, metavar="CATALOG", help="a DuckDB file, made when missing")
-    actions = parser.add_subparsers(dest="action", required=True)
-    add = actions.add_parser("add", help="register new and changed files")
-    add.add_argument("corpus", help="its name")
+    actions = parser.add_subparsers(dest="action", required=True, help="what to do")
+    add = actions.add_parser("add", help="register new and changed files", formatter_class=Help)
+    add.add_argument("corpus", metavar="NAME", help="of the corpus")
     add.add_argument(
-        "inputs", nargs="+", help=".jsonl (plain, .gz, .zst), .parquet, pairs (.bin); folders, patterns"
+        "inputs",
+        nargs="+",
+        metavar="PATH",
+        help=".jsonl, .tar (plain, .gz, .zst), .parquet, pairs (.bin); folders, patterns",
     )
     add.add_argument("--preset", choices=sorted(PRESETS), help="the properties of a known data set")
     add.add_argument(
         "--property", action="append", default=[], metavar="'PATH AS NAME TYPE'",
-        help=f"a path (meta.source) or SQL over `record`; types: {', '.join(TYPES)} (string)",
+        help=f"a path (meta.source) or SQL over `record`; types: {', '.join(TYPES)}; by itself string",
     )  # fmt: skip
-    add.add_argument("--text-key", default="text", help="key or column of the text (text)")
-    add.add_argument("--threads", type=int, help="of DuckDB; by itself all cores")
+    add.add_argument("--text-key", metavar="KEY", default="text", help="key or column of the text")
+    add.add_argument(
+        "--threads", type=int, metavar="N", help="of DuckDB and of counting; by itself all cores"
+    )
+    add_tokenizer_options(add)
     actions.add_parser("list", help="the corpora, with files, documents and tokens")
     for name, what in (
         ("describe", "documents and tokens of each value of each property"),
         ("broken", "file and line of what was no document, and why"),
         ("remove", "forget a corpus; its files are left alone"),
     ):
-        actions.add_parser(name, help=what).add_argument("corpus")
-    return parser.parse_args(argv)
+        actions.add_parser(name, help=what).add_argument("corpus", metavar="NAME", help="of the corpus")
+    return parser
+
+
+def counter_of(args: argparse.Namespace) -> TokenCounter | None:
+    """What counts tokens, where a tokenizer is named. ValueError for options of one that is not named."""
+    spec = tokenizer_of(args)
+    if spec == TokenizerSpec():
+        if args.append_eod or args.special_text != "token":
+            raise ValueError("--append-eod, --special-text: no tokenizer; name one with --tokenizer-model")
+        return None
+    n_threads = args.threads or len(os.sched_getaffinity(0))
+    return TokenCounter(spec, args.append_eod, args.special_text == "token", n_threads)
 
 
 def told_list(catalog: Catalog) -> str:
@@ -75,19 +93,21 @@ def told_values(catalog: Catalog, corpus: str) -> str:
         most = max((n for _, n, _ in values), default=1)
         for value, n, tokens in values:
             counted = "" if tokens is None else f" {tokens:>14,} tokens"
-            lines.append(f"  {str(value)[:24]:<24} {n:>12,}{counted}  {'#' * round(BAR * n / most)}")
+            bar = "#" * round(BAR * n / most)
+            lines.append(f"  {str(value)[:24]:<24} {n:>12,}{counted}  {bar}".rstrip())
     return "\n".join(lines) or "no properties"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one thing, and print what came of it."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         writes = args.action in ("add", "remove")
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
                 properties = read_properties(args.property, args.preset)
-                done = catalog.register(args.corpus, args.inputs, properties, args.text_key)
+                counter = counter_of(args)
+                done = catalog.register(args.corpus, args.inputs, properties, args.text_key, counter=counter)
                 print(
                     f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
                     f"files registered, {done.n_known:,} files known already, {done.n_broken:,} broken lines"
@@ -109,4 +129,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,7 +5,6 @@
     python tools/subset_corpus.py --input tokens/c4_text_document --sample 0.1 --output tokens/c4_tenth
 
 Lines stay as they are; a .bin/.idx pair gives a pair. The output appears when it is whole.
-Exit status: 0 done, 1 failed, 2 wrong usage, 75 stopped by Ctrl-C or SIGTERM.
 """
 
 import argparse
@@ -14,22 +13,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import STOPPED, command, run
 from megatron.data.amounts import amount, amount_or_share
 from megatron.data.subset import Counter, Selection, Subset, pair_of, subset_pair, subset_text
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.kinds import load
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
 
-EXIT_STOPPED = 75
 
-
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Take a part of a corpus: the first documents, as many as hold some tokens, or a sample.",
-        epilog=__doc__.split("\n\n", 1)[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__, may_stop=True)
     files = parser.add_argument_group("files")
     files.add_argument(
         "--input",
@@ -46,13 +40,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="PATH",
         help="of text: a .jsonl, .jsonl.gz or .jsonl.zst; of a pair: the prefix of the new one",
     )
-    files.add_argument("--json-key", default="text", metavar="KEY", help="key of the text (default text)")
+    files.add_argument("--json-key", default="text", metavar="KEY", help="key of the text")
     files.add_argument(
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
         help="a line that is not JSON, lacks the key or has no string there: fail, say where and stop; skip, "
-        "leave it out and count it (default fail)",
+        "leave it out and count it",
     )
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     which = parser.add_argument_group("which documents (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
@@ -67,8 +61,14 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N|SHARE",
         help="N at random, or each with a chance between 0 and 1, in the order of the input",
     )
-    which.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample (default 0)")
+    which.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample")
     add_tokenizer_options(parser)
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Words that go together."""
+    parser = build_parser()
     args = parser.parse_args(argv)
     if args.seed < 0:
         parser.error(f"--seed: found {args.seed}, wanted 0 or more")
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subset = take(args)
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
-        return EXIT_STOPPED
+        return STOPPED
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -122,4 +122,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

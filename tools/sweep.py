@@ -1,17 +1,15 @@
-"""Run a study: every run of its ladder that has no result yet.
+"""Run every run of a study's ladder that has no result yet.
 
-    python tools/sweep.py STUDY.yaml --dry-run --hardware H100
-    python tools/sweep.py STUDY.yaml [key=value ...]
-    python tools/sweep.py STUDY.yaml --launcher slurm --sbatch=--partition=gpu
-
-Exit status: 0 all runs are done, 1 some failed, 2 wrong usage, 75 stopped when asked to (run it again to go
-on).
+python tools/sweep.py examples_scaling/quickstart/quickstart.yaml --dry-run --hardware H100
+python tools/sweep.py examples_scaling/quickstart/quickstart.yaml run.optim.lr=1e-3
+python tools/sweep.py examples_scaling/training/learning_rate.yaml --launcher slurm --sbatch=--qos=low
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
+from megatron.command import command, run
 from megatron.scaling.ladder import expand, read_study_plan
 from megatron.scaling.launch import PREEMPTED
 from megatron.scaling.price import GPU_EFFICIENCY, speed_of
@@ -19,40 +17,49 @@ from megatron.scaling.price_table import price_table
 from megatron.scaling.sweep import Options, jobs_of, sweep
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Run every run of a study that has no result yet.",
-        epilog="example: python tools/sweep.py examples_scaling/quickstart/quickstart.yaml --dry-run",
-    )
+    parser = command(__doc__, may_stop=True)
     parser.add_argument("study", metavar="STUDY.yaml", help="the study")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="changes to it, e.g. run.optim.lr=1e-3"
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print each run with its cost, and run nothing"
-    )
-    parser.add_argument(
+    running = parser.add_argument_group("running")
+    running.add_argument(
         "--launcher", choices=("local", "slurm"), default="local", help="processes here, or arrays of Slurm"
     )
-    parser.add_argument(
+    running.add_argument(
         "--jobs",
         type=count,
-        help="runs at a time (by itself: one a core, as many as fit a GPU, all of Slurm)",
+        metavar="N",
+        help="runs at a time; by itself one a core, as many as fit a GPU, all of Slurm",
     )
-    parser.add_argument("--gpus-per-run", type=count, default=1, help="GPUs that share each run")
-    parser.add_argument(
-        "--retries", type=int, default=1, help="how often a run that failed is started again (1)"
+    running.add_argument(
+        "--gpus-per-run", type=count, default=1, metavar="N", help="GPUs that share each run"
     )
-    parser.add_argument(
+    running.add_argument(
+        "--retries", type=int, default=1, metavar="N", help="how often a run that failed is started again"
+    )
+    running.add_argument(
         "--sbatch", action="append", default=[], metavar="WORD", help="a word for sbatch; may be repeated"
     )
-    parser.add_argument("--hardware", help="GPU to price for, e.g. H100; by itself what this machine has")
-    parser.add_argument(
-        "--mfu", type=float, default=GPU_EFFICIENCY, help="part of its peak that runs reach (0.4)"
+    price = parser.add_argument_group("price")
+    price.add_argument("--dry-run", action="store_true", help="print each run with its cost, and run nothing")
+    price.add_argument(
+        "--hardware", metavar="GPU", help="to price for, e.g. H100; by itself what this machine has"
     )
-    parser.add_argument("--tflops", type=float, help="sustained TFLOP/s of one run, for the expected time")
-    return parser.parse_intermixed_args(argv)
+    price.add_argument(
+        "--mfu", type=float, default=GPU_EFFICIENCY, metavar="SHARE", help="part of its peak that runs reach"
+    )
+    price.add_argument(
+        "--tflops", type=float, metavar="TFLOPS", help="sustained TFLOP/s of one run, for the expected time"
+    )
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Options may stand between other words."""
+    return build_parser().parse_intermixed_args(argv)
 
 
 def count(word: str) -> int:
@@ -88,4 +95,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,8 +1,6 @@
 """Train a byte-level BPE tokenizer on a text.
 
-    python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer
-
-Exit status: 0 done, 1 failed, 2 wrong usage.
+python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer
 """
 
 import argparse
@@ -10,27 +8,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.command import command, run
 from megatron.tokenizer.train_bpe import train_bpe_on_file
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Train a byte-level BPE tokenizer on a text.",
-        epilog="example: python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer",
-    )
+    parser = command(__doc__)
     parser.add_argument("text", type=Path, metavar="TEXT.jsonl", help="one JSON object a line")
-    parser.add_argument("--key", default="text", help="key of the text (text)")
-    parser.add_argument(
-        "--n-tokens", type=int, default=4096, metavar="N", help="size of the vocabulary (4096)"
-    )
+    parser.add_argument("--key", metavar="KEY", default="text", help="key of the text")
+    parser.add_argument("--n-tokens", type=int, default=4096, metavar="N", help="size of the vocabulary")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where tokenizer.json goes")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and say where it is."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         trained = train_bpe_on_file(args.text, args.key, args.n_tokens, args.out)
     except (OSError, ValueError) as error:
@@ -41,4 +35,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

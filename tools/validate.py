@@ -7,7 +7,7 @@
 
 CHECKPOINT is a checkpoint, a run, a folder of either (a study), or a model that tools/convert_checkpoint.py
 reads. What is found goes to validation/<checkpoint>/ in the run's folder and to its TensorBoard; a checkpoint
-that was scored in the same way before is not scored again. Exit status: 0 done, 1 failed, 2 wrong usage.
+that was scored in the same way before is not scored again.
 """
 
 import argparse
@@ -16,53 +16,55 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from megatron.config.schema import DistConfig
-from megatron.evaluation.compare import compare_documents
-from megatron.evaluation.held_out import Held, score_held_out
-from megatron.evaluation.reader import METHODS
-from megatron.evaluation.scores import models_of
-from megatron.parallel.world import open_world
+from megatron.command import command, run
+from megatron.config.choices import DEVICES, METHODS
 from megatron.run_dir import write_json
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Held-out loss of checkpoints.",
-        epilog="example: python tools/validate.py experiments/run --data data/held_out",
+    parser = command(__doc__)
+    parser.add_argument(
+        "models", nargs="+", type=Path, metavar="CHECKPOINT", help="checkpoints, runs, a study"
     )
-    add = parser.add_argument
-    add("models", nargs="+", type=Path, metavar="CHECKPOINT", help="checkpoints, runs, a study")
+    add = parser.add_argument_group("what is scored").add_argument
     add("--data", required=True, metavar="PREFIX|DATAPATH", help="a .bin/.idx pair, or a .txt of several")
-    add(
-        "--method", choices=METHODS, help="masked diffusion: mc, the bound (by itself), or ar, exact and slow"
-    )
-    add("--num-mc", type=int, default=8, metavar="N", help="mc: masks for each window (8)")
+    add("--max-samples", type=int, metavar="N", help="first windows of each corpus; by itself all")
+    add("--seq-len", type=int, metavar="N", help="tokens of a window; by itself as trained")
     add(
         "--stride",
         type=int,
         metavar="N",
         help="autoregressive: a window every N tokens; by itself its length",
     )
-    add("--seq-len", type=int, metavar="N", help="positions of a window; by itself as trained")
-    add("--max-samples", type=int, metavar="N", help="first windows of each corpus; by itself all")
-    add("--batch-size", type=int, default=16, metavar="N", help="windows of a forward (16)")
-    add("--seed", type=int, default=0, help="of masks")
+    add = parser.add_argument_group("how it is scored").add_argument
+    add(
+        "--method", choices=METHODS, help="masked diffusion: mc, the bound (by itself), or ar, exact and slow"
+    )
+    add("--num-mc", type=int, default=8, metavar="N", help="mc: masks for each window")
+    add("--seed", type=int, default=0, metavar="N", help="of masks")
     add("--tokenizer", metavar="PATH", help="for bits per byte; by itself the one that data or model say")
+    add = parser.add_argument_group("results").add_argument
     add("--save-per-document", action="store_true", help="write the nats of every document, parquet")
     add("--compare", action="store_true", help="paired bootstrap of each model against the first")
-    add("--n-bootstrap", type=int, default=10_000, metavar="N", help="resamples of --compare (10000)")
+    add("--n-bootstrap", type=int, default=10_000, metavar="N", help="resamples of --compare")
     add("--out", type=Path, metavar="DIR", help="where results go, for a single model")
-    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add = parser.add_argument_group("machine").add_argument
+    add("--batch-size", type=int, default=16, metavar="N", help="windows of a forward")
+    add("--device", choices=DEVICES, help="by itself cuda where there is a GPU")
     add("--threads", type=int, metavar="N", help="CPU threads of a rank; by itself torch's choice")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Score, print a line for each model and domain, and say where the results are."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
+    # after the words: --help should not wait for torch
+    from megatron.config.schema import DistConfig
+    from megatron.evaluation.held_out import Held, score_held_out
+    from megatron.evaluation.scores import models_of
+    from megatron.parallel.world import open_world
+
     try:
         held = Held(
             data=args.data,
@@ -119,6 +121,8 @@ def _line(told: dict[str, Any]) -> str:
 
 def _compare(paths: Sequence[Path], models: Sequence[Path], n_bootstrap: int, seed: int) -> None:
     """Each against the first, beside the scores of the other."""
+    from megatron.evaluation.compare import compare_documents
+
     documents = [path.with_suffix(".documents.parquet") for path in paths]
     for model, path in zip(models[1:], documents[1:], strict=True):
         found = compare_documents(documents[0], path, n_bootstrap=n_bootstrap, seed=seed)
@@ -129,4 +133,4 @@ def _compare(paths: Sequence[Path], models: Sequence[Path], n_bootstrap: int, se
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

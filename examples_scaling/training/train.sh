@@ -8,5 +8,5 @@ source examples_scaling/training/settings.sh
 gpus=${GPUS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
 command=(tools/pretrain.py "$config" "${words[@]}")
 # torchrun answers 1 whatever a process answers: one process is started without it
-if [ "$gpus" = 1 ]; then exec python "${command[@]}"; fi
-exec python -m torch.distributed.run --standalone --nproc-per-node="$gpus" "${command[@]}"
+if [ "$gpus" = 1 ]; then exec "${around[@]}" python "${command[@]}"; fi
+exec "${around[@]}" python -m torch.distributed.run --standalone --nproc-per-node="$gpus" "${command[@]}"

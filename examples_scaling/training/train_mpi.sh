@@ -12,8 +12,10 @@ read -ra flags <<<"${MPI_FLAGS:-}"
 # Open MPI gives the environment to other hosts only when told which variables; MPICH gives all of it
 if [[ $(mpirun --version) == *"Open MPI"* ]]; then
     flags+=(--bind-to none)
-    for name in MASTER_ADDR MASTER_PORT PATH PYTHONPATH; do
+    read -ra network <<<"$(compgen -e | grep -E '^(NCCL|GLOO|FI|CXI|UCX|HSA|CACHE)_' | tr '\n' ' ')"
+    for name in MASTER_ADDR MASTER_PORT PATH PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS "${network[@]}"; do
         if [ -n "${!name:-}" ]; then flags+=(-x "$name"); fi
     done
 fi
-exec mpirun -n "${RANKS:-$gpus}" "${flags[@]}" python tools/pretrain.py "$config" "${words[@]}"
+exec mpirun -n "${RANKS:-$gpus}" "${flags[@]}" "${around[@]}" \
+    python tools/pretrain.py "$config" "${words[@]}"

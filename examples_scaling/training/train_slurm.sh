@@ -17,11 +17,12 @@ set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
 if ! [ -f tools/pretrain.py ]; then echo "error: $PWD: no checkout; sbatch from the checkout's root" >&2; exit 2; fi
 source examples_scaling/training/settings.sh
+declare -a srun_words # further words for srun, if a script that sources this one has set them
 
 asked=
 trap 'asked=yes; kill -USR1 "$step" 2>/dev/null || true' USR1 TERM
 srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    python tools/pretrain.py "$config" "${words[@]}" &
+    "${srun_words[@]}" "${around[@]}" python tools/pretrain.py "$config" "${words[@]}" &
 step=$!
 # a signal ends `wait` before the step has ended
 while status=0; wait "$step" || status=$?; kill -0 "$step" 2>/dev/null; do :; done

@@ -14,13 +14,13 @@ from megatron.checkpoint.megatron_layouts import is_megatron, read_megatron
 from megatron.checkpoint.reshard import to_full, to_sharded
 from megatron.checkpoint.tokenizer_files import write_tokenizer
 from megatron.checkpoint.weights import Weights, load_weights, newest_in, save_weights
+from megatron.config.choices import TARGET_DTYPES
 from megatron.log import get_logger
 
 log = get_logger(__name__)
 
 RESHAPED = {"full": to_full, "sharded": to_sharded}  # with the optimizer, for a run to go on from
-TARGETS = ("native", "huggingface", "llama2c", *RESHAPED)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in TARGET_DTYPES}
 
 
 def read_any(path: Path, *, tokenizer: str | None = None, n_tokens: int | None = None) -> Weights:
@@ -54,7 +54,7 @@ def convert(
     dtype: str = "float32",
     strip_rows: bool = False,
 ) -> str:
-    """Read `source`, write `target` as one of TARGETS, and say in a line what it is.
+    """Read `source`, write `target` as one of config/choices.py's TARGETS, and say in a line what it is.
 
     dtype and strip_rows (no rows for [MASK] and padding) are for huggingface.
     Raises FileNotFoundError or ValueError in one sentence; nothing half-written stays.

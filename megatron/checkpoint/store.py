@@ -148,12 +148,6 @@ def newest_whole(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | 
     return None
 
 
-def load_newest(directory: Path, prefix: str) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
-    """(path, parts, meta) of the newest whole checkpoint, as `newest_whole` and `load`."""
-    found = newest_whole(directory, prefix)
-    return None if found is None else (found[0], read_parts(*found), found[1])
-
-
 def remove_old(
     directory: Path,
     prefix: str,

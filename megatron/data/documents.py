@@ -44,7 +44,7 @@ class Piece:
         return self.path.name.endswith(PLAIN)
 
 
-def find_inputs(words: Sequence[str]) -> list[Path]:
+def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     """Files that words name: a file, a folder (its files, sorted), a glob pattern (sorted), or `-`.
 
     Raises FileNotFoundError for a word that names none, ValueError for a file of another kind or named twice.
@@ -55,22 +55,22 @@ def find_inputs(words: Sequence[str]) -> list[Path]:
         if path == STDIN:
             here = [path]
         elif path.is_dir():
-            here = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
+            here = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(suffixes)))
             here = [p for p in here if not _belongs_to_datasets(p)]
         elif path.is_file():
             here = [path]
         else:
             here = [Path(p) for p in sorted(glob.glob(word, recursive=True)) if Path(p).is_file()]
         if not here:
-            raise FileNotFoundError(f"{word}: no such file, nor a folder or pattern of {', '.join(SUFFIXES)}")
+            raise FileNotFoundError(f"{word}: no such file, nor a folder or pattern of {', '.join(suffixes)}")
         found += here
     seen: set[Path] = set()
     for path in found:
         if path in seen:
             raise ValueError(f"{path}: named twice; an input is read once")
         seen.add(path)
-        if path != STDIN and not path.name.endswith(SUFFIXES):
-            raise ValueError(f"{path}: wanted one of {', '.join(SUFFIXES)}, or - for standard input")
+        if path != STDIN and not path.name.endswith(tuple(suffixes)):
+            raise ValueError(f"{path}: wanted one of {', '.join(suffixes)}, or - for standard input")
     return found
 
 
@@ -118,7 +118,7 @@ def lines_of(piece: Piece) -> Iterator[tuple[int, bytes]]:
                 i += 1
         return
     try:
-        with _opened(piece.path) as file:
+        with opened(piece.path) as file:
             for i, line in enumerate(file):
                 yield i, line.rstrip(b"\r\n")
     except (gzip.BadGzipFile, EOFError, OSError) as error:
@@ -128,14 +128,15 @@ def lines_of(piece: Piece) -> Iterator[tuple[int, bytes]]:
 def blocks_of(path: Path) -> Iterator[bytes]:
     """The bytes of a compressed file or of standard input, in blocks. ValueError for a broken archive."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             while block := file.read(LINE_PART):
                 yield block
     except (gzip.BadGzipFile, EOFError, OSError) as error:
         raise ValueError(f"{path}: cannot be read to its end ({error})") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> IO[bytes]:
+    """What a compressed file holds, or standard input."""
     if path == STDIN:
         return sys.stdin.buffer
     if path.name.endswith(".gz"):

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.config.choices import ORDERS
 from megatron.evaluation.generate import check_prompts
 from megatron.evaluation.sampling import Sampling, choose, uniforms
 from megatron.model.gpt import Gpt
 from megatron.tokenizer.vocabulary import VocabularyRows
-
-ORDERS = ("confidence", "random", "left_to_right")
 
 
 def generate_diffusion(

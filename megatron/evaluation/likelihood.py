@@ -165,11 +165,10 @@ def _score(model: Gpt, rows: Sequence[_Row], requests: Sequence[Request]) -> tup
         of = torch.from_numpy(parts).to(device)
         reading["visible"] = (of[:, None, :] == 0) | (of[:, None, :] == of[:, :, None])
         reading["positions"] = torch.from_numpy(positions).to(device)
-    hidden = model.hidden(torch.from_numpy(tokens).to(device), causal=True, **reading).flatten(0, 1)
     wanted, place = np.unique(np.concatenate(places), return_inverse=True)
     targets = np.concatenate([requests[number].continuation for number in numbers]).astype(np.int64)
     log_p, best = linear_log_p(
-        hidden.index_select(0, torch.from_numpy(wanted).to(device)),
+        hidden_at(model, tokens, wanted, causal=True, **reading),
         model.head_weight,
         torch.from_numpy(place).to(device),
         torch.from_numpy(targets).to(device),
@@ -178,3 +177,23 @@ def _score(model: Gpt, rows: Sequence[_Row], requests: Sequence[Request]) -> tup
     log_p = torch.stack([part.sum() for part in log_p.cpu().double().split(lengths)])
     greedy = torch.stack([part.all() for part in best.cpu().split(lengths)])
     return numbers, log_p, greedy
+
+
+def hidden_at(model: Gpt, tokens: np.ndarray, places: np.ndarray, causal: bool, **reading: Tensor) -> Tensor:
+    """What the head reads at some places of tokens int64 [B, S], none other of which is computed to the end.
+
+    places   int64 [T], rising: position p of row b is b * S + p
+    reading  as for `Gpt.hidden`
+
+    Returns [T, D].
+    """
+    n_rows, width = tokens.shape
+    row, position = np.divmod(places, width)
+    n_asked = np.bincount(row, minlength=n_rows)
+    column = np.arange(len(places)) - (n_asked.cumsum() - n_asked)[row]
+    asked = np.zeros((n_rows, int(n_asked.max(initial=0))), dtype=np.int64)
+    asked[row, column] = position
+    device = model.embedding.weight.device
+    read, wanted = torch.from_numpy(tokens).to(device), torch.from_numpy(asked).to(device)
+    states = model.hidden(read, causal, asked=wanted, **reading).flatten(0, 1)
+    return states.index_select(0, torch.from_numpy(row * asked.shape[1] + column).to(device))

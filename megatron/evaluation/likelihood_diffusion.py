@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from megatron.evaluation.generate_diffusion import generate_diffusion
-from megatron.evaluation.likelihood import Likelihoods, Progress, Request
+from megatron.evaluation.likelihood import Likelihoods, Progress, Request, hidden_at
 from megatron.evaluation.sampling import Sampling
 from megatron.model.gpt import Gpt
 from megatron.objective.linear_cross_entropy import linear_log_p
@@ -226,12 +226,11 @@ def _score(
         of += [b] * len(asked)
         tokens[b, where] = mask_id
     device = model.embedding.weight.device
-    visible = None
+    reading = {}
     if lengths.min() < width:  # padding would be read from the left too
         there = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
-        visible = there[:, None, :].expand(-1, width, -1)
-    states = model.hidden(torch.from_numpy(tokens).to(device), causal=False, visible=visible).flatten(0, 1)
-    rows = states.index_select(0, torch.from_numpy(np.concatenate(places)).to(device))
+        reading["visible"] = there[:, None, :].expand(-1, width, -1)
+    rows = hidden_at(model, tokens, np.concatenate(places), causal=False, **reading)
     asked = torch.from_numpy(np.concatenate(targets)).to(device)
     log_p, best = linear_log_p(rows, model.head_weight, torch.arange(len(rows), device=device), asked)
     return log_p.cpu().double(), best.cpu(), torch.tensor(of)

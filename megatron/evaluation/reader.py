@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from megatron.checkpoint.weights import Weights
+from megatron.config.choices import METHODS
 from megatron.evaluation.generate import stream
 from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.likelihood import Likelihoods, Progress, Request, autoregressive_likelihoods
@@ -16,7 +17,6 @@ from megatron.evaluation.text import Writer
 from megatron.parallel.reduce import sum_over_ranks
 from megatron.parallel.world import World
 
-METHODS = ("ar", "mc")
 DEFAULT_LENGTH = 2048  # of a model that nobody says the length of, as in lm-eval
 
 

@@ -8,7 +8,7 @@ file it was at.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,34 +16,44 @@ import numpy as np
 from tqdm import tqdm
 
 from megatron.config.presets import nearest
-from megatron.data.documents import find_inputs
+from megatron.data.documents import COMPRESSED, PLAIN, find_inputs
+from megatron.data.token_counts import TokenCounter
+from megatron.mixture.histogram import Row, histogram
 from megatron.mixture.libraries import duckdb, rows
-from megatron.mixture.properties import Property
+from megatron.mixture.properties import Property, quoted
 from megatron.mixture.records import Records, Target, take_file
+from megatron.mixture.tars import TARS
 
 SCHEMA = """
 CREATE SEQUENCE IF NOT EXISTS numbers START 1;
 CREATE TABLE IF NOT EXISTS corpora (id INTEGER, name VARCHAR, text_key VARCHAR, properties VARCHAR);
+ALTER TABLE corpora ADD COLUMN IF NOT EXISTS tokenizer VARCHAR;
 CREATE TABLE IF NOT EXISTS files (id INTEGER, corpus INTEGER, path VARCHAR, bytes BIGINT, mtime_ns BIGINT,
     n_documents BIGINT, n_broken BIGINT);
 CREATE TABLE IF NOT EXISTS broken (file INTEGER, line BIGINT, reason VARCHAR);
 """
-MOST_VALUES = 20  # of a property that are told
+INPUTS = (*PLAIN, *COMPRESSED, ".parquet", *TARS, ".bin")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is kept of a corpus beside its documents."""
+    """What is kept of a corpus beside its documents. `tokenizer`: what counted its tokens, if any did."""
 
     id: int
     name: str
     text_key: str
     properties: tuple[Property, ...]
+    tokenizer: dict[str, Any] | None = None
 
     @property
     def table(self) -> str:
         """Of its documents."""
         return f"documents_{self.id}"
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What must be the same when files are added; a tokenizer may have another path."""
+        return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
 
 
 @dataclass
@@ -100,8 +110,14 @@ class Catalog:
         """All, in the order in which they came."""
         found = rows(self.connection, "SELECT * FROM corpora ORDER BY id")
         return [
-            Corpus(id, name, key, tuple(Property(**one) for one in json.loads(told)))
-            for id, name, key, told in found
+            Corpus(
+                id,
+                name,
+                key,
+                tuple(Property(**one) for one in json.loads(told)),
+                json.loads(counted[0]) if counted and counted[0] else None,
+            )  # fmt: skip
+            for id, name, key, told, *counted in found  # older catalogs have no tokenizers
         ]
 
     def corpus(self, name: str) -> Corpus:
@@ -113,16 +129,18 @@ class Catalog:
 
     def register(
         self, name: str, inputs: Sequence[str], properties: Sequence[Property],
-        text_key: str = "text", quiet: bool = False,
+        text_key: str = "text", quiet: bool = False, counter: TokenCounter | None = None,
     ) -> Registered:  # fmt: skip
-        """Take new and changed files into a corpus: lines of JSON (plain, gz, zst), parquet, or pairs (.bin).
+        """Take new and changed files into a corpus: lines of JSON, parquet, tars, or pairs (.bin).
 
-        Files that are there already, with the size and the time of change they had, are passed over. Broken
-        lines are counted and located; `broken` lists them. ValueError for a corpus that has other properties,
-        or for a file that cannot be read; the files before it stay registered.
+        `counter` counts the tokens of each document; of a pair they are known. Files that are there already,
+        with the size and the time of change they had, are passed over. Broken lines are counted and located;
+        `broken` lists them. ValueError for a corpus that has other properties or another tokenizer, or for a
+        file that cannot be read; the files before it stay registered.
         """
         paths = [path.resolve() for path in _inputs(inputs)]
-        corpus = self._corpus_to_fill(name, tuple(properties), text_key)
+        told = None if counter is None else counter.told
+        corpus = self._corpus_to_fill(Corpus(0, name, text_key, tuple(properties), told))
         known = {
             path: (id, size, mtime)
             for id, path, size, mtime in rows(
@@ -138,7 +156,7 @@ class Catalog:
                 if old is not None and old[1:] == (told.st_size, told.st_mtime_ns):
                     done.n_known += 1
                 else:
-                    records = self._take(corpus, path, None if old is None else old[0])
+                    records = self._take(corpus, path, None if old is None else old[0], counter)
                     done.n_files += 1
                     done.n_documents += records.n_documents
                     done.n_broken += records.n_broken
@@ -158,17 +176,10 @@ class Catalog:
             told.append(Listed(corpus.name, n_files, int(n_documents), int(n_broken), n_tokens, names))
         return told
 
-    def describe(self, name: str) -> dict[str, list[tuple[Any, int, int | None]]]:
-        """(value, documents, tokens) of each property of a corpus, the most frequent values first."""
+    def describe(self, name: str) -> dict[str, list[Row]]:
+        """(value, documents, tokens) of each property of a corpus: see `histogram`."""
         corpus = self.corpus(name)
-        return {
-            one.name: rows(
-                self.connection,
-                f"SELECT {one.name}, count(*), CAST(sum(tokens) AS BIGINT) FROM {corpus.table} "
-                f"GROUP BY 1 ORDER BY 2 DESC, 1 NULLS LAST LIMIT {MOST_VALUES}",
-            )
-            for one in corpus.properties
-        }
+        return {one.name: histogram(self.connection, corpus.table, one) for one in corpus.properties}
 
     def broken(self, name: str) -> list[tuple[str, int, str]]:
         """(file, line or row from 1, why) of what was no document; the first thousand of each file."""
@@ -177,16 +188,27 @@ class Catalog:
             "WHERE corpus = ? ORDER BY path, line", [self.corpus(name).id],
         )  # fmt: skip
 
+    def n_documents(self, corpora: Sequence[Corpus]) -> int:
+        """Of some corpora together."""
+        told = "SELECT corpus, CAST(sum(n_documents) AS BIGINT) FROM files GROUP BY 1"
+        counts = dict(rows(self.connection, told))
+        return sum(counts.get(corpus.id, 0) for corpus in corpora)
+
     def text_places(self, files: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(begin, size) of the documents of files: bytes of a line, or the row in a parquet file."""
+        """(begin int64, size int64, int32 where that does) of the documents of files.
+
+        Bytes of a line or a sample; of parquet `begin` is the row.
+        """
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        tables = {corpus.id: corpus.table for corpus in self.corpora()}
+        tables, wanted = {corpus.id: corpus.table for corpus in self.corpora()}, set(files)
         for file, corpus in rows(self.connection, "SELECT id, corpus FROM files"):
-            if file in files:
+            if file in wanted:
                 told = self.connection.sql(
                     f"SELECT begin, size FROM {tables[corpus]} WHERE file = {int(file)} ORDER BY row"
                 ).to_arrow_table()
-                found[file] = told.column("begin").to_numpy(), told.column("size").to_numpy()
+                begins, sizes = (told.column(name).to_numpy() for name in ("begin", "size"))
+                narrow = not len(sizes) or sizes.max() <= np.iinfo(np.int32).max
+                found[file] = begins.copy(), sizes.astype(np.int32 if narrow else np.int64)
         return found
 
     def remove(self, name: str) -> None:
@@ -217,21 +239,28 @@ class Catalog:
     def _next(self) -> int:
         return rows(self.connection, "SELECT nextval('numbers')")[0][0]
 
-    def _corpus_to_fill(self, name: str, properties: tuple[Property, ...], text_key: str) -> Corpus:
+    def _corpus_to_fill(self, wanted: Corpus) -> Corpus:
+        """The corpus of that name, made where there is none; the id of `wanted` is not looked at."""
         for known in self.corpora():
-            if known.name == name:
-                if (known.properties, known.text_key) != (properties, text_key):
+            if known.name == wanted.name:
+                if known.alike != wanted.alike:
+                    counted = (known.tokenizer or {}).get("name")
                     raise ValueError(
-                        f"{self.path}: corpus '{name}' has the properties "
-                        f"{'; '.join(map(str, known.properties)) or 'none'} and its text under "
-                        f"'{known.text_key}'; give the same, another name, or remove it first"
+                        f"{self.path}: corpus '{known.name}' has the properties "
+                        f"{'; '.join(map(str, known.properties)) or 'none'}, its text under "
+                        f"'{known.text_key}', {f'tokens of {counted}' if counted else 'no tokenizer'}; "
+                        "give the same, another name, or remove it first"
                     )
                 return known
         with self._transaction():
-            corpus = Corpus(id := self._next(), name, text_key, properties)
-            told = [id, name, text_key, json.dumps([asdict(one) for one in properties])]
-            rows(self.connection, "INSERT INTO corpora VALUES (?, ?, ?, ?)", told)
-            columns = "".join(f", {one.name} {one.sql_type}" for one in properties)
+            corpus = replace(wanted, id=self._next())
+            told = json.dumps([asdict(one) for one in corpus.properties])
+            rows(
+                self.connection,
+                "INSERT INTO corpora VALUES (?, ?, ?, ?, ?)",
+                [corpus.id, corpus.name, corpus.text_key, told, json.dumps(corpus.tokenizer)],
+            )
+            columns = "".join(f", {quoted(one.name)} {one.sql_type}" for one in corpus.properties)
             rows(
                 self.connection,
                 f"CREATE TABLE {corpus.table} "
@@ -239,7 +268,7 @@ class Catalog:
             )
         return corpus
 
-    def _take(self, corpus: Corpus, path: Path, old: int | None) -> Records:
+    def _take(self, corpus: Corpus, path: Path, old: int | None, counter: TokenCounter | None) -> Records:
         with self._transaction():
             if old is not None:
                 rows(self.connection, f"DELETE FROM {corpus.table} WHERE file = ?", [old])
@@ -248,9 +277,10 @@ class Catalog:
             told = path.stat()
             file = self._next()
             target = Target(
-                self.connection, self._scratch(), corpus.table, file, corpus.text_key, corpus.properties
-            )
-            records = take_file(path, target)
+                path, self.connection, self._scratch(), corpus.table, file, corpus.text_key,
+                corpus.properties, counter,
+            )  # fmt: skip
+            records = take_file(target)
             rows(self.connection, 
                 "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [file, corpus.id, str(path), told.st_size, told.st_mtime_ns,
@@ -263,8 +293,13 @@ class Catalog:
 
 def _inputs(words: Sequence[str]) -> list[Path]:
     """Files that words name; the .bin of a pair, or its prefix, stands for the pair."""
-    pairs = {word: Path(word if word.endswith(".bin") else f"{word}.bin") for word in words}
-    found: list[Path] = []
-    for word, pair in pairs.items():
-        found += [pair] if pair.is_file() and pair.with_suffix(".idx").is_file() else find_inputs([word])
-    return found
+    named = [f"{word}.bin" if _is_pair(Path(f"{word}.bin")) else word for word in words]
+    return [
+        path
+        for path in find_inputs(named, INPUTS)
+        if path.suffix not in (".parquet", ".json") or not _is_pair(path.with_suffix(".bin"))  # of that pair
+    ]
+
+
+def _is_pair(path: Path) -> bool:
+    return path.is_file() and path.with_suffix(".idx").is_file()

@@ -8,6 +8,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from megatron.mixture.remote import ChunkSource
+from megatron.mixture.tars import as_document
 
 FILLING = -1  # the domain of what is no token of a document
 
@@ -15,6 +16,8 @@ FILLING = -1  # the domain of what is no token of a document
 @dataclass(frozen=True)
 class Chunk:
     """Documents of one chunk: of each its domain (a place in `names` of the source), and text or token ids.
+
+    A document of a tar is a dict: `__key__`, `text`, and the bytes of each member by its extension.
 
     identity   of the documents that all chunks together are made of
     """
@@ -95,5 +98,7 @@ class MixtureDataset(IterableDataset):
             if len(rows) < source.chunk_size:
                 return
             domains, documents = (rows.column(i).to_pylist() for i in (0, 1))
+            if rows.column_names[1] == "sample":
+                documents = [as_document(told) for told in documents]
             yield Chunk(number, source.identity, domains, documents)
             number += step

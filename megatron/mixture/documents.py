@@ -1,4 +1,4 @@
-"""Chunks of whole documents, read from where they lie: lines, rows, or token ids of a pair."""
+"""Chunks of whole documents, read from where they lie: lines, rows, samples, or token ids of a pair."""
 
 import mmap
 from collections.abc import Sequence
@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.mixture_use import folder_of
-from megatron.data.documents import PLAIN, blocks_of
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import PARTIAL
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.chunk import Turns
 from megatron.mixture.distributor import Distributor
@@ -19,6 +17,7 @@ from megatron.mixture.journal import RUN_NAME, Learner
 from megatron.mixture.libraries import duckdb, pyarrow
 from megatron.mixture.query import Result, SourceFile
 from megatron.mixture.spec import Spec, document_weights, read_spec
+from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
 AT_ONCE_CHUNKS = 16  # read in one go
@@ -26,11 +25,12 @@ SETTLE_S = 60.0  # a re-fit takes seconds at most
 
 
 class DocumentChunks:
-    """The documents of a mixture's chunks; weights count documents.
+    """The documents of a mixture's chunks.
 
     Compressed files are unpacked once, into the mixture's folder, to be read at any place. Weights that
     follow a model are those of one run, whose log is in that folder too.
 
+    counts    documents of each domain, int64 [K]
     at_once   chunks that may be read in one go without a thought; 1 where the next may wait for losses
     """
 
@@ -45,41 +45,40 @@ class DocumentChunks:
         """
         self.spec: Spec = read_spec(path)
         with Catalog(self.spec.catalog, read_only=True) as catalog:
-            self.result: Result = self.spec.query().run(catalog, self.spec.by)
-            columns = catalog.text_places([file.id for file in self.result.files])
-        self.names, self.identity = self.result.names, self.result.identity()
+            result: Result = self.spec.query().run(catalog, self.spec.by, self.spec.counts_tokens)
+            columns = catalog.text_places([file.id for file in result.files])
+        self.names, self.identity = result.names, result.identity()
         self.seed, self.chunk_size = seed, chunk_size
+        self.counts = result.n_documents
+        self._result = result if self.spec.adaptive is not None else None  # every run begins with it
         self.at_once = AT_ONCE_CHUNKS if self.spec.adaptive is None else 1
         self.learner: Learner | None = None
-        self._deal(run)
-        sizes = self.result.column("end") - self.result.column("begin")
-        self._ends = np.cumsum(sizes)
-        domain = self.result.column("domain")
-        self._firsts = np.concatenate([[0], np.cumsum(self.result.n_documents)])[:-1]
-        assert (domain[1:] >= domain[:-1]).all(), "intervals are sorted by domain"
-        self._file, self._end = self.result.column("file"), self.result.column("end")
+        self._deal(result, run)
+        self._firsts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
+        # 20 bytes an interval are kept of it, beside 12 a document of where the texts are
+        self._file, self._end = result.column("file"), result.column("end")
+        self._ends = np.cumsum(self._end - result.column("begin"))
         self._scratch = duckdb().connect(config={"threads": 1})
         self._readers = [
-            _reader(file, columns[file.id], folder_of(path), self._scratch, roots)
-            for file in self.result.files
+            _reader(file, columns[file.id], folder_of(path), self._scratch, roots) for file in result.files
         ]
 
     def of_run(self, run: str) -> "DocumentChunks":
         """The same documents for another run: itself, unless weights follow the model. ValueError for a name
         that cannot be one of a file."""
-        if self.spec.adaptive is None:
+        if self._result is None:
             return self
         if not RUN_NAME.fullmatch(run):
             raise ValueError("run: letters, digits, _ . and -, at most 64")
         one = copy(self)
-        one._deal(run)
+        one._deal(self._result, run)
         return one
 
-    def _deal(self, run: str | None) -> None:
+    def _deal(self, result: Result, run: str | None) -> None:
         told = self.spec.told
-        weights, rule = document_weights(self.spec, self.result)
+        weights, rule = document_weights(self.spec, result)
         self.distributor = Distributor(
-            self.result.n_documents, self.names, weights,
+            self.counts, self.names, weights,
             self.chunk_size, self.seed, told.get("dry", "repeat"), told.get("shuffle", True),
         )  # fmt: skip
         if rule is not None and run is not None:
@@ -113,6 +112,7 @@ class DocumentChunks:
     def read(self, first: int, n_chunks: int) -> Any:
         """An Arrow table of chunks first, first + 1, ...: domain int32, and text or ids (list of int32).
 
+        Of tars the second column is `sample`, as tars.column_of has it.
         Fewer rows than chunk_size * n_chunks come where the data end. NotYetError (a ValueError) for chunks
         whose weights follow from losses that nobody has reported.
         """
@@ -133,8 +133,9 @@ class DocumentChunks:
         back[order] = np.arange(len(order))
         kinds = {part.type for part in parts}
         if len(kinds) > 1:
-            raise ValueError(f"{self.spec.path}: text and pairs in one mixture; ask for one of them")
-        name = "ids" if any(arrow.types.is_list(kind) for kind in kinds) else "text"
+            raise ValueError(f"{self.spec.path}: text, tars or pairs in one mixture; ask for one kind")
+        kind = next(iter(kinds), arrow.string())
+        name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
         whole = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.string())
         return arrow.table({"domain": turns.domain, name: whole.take(arrow.array(back))})
 
@@ -143,22 +144,36 @@ class _Lines:
     """Lines of JSON; `begins` and `sizes` of the documents."""
 
     def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any) -> None:
-        self.begins, self.ends = places[0], places[0] + places[1]
+        self.begins, self.sizes = places
         self.key, self.scratch = key, scratch
         with path.open("rb") as file:
             self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Texts of documents int64 [n]: Arrow strings."""
-        spans = zip(self.begins[numbers].tolist(), self.ends[numbers].tolist(), strict=True)
+        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
         arrow = pyarrow()
-        lines = arrow.array([self.held[begin:end] for begin, end in spans], arrow.binary())
+        lines = arrow.array([self.held[begin : begin + size] for begin, size in spans], arrow.binary())
         self.scratch.register("lines", arrow.table({"record": lines.cast(arrow.string())}))
         key = self.key.replace("'", "''").replace('"', '\\"')
         told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
         found = told.to_arrow_table().column("text").combine_chunks()
         self.scratch.unregister("lines")
         return found
+
+
+class _Samples:
+    """A tar; `begins` and `sizes` of the samples."""
+
+    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray]) -> None:
+        self.begins, self.sizes, self.key = *places, key
+        with path.open("rb") as file:
+            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, numbers: np.ndarray) -> Any:
+        """Samples int64 [n], as tars.column_of has them."""
+        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
+        return column_of([self.held[begin : begin + size] for begin, size in spans], self.key)
 
 
 class _Column:
@@ -199,7 +214,7 @@ class _Pair:
 
 def _reader(
     file: SourceFile, places: tuple[np.ndarray, np.ndarray], folder: Path, scratch: Any, roots: Sequence[Path]
-) -> _Lines | _Column | _Pair:
+) -> _Lines | _Samples | _Column | _Pair:
     path = file.unchanged()
     if path.resolve() != path:
         raise ValueError(f"{path}: was a file when it was registered, and is a link to {path.resolve()}")
@@ -209,20 +224,6 @@ def _reader(
         return _Pair(path.with_suffix(""))
     if path.suffix == ".parquet":
         return _Column(path, file.text_key, places[0], scratch)
-    if not path.name.endswith(PLAIN):
-        path = _unpacked(path, folder / "unpacked" / f"{file.id}-{file.mtime_ns}.jsonl")
-    return _Lines(path, file.text_key, places, scratch)
-
-
-def _unpacked(path: Path, plain: Path) -> Path:
-    if not plain.is_file():
-        plain.parent.mkdir(parents=True, exist_ok=True)
-        partial = plain.with_name(plain.name + PARTIAL)
-        try:
-            with partial.open("wb") as sink:
-                for block in blocks_of(path):
-                    sink.write(block)
-            partial.rename(plain)
-        finally:
-            partial.unlink(missing_ok=True)
-    return plain
+    if file.path.endswith(TARS):
+        return _Samples(file.plain(folder), file.text_key, places)
+    return _Lines(file.plain(folder), file.text_key, places, scratch)

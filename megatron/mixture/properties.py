@@ -24,11 +24,25 @@ WRITTEN = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+# which part of RedPajama a record is of: its parts say so in ways of their own, or by what else they have
+RED_PAJAMA_SOURCE = """coalesce(
+    record->>'$.meta.source', split_part(record->>'$.source', '/', 1),
+    CASE WHEN record->>'$.meta.arxiv_id' IS NOT NULL THEN 'arxiv'
+    WHEN record->>'$.meta.short_book_title' IS NOT NULL THEN 'book'
+    WHEN contains(record->>'$.meta.url', 'wikipedia.org') THEN 'wikipedia' END)"""
+# of GitHub the programming language with the most bytes in the repository
+RED_PAJAMA_LANGUAGE = """CASE json_type(record, '$.meta.language') WHEN 'ARRAY' THEN
+    list_reverse_sort(from_json(
+        record->'$.meta.language', '[{"bytes":"BIGINT","name":"VARCHAR"}]'
+    ))[1].name ELSE record->>'$.meta.language' END"""
+
 PRESETS: dict[str, tuple[str, ...]] = {
     "slimpajama": ("meta.redpajama_set_name AS source category",),
     "redpajama": (
-        "meta.source AS source category",
-        "meta.language AS language category",
+        f"{RED_PAJAMA_SOURCE} AS source category",
+        f"{RED_PAJAMA_LANGUAGE} AS language category",
+        "json_extract_string(record, '$.meta.language[*].name') AS languages list",
+        "meta.license AS license category",
         "meta.url AS url",
     ),
     "c4": ("url AS url", "substr(record->>'$.timestamp', 1, 10) AS day date"),
@@ -74,6 +88,11 @@ class Property:
         # text comes out of JSON as text
         is_text = is_json and self.sql_type == "VARCHAR" and PATH.fullmatch(self.expression)
         return raw if is_text else f"CAST({raw} AS {self.sql_type})"
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL; it may be a word of SQL, such as order."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def read_property(written: str) -> Property:

@@ -1,13 +1,15 @@
 """Which documents are wanted, and which domain each belongs to. The answer is intervals, in Arrow.
 
-A condition is SQL over the properties. It is parsed, not trusted: only comparisons, logic and the functions
-named here get through, and every column must be one that a corpus has.
+A condition is SQL over the properties, or a Python expression (`expression`). SQL is parsed, not trusted:
+only comparisons, logic and the functions named here get through, and every column must be one that a corpus
+has.
 """
 
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,13 @@ from typing import Any
 import numpy as np
 
 from megatron.config.presets import nearest
+from megatron.data.documents import blocks_of
 from megatron.data.indexed_writer import PARTIAL
 from megatron.mixture.catalog import Catalog, Corpus
+from megatron.mixture.expression import Condition
+from megatron.mixture.intervals import OWN_TOKENS, Gathered
 from megatron.mixture.libraries import duckdb, pyarrow, rows
+from megatron.mixture.properties import quoted
 
 FUNCTIONS = frozenset(
     ["+", "-", "*", "/", "%", "||", "~~", "!~~", "~~*", "!~~*", "lower", "upper", "trim", "length", "len"]
@@ -26,7 +32,9 @@ FUNCTIONS = frozenset(
 )
 LOGIC = frozenset(["COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "CASE"])
 CLASSES = LOGIC | {"COLUMN_REF", "CONSTANT", "FUNCTION", "CAST"}
-ALWAYS = ("corpus", "tokens", "size")
+COMPRESSED = (".gz", ".zst")
+ALWAYS = {"corpus": "category", "tokens": "integer", "size": "integer"}  # of every document, with their types
+BATCH_ROWS = 1 << 17
 INTERVALS = ("domain", "file", "begin", "end")
 
 
@@ -35,35 +43,43 @@ class Query:
     """Conditions over corpora of a catalog; `where` of another condition asks for both."""
 
     corpora: tuple[str, ...] = ()  # none: all
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[str | Condition, ...] = ()
 
-    def where(self, condition: str) -> "Query":
-        """As this one, and `condition` as well."""
+    def where(self, condition: str | Condition) -> "Query":
+        """As this one, and `condition` as well: SQL, or an expression of `field`s."""
         return Query(self.corpora, (*self.conditions, condition))
 
-    def run(self, catalog: Catalog, by: Sequence[str] = ()) -> "Result":
+    def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "Result":
         """The documents, in domains: one for each combination of the properties `by`.
 
-        ValueError for a condition that is none, for an unknown column (the nearest is offered), and where no
-        document is left.
+        ValueError for a condition that is none, for an unknown column (the nearest is offered), where no
+        document is left, and where tokens are to be counted and a document has no count.
         """
         corpora = [catalog.corpus(name) for name in self.corpora] or catalog.corpora()
-        columns = sorted({one.name for corpus in corpora for one in corpus.properties} | set(ALWAYS))
+        kinds = {one.name: one.kind for corpus in corpora for one in corpus.properties} | ALWAYS
         for name in by:
-            if name not in columns:
-                raise ValueError(f"domains: no property '{name}'; {nearest(name, columns)}")
-        lists = {one.name for corpus in corpora for one in corpus.properties if one.kind == "list"}
-        for name in lists.intersection(by):
-            raise ValueError(f"domains: '{name}' is a list; a document has one domain")
-        for condition in self.conditions:
-            _check(catalog, condition, columns)
-        where = " AND ".join(f"({condition}\n)" for condition in self.conditions) or "true"
-        found = _documents(catalog, corpora, columns, by, where)
-        if not len(found):
+            if name not in kinds:
+                raise ValueError(f"domains: no property '{name}'; {nearest(name, sorted(kinds))}")
+            if kinds[name] == "list":
+                raise ValueError(f"domains: '{name}' is a list; a document has one domain")
+        where, given = _where(catalog, self.conditions, kinds)
+        wanted = [f", {quoted(name)}" for name in by] + [f', tokens AS "{OWN_TOKENS}"'] * count_tokens
+        n_most = catalog.n_documents(corpora)
+        batches = _documents(catalog, corpora, sorted(kinds), "".join(wanted), where, given)
+        found = Gathered.of(batches, n_most, tuple(by))
+        if not found.domains:
+            told = " AND ".join(map(str, self.conditions)) or "that"
+            raise ValueError(f"{catalog.path}: no document satisfies {told}")
+        if found.n_without_tokens:
             raise ValueError(
-                f"{catalog.path}: no document satisfies {' AND '.join(self.conditions) or 'that'}"
+                f"{catalog.path}: tokens of {found.n_without_tokens:,} of {len(found.domain):,} documents "
+                "are not counted; register them with --tokenizer-model, or let weights count documents "
+                "(count: documents)"
             )
-        return _as_intervals(catalog, found, by)
+        domains, tokens, used, table = found.intervals()
+        files = _files(catalog)
+        n_tokens = tuple(tokens) if count_tokens else None
+        return Result(tuple(by), domains, tuple(files[id] for id in used), table, n_tokens)
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,24 @@ class SourceFile:
             raise ValueError(f"{path}: has changed since it was registered; register it again")
         return path
 
+    def plain(self, folder: Path) -> Path:
+        """Where its bytes can be read from any place on: itself, or what it holds, unpacked into `folder`."""
+        path = self.unchanged()
+        if not path.name.endswith(COMPRESSED):
+            return path
+        plain = folder / "unpacked" / f"{self.id}-{self.mtime_ns}"
+        if not plain.is_file():
+            plain.parent.mkdir(parents=True, exist_ok=True)
+            partial = plain.with_name(f"{plain.name}.{os.getpid()}{PARTIAL}")  # several may be at it
+            try:
+                with partial.open("wb") as sink:
+                    for block in blocks_of(path):
+                        sink.write(block)
+                partial.rename(plain)
+            finally:
+                partial.unlink(missing_ok=True)
+        return plain
+
 
 @dataclass(frozen=True)
 class Result:
@@ -97,12 +131,14 @@ class Result:
     files       where the documents are
     intervals   Arrow table: domain int32, file int32 (place in `files`), begin and end int64 (rows);
                 sorted by domain, file and row
+    n_tokens    of each domain, where they were asked for
     """
 
     by: tuple[str, ...]
     domains: tuple[tuple[Any, ...], ...]
     files: tuple[SourceFile, ...]
     intervals: Any
+    n_tokens: tuple[int, ...] | None = None
 
     def column(self, name: str) -> np.ndarray:
         """One column of the intervals, without a copy."""
@@ -125,13 +161,14 @@ class Result:
         """64 hex digits of which documents there are, in which domains; not of the folders they are in."""
         sums = hashlib.sha256(json.dumps([self.by, self.domains, self._contents()], default=str).encode())
         for name in INTERVALS:
-            sums.update(np.ascontiguousarray(self.column(name)).tobytes())
+            sums.update(np.ascontiguousarray(self.column(name)).data)
         return sums.hexdigest()
 
     def save(self, path: Path) -> None:
         """Write everything as one Arrow file, whole or not at all."""
         arrow = pyarrow()
-        told = {"by": self.by, "domains": self.domains, "files": [vars(file) for file in self.files]}
+        told = {"by": self.by, "domains": self.domains, "files": [vars(file) for file in self.files],
+                "n_tokens": self.n_tokens}  # fmt: skip
         table = self.intervals.replace_schema_metadata({"mixture": json.dumps(told, default=str)})
         partial = path.with_name(path.name + PARTIAL)
         try:
@@ -161,10 +198,38 @@ class Result:
         told = json.loads(table.schema.metadata[b"mixture"])
         files = tuple(SourceFile(**file) for file in told["files"])
         domains = tuple(tuple(values) for values in told["domains"])
-        return cls(tuple(told["by"]), domains, files, table.replace_schema_metadata(None))
+        n_tokens = told.get("n_tokens") and tuple(told["n_tokens"])
+        return cls(tuple(told["by"]), domains, files, table.replace_schema_metadata(None), n_tokens)
 
     def _contents(self) -> list[tuple[str, int]]:
         return [(Path(file.path).name, file.n_bytes) for file in self.files]
+
+
+def _where(
+    catalog: Catalog, conditions: Sequence[str | Condition], kinds: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """All conditions in SQL, and the values of its parameters."""
+    parts, given = ["true"], {}
+    for condition in conditions:
+        if isinstance(condition, str):
+            _check(catalog, condition, sorted(kinds))
+            parts.append(f"({condition}\n)")
+            continue
+        if not isinstance(condition, Condition):
+            raise ValueError(f"where {condition!r}: wanted SQL, or a condition on a field")
+        for name in condition.names():
+            if name not in kinds:
+                raise _unknown(str(condition), name, sorted(kinds))
+        parts.append(condition.sql(kinds, given))
+    return " AND ".join(parts), given
+
+
+def _unknown(condition: str, name: str, columns: Sequence[str]) -> ValueError:
+    near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)[0]
+    return ValueError(
+        f"where {condition!r}: no property '{name}'; did you mean '{near}'? "
+        f"known: {', '.join(columns)} (a text stands in single quotes)"
+    )
 
 
 def _check(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
@@ -193,12 +258,7 @@ def _check(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
         if kind == "COLUMN_REF":
             name = node["column_names"][0].lower()
             if name not in columns or len(node["column_names"]) > 1:
-                written = ".".join(node["column_names"])
-                near = difflib.get_close_matches(written, columns, n=1, cutoff=0.0)[0]
-                raise ValueError(
-                    f"where {condition!r}: no property '{written}'; did you mean '{near}'? "
-                    f"known: {', '.join(columns)} (a text stands in single quotes)"
-                )
+                raise _unknown(condition, ".".join(node["column_names"]), columns)
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -214,67 +274,23 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _documents(
-    catalog: Catalog, corpora: Sequence[Corpus], columns: Sequence[str], by: Sequence[str], where: str
-) -> Any:
-    """(file, row, the properties `by`) of the documents that satisfy `where`: an Arrow table."""
+    catalog: Catalog, corpora: Sequence[Corpus], columns: Sequence[str], wanted: str, where: str,
+    given: dict[str, Any],
+) -> Iterator[Any]:  # fmt: skip
+    """(file, row, what is wanted besides) of the documents that satisfy `where`: Arrow batches."""
     parts = []
     for corpus in corpora:
-        kinds = {one.name: one.sql_type for one in corpus.properties}
-        own = kinds | {"tokens": "BIGINT", "size": "BIGINT"}
+        own = {one.name for one in corpus.properties} | {"tokens", "size"}
         told = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
-        told += [name if name in own else f"NULL AS {name}" for name in columns if name != "corpus"]
+        told += [
+            quoted(name) if name in own else f"NULL AS {quoted(name)}" for name in columns if name != "corpus"
+        ]
         parts.append(f"SELECT file, row, {', '.join(told)} FROM {corpus.table}")
-    wanted = "".join(f", {name}" for name in by)
+    asked = f"SELECT file, row{wanted} FROM ({' UNION ALL '.join(parts)}) WHERE {where}"
     try:
-        return catalog.connection.sql(
-            f"SELECT file, row{wanted} FROM ({' UNION ALL '.join(parts)}) WHERE {where}"
-        ).to_arrow_table()
-    except duckdb().Error as error:
+        yield from catalog.connection.sql(asked, params=given or None).to_arrow_reader(BATCH_ROWS)
+    except (duckdb().Error, pyarrow().ArrowException) as error:
         raise ValueError(f"where {' '.join(where.split())}: {str(error).splitlines()[0]}") from error
-
-
-def _as_intervals(catalog: Catalog, found: Any, by: Sequence[str]) -> Result:
-    file, row = found.column("file").to_numpy(), found.column("row").to_numpy()
-    codes, domains = _domains(found, by)
-    key = file.astype(np.int64) << 40 | row  # a file holds fewer than 2^40 documents
-    if not ((key[1:] > key[:-1]) & (codes[1:] == codes[:-1])).all():
-        order = np.argsort(key, kind="stable") if (key[1:] < key[:-1]).any() else slice(None)
-        order = order if isinstance(order, np.ndarray) else np.arange(len(key))
-        order = order[np.argsort(codes[order].astype(np.min_scalar_type(len(domains))), kind="stable")]
-        file, row, codes = file[order], row[order], codes[order]
-    begins = np.flatnonzero(
-        np.concatenate(
-            [[True], (file[1:] != file[:-1]) | (codes[1:] != codes[:-1]) | (row[1:] != row[:-1] + 1)]
-        )
-    )
-    ends = np.concatenate([begins[1:], [len(row)]]) - 1
-    files = _files(catalog)
-    used = np.unique(file)
-    table = pyarrow().table(
-        {
-            "domain": codes[begins].astype(np.int32),
-            "file": np.searchsorted(used, file[begins]).astype(np.int32),
-            "begin": row[begins],
-            "end": row[ends] + 1,
-        }
-    )
-    return Result(tuple(by), domains, tuple(files[int(id)] for id in used), table)
-
-
-def _domains(found: Any, by: Sequence[str]) -> tuple[np.ndarray, tuple[tuple[Any, ...], ...]]:
-    """(domain of each document int64, values of each domain), domains sorted by their values."""
-    codes, values = np.zeros(len(found), dtype=np.int64), [()]
-    for name in by:
-        column = found.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
-        own = [value.as_py() for value in column.dictionary]
-        rank = sorted(range(len(own)), key=lambda i: (own[i] is None, own[i] if own[i] is not None else 0))
-        place = np.empty(len(own), dtype=np.int64)
-        place[rank] = np.arange(len(own))
-        codes = codes * len(own) + place[column.indices.to_numpy()]
-        present = np.flatnonzero(np.bincount(codes))  # so that the product of the columns stays small
-        values = [(*values[code // len(own)], own[rank[code % len(own)]]) for code in present.tolist()]
-        codes = np.searchsorted(present, codes)
-    return codes, tuple(values)
 
 
 def _files(catalog: Catalog) -> dict[int, SourceFile]:

@@ -4,6 +4,7 @@ Lines of JSON are handed to DuckDB as they lie in memory; nothing is parsed in P
 which something is wrong is looked at a second time, line by line, to say what.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.documents import COLUMNS, PLAIN, blocks_of
+from megatron.config.datapaths import read_sidecar
+from megatron.data.documents import PLAIN, blocks_of, columns_of
 from megatron.data.indexed import IndexedTokens
+from megatron.data.token_counts import TokenCounter
 from megatron.mixture.libraries import duckdb, pyarrow, rows
-from megatron.mixture.properties import Property
+from megatron.mixture.properties import Property, quoted
+from megatron.mixture.tars import TARS, samples_of
 
 BLOCK_BYTES = 32 << 20
 LINE_END = 10
+OWN_COLUMN = "tokens_of_the_text"  # no column of a user's
+ROWS_AT_ONCE = 1 << 14  # of parquet, to count their tokens
+TOKENS_AT = 4  # the column behind file, row, begin, size
 BROKEN_HELD = 1000  # lines of a file that are written down; all are counted
 
 
@@ -37,30 +44,35 @@ class Records:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the documents of a file go: into `table`, as those of file number `file`.
+    """Where the documents of the file at `path` go: into `table`, as those of file number `file`.
 
     Lines are evaluated by `scratch`, a database of its own: what fails there leaves the transaction alone.
     """
 
+    path: Path
     connection: Any
     scratch: Any
     table: str
     file: int
     text_key: str
     properties: tuple[Property, ...]
+    counter: TokenCounter | None = None
 
     def columns(self, is_json: bool) -> str:
         """The properties, in SQL, each behind a comma."""
-        return "".join(f", {one.sql(is_json)} AS {one.name}" for one in self.properties)
+        return "".join(f", {one.sql(is_json)} AS {quoted(one.name)}" for one in self.properties)
 
 
-def take_file(path: Path, target: Target) -> Records:
+def take_file(target: Target) -> Records:
     """Put the documents of a file into the table. ValueError for what cannot be read or evaluated."""
+    path = target.path
     try:
         if path.suffix == ".bin":
             return _take_pair(path, target)
-        if path.name.endswith(COLUMNS):
+        if path.suffix == ".parquet":
             return _take_columns(path, target)
+        if path.name.endswith(TARS):
+            return _take_samples(path, target)
         return _take_lines(path, target)
     except duckdb().Error as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
@@ -78,6 +90,36 @@ def _take_lines(path: Path, target: Target) -> Records:
             begins, sizes, numbers = begins[wanted], sizes[wanted], numbers[wanted]
         _take_block(_Block(lines, begins + offset, sizes, numbers), target, found)
         offset += len(block)
+    return found
+
+
+def _take_samples(path: Path, target: Target) -> Records:
+    """Samples of a tar; one without a text is broken, as is one whose members stand apart."""
+    found = Records()
+    places: list[tuple[int, int, int]] = []  # begin, size, number
+    records: list[str] = []
+    keys: list[str] = []
+    held = 0
+
+    def flush() -> None:
+        begins, sizes, numbers = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
+        lines = pyarrow().array(records, pyarrow().large_string())
+        _take_block(_Block(lines, begins, sizes, numbers, keys.copy()), target, found)
+        places.clear(), records.clear(), keys.clear()
+
+    for number, sample in enumerate(samples_of(path)):
+        try:
+            records.append(json.dumps(sample.record(target.text_key)))
+        except ValueError as error:
+            found.blame([number + 1], [f"{sample.key}: {error}"])
+            continue
+        places.append((sample.begin, sample.end - sample.begin, number))
+        keys.append(sample.key)
+        held += len(records[-1])
+        if held >= BLOCK_BYTES:
+            flush()
+            held = 0
+    flush()
     return found
 
 
@@ -125,12 +167,16 @@ def _not_blank(block: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.n
 
 @dataclass(frozen=True)
 class _Block:
-    """Lines as Arrow strings; where each begins in the file, its bytes, its number in the file from 0."""
+    """Lines as Arrow strings; where each begins in the file, its bytes, its number in the file from 0.
+
+    names   of samples, to say which is broken; empty for lines
+    """
 
     lines: Any
     begins: np.ndarray
     sizes: np.ndarray
     numbers: np.ndarray
+    names: Sequence[str] = ()
 
     def of(self, wanted: np.ndarray) -> "_Block":
         return _Block(
@@ -145,28 +191,50 @@ def _take_block(block: _Block, target: Target, found: Records) -> None:
     except (duckdb().Error, UnicodeDecodeError):
         reasons = _faults(block, target)
         bad = np.array([reason is not None for reason in reasons])
-        found.blame((block.numbers[bad] + 1).tolist(), [reason for reason in reasons if reason is not None])
+        told = [reason for reason in reasons if reason is not None]
+        if block.names:
+            told = [f"{block.names[i]}: {one}" for i, one in zip(np.flatnonzero(bad), told, strict=True)]
+        found.blame((block.numbers[bad] + 1).tolist(), told)
         _insert(block.of(~bad), target, found)  # what still fails is the expression, not the lines
 
 
 def _insert(block: _Block, target: Target, found: Records) -> None:
-    n, scratch = len(block.sizes), target.scratch
+    n, scratch, counter = len(block.sizes), target.scratch, target.counter
     numbers = np.arange(found.n_documents, found.n_documents + n)
     lines = {"record": block.lines, "row": numbers, "begin": block.begins, "size": block.sizes}
     scratch.register("lines", pyarrow().table(lines))
     try:
         # the row is what it is only where there is a text: one that has none ends the statement
+        text = "" if counter is None else f", json_extract_string(record, {_path(target)})"
         documents = scratch.sql(
             f"SELECT CAST({target.file} AS INTEGER) AS file, "
             f"CASE WHEN json_type(record, {_path(target)}) = 'VARCHAR' THEN row ELSE error('no text') END "
-            f"AS row, begin, size, CAST(NULL AS BIGINT) AS tokens{target.columns(is_json=True)} FROM lines"
+            "AS row, begin, size, CAST(NULL AS BIGINT) AS tokens"
+            f"{target.columns(is_json=True)}{text} FROM lines"
         ).to_arrow_table()
     finally:
         scratch.unregister("lines")
+    if counter is not None:
+        last = documents.num_columns - 1
+        tokens = _counted(documents.column(last), target, found.n_documents)
+        documents = documents.remove_column(last).set_column(TOKENS_AT, "tokens", tokens)
     target.connection.register("documents", documents)
     rows(target.connection, f"INSERT INTO {target.table} SELECT * FROM documents")
     target.connection.unregister("documents")
     found.n_documents += n
+
+
+def _counted(texts: Any, target: Target, n_before: int) -> Any:
+    """Tokens of texts, Arrow int64. ValueError for one that the tokenizer does not take."""
+    assert target.counter is not None
+    parts = [np.zeros(0, dtype=np.int64)]
+    for part in texts.chunks:
+        try:
+            parts.append(target.counter.lengths(part, n_before))
+        except ValueError as error:
+            raise ValueError(f"{target.path}, {error}") from error
+        n_before += len(part)
+    return pyarrow().array(np.concatenate(parts))
 
 
 def _path(target: Target) -> str:
@@ -209,11 +277,9 @@ def _faults(block: _Block, target: Target) -> list[str | None]:
 
 def _take_columns(path: Path, target: Target) -> Records:
     """Rows of a parquet file; one without a text is broken."""
-    if path.suffix != ".parquet":
-        raise ValueError(f"{path}: wanted lines of JSON, parquet or the .bin of a pair")
     found = Records()
     source = "read_parquet($path, file_row_number = true)"
-    key = '"' + target.text_key.replace('"', '""') + '"'
+    key = quoted(target.text_key)
     empty = rows(
         target.connection,
         f"SELECT file_row_number + 1 FROM {source} WHERE {key} IS NULL ORDER BY 1",
@@ -221,21 +287,49 @@ def _take_columns(path: Path, target: Target) -> Records:
     )
     found.blame([row for (row,) in empty], [f"no text under '{target.text_key}'"] * len(empty))
     row = "row_number() OVER (ORDER BY file_row_number) - 1" if empty else "file_row_number"
-    where = f"WHERE {key} IS NOT NULL" if empty else ""
-    ((found.n_documents,),) = rows(
-        target.connection,
-        f"INSERT INTO {target.table} SELECT {target.file}, {row}, file_row_number, 0, NULL"
-        f"{target.columns(is_json=False)} FROM {source} {where}",
-        {"path": str(path)},
-    )
+    where, tokens = f"WHERE {key} IS NOT NULL" if empty else "", "NULL"
+    if target.counter is not None:
+        lengths = _lengths_of_column(target)
+        target.connection.register("lengths", pyarrow().table({OWN_COLUMN: lengths}))
+        source, tokens = f"{source} POSITIONAL JOIN lengths", f"lengths.{OWN_COLUMN}"
+    try:
+        ((found.n_documents,),) = rows(
+            target.connection,
+            f"INSERT INTO {target.table} SELECT {target.file}, {row}, file_row_number, 0, {tokens}"
+            f"{target.columns(is_json=False)} FROM {source} {where}",
+            {"path": str(path)},
+        )
+    finally:
+        target.connection.unregister("lengths")
     return found
+
+
+def _lengths_of_column(target: Target) -> np.ndarray:
+    """Tokens of every row of a parquet file, int64; 0 where there is no text."""
+    parts, n_texts = [np.zeros(0, dtype=np.int64)], 0
+    for column in columns_of(target.path, target.text_key, ROWS_AT_ONCE):
+        texts = pyarrow().chunked_array([column.drop_null()])
+        parts.append(np.zeros(len(column), dtype=np.int64))
+        has_one = column.is_valid().to_numpy(zero_copy_only=False)
+        parts[-1][has_one] = _counted(texts, target, n_texts).to_numpy()
+        n_texts += len(texts)
+    return np.concatenate(parts)
 
 
 def _take_pair(path: Path, target: Target) -> Records:
     """Documents of a .bin/.idx pair; their properties are the rows of <prefix>.parquet."""
-    pair, beside = IndexedTokens(path.with_suffix("")), path.with_suffix(".parquet")
+    prefix, beside = path.with_suffix(""), path.with_suffix(".parquet")
+    pair = IndexedTokens(prefix)
+    if target.counter is not None:
+        made_with = (read_sidecar(prefix).get("tokenizer") or {}).get("sha256")
+        if made_with not in (None, target.counter.told["sha256"]):
+            raise ValueError(
+                f"{path}: made with another tokenizer than {target.counter.told['name']}; its tokens are "
+                "counted already, leave the tokenizer out"
+            )
     arrow = pyarrow()
-    lengths = arrow.table({"row": np.arange(pair.n_documents), "length": pair.document_tokens})
+    numbers = np.arange(pair.n_documents)
+    lengths = arrow.table({f"{OWN_COLUMN}_row": numbers, OWN_COLUMN: pair.document_tokens})
     source, given = "lengths", {}
     if target.properties:
         if not beside.is_file():
@@ -248,7 +342,7 @@ def _take_pair(path: Path, target: Target) -> Records:
     try:
         rows(
             target.connection,
-            f"INSERT INTO {target.table} SELECT {target.file}, lengths.row, 0, 0, lengths.length"
+            f"INSERT INTO {target.table} SELECT {target.file}, {OWN_COLUMN}_row, 0, 0, {OWN_COLUMN}"
             f"{target.columns(is_json=False)} FROM {source}",
             given,
         )

@@ -142,7 +142,7 @@ class Desk:
         weights: list[Sample] = []
         known: list[Sample] = []
         for name, one in self.mixtures.items():
-            of_domains = zip(one.names, one.result.n_documents.tolist(), strict=True)
+            of_domains = zip(one.names, one.counts.tolist(), strict=True)
             held += [({"mixture": name, "domain": domain}, n) for domain, n in of_domains]
         runs = dict(self.runs)
         static = {(name, ""): one for name, one in self.mixtures.items() if one.spec.adaptive is None}

@@ -36,6 +36,7 @@ from megatron.mixture.adaptive import Adaptive, Ado, AdoConfig, Log, LossProport
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import DRY, Constant, Weights
 from megatron.mixture.query import Query, Result, SourceFile
+from megatron.mixture.tars import TARS, write_texts
 from megatron.mixture.weights import Schedule, weights_of
 from megatron.run_dir import write_json
 
@@ -63,6 +64,11 @@ class Spec:
     def by(self) -> tuple[str, ...]:
         """Properties that make a domain."""
         return tuple(_listed(self.told.get("by")))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether weights are shares of tokens, not of documents."""
+        return self.told.get("count", "tokens") == "tokens"
 
     @property
     def adaptive(self) -> dict[str, Any] | None:
@@ -128,7 +134,8 @@ def prepare(path: str | Path, quiet: bool = False) -> Resolved:
     with _alone(folder):
         with Catalog(spec.catalog, read_only=True) as catalog:
             result = spec.query().run(catalog, spec.by)
-        pairs = [_tokens_of(file, spec, folder, quiet) for file in result.files]
+            samples = catalog.text_places([one.id for one in result.files if one.path.endswith(TARS)])
+        pairs = [_tokens_of(file, spec, folder, quiet, samples.get(file.id)) for file in result.files]
         tokenizer = _one_tokenizer(pairs)
         sums = [result.identity(), spec.sha256(), tokenizer.get("sha256")]
         identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
@@ -161,10 +168,13 @@ def first_weights(spec: Spec, result: Result, tokens: np.ndarray) -> np.ndarray:
 
 def _weights(spec: Spec, written: Any, result: Result, tokens: np.ndarray) -> np.ndarray:
     documents = result.n_documents
-    if spec.told.get("count", "tokens") == "tokens":
-        natural, turned = tokens, np.ones(len(tokens))
-    else:
-        natural, turned = documents, tokens / documents  # a share of documents as one of tokens
+    if spec.counts_tokens:
+        return _shares(spec, written, result, tokens, np.ones(len(tokens)))
+    return _shares(spec, written, result, documents, tokens / documents)  # as shares of tokens
+
+
+def _shares(spec: Spec, written: Any, result: Result, natural: np.ndarray, turned: np.ndarray) -> np.ndarray:
+    """Weights, each times `turned`, of sum 1; `natural`: what inferred ones follow."""
     try:
         weights = weights_of(written, spec.by, result.domains, natural.astype(np.float64)) * turned
     except ValueError as error:
@@ -193,19 +203,24 @@ def document_weights(spec: Spec, result: Result) -> tuple[Weights, Adaptive | No
     """Weights of chunks of whole documents, over chunks where they have a schedule in steps, and the rule
     that finds them if they follow the model: its every_steps and delay_steps are chunks.
 
-    ValueError for a mixture whose weights count tokens: those are for dataset.mixture.
+    Shares of tokens become shares of documents by the mean tokens of a domain's documents, which the catalog
+    has. ValueError for a mixture whose weights follow the tokens of training, or a model and count tokens.
     """
-    schedule = spec.told.get("schedule")
-    if spec.told.get("count") != "documents":
-        raise ValueError(f"{spec.path}: whole documents are asked for; add count: documents")
+    schedule, documents = spec.told.get("schedule"), result.n_documents
     if (schedule or {}).get("unit") == "tokens":
-        raise ValueError(f"{spec.path}: weights that follow the tokens of training; use dataset.mixture")
-    natural = result.n_documents
+        raise ValueError(f"{spec.path}: weights that follow training or its tokens; use dataset.mixture")
+    natural, turned = documents, np.ones(len(documents))
+    if spec.counts_tokens:
+        if spec.adaptive is not None:
+            raise ValueError(f"{spec.path}: weights of documents that follow a model; add count: documents")
+        assert result.n_tokens is not None, "the query counts tokens where weights do"
+        natural = np.array(result.n_tokens)
+        turned = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
     if schedule is None:
-        first = _weights(spec, spec.told.get("weights"), result, natural)
+        first = _shares(spec, spec.told.get("weights"), result, natural, turned)
         return _following(spec, first, natural)
     points = _listed(schedule.get("points"))
-    weights = [_weights(spec, point["weights"], result, natural) for point in points]
+    weights = [_shares(spec, point["weights"], result, natural, turned) for point in points]
     return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear"), None
 
 
@@ -243,9 +258,11 @@ def tokens_of_domains(result: Result, pairs: Sequence[str]) -> np.ndarray:
     return tokens
 
 
-def _tokens_of(file: SourceFile, spec: Spec, folder: Path, quiet: bool) -> str:
+def _tokens_of(
+    file: SourceFile, spec: Spec, folder: Path, quiet: bool, samples: tuple[np.ndarray, np.ndarray] | None
+) -> str:
     """The prefix of the pair that holds a file's documents; text is tokenised, once. ValueError for a file
-    that is not as it was registered."""
+    that is not as it was registered. `samples`: (begin, size) of those of a tar."""
     path = file.unchanged()
     if path.suffix == ".bin":
         return str(path.with_suffix(""))
@@ -259,7 +276,14 @@ def _tokens_of(file: SourceFile, spec: Spec, folder: Path, quiet: bool) -> str:
         log.info("tokenising %s", path)
         made.parent.mkdir(parents=True, exist_ok=True)
         options = Options(keys=(file.text_key,), append_eod=True, skip_bad_lines=True, quiet=quiet)
-        preprocess([str(path)], made.with_name(name), str(tokenizer), options)
+        if samples is None:
+            preprocess([str(path)], made.with_name(name), str(tokenizer), options)
+        else:
+            lines = made.with_name(f"{name}.jsonl")
+            places = zip(*map(np.ndarray.tolist, samples), strict=True)
+            write_texts(file.plain(folder), places, file.text_key, lines)
+            preprocess([str(lines)], made.with_name(name), str(tokenizer), options)
+            lines.unlink()
     n = IndexedTokens(made).n_documents
     if n != file.n_documents:
         raise ValueError(

@@ -1,5 +1,6 @@
 """Multi-head self-attention."""
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
@@ -9,6 +10,9 @@ from megatron.model.cache import LayerCache
 from megatron.model.dropout import attend_with_dropout
 from megatron.model.norm import RmsNorm
 from megatron.model.rotary import rotate
+
+# queries read at a time where that spares keys: few enough to skip much, enough to fill a product
+QUERIES = 64
 
 
 class Mixing(nn.Module):
@@ -20,9 +24,40 @@ class Mixing(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         """mask [B, 1, S, S] bool: what each position sees, causality in it already; None: `causal` says."""
+        if causal and _worth_blocks(q, k):
+            return self._in_blocks(q, k, v, mask)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=self.scale
         )
+
+    def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The same for causal sight, a block of queries after another, each over the keys up to its last."""
+        mixed = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+        for begin in range(0, q.shape[2], QUERIES):
+            end = min(begin + QUERIES, q.shape[2])
+            if mask is None:
+                seen = torch.ones(end - begin, end, dtype=torch.bool, device=q.device).tril(begin)
+            else:
+                seen = mask[:, :, begin:end, :end]
+            mixed[:, :, begin:end] = F.scaled_dot_product_attention(
+                q[:, :, begin:end], k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=self.scale
+            )
+        return mixed
+
+
+def _worth_blocks(q: Tensor, k: Tensor) -> bool:
+    """Whether to read causally in blocks: torch's kernel for the CPU reads 512 keys whatever is hidden.
+
+    Not where gradients are wanted, which it has in one piece, nor where heads are fewer than threads.
+    """
+    if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[2] != k.shape[2]:
+        return False
+    return q.shape[2] > QUERIES and q.shape[0] * q.shape[1] >= torch.get_num_threads()
+
+
+def taken(x: Tensor, asked: Tensor) -> Tensor:
+    """Of each sequence the positions asked for: x [B, S, ...], asked int64 [B, Q] -> [B, Q, ...]."""
+    return x[torch.arange(len(asked), device=x.device)[:, None], asked]
 
 
 class Attention(nn.Module):
@@ -58,20 +93,27 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         dropout_key: Tensor | None = None,
         cache: LayerCache | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor:
         """x [B, S, D]; cos, sin [S, K] or [B, 1, S, K], None: positions are in x; causal: p sees 0..p only.
 
         mask         [B, 1, S, S] bool  what each position sees, causality in it already; None: `causal` says
         dropout_key  [B] int64          the sample's key in this block; drops attention weights
         cache        x holds the positions that follow those in it, which are seen too; causal only
+        asked        [B, Q] int64       positions whose result is wanted, [B, Q, D]; None: all
         """
+        asking = x if asked is None else taken(x, asked)
         q, k, v = (
-            project(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # [B, H, S, K]
-            for project in (self.query, self.key, self.value)
+            project(of).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # [B, H, S, K]
+            for project, of in ((self.query, asking), (self.key, x), (self.value, x))
         )
         q, k = self.query_norm(q), self.key_norm(k)
         if cos is not None and sin is not None:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            turns = (cos, sin) if asked is None else (_turns(cos, asked), _turns(sin, asked))
+            q, k = rotate(q, *turns), rotate(k, cos, sin)
+        if asked is not None:
+            assert cache is None and dropout_key is None, "all positions are wanted there"
+            mask, causal = _sight(mask, causal, asked, x.shape[1]), False
         if cache is not None:
             assert causal and mask is None, "what was read without sight of what follows is kept as it is"
             causal, mask = cache.n_read == 0, cache.sight(x.shape[1])
@@ -85,3 +127,17 @@ class Attention(nn.Module):
         else:
             mixed = self.mixing(q, k, v, causal)
         return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+def _turns(table: Tensor, asked: Tensor) -> Tensor:
+    """The rows of cos or sin [S, K] or [B, 1, S, K] of the positions asked for, [B, 1, Q, K]."""
+    return (table[asked] if table.ndim == 2 else taken(table[:, 0], asked))[:, None]
+
+
+def _sight(mask: Tensor | None, causal: bool, asked: Tensor, n_positions: int) -> Tensor | None:
+    """What the positions asked for see, bool [B, 1, Q, S]; None: everything."""
+    if mask is not None:
+        return taken(mask[:, 0], asked)[:, None]
+    if not causal:
+        return None
+    return (asked[:, :, None] >= torch.arange(n_positions, device=asked.device))[:, None]

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from megatron.config.parametrization import residual_multiplier
 from megatron.config.schema import ModelConfig
-from megatron.model.attention import Attention
+from megatron.model.attention import Attention, taken
 from megatron.model.cache import LayerCache
 from megatron.model.mlp import Mlp
 from megatron.model.norm import residual_norm
@@ -31,11 +31,12 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         dropout_key: Tensor | None = None,
         cache: LayerCache | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor:
         """As Attention.forward."""
-        seen = self.attention_norm(x)
-        mixed = self.attention(seen, cos, sin, causal, mask=mask, dropout_key=dropout_key, cache=cache)
-        x = x + self._scaled(mixed)
+        reading = {"mask": mask, "dropout_key": dropout_key, "cache": cache, "asked": asked}
+        mixed = self.attention(self.attention_norm(x), cos, sin, causal, **reading)
+        x = (x if asked is None else taken(x, asked)) + self._scaled(mixed)
         return x + self._scaled(self.mlp(self.mlp_norm(x)))
 
     def _scaled(self, branch: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class Gpt(nn.Module):
         dropout_key: Tensor | None = None,
         cache: KvCache | None = None,
         first_position: int = 0,
+        asked: Tensor | None = None,
     ) -> Tensor:
         """What the head reads: tokens int64 [B, S] -> [B, S, D].
 
@@ -57,6 +58,8 @@ class Gpt(nn.Module):
         visible     [B, S, S] bool  what each position may look at beside itself; None: everything
         dropout_key [B] int64       of each sample; attention dropout happens in training only
         cache       tokens are those that follow what it holds, all of one document; it takes them in
+        asked       [B, Q] int64    positions that are wanted, [B, Q, D], some maybe twice: the last
+                                    block computes no others; None: all. Not with dropout or a cache
         """
         if cache is not None:
             return self._hidden_after(tokens, cache)
@@ -71,7 +74,8 @@ class Gpt(nn.Module):
         x, cos, sin = self._place(tokens, positions, first_position)
         for i, block in enumerate(self.blocks):
             key = layer_key(dropout_key, i) if drops and dropout_key is not None else None
-            x = block(x, cos, sin, causal, mask=mask, dropout_key=key)
+            last = i == len(self.blocks) - 1
+            x = block(x, cos, sin, causal, mask=mask, dropout_key=key, asked=asked if last else None)
         return self.norm(x)
 
     def _hidden_after(self, tokens: Tensor, cache: KvCache) -> Tensor:

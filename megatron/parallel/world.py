@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.config.launcher import export, ranks_from_environment
 from megatron.config.layout import Coordinate, Layout, layout_of
 from megatron.config.schema import DistConfig
+from megatron.parallel.products import fastest_products
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
         torch.set_num_threads(n_threads)
     if config.backend == "nccl" and not on_gpu and not config.cpu_only:
         raise ValueError("dist.backend: nccl needs a GPU and finds none; leave the key out or set gloo")
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    device = (
+        torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
+        if on_gpu
+        else torch.device("cpu")
+    )
     if on_gpu:
         torch.cuda.set_device(device)
     if n_ranks > 1:
@@ -71,7 +76,8 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
         backend = (config.backend or "cpu:gloo,cuda:nccl") if on_gpu else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s))
     try:
-        yield World(rank, n_ranks, local_rank, device, layout)
+        with nullcontext() if on_gpu else fastest_products():
+            yield World(rank, n_ranks, local_rank, device, layout)
     except RuntimeError as error:
         if n_ranks > 1 and _is_of_a_peer(error):
             raise ConnectionError(f"another rank is gone ({str(error).splitlines()[0]})") from error
@@ -79,6 +85,21 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def device_index(local_rank: int, n_visible: int) -> int:
+    """Which of the GPUs that this process sees is its own.
+
+    Schedulers either show a process all GPUs of the node, or its own alone (srun --gpus-per-task=1).
+    """
+    if local_rank < n_visible:
+        return local_rank
+    if n_visible == 1:
+        return 0
+    raise ValueError(
+        f"local rank {local_rank} finds {n_visible} GPUs on this node, wanted one for each process; "
+        "start as many processes as there are GPUs"
+    )
 
 
 def _is_of_a_peer(error: RuntimeError) -> bool:

@@ -9,6 +9,7 @@ from megatron.scaling import wording
 from megatron.scaling.law import Law
 from megatron.scaling.plot import (
     LOSS_UNIT,
+    SYMBOL,
     Chip,
     Figure,
     describe,
@@ -20,7 +21,7 @@ from megatron.scaling.plot import (
     size_colour,
 )
 from megatron.scaling.plot_law import law_points, unique_of
-from megatron.scaling.study import Study
+from megatron.scaling.study import MASKED_DIFFUSION, Study
 from megatron.scaling.table import Row
 
 PAIRS = (("alpha", "A"), ("beta", "B"), ("alpha", "beta"), ("alpha", "E"))
@@ -33,6 +34,7 @@ NAMES = {
 }
 FEWEST_REPLICATES = 10
 MOST_TICKS = 3
+COLOUR = {MASKED_DIFFUSION: "@ink"}
 THRESHOLD = 3.84  # of chi-square with one degree of freedom, 95 %
 
 
@@ -200,48 +202,74 @@ def profile_figure(study: Study) -> Figure | None:
 
 
 def held_out_figure(study: Study) -> Figure | None:
-    """Predictions for runs that the law was not fitted on; None where fit_law.py held none out."""
-    told = study.law.held_out if study.law is not None else {}
+    """Predictions for runs that no law was fitted on, each objective by its own; None without such runs."""
+    told = {objective: law.held_out for objective, law in study.laws.items() if law.held_out}
     if not told:
         return None
-    said, low, high, measured = (told[name] for name in ("predicted", "low", "high", "measured"))
-    ends = [min(*low, *measured), max(*high, *measured)]
+    ends = [
+        min(min(one["low"] + one["measured"]) for one in told.values()),
+        max(max(one["high"] + one["measured"]) for one in told.values()),
+    ]
     data = [
         scatter(ends, ends, "lines", hoverinfo="skip", line={"color": "@muted", "dash": "dot", "width": 1}),
-        scatter(
-            said,
-            measured,
-            "markers",
-            marker={"color": "@accent", "size": 10},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [b - x for b, x in zip(high, said, strict=True)],
-                "arrayminus": [x - a for a, x in zip(low, said, strict=True)],
-                "color": "@accent",
-                "thickness": 1.2,
-            },
-            customdata=[
-                f"N = {wording.count(n)}, D = {wording.count(d)}<br>predicted {x:.3f} ({a:.3f} to {b:.3f}), "
-                f"measured {y:.3f}"
-                for n, d, x, a, b, y in zip(told["N"], told["D"], said, low, high, measured, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra>held out</extra>",
-            meta=["held out"],
-        ),
+        *(held_out_marks(objective, one) for objective, one in told.items()),
     ]
     layout = {
         "xaxis": linear_axis(f"loss predicted ({LOSS_UNIT})", *ends),
         "yaxis": linear_axis(f"held-out loss measured ({LOSS_UNIT})", *ends),
     }
-    percent = f"{100 * told['level']:.0f} %"
+    n_runs, n_inside = (sum(one[key] for one in told.values()) for key in ("n_runs", "n_inside"))
+    worst = max(one["worst_percent"] for one in told.values())
     title = (
-        f"The {wording.plural(told['n_runs'], 'largest run')} held out of the fit: predicted to within "
-        f"{told['worst_percent']:.1f} %, {told['n_inside']} of {told['n_runs']} inside their interval"
+        f"{wording.plural(n_runs, 'run')} held out of the fit: predicted to within {worst:.1f} %, "
+        f"{n_inside} of {n_runs} inside {'its' if n_runs == 1 else 'their'} interval"
     )
+    percent = f"{100 * next(iter(told.values()))['level']:.0f} %"
     caption = (
         f"The law was fitted without these runs. Bars: {percent} for a single run, the law's own uncertainty "
         "and the spread of runs around it. On the dotted line the prediction is exact."
     )
-    alt = f"{title}. Root mean square error {told['rms_percent']:.2f} %."
-    return Figure("heldout", title, caption, alt, data, layout, [])
+    alt = f"{title}. " + " ".join(held_out_words(objective, one) for objective, one in told.items())
+    chips = [
+        Chip(f"objective:{o}", wording.OBJECTIVES.get(o, o), COLOUR.get(o, "@accent"), "point") for o in told
+    ]
+    return Figure("heldout", title, caption, alt, data, layout, chips if len(chips) > 1 else [])
+
+
+def held_out_marks(objective: str, told: dict[str, Any]) -> dict[str, Any]:
+    """The runs held out of one law, with the intervals of their predictions."""
+    colour = COLOUR.get(objective, "@accent")
+    columns = [told[name] for name in ("N", "D", "predicted", "low", "high", "measured")]
+    return scatter(
+        told["predicted"],
+        told["measured"],
+        "markers",
+        marker={"color": colour, "size": 10, "symbol": SYMBOL.get(objective, "square")},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [b - x for b, x in zip(told["high"], told["predicted"], strict=True)],
+            "arrayminus": [x - a for a, x in zip(told["low"], told["predicted"], strict=True)],
+            "color": colour,
+            "thickness": 1.2,
+        },
+        customdata=[
+            f"N = {wording.count(n)}, D = {wording.count(d)}<br>predicted {x:.3f} ({a:.3f} to {b:.3f}), "
+            f"measured {y:.3f}"
+            for n, d, x, a, b, y in zip(*columns, strict=True)
+        ],
+        hovertemplate=f"%{{customdata}}<extra>{wording.OBJECTIVES.get(objective, objective)}</extra>",
+        meta=[f"objective:{objective}"],
+    )
+
+
+def held_out_words(objective: str, told: dict[str, Any]) -> str:
+    """Each prediction of one law beside what was measured."""
+    columns = [told[name] for name in ("N", "D", "predicted", "low", "high", "measured")]
+    each = (
+        f"{wording.count(n)} parameters on {wording.count(d)} tokens, "
+        f"{x:.3f} ({a:.3f} to {b:.3f}) predicted, {y:.3f} measured"
+        for n, d, x, a, b, y in zip(*columns, strict=True)
+    )
+    name = wording.OBJECTIVES.get(objective, objective)
+    return f"{name[:1].upper()}{name[1:]}: {'; '.join(each)}; root mean square {told['rms_percent']:.2f} %."

@@ -53,13 +53,18 @@ class Optimum:
 
 
 def law_points(study: Study) -> list[Row]:
-    """The finished runs that the law speaks of, with the N and D that it was fitted on as `N` and `D`."""
+    """The finished runs that the law was fitted on, with the N and D that it saw as `N` and `D`."""
     law = study.law
     if law is None:
         return []
-    columns, wanted = law.columns or {}, law.filter or {}
+    columns, wanted = law.columns or {}, dict(law.filter or {})
+    most, held_out = wanted.pop("max_loss", math.inf), set(law.held_out.get("runs", ()))
     rows = [
-        row for row in study.done() if all(str(row.get(name)) == str(value) for name, value in wanted.items())
+        row
+        for row in study.done()
+        if all(str(row.get(name)) == str(value) for name, value in wanted.items())
+        and row["loss"] <= most
+        and row["run"] not in held_out
     ]
     names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
     rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]

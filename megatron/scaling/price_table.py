@@ -8,7 +8,8 @@ from megatron.scaling.ladder import PlannedRun, short_number
 from megatron.scaling.memory import bytes_of
 from megatron.scaling.price import Speed, duration, makespan
 
-SHOWN = {"exact": "FLOPs", "6nd": "6ND", "kaplan": "Kaplan", "palm": "PaLM", "chinchilla": "Chinchilla"}
+SHOWN = {"exact": "FLOPs", "6nd": "6ND", "kaplan": "Kaplan", "palm": "PaLM",
+         "megatron": "Megatron", "chinchilla": "Chinchilla"}  # fmt: skip
 HEAD = ("run", "size", "N", "tokens", "unique", "epochs", "steps", "batch", "lr", *SHOWN.values(), "memory",
         "expected", "status")  # fmt: skip
 TO_THE_LEFT = (0, len(HEAD) - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from megatron.scaling.fit_form import Problem, fit_theta, limits_of, narrowed
 from megatron.scaling.forms import FORM
@@ -118,7 +118,7 @@ def _share(residual: np.ndarray, delta: float) -> float:
 def _told(
     name: str, values: np.ndarray, objective: np.ndarray, statistic: np.ndarray, best: float
 ) -> Profile:
-    limit = float(chi2.ppf(LEVEL, 1))
+    limit = float(chdtri(1, 1 - LEVEL))
     inside = np.flatnonzero(statistic <= limit)
     low = None if inside[0] == 0 else _crossing(values, statistic, inside[0] - 1, limit)
     high = None if inside[-1] == len(values) - 1 else _crossing(values, statistic, inside[-1], limit)

@@ -3,16 +3,18 @@
 import csv
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron.config.presets import nearest
+from megatron.scaling.holdout import largest
 from megatron.scaling.table import read_table
 
 ROUNDED_DECIMALS = 2  # a loss of 3.14 has an error of 0.005, as large as the noise of a seed
+YES = ("1", "1.0", "true", "yes")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,29 @@ class Selection:
     warnings: list[str]
     U: np.ndarray | None = None
     rows: np.ndarray | None = None  # their places in the table
+    marked: np.ndarray | None = None  # bool [n]: held out by the study, column `held_out`; None: not known
+    names: list[str] | None = None  # column `run`
+
+    def held_out(self, n_more: int = 0) -> np.ndarray:
+        """Which runs [n] bool no law is fitted on: those marked, and the `n_more` largest of the others.
+
+        Raises ValueError where that would leave none to fit on.
+        """
+        held = np.zeros(len(self.N), dtype=bool) if self.marked is None else self.marked.copy()
+        if held.all():
+            raise ValueError("held-out runs: the table marks all of them; wanted some to fit on (--fit-all)")
+        if n_more:
+            free = np.flatnonzero(~held)
+            held[free[largest(self.N[free], self.D[free], n_more)]] = True
+        return held
+
+    def only(self, kept: np.ndarray) -> "Selection":
+        """The runs `kept` [n] bool alone."""
+        arrays = ("N", "D", "L", "U", "rows", "marked")
+        held = {name: getattr(self, name)[kept] for name in arrays if getattr(self, name) is not None}
+        if self.names is not None:
+            held["names"] = [name for name, keep in zip(self.names, kept, strict=True) if keep]
+        return replace(self, **held)
 
     def where(self, kept: np.ndarray) -> dict[str, np.ndarray | None]:
         """N, D, L and U of the runs `kept` [n] bool."""
@@ -79,47 +104,63 @@ def select_runs(
     offered), a value that is not a positive number, no finished run, or runs of several objectives where
     none was asked for.
     """
-    try:
-        table = read_table(path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
-        ) from error
+    table = _table(path)
     wanted = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
     for name in wanted.values():
         if name not in table:
             raise ValueError(f"{path}: no column '{name}'; {nearest(name, list(table))}")
     keep, told, warnings = _kept(path, table, objective, len(table[columns.N]))
     rows = np.flatnonzero(keep)
-    N, D, L = (_numbers(path, table[name], name, rows) for name in wanted.values())
-    D = D / (6 * N) if columns.C else D
     if max_loss is not None:
-        kept = max_loss >= L
-        N, D, L, rows = N[kept], D[kept], L[kept], rows[kept]
-        told["max_loss"] = max_loss
+        kept = max_loss >= _numbers(path, table[columns.L], columns.L, rows)
+        rows, told["max_loss"] = rows[kept], max_loss
         if not kept.all():
             warnings.append(
                 f"{int((~kept).sum())} of {len(kept)} runs have a loss above {max_loss:g} and are left out."
             )
-    U = None
+    N, D, L = (_numbers(path, table[name], name, rows) for name in wanted.values())
+    D = D / (6 * N) if columns.C else D
+    U = _unique(path, table, columns.U, rows) if wants_unique else None
     if wants_unique:
-        if columns.U not in table:
-            raise ValueError(
-                f"{path}: no column '{columns.U}' of unique tokens, which this form wants; "
-                f"{nearest(columns.U, list(table))}"
-            )
-        U = _numbers(path, table[columns.U], columns.U, rows)
         wanted["U"] = columns.U
-    elif "epochs" in table:
-        known = np.array([i for i in rows if table["epochs"][i]], dtype=int)
-        n_repeated = int((_numbers(path, table["epochs"], "epochs", known) > 1.01).sum())
-        if n_repeated:
-            warnings.append(
-                f"{n_repeated} runs saw some text more than once: this form has no term for repetition."
-            )
+    else:
+        warnings += _of_repetition(path, table, rows)
     warnings += _of_losses(table, wanted["L"], rows)
     sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return Selection(N, D, L, wanted, told, sums, warnings, U, rows)
+    marks = table.get("held_out", [""] * len(keep))
+    marked = np.array([marks[i].strip().lower() in YES for i in rows], dtype=bool)
+    names = [table["run"][i] for i in rows] if "run" in table else None
+    return Selection(N, D, L, wanted, told, sums, warnings, U, rows, marked, names)
+
+
+def _table(path: Path) -> dict[str, list[str]]:
+    try:
+        return read_table(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
+        ) from error
+
+
+def _unique(path: Path, table: dict[str, list[str]], name: str, rows: np.ndarray) -> np.ndarray:
+    """The unique tokens of each run, [rows]."""
+    if name not in table:
+        raise ValueError(
+            f"{path}: no column '{name}' of unique tokens, which this form wants; "
+            f"{nearest(name, list(table))}"
+        )
+    return _numbers(path, table[name], name, rows)
+
+
+def _of_repetition(path: Path, table: dict[str, list[str]], rows: np.ndarray) -> list[str]:
+    """That a form without a term for repetition is asked of runs that repeat."""
+    if "epochs" not in table:
+        return []
+    known = np.array([i for i in rows if table["epochs"][i]], dtype=int)
+    n_repeated = int((_numbers(path, table["epochs"], "epochs", known) > 1.01).sum())
+    if not n_repeated:
+        return []
+    return [f"{n_repeated} runs saw some text more than once: this form has no term for repetition."]
 
 
 def _kept(

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from megatron.run_dir import read_json
 from megatron.tokenizer.hub import cached_file, why_hub_is_silent
 
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
@@ -23,19 +24,23 @@ class BpeTokenizer:
 
     n_tokens    largest id + 1
     eod_id      the id that ends a document
+    bos_id      the id that the library puts before a text when asked for special tokens, which is for who
+                asks a model; no text in a corpus begins with it. None: no such
     sha256      of the whole tokenizer as JSON: equal sums mean equal ids
     """
 
-    def __init__(self, inner: Tokenizer, name: str) -> None:
-        """ValueError for a tokenizer without an end-of-document token."""
+    def __init__(self, inner: Tokenizer, name: str, end: str | None = None) -> None:
+        """`end`: the token that ends a document, where somebody says. ValueError for a tokenizer without."""
         self.inner, self.name = inner, name
-        found = (inner.token_to_id(word) for word in EOD_NAMES)
+        found = (inner.token_to_id(word) for word in ((end,) if end else EOD_NAMES))
         eod = next((i for i in found if i is not None), None)
         if eod is None:
             raise ValueError(
-                f"{name}: none of {', '.join(EOD_NAMES)} is in the vocabulary, one must end documents"
+                f"{name}: none of {end or ', '.join(EOD_NAMES)} is in the vocabulary, one must end documents"
             )
         self.eod_id = eod
+        bare, begun = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
+        self.bos_id: int | None = begun[0] if begun[:1] != bare[:1] else None
         serialised = inner.to_str()
         self.sha256 = hashlib.sha256(serialised.encode()).hexdigest()
         self.told: dict[str, Any] = json.loads(serialised)
@@ -77,7 +82,7 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
         return BpeTokenizer(_read_json(path), str(path))
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
-            return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path))
+            return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path), _told_end(path))
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             return BpeTokenizer(gpt2_tokenizer(path / "vocab.json", path / "merges.txt"), str(path))
         raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
@@ -88,6 +93,12 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
     if name_or_folder in GPT2_NAMES:  # before the network: their sums show that the hub has no other files
         return BpeTokenizer(_gpt2_of_package(), "gpt2")
     return BpeTokenizer(_from_hub(name_or_folder), name_or_folder)
+
+
+def _told_end(folder: Path) -> str | None:
+    """What transformers' settings beside a tokenizer.json call the end; None where they say nothing."""
+    end = (read_json(folder / "tokenizer_config.json") or {}).get("eos_token")
+    return end.get("content") if isinstance(end, dict) else end
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:

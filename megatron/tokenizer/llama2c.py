@@ -19,15 +19,13 @@ N_BYTES = 256
 
 
 class Llama2cTokenizer(BpeTokenizer):
-    """Text to ids and back through the `tokenizers` library. bos_id begins every story."""
-
-    bos_id = 1
+    """Text to ids and back through the `tokenizers` library. <s> begins every story, and so ends the last."""
 
     def __init__(self, path: Path) -> None:
         """FileNotFoundError, or ValueError for a file of another kind."""
         pieces, scores = read_pieces(path)
         super().__init__(as_library(pieces, scores), str(path))
-        self.eod_id = self.bos_id
+        self.eod_id = self.inner.token_to_id("<s>")
 
 
 def read_pieces(path: Path) -> tuple[list[str], list[float]]:
@@ -74,7 +72,7 @@ def as_library(pieces: list[str], scores: list[float]) -> Tokenizer:
         )
     )
     inner.normalizer = normalizers.Prepend(" ")
-    # only those who ask the library for special tokens get it; this package does not
+    # only those who ask the library for special tokens get it: transformers
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     inner.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]

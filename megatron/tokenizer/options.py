@@ -8,9 +8,7 @@ from megatron.tokenizer.kinds import KINDS, TokenizerSpec
 def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
     """A group of options, which `tokenizer_of` reads."""
     group = parser.add_argument_group("tokenizer")
-    group.add_argument(
-        "--tokenizer-type", choices=KINDS, default=KINDS[0], help=f"its kind (default {KINDS[0]})"
-    )
+    group.add_argument("--tokenizer-type", choices=KINDS, default=KINDS[0], help="its kind")
     group.add_argument(
         "--tokenizer-model",
         metavar="NAME",
@@ -30,7 +28,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         choices=["token", "text"],
         default="token",
         help="a special token's text such as <|endoftext|> within a document: token, its id, as the "
-        "tokenizers library has it; text, ordinary characters, as tiktoken has it (default token)",
+        "tokenizers library has it; text, ordinary characters, as tiktoken has it",
     )
 
 

@@ -1,7 +1,6 @@
 """Models out to transformers and in again, run there by transformers itself."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.sampling import Sampling
 from megatron.model.gpt import Gpt
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers")
+with pytest.MonkeyPatch.context() as patched:  # read at the import, and no test after these wants it
+    patched.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},

@@ -9,6 +9,7 @@ import torch
 
 from megatron.checkpoint import layout, reshard, sharded, store
 from megatron.checkpoint.convert import convert
+from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}
 
@@ -72,7 +73,7 @@ def test_a_flipped_bit_anywhere_is_found_out(in_shards: Path, name: str) -> None
     (in_shards / name).write_bytes(content)
     with pytest.raises(ValueError):
         store.load(in_shards)
-    assert store.load_newest(in_shards.parent, "run") is None
+    assert load_newest(in_shards.parent, "run") is None
 
 
 def test_what_is_written_in_the_background_is_the_state_of_that_moment(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, sharded, store
+from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}
 STATE_OF_4_MIB = {"model": {"w": torch.zeros(1 << 20)}, "optim": {"state": {}}}
@@ -36,7 +37,7 @@ def test_the_newest_whole_one_is_taken_and_broken_ones_are_passed_over(tmp_path:
     content[len(content) // 2] ^= 1
     flipped.write_bytes(content)
     (paths[1] / "meta.json").write_text("{")
-    found = store.load_newest(tmp_path, "run")
+    found = load_newest(tmp_path, "run")
     assert found is not None
     assert found[0] == paths[0]
     assert found[1]["iter"]["step"] == 1
@@ -84,7 +85,7 @@ def test_no_pickled_code_is_run(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such checkpoint"):
         store.load(tmp_path / "none")
-    assert store.load_newest(tmp_path / "none", "run") is None
+    assert load_newest(tmp_path / "none", "run") is None
 
 
 def test_every_hundredth_stays_and_preempted_ones_do_not(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def launch(root: Path, launcher: str, corpus: str, run: Path) -> subprocess.Comp
         "MODEL": "7M", "DATA": corpus, "VALID": corpus, "EPOCHS": "2", "OBJECTIVE": "mdm", "ENGINE": "torch",
         "RUN": str(run), "GPUS": "2", "MPI_FLAGS": "--allow-run-as-root --oversubscribe",
     }  # fmt: skip
+    if launcher == "train_mpi":
+        settings |= {"CLUSTER": "frontier", "GLOO_SOCKET_IFNAME": "lo", "CACHE_ROOT": str(run.parent)}
     return start(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL], **settings)
 
 
@@ -65,6 +67,7 @@ def test_a_script_trains_for_the_epochs_asked_without_editing(root, tmp_path, co
     # only one rank writes and talks
     assert [line["step"] for line in read_metrics(run) if line["kind"] == "train"] == list(range(1, 17))
     assert done.stderr.count("step: 16  loss:") == 1
+    assert not list(tmp_path.glob("cache-*")), "what a rank kept for itself stays behind"
 
 
 def test_a_script_passes_a_failure_on(root, tmp_path) -> None:

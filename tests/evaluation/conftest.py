@@ -1,9 +1,17 @@
-"""Generation makes thousands of tiny forwards: threads would only wait for one another."""
+"""One thread: generation makes thousands of tiny forwards, where more would only wait for one another."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True, scope="package")
+def offline() -> Iterator[None]:
+    """Read when lm_eval is imported; without it local data take a minute."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_HUB_OFFLINE", "1")
+        yield
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -1,13 +1,9 @@
 """Downstream scores beside those of lm-eval's own `hf` model on the same weights, and its offline tasks."""
 
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when lm_eval is imported; else local data take a minute
 
 import numpy as np
 import pytest
@@ -36,13 +32,19 @@ def stories(scaling_data: Path) -> Weights:
 
 
 @pytest.fixture(scope="module")
-def hf_model(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """lm-eval's own model on the exported checkpoint, summing in float64 as ours does."""
-    exported = tmp_path_factory.mktemp("exported") / "stories"
+def exported(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in the form of transformers."""
     folder = scaling_data / "stories260K"
-    convert(folder / "stories260K.bin", exported, to="huggingface", tokenizer=str(folder / "tok512.bin"))
+    path = tmp_path_factory.mktemp("exported") / "stories"
+    convert(folder / "stories260K.bin", path, to="huggingface", tokenizer=str(folder / "tok512.bin"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def hf_model(exported: Path) -> Any:
+    """lm-eval's own model on the exported checkpoint, summing in float64 as ours does."""
     pytest.importorskip("accelerate", reason="lm-eval's hf model wants accelerate")
-    yield hf_model_of(exported, 16, softmax_dtype="float64")
+    return hf_model_of(exported, 16, softmax_dtype="float64")
 
 
 @pytest.fixture
@@ -233,6 +235,15 @@ def test_results_of_single_tasks_are_one_table(stories: Weights, scaling_data: P
     assert list(whole["results"]) == ["copa", "piqa"] and whole["n-shot"] == {"copa": 1, "piqa": 1}
     lines = table(whole).splitlines()
     assert any("copa" in line and "acc" in line and "±" in line for line in lines)
+
+
+def test_an_exported_model_reads_what_the_native_one_does(stories: Weights, exported: Path) -> None:
+    """Its tokenizer's files say what begins a text and what ends it."""
+    native, other = Reader(stories, Scoring(), ALONE), Reader(read_any(exported), Scoring(), ALONE)
+    pairs = [("Once upon a", " time"), ("", "Once upon a time"), ("One day, ", "Tom")]
+    assert other.requests(pairs) == native.requests(pairs)
+    assert native.requests(pairs)[0].context[0] == 1
+    assert (other.begin_id, other.end_id) == (native.begin_id, native.end_id) == (1, 1)
 
 
 def test_text_is_written_up_to_the_first_of_the_words(stories: Weights) -> None:

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
 import time
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture import records
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import Property, read_properties, read_property
+from megatron.mixture.query import Query
 from tests.mixture.conftest import PROPERTIES, write_lines
 
 SOURCES = {  # of the sample, as data/INDEX.md lists them
@@ -151,3 +154,118 @@ def test_parquet_and_pairs_bring_their_columns(tmp_path) -> None:
             "SELECT row, begin, lang, tags FROM documents_1 ORDER BY row"
         ).fetchall()
     assert rows == [(0, 0, "x", ["p"]), (1, 2, "z", ["q", "r"])]
+
+
+def test_the_redpajama_preset_knows_each_part_of_it_and_the_languages_of_code(scaling_data, tmp_path) -> None:
+    names = {"arxiv": 20, "book": 2, "c4": 1000, "cc": 20, "github": 200, "stackexchange": 2000, "wiki": 20}
+    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+        inputs = [str(scaling_data / "redpajama_sample" / f"sample_{name}*.jsonl") for name in names]
+        catalog.register("red", inputs, read_properties([], "redpajama"), quiet=True)
+        sources = {value: n for value, n, _ in catalog.describe("red")["source"]}
+        assert sources == {"wikipedia" if k == "wiki" else k: n for k, n in names.items()}
+        python = Query().where("source = 'github' AND list_contains(languages, 'Python')").run(catalog)
+        mostly = Query().where("source = 'github' AND language = 'Python'").run(catalog)
+    lines = [json.loads(line) for n in (1, 2) for line in
+             (scaling_data / "redpajama_sample" / f"sample_github{n}.jsonl").open()]  # fmt: skip
+    languages = [{one["name"]: int(one["bytes"]) for one in line["meta"]["language"]} for line in lines]
+    assert python.n_documents.tolist() == [sum("Python" in one for one in languages)]
+    most = [max(one, key=lambda name, one=one: one[name]) for one in languages if one]
+    assert mostly.n_documents.tolist() == [most.count("Python")]
+
+
+@pytest.mark.parametrize("preset", ["c4", "fineweb", "pile"])
+def test_a_preset_reads_the_schema_it_is_named_after(tmp_path, preset) -> None:
+    url = "https://a.org/"
+    if preset == "fineweb":
+        told = {"text": "t", "url": url, "dump": "CC-MAIN-2013-20", "language": "en", "language_score": 0.5,
+                "token_count": 7}  # fmt: skip
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([told]), tmp_path / "t.parquet")
+        wanted = (url, "CC-MAIN-2013-20", "en", 0.5, 7)
+    else:
+        record = {"c4": {"text": "t", "url": url, "timestamp": "2019-04-25T12:57:54Z"},
+                  "pile": {"text": "t", "meta": {"pile_set_name": "PubMed Central"}}}[preset]  # fmt: skip
+        (tmp_path / "t.jsonl").write_text(json.dumps(record))
+        wanted = (url, date(2019, 4, 25)) if preset == "c4" else ("PubMed Central",)
+    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+        properties = read_properties([], preset)
+        catalog.register("a", [str(tmp_path / "t.*")], properties, quiet=True)
+        names = ", ".join(one.name for one in properties)
+        assert catalog.connection.execute(f"SELECT {names} FROM documents_1").fetchall() == [wanted]
+
+
+def test_every_type_keeps_its_values_and_a_name_may_be_a_word_of_sql(tmp_path) -> None:
+    told = {"a": "x", "i": 2**40, "f": 0.25, "b": True, "d": "2020-02-29", "l": ["p", "q"]}
+    (tmp_path / "t.jsonl").write_text(json.dumps({"text": "", **told}) + '\n{"text":""}\n')
+    kinds = {"a": "category", "i": "integer", "f": "float", "b": "boolean", "d": "date", "l": "list"}
+    register(tmp_path / "c.duckdb", [tmp_path / "t.jsonl"], *(f"{k} AS {k} {t}" for k, t in kinds.items()),
+             "a AS order", "a AS group category")  # fmt: skip
+    with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
+        rows = catalog.connection.execute("SELECT a, i, f, b, d, l FROM documents_1 ORDER BY row").fetchall()
+        assert rows == [tuple((told | {"d": date(2020, 2, 29)}).values()), (None,) * 6]
+        assert Query().where("\"order\" = 'x'").run(catalog, by=["group"]).names == ("x",)
+        assert catalog.describe("a")["order"] == [("x", 1, None), (None, 1, None)]
+
+
+def test_a_description_bins_numbers_and_dates_opens_lists_and_counts_what_it_leaves_out(tmp_path) -> None:
+    days = [date(2020, 1, 1) + timedelta(days=i) for i in range(100)]
+    lists = [["a", "b"]] * 3 + [[]] * 97
+    lines = [{"text": "", "i": i, "f": i / 99, "d": str(days[i]), "l": lists[i], "s": str(i)}
+             for i in range(100)]  # fmt: skip
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    properties = ("i AS i integer", "f AS f float", "d AS d date", "l AS l list", "s AS s")
+    register(tmp_path / "c.duckdb", [tmp_path / "t.jsonl"], *properties)
+    with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
+        told = catalog.describe("a")
+    assert told["i"] == [(f"{10 * k} to {10 * k + 9}", 10, None) for k in range(10)]
+    assert [n for _, n, _ in told["f"]] == [10] * 10
+    assert told["d"][1] == ("2020-01-11 to 2020-01-20", 10, None)
+    assert told["l"] == [(None, 97, None), ("a", 3, None), ("b", 3, None)]
+    assert told["s"][-1] == ("(80 other values)", 80, None)
+    assert sum(n for _, n, _ in told["s"]) == 100
+
+
+KILLED_AT = """
+import os, signal, sys
+from megatron.mixture import catalog, records
+from megatron.mixture.properties import read_properties
+path, files, moment = sys.argv[1], sys.argv[2:-1], int(sys.argv[-1])
+left, records.BLOCK_BYTES = [moment], 1000
+def counted(rows):
+    def told(*words):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows(*words)
+    return told
+catalog.rows, records.rows = counted(catalog.rows), counted(records.rows)
+with catalog.Catalog(catalog.Path(path), n_threads=1) as opened:
+    opened.register("a", files, read_properties(["meta.stars AS stars integer"]), quiet=True)
+"""
+
+
+def test_killed_before_any_statement_a_file_is_in_the_catalog_whole_or_not_at_all(tmp_path) -> None:
+    for i in range(3):
+        write_lines(tmp_path / f"{i}.jsonl", 50, first=i * 50)
+    files, path, seen = [str(tmp_path / f"{i}.jsonl") for i in range(3)], tmp_path / "c.duckdb", set()
+    for moment in (4, 9, 12, 16, 24, 31):  # of about 14 statements a file
+        path.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED_AT, str(path), *files, str(moment)],
+            capture_output=True,
+            timeout=120,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        with Catalog(path, n_threads=1) as catalog:
+            n_files = sum(one.n_files for one in catalog.summary())
+            held = catalog.connection.execute("SELECT n_documents FROM files ORDER BY id").fetchall()
+            assert held == [(50,)] * n_files
+            if catalog.corpora():
+                assert catalog.connection.execute("SELECT count(*) FROM documents_1").fetchall() == [
+                    (50 * n_files,)
+                ]
+            again = catalog.register("a", files, read_properties([PROPERTIES[1]]), quiet=True)
+            assert (again.n_known, again.n_files) == (n_files, 3 - n_files)
+            query = "SELECT count(*), count(DISTINCT stars), max(stars) FROM documents_1"
+            assert catalog.connection.execute(query).fetchall() == [(150, 150, 149)]
+        seen.add(n_files)
+    assert {0, 1} <= seen

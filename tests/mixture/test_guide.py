@@ -43,6 +43,9 @@ def test_every_command_of_the_guide_prints_what_the_guide_shows(root: Path, fold
         wanted, is_cut, _ = output.partition("...")
         found = run(shlex.split(command), folder, root)
         assert found.startswith(wanted) if is_cut else found == wanted, command
+    ((script, output),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, re.DOTALL)
+    (folder / "ask.py").write_text(script)
+    assert run([str(folder / "ask.py")], folder, root) == output
 
 
 def test_the_examples_read_a_mixture_here_and_from_a_server(root: Path, folder: Path) -> None:

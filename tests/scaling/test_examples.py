@@ -13,7 +13,7 @@ STUDIES = {
     "learning_rate": 53,  # 30 + 15 + 12, of which 4 are named twice: batches that are alike
     "ablations": 15,
     "quickstart_100m": 2,
-    "study_cpu": 50,
+    "study_cpu": 86,
     "study_gpu": 30,
 }
 
@@ -67,8 +67,8 @@ def test_the_data_value_ladder_has_the_published_subsets_to_a_tenth(planned) -> 
 def test_runs_of_the_cpu_study_share_a_trunk_for_each_model_and_amount_of_text(planned) -> None:
     runs = planned("study_cpu")
     trunks = [run for run in runs if run.config.checkpoint.chkpt_at]
-    assert len(trunks) == 2 * 2 * 3
-    assert all(round(run.plan.epochs) == 8 for run in trunks)
+    assert len(trunks) == 2 * 3 * 3
+    assert {round(run.plan.epochs) for run in trunks} == {8, 32}
     held_out = [run for run in runs if run.held_out]
     assert {run.plan.size for run in held_out} == {"large"}
     assert max(run.plan.n_params for run in runs if not run.held_out) < held_out[0].plan.n_params

@@ -138,7 +138,15 @@ def test_held_out_runs_are_shown_with_their_intervals(repeated: Study) -> None:
     figure = held_out_figure(repeated)
     told = repeated.law.held_out
     assert figure.data[1]["x"] == told["predicted"] and figure.data[1]["y"] == told["measured"]
-    assert f"{told['n_inside']} of 3 inside their interval" in figure.title
+    both = [law.held_out for law in repeated.laws.values()]
+    assert figure.data[2]["y"] == both[1]["measured"] and figure.data[2]["y"] != figure.data[1]["y"]
+    assert f"{sum(one['n_inside'] for one in both)} of 6 inside their interval" in figure.title
+    assert (
+        f"{told['predicted'][0]:.3f} (" in figure.alt and f"{told['measured'][0]:.3f} measured" in figure.alt
+    )
+    alone = held_out_figure(replace(repeated, laws={AUTOREGRESSIVE: repeated.law}))
+    assert f"{told['n_inside']} of 3 inside" in alone.title and alone.chips == []
+    assert held_out_figure(replace(repeated, laws={})) is None
 
 
 def test_lines_of_epochs_are_of_one_size_and_one_text_and_turns_are_told(repeated: Study) -> None:

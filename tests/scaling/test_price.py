@@ -117,6 +117,9 @@ def test_the_table_tells_what_each_run_is_and_trunks_are_paid_once(runs) -> None
     # 16 wide, 1 layer, 384 rows: 384*16 + 4*256 + 3*16*64 + 3*16
     assert cells[2:8] == ["10,288", "1,280", "640", "2.00", "20", "4"]
     assert f"{6 * 10288 * 1280:.2e}" in cells
+    # Narayanan et al., eq. 3, with S = 16, D = 16 and 384 rows: a column beside the other conventions
+    megatron = 72 * 16**2 * (1 + 16 / (6 * 16) + 384 / (12 * 16)) * 1280
+    assert cells[told[0].split().index("Megatron")] == f"{megatron:.2e}"
     assert told[1].endswith("held out, from step 10 of a trunk, to run")
     flops = trunk.plan.train_flops + short.plan.train_flops / 2
     assert told[3].startswith(f"2 of 2 runs to do: 3.2k tokens, {flops:.2e} FLOPs")

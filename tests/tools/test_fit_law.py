@@ -86,6 +86,58 @@ def test_bad_input_is_one_sentence_and_no_law(root: Path, table: Path, words: li
 
 
 @pytest.fixture
+def marked(tmp_path: Path) -> Path:
+    """20 runs under a known law; the two largest, marked held_out, lie 5 % and 10 % above it."""
+    lines = ["run,objective,n_params,train_tokens,loss,held_out"]
+    for i, n in enumerate([*np.geomspace(1e7, 1e9, 6), 5e9]):
+        for j, d in enumerate(np.geomspace(1e9, 1e11, 3) if i < 6 else (2e10, 2e11)):
+            loss = float(1.8 + 300 / n**0.33 + 500 / d**0.3) * (1 if i < 6 else 1.05 + 0.05 * j)
+            lines.append(f"r{i}{j},autoregressive,{n},{d},{loss!r},{int(i == 6)}")
+    path = tmp_path / "marked.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_runs_marked_held_out_are_predicted_and_not_fitted(root: Path, marked: Path) -> None:
+    out = marked.with_name("law.json")
+    done = run(root, marked, "--out", out, "--n-bootstrap", 30)
+    assert done.returncode == 0, done.stderr
+    law = json.loads(out.read_text())
+    assert law["n_runs"] == 18
+    # neither the fit nor a single replicate has seen them: all lie on the law that made the other runs
+    assert law["params"]["alpha"] == pytest.approx(0.33, rel=1e-6)
+    assert np.array(law["replicates"]["beta"]) == pytest.approx(0.3, rel=1e-4)
+    told = law["held_out"]
+    assert told["runs"] == ["r60", "r61"] and told["N"] == [5e9, 5e9]
+    assert np.array(told["measured"]) / told["predicted"] == pytest.approx([1.05, 1.10], rel=1e-6)
+    assert told["worst_percent"] == pytest.approx(100 * np.log(1.10), rel=1e-5)
+    assert told["n_inside"] == 0 and "2 runs held out" in done.stdout
+    more = run(root, marked, "--out", out, "--n-bootstrap", 0, "--hold-out", 1)
+    assert more.returncode == 0 and json.loads(out.read_text())["held_out"]["runs"] == ["r52", "r60", "r61"]
+    every = run(root, marked, "--out", out, "--n-bootstrap", 0, "--fit-all")
+    assert every.returncode == 0
+    assert (json.loads(out.read_text())["n_runs"], json.loads(out.read_text())["held_out"]) == (20, {})
+
+
+def test_a_comparison_and_the_other_approaches_leave_marked_runs_out(root: Path, marked: Path) -> None:
+    done = run(root, marked, "--compare", "chinchilla")
+    assert "2 held out" in done.stdout
+    out = marked.with_name("envelope.json")
+    kept = marked.with_name("kept.csv")
+    lines = marked.read_text().splitlines()
+    kept.write_text("\n".join(line for line in lines if not line.endswith(",1")) + "\n")
+    found = []
+    for table in (marked, kept):
+        assert run(root, table, "--approach", 1, "--out", out).returncode == 0
+        found.append(json.loads(out.read_text())["N"])
+    assert found[0] == found[1]
+    kept.write_text("\n".join(line.removesuffix(",0") + (",1" if i and line[-2:] == ",0" else "")
+                              for i, line in enumerate(lines)) + "\n")  # fmt: skip
+    none = run(root, kept, "--out", out)
+    assert none.returncode == 1 and "the table marks all of them" in none.stderr
+
+
+@pytest.fixture
 def repeats(tmp_path: Path) -> Path:
     """60 runs under the law of over-repetition, with their unique tokens and an exact count of FLOPs."""
     lines = ["n_params,train_tokens,unique_tokens,train_flops,loss"]

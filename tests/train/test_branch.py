@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.checkpoint import layout, store
+from megatron.checkpoint import layout
 from megatron.run_dir import read_metrics
+from tests.conftest import load_newest
 
 WSD = ["lr_scheduler.kind=wsd", "lr_scheduler.decay_iterations=4", "checkpoint.keep_last=null"]
 
@@ -36,7 +37,7 @@ def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_ste
     # 12 steps, the last 4 decay: the branch takes these, and the trunk has taken the others
     assert list(told(branch)) == [9, 10, 11, 12]
     assert told(branch) == {step: both for step, both in told(alone).items() if step > 8}
-    first, second = (store.load_newest(run / "checkpoints", "step") for run in (alone, branch))
+    first, second = (load_newest(run / "checkpoints", "step") for run in (alone, branch))
     for name, tensor in first[1]["model"].items():
         assert torch.equal(tensor, second[1]["model"][name]), name
     # cut short and started again, it goes on from its own checkpoint, not from the trunk's

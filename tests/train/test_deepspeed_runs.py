@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.checkpoint import layout, reshard, store
+from megatron.checkpoint import layout, reshard
 from megatron.run_dir import is_done, read_metrics
+from tests.conftest import load_newest
 
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
 
@@ -43,7 +44,7 @@ def test_a_run_goes_on_with_other_ranks_engine_and_layout(pretrain, words, tmp_p
     assert "going on after step 8" in third.stderr, third.stderr
     for kind in ("train", "validation"):
         assert losses(moved, kind) == pytest.approx(losses(alone, kind), abs=1e-5)
-    assert store.load_newest(moved / "checkpoints", "step")[2]["step"] == 12
+    assert load_newest(moved / "checkpoints", "step")[2]["step"] == 12
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 
 from megatron.checkpoint import layout, store
 from megatron.run_dir import is_done, last_metrics, read_metrics
+from tests.conftest import load_newest
 
 MDM = "objective.name=masked_diffusion"
 PEER_GONE_S = 60  # within this a rank ends after another was killed
@@ -72,7 +73,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_bit_equal(
     ended = pretrain([*words, f"logging.run_dir={killed}"], n_ranks=2)
     assert ended.returncode == 0, ended.stderr
     assert losses(killed) == losses(whole)
-    first, second = (store.load_newest(run / "checkpoints", "step") for run in (whole, killed))
+    first, second = (load_newest(run / "checkpoints", "step") for run in (whole, killed))
     assert first is not None and second is not None
     for name, tensor in first[1]["model"].items():
         assert torch.equal(tensor, second[1]["model"][name]), name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.checkpoint import layout, store
+from megatron.checkpoint import layout
 from megatron.checkpoint.preempt import Stop
 from megatron.config.plan import plan_run
 from megatron.config.read import read_config
@@ -18,6 +18,7 @@ from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build
 from megatron.train.feed import open_feed
 from megatron.train.loop import train
+from tests.conftest import load_newest
 
 WORKERS = (0, 1, 2, 4)
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -112,7 +113,7 @@ def test_a_blend_stopped_at_step_7_and_resumed_with_other_workers_ends_bit_equal
     resumed = pretrain([*blended, f"logging.run_dir={halved}", "dataset.num_workers=0"])
     assert "going on after step 7" in resumed.stderr, resumed.stderr
     assert train_losses(halved) == train_losses(whole)
-    first, second = (store.load_newest(run / "checkpoints", "step") for run in (whole, halved))
+    first, second = (load_newest(run / "checkpoints", "step") for run in (whole, halved))
     for name, tensor in first[1]["model"].items():
         assert torch.equal(tensor, second[1]["model"][name]), name
 

@@ -14,6 +14,7 @@ import torch
 
 from megatron.checkpoint import layout, store
 from megatron.run_dir import lock, read_metrics
+from tests.conftest import load_newest
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 
@@ -23,7 +24,7 @@ def losses(run: Path, kind: str = "train") -> list[float]:
 
 
 def newest_weights(run: Path) -> dict[str, torch.Tensor]:
-    found = store.load_newest(run / "checkpoints", "step")
+    found = load_newest(run / "checkpoints", "step")
     assert found is not None
     return found[1]["model"]
 

@@ -1,12 +1,13 @@
 """Training on the CPU: our torch engine beside transformers' LlamaForCausalLM with torch's AdamW.
 
     python tools/bench/train.py
-    python tools/bench/train.py --dtype float32 --rounds 7 --threads 2
+    python tools/bench/train.py --dtype float32 --rounds 7 --threads 2 --compile
 
 The same Llama-shaped model with the same weights learns the same tokens with the same optimizer settings
-and clipping, ours through the code that tools/pretrain.py runs, theirs as its documentation does: eager,
-products under autocast. Each side is a process of its own, for its peak memory; they take turns, so that
-whatever else the machine does falls on both. The ratio is of medians; `CPU` counts processor seconds instead.
+and clipping, ours through the code that tools/pretrain.py runs, theirs as its documentation does: SDPA
+attention, products under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is
+a process of its own, for its peak memory; they take turns, so that whatever else the machine does falls on
+both. The ratio is of medians; `CPU` counts processor seconds instead.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from megatron.engine.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
 from megatron.objective.autoregressive import Autoregressive
-from megatron.parallel.world import World
+from megatron.parallel.world import World, open_world
 
 SHAPE = ModelConfig(d_model=256, d_ff=640, d_head=64, n_heads=4, n_layers=8, n_tokens=16000, vocab_rows=16384)
 SEQ = 512
@@ -49,16 +50,16 @@ THEIR_NAMES = {
 Step = Callable[[np.ndarray], float]  # tokens [B, S + 1] -> loss
 
 
-def our_step(dtype: str) -> Step:
-    """One step of the torch engine, compiled by blocks."""
+def our_step(dtype: str, world: World, compiled: bool) -> Step:
+    """One step of the torch engine."""
     model = Gpt(SHAPE)
     initialise(model, seed=0)
     engine = TorchEngine(
         model,
         causal=True,
-        dist=DistConfig(cpu_only=True, dtype=dtype, compile=True),
+        dist=DistConfig(cpu_only=True, dtype=dtype, compile=compiled),
         optim=OPTIM,
-        world=World(0, 1, 0, torch.device("cpu")),
+        world=world,
     )
     objective = Autoregressive()
 
@@ -86,6 +87,7 @@ def their_step(dtype: str) -> Step:
             max_position_embeddings=SEQ,
             tie_word_embeddings=True,
             use_cache=False,
+            attn_implementation="sdpa",
         )
     )
     ours = Gpt(SHAPE)
@@ -124,10 +126,18 @@ def their_step(dtype: str) -> Step:
     return step
 
 
-def serve(side: str, dtype: str, batch: int, threads: int) -> None:
-    """A side's process: for each line `n` on its input, n steps, and a line of JSON on what they took."""
-    torch.set_num_threads(threads)
-    step = (our_step if side == "ours" else their_step)(dtype)
+def serve(args: argparse.Namespace) -> None:
+    """A side's process, from its own words."""
+    if args.side == "theirs":
+        torch.set_num_threads(args.threads)
+        answer(their_step(args.dtype), args.batch)
+        return
+    with open_world(DistConfig(cpu_only=True), args.threads) as world:
+        answer(our_step(args.dtype, world, args.compile), args.batch)
+
+
+def answer(step: Step, batch: int) -> None:
+    """For each line `n` on the input, n steps, and a line of JSON on what they took."""
     rng = np.random.default_rng(0)
     for line in sys.stdin:
         losses = []
@@ -150,7 +160,8 @@ def compare(dtype: str, args: argparse.Namespace) -> None:
     sides = {
         side: subprocess.Popen(
             [sys.executable, __file__, "--side", side, "--dtype", dtype]
-            + ["--batch", str(args.batch), "--threads", str(args.threads)],
+            + ["--batch", str(args.batch), "--threads", str(args.threads)]
+            + ["--compile"] * args.compile,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -206,10 +217,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
     parser.add_argument("--batch", type=int, default=4, help=f"samples of {SEQ} tokens a step")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
+    parser.add_argument("--compile", action="store_true", help="compile our blocks in the untimed turn")
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.side:
-        serve(args.side, args.dtype, args.batch, args.threads)
+        serve(args)
         return 0
     print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens a step, {args.threads} threads")
     try:

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Train one run in containers under Slurm, with enroot and pyxis: train_slurm.sh, each of whose tasks starts in IMAGE.
+#   IMAGE=$PWD/scaling.sqsh MOUNTS=/scratch/tokens:/tokens MODEL=425M DATA=/tokens/c4_text_document EPOCHS=1 \
+#       sbatch examples_scaling/hpc/train_slurm_container.sh [section.key=value ...]
+# IMAGE     what the Dockerfile makes: a file of `enroot import`, or registry#name:tag
+# MOUNTS    host:container[,...]: where the tokens are. experiments/ of this checkout is mounted by itself
+# settings.sh lists the other variables; paths are those inside. Change the header to your cluster's words.
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
+inside=/opt/scaling
+mkdir -p experiments
+# shellcheck disable=SC2034
+srun_words=(
+    --container-image="${IMAGE:?set IMAGE to a .sqsh file or registry#name:tag}"
+    --container-mounts="$PWD/experiments:$inside/experiments${MOUNTS:+,$MOUNTS}"
+    --container-workdir="$inside"
+    --no-container-mount-home
+)
+source examples_scaling/training/train_slurm.sh

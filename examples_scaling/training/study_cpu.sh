@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The CPU study from text to page: tokens, runs, a law for each objective, where they cross, the report.
+#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, stdlib or a path, as tools/prepare_corpus.py --help says
+#   OUT   folder of the study (experiments/study_cpu)       JOBS   runs at a time (one a core)
+# Run the same command again to go on after a stop.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=${OUT:-experiments/study_cpu}
+python tools/prepare_corpus.py --corpus "${1:-auto}" --out "$out/text"
+python tools/train_tokenizer.py "$out/text/train.jsonl" --n-tokens 512 --out "$out/tokenizer"
+for split in train held_out; do
+    python tools/preprocess_data_many_cores.py --input "$out/text/$split.jsonl" --output-prefix "$split" \
+        --root "$out/tokens" --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model "$out/tokenizer" \
+        --append-eod --workers "$(nproc)"
+done
+ENGINE=torch OUT=$out bash examples_scaling/training/sweep.sh examples_scaling/training/study_cpu.yaml ${JOBS:+--jobs "$JOBS"}
+python tools/collect.py "$out"
+fit=(python tools/fit_law.py "$out/table.csv" --form repeated_data)
+"${fit[@]}" --objective autoregressive --profile R_D --out "$out/law.json"
+"${fit[@]}" --objective masked_diffusion --out "$out/law_masked_diffusion.json"
+python tools/find_crossover.py "$out/law.json" "$out/law_masked_diffusion.json" --unique 1e5 1e6 1e7
+python tools/make_report.py "$out"

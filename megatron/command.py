@@ -1,0 +1,63 @@
+"""What the commands in tools/ have in common: the layout of their help, and what their exit statuses say."""
+
+import argparse
+import importlib.util
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run me again
+STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as they are written; each option with its default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        told = action.help or ""
+        default = action.default
+        if default is argparse.SUPPRESS or default is None or default is False or default in ([], ()):
+            return told
+        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+        return f"{told} (default {shown.replace('%', '%%')})".lstrip()
+
+
+def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
+    """A parser whose help is a module's docstring: its first paragraph, the options, then the rest.
+
+    The rest begins with commands that work as pasted. `may_stop`: the command saves its work when it is asked
+    to stop, and says so with status 75.
+    """
+    head, _, rest = doc.strip().partition("\n\n")
+    stopped = f", {STOPPED} stopped when asked to (run the same command again to go on)" if may_stop else ""
+    examples, _, notes = rest.partition("\n\n")
+    examples = textwrap.indent(textwrap.dedent(examples), "    ")
+    told = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
+    epilog = "\n\n".join(told)
+    return argparse.ArgumentParser(description=head, epilog=epilog, formatter_class=Help)
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """End the process with what `main` returns; Ctrl-C and a closed pipe (`| head`) leave no trace."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("stopped; run the same command again", file=sys.stderr)
+        status = STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        status = 1
+    sys.exit(status)
+
+
+def load_tool(tool: Path) -> ModuleType:
+    """A file in tools/ as a module, for what describes the tools: completion, and tests of guides."""
+    spec = importlib.util.spec_from_file_location(f"tools_{tool.stem}", tool)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

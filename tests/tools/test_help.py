@@ -1,0 +1,77 @@
+"""The help of every tool: one shape, true defaults, examples that parse, and there at once."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron.command import load_tool
+from tests.guide_commands import parse_tool, split_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = sorted(ROOT.glob("tools/*.py"))
+MANY = 6  # options; more stand in groups
+SLOW = ("torch", "scipy.stats", "transformers", "datasets", "lm_eval", "deepspeed", "plotly", "wandb")
+named = pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its actions (`register_corpus.py CATALOG add`)."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+@named
+def test_help_is_a_sentence_options_in_groups_and_examples(tool: Path) -> None:
+    parser = load_tool(tool).build_parser()
+    sentence = " ".join(parser.description.split())
+    assert sentence.endswith(".") and ". " not in sentence
+    assert parser.epilog.startswith("examples:\n    ") and "\n\nExit status: 0 " in parser.epilog
+    own = [group for group in parser._action_groups[2:] if group._group_actions]
+    options = [one for one in parser._actions if one.option_strings and one.dest != "help"]
+    assert len(own) >= 2 or len(options) <= MANY
+
+
+@named
+def test_every_word_is_explained_with_what_it_takes(tool: Path) -> None:
+    for parser in parsers(load_tool(tool).build_parser()):
+        for action in parser._actions:
+            assert action.help, f"{action.dest}: no help"
+            if action.option_strings and action.nargs != 0:
+                assert action.metavar or action.choices, f"{action.dest}: what does it take?"
+
+
+@named
+def test_the_examples_of_the_help_parse(tool: Path) -> None:
+    epilog = load_tool(tool).build_parser().epilog
+    lines = [line for line in epilog.splitlines() if line.startswith("    ")]
+    commands = list(split_commands(lines))
+    assert commands
+    for command in commands:
+        parse_tool(command)
+    assert any(f"tools/{tool.name}" in command.words for command in commands)
+
+
+@named
+def test_help_comes_without_slow_libraries_and_a_wrong_word_is_status_2(tool: Path) -> None:
+    asked = [sys.executable, "-X", "importtime", str(tool), "--help"]
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    assert not imported & set(SLOW)
+    assert "argparse" in imported and "exit status:" in told.stdout.lower()
+    with pytest.raises(SystemExit) as ended:
+        getattr(load_tool(tool), "parse_args", load_tool(tool).build_parser().parse_args)(["--no-such-word"])
+    assert ended.value.code == 2
+
+
+def test_defaults_are_told_as_they_are_and_absent_ones_are_not() -> None:
+    parser = load_tool(ROOT / "tools" / "validate.py").build_parser()
+    told = " ".join(parser.format_help().split())
+    assert "masks for each window (default 8)" in told
+    assert "(default None)" not in told and "(default False)" not in told
