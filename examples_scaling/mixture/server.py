@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron.mixture.client import Connection, RemoteChunks
 from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.remote import Connection, RemoteChunks
 
 SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
 

@@ -11,12 +11,14 @@ Domains with domains' laws L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history
 As in the authors' code every n grows by the whole batch, h follows the observed shares, and rho is clipped.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+MOST_POINTS = 1000  # of a fit, evenly spread: a long run has no longer re-fits
 ALPHA, LOG_BETA_MOST, LOG_EPS_LEAST = (0.001, 0.8), 6.5, 0.5  # the authors' penalties, as bounds
 HUBER = 1e-3
 STARTS = np.linspace(0.02, 0.78, 9)  # of alpha; for each, the law is linear in eps and beta
@@ -173,7 +175,9 @@ class Ado:
         """Fit the laws of the domains with enough points anew."""
         for k, (n, losses) in enumerate(self.seen):
             if len(n) >= max(10, self.config.smoothed):
-                self.laws[k] = fit_law(np.array(n), smoothed(np.array(losses), self.config.smoothed))
+                told = smoothed(np.array(losses), self.config.smoothed)
+                kept = np.unique(np.linspace(0, len(n) - 1, min(len(n), MOST_POINTS)).round().astype(int))
+                self.laws[k] = fit_law(np.array(n)[kept], told[kept])
 
     def _update(self, n: float) -> np.ndarray:
         config, live = self.config, self.prior > 0
@@ -232,34 +236,42 @@ class LossProportional:
         self.losses = np.array([np.nan if loss is None else loss for loss in told["losses"]])
 
 
+class NotYetError(ValueError):
+    """Weights that nobody has found yet are asked for."""
+
+
 class Log:
     """Weights as they were found: entries (from which chunk, weights), in order. The mixture log."""
 
     def __init__(self, first: np.ndarray, known_to: int | None) -> None:
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to = known_to
+        self.coming: Callable[[], None] | None = None  # waits for weights that are being found
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
         """Weights from a chunk on. Nobody may have asked for that chunk before."""
         assert self.known_to is not None and chunk >= self.known_to, "weights of chunks that are known stay"
-        self.entries = [*self.entries, (chunk, weights)]
+        self.entries.append((chunk, weights))
         self.known_to = known_to
 
     def at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """(weights, the first later chunk with others). ValueError where they are not found yet."""
+        """(weights, the first later chunk with others). NotYetError where they are not found yet."""
+        if self.coming is not None and self.known_to is not None and chunk >= self.known_to:
+            self.coming()
         known_to, entries = self.known_to, self.entries  # in this order: another thread may be adding
         if known_to is not None and chunk >= known_to:
-            raise ValueError(
+            raise NotYetError(
                 f"weights of chunk {chunk} are not known yet, only those before {known_to}; "
                 "make fewer batches ahead (dataset.num_workers) or raise adaptive.delay_steps"
             )
-        here = max(i for i, (begin, _) in enumerate(entries) if begin <= chunk)
+        here = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
+        assert here >= 0, "a restored log begins where its checkpoint was"
         later = entries[here + 1][0] if here + 1 < len(entries) else known_to
         return entries[here][1], later
 
     def as_dict(self, chunk: int) -> dict[str, Any]:
         """What is needed from a chunk on, for JSON."""
-        here = max(i for i, (begin, _) in enumerate(self.entries) if begin <= chunk)
+        here = bisect_right(self.entries, chunk, key=lambda entry: entry[0]) - 1
         kept = [[begin, weights.tolist()] for begin, weights in self.entries[here:]]
         return {"entries": kept, "known_to": self.known_to}
 

@@ -1,18 +1,16 @@
 """Chunks of documents for training loops of any kind, from this machine's disks or from a server."""
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from megatron.mixture.libraries import flight
+from megatron.mixture.remote import ChunkSource
 from megatron.mixture.tars import as_document
 
-AT_ONCE_CHUNKS = 16  # read in one go
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+FILLING = -1  # the domain of what is no token of a document
 
 
 @dataclass(frozen=True)
@@ -30,81 +28,27 @@ class Chunk:
     documents: list[Any]
 
 
-class ChunkSource(Protocol):
-    """What gives chunks: documents.DocumentChunks here, `RemoteChunks` elsewhere."""
+def windows_of(
+    chunk: Chunk, seq_len: int, eod: int, encode: Callable[[str], list[int]] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The documents of a chunk one after another, each with `eod` behind it, in windows of S + 1 tokens.
 
-    chunk_size: int
-    identity: str
-    names: tuple[str, ...]
-
-    def read(self, first: int, n_chunks: int) -> Any:
-        """An Arrow table: domain, and text or ids; fewer rows where the data end."""
-        ...
-
-
-class Connection:
-    """A mixture server. ConnectionError where it stays away for `patience_s`."""
-
-    def __init__(
-        self, location: str, token: str | None = None, tls_roots: bytes | None = None,
-        patience_s: float = 60.0,
-    ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls."""
-        self.location, self.patience_s = location, patience_s
-        self._tls_roots, self._client = tls_roots, None
-        self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-
-    def ask(self, action: str) -> dict[str, Any]:
-        """What the server says to `describe` or `status`."""
-
-        def asked(client: Any, options: Any) -> bytes:
-            return next(iter(client.do_action(action, options))).body.to_pybytes()
-
-        return json.loads(self.call(asked))
-
-    def call(self, made: Callable[[Any, Any], Any]) -> Any:
-        """The answer to made(client, options), which is made again while the connection is lost."""
-        fl = flight()
-        until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
-        while True:
-            try:
-                if self._client is None:
-                    self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
-                options = fl.FlightCallOptions(timeout=self.patience_s, headers=self._headers)
-                return made(self._client, options)
-            except fl.FlightUnauthenticatedError as error:
-                raise ValueError(f"{self.location}: refuses the token; give the server's") from error
-            except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
-                self._client = None
-                if time.monotonic() + wait_s > until:
-                    raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s; start the server again, "
-                        "then go on from the last checkpoint"
-                    ) from error
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-            except fl.FlightServerError as error:
-                raise ValueError(f"{self.location}: {str(error).partition('. Detail:')[0]}") from error
-
-
-class RemoteChunks:
-    """The chunks of a mixture on a server; a lost connection is never taken for the end of the data."""
-
-    def __init__(self, connection: Connection, mixture: str) -> None:
-        """ValueError for a mixture that the server has not."""
-        self.connection, self.mixture = connection, mixture
-        told = connection.ask("describe")
-        if mixture not in told:
-            known = ", ".join(sorted(told))
-            raise ValueError(f"{connection.location}: has no mixture '{mixture}', only {known}")
-        self.identity, self.chunk_size = told[mixture]["identity"], told[mixture]["chunk_size"]
-        self.names = tuple(told[mixture]["domains"])
-
-    def read(self, first: int, n_chunks: int) -> Any:
-        """As `ChunkSource`. ValueError for what the server refuses."""
-        asked = {"mixture": self.mixture, "identity": self.identity, "first": first, "n": n_chunks}
-        ticket = flight().Ticket(json.dumps(asked).encode())
-        return self.connection.call(lambda client, options: client.do_get(ticket, options).read_all())
+    encode   text to ids; None: the documents are ids already, and end as they end
+    Returns windows int64 [n, S + 1] (neighbours share one token) and the domain of each target, int32 [n, S].
+    The last window is filled up with `eod`, of domain FILLING; a chunk depends on no other, and none is lost.
+    """
+    if encode is None:
+        documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
+    else:
+        documents = [np.array([*encode(text), eod], dtype=np.int64) for text in chunk.documents]
+    tokens = np.concatenate([*documents, np.empty(0, np.int64)])
+    domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(one) for one in documents])
+    n = -(-max(0, len(tokens) - 1) // seq_len)
+    filled = np.full(n * seq_len + 1, eod, dtype=np.int64)
+    of = np.full(n * seq_len + 1, FILLING, dtype=np.int32)
+    filled[: len(tokens)], of[: len(tokens)] = tokens[: len(filled)], domains[: len(filled)]
+    places = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
+    return filled[places], of[places[:, 1:]]
 
 
 class MixtureDataset(IterableDataset):
@@ -134,15 +78,20 @@ class MixtureDataset(IterableDataset):
         self.next_chunk, self.identity = state["next_chunk"], state["identity"]
 
     def __iter__(self) -> Iterator[Chunk]:
-        source = self.open_source()
+        worker = get_worker_info()
+        return self.chunks() if worker is None else self.chunks(worker.id, worker.num_workers)
+
+    def chunks(
+        self, worker: int = 0, n_workers: int = 1, source: ChunkSource | None = None
+    ) -> Iterator[Chunk]:
+        """Those of one of several processes that read by turns, from `source` or from one of their own."""
+        source = source or self.open_source()
         if self.identity not in (None, source.identity):
             raise ValueError("the documents of the mixture have changed; begin anew, or bring them back")
-        worker = get_worker_info()
-        mine, n_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        number, step = self.next_chunk + self.group + mine * self.n_groups, self.n_groups * n_workers
+        number, step = self.next_chunk + self.group + worker * self.n_groups, self.n_groups * n_workers
         held: tuple[int, Any] | None = None
         while True:
-            at_once = AT_ONCE_CHUNKS if step == 1 else 1
+            at_once = source.at_once if step == 1 else 1
             if held is None or not held[0] <= number < held[0] + at_once:
                 held = number, source.read(number, at_once)
             rows = held[1].slice((number - held[0]) * source.chunk_size, source.chunk_size)

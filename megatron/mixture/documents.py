@@ -1,6 +1,8 @@
 """Chunks of whole documents, read from where they lie: lines, rows, samples, or token ids of a pair."""
 
 import mmap
+from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +13,95 @@ from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.chunk import Turns
 from megatron.mixture.distributor import Distributor
+from megatron.mixture.journal import RUN_NAME, Learner
 from megatron.mixture.libraries import duckdb, pyarrow
 from megatron.mixture.query import Result, SourceFile
 from megatron.mixture.spec import Spec, document_weights, read_spec
 from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
+AT_ONCE_CHUNKS = 16  # read in one go
+SETTLE_S = 60.0  # a re-fit takes seconds at most
 
 
 class DocumentChunks:
     """The documents of a mixture's chunks.
 
-    Compressed files are unpacked once, into the mixture's folder, to be read at any place.
+    Compressed files are unpacked once, into the mixture's folder, to be read at any place. Weights that
+    follow a model are those of one run, whose log is in that folder too.
+
+    counts    documents of each domain, int64 [K]
+    at_once   chunks that may be read in one go without a thought; 1 where the next may wait for losses
     """
 
-    def __init__(self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS) -> None:
-        """Raises what reading and querying raise; ValueError for weights that follow a model."""
+    def __init__(
+        self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
+        run: str | None = "main", roots: Sequence[Path] = (),
+    ) -> None:  # fmt: skip
+        """`run` None: opened to be shared, see `of_run`. `roots`: where files may lie; none: anywhere.
+
+        Raises what reading and querying raise; ValueError for a file outside of the roots, and for a log that
+        another process keeps.
+        """
         self.spec: Spec = read_spec(path)
         with Catalog(self.spec.catalog, read_only=True) as catalog:
             result: Result = self.spec.query().run(catalog, self.spec.by, self.spec.counts_tokens)
             columns = catalog.text_places([file.id for file in result.files])
         self.names, self.identity = result.names, result.identity()
         self.seed, self.chunk_size = seed, chunk_size
-        told, counts = self.spec.told, result.n_documents
-        self.distributor = Distributor(
-            counts, self.names, document_weights(self.spec, result),
-            chunk_size, seed, told.get("dry", "repeat"), told.get("shuffle", True),
-        )  # fmt: skip
-        self._firsts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+        self.counts = result.n_documents
+        self._result = result if self.spec.adaptive is not None else None  # every run begins with it
+        self.at_once = AT_ONCE_CHUNKS if self.spec.adaptive is None else 1
+        self.learner: Learner | None = None
+        self._deal(result, run)
+        self._firsts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
         # 20 bytes an interval are kept of it, beside 12 a document of where the texts are
         self._file, self._end = result.column("file"), result.column("end")
         self._ends = np.cumsum(self._end - result.column("begin"))
         self._scratch = duckdb().connect(config={"threads": 1})
         self._readers = [
-            _reader(file, columns[file.id], folder_of(path), self._scratch) for file in result.files
+            _reader(file, columns[file.id], folder_of(path), self._scratch, roots) for file in result.files
         ]
+
+    def of_run(self, run: str) -> "DocumentChunks":
+        """The same documents for another run: itself, unless weights follow the model. ValueError for a name
+        that cannot be one of a file."""
+        if self._result is None:
+            return self
+        if not RUN_NAME.fullmatch(run):
+            raise ValueError("run: letters, digits, _ . and -, at most 64")
+        one = copy(self)
+        one._deal(self._result, run)
+        return one
+
+    def _deal(self, result: Result, run: str | None) -> None:
+        told = self.spec.told
+        weights, rule = document_weights(self.spec, result)
+        self.distributor = Distributor(
+            self.counts, self.names, weights,
+            self.chunk_size, self.seed, told.get("dry", "repeat"), told.get("shuffle", True),
+        )  # fmt: skip
+        if rule is not None and run is not None:
+            adaptive = self.spec.adaptive
+            assert adaptive is not None, "a rule is told by the spec"
+            head = {"log_of": self.identity, "spec": self.spec.sha256(), "run": run,
+                    "seed": self.seed, "chunk_size": self.chunk_size}  # fmt: skip
+            place = folder_of(self.spec.path) / "logs" / f"{run}.jsonl"
+            every, delay = adaptive["every_steps"], adaptive["delay_steps"]
+            self.learner = Learner(place, head, rule, self.distributor, every, delay)
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """As `Learner.report`; False for a mixture whose weights do not follow the model."""
+        return self.learner is not None and self.learner.report(chunk, nats, tokens)
+
+    def settle(self, wait_s: float) -> bool:
+        """Wait for the weights that follow from what was reported; False where that takes longer."""
+        return self.learner is None or self.learner.settle(wait_s)
+
+    def close(self) -> None:
+        """Let go of the run's log."""
+        if self.learner is not None:
+            self.learner.close()
 
     def places(self, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
         """(file int32 [n], row int64 [n]) of the documents of some turns."""
@@ -57,8 +113,12 @@ class DocumentChunks:
         """An Arrow table of chunks first, first + 1, ...: domain int32, and text or ids (list of int32).
 
         Of tars the second column is `sample`, as tars.column_of has it.
-        Fewer rows than chunk_size * n_chunks come where the data end.
+        Fewer rows than chunk_size * n_chunks come where the data end. NotYetError (a ValueError) for chunks
+        whose weights follow from losses that nobody has reported.
         """
+        known_to = self.distributor.weights.known_to
+        if known_to is not None and n_chunks and first + n_chunks > known_to:
+            self.settle(SETTLE_S)
         turns = self.distributor.chunks(first, n_chunks)
         arrow = pyarrow()
         file, row = self.places(turns)
@@ -153,9 +213,13 @@ class _Pair:
 
 
 def _reader(
-    file: SourceFile, places: tuple[np.ndarray, np.ndarray], folder: Path, scratch: Any
+    file: SourceFile, places: tuple[np.ndarray, np.ndarray], folder: Path, scratch: Any, roots: Sequence[Path]
 ) -> _Lines | _Samples | _Column | _Pair:
     path = file.unchanged()
+    if path.resolve() != path:
+        raise ValueError(f"{path}: was a file when it was registered, and is a link to {path.resolve()}")
+    if roots and not any(path.is_relative_to(root.resolve()) for root in roots):
+        raise ValueError(f"{path}: lies in none of {', '.join(map(str, roots))}; add its folder as a --root")
     if path.suffix == ".bin":
         return _Pair(path.with_suffix(""))
     if path.suffix == ".parquet":

@@ -2,7 +2,8 @@
 
 A client names a mixture that the server was started with, and chunks by number; it gets Arrow, and sends
 JSON. Nothing it sends is unpickled, executed, or used as a path. What a chunk holds follows from its number,
-so that a server that was killed and started again gives what the first would have given.
+and from the mixture log on disk where weights follow a model, so that a server that was killed and started
+again gives what the first would have given.
 """
 
 import hmac
@@ -11,47 +12,182 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megatron.log import get_logger
+from megatron.mixture.adaptive import NotYetError
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.libraries import flight
+from megatron.mixture.metrics import Sample, ServerCounts, listen
 
 MOST_CHUNKS = 1024  # of one request
+MOST_RUNS = 64  # of one mixture, in one life of a server
+MOST_BYTES = 1 << 20  # of a request
 BATCH_ROWS = 4096
 REQUEST_KEYS = {"mixture", "identity", "first", "n"}
+REPORT_KEYS = {"mixture", "identity", "chunk", "nats", "tokens"}
+MAY_HAVE = {"run"}
+LARGEST = 1 << 40  # chunk number
 
 log = get_logger(__name__)
 
 
-def serve(
-    mixtures: Sequence[Path], host: str, port: int, seed: int, token: str | None,
-    tls: tuple[bytes, bytes] | None, allow_plain: bool, ready: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Serve until the process is ended. `ready` is told the port; 0 asks for a free one.
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a server listens, and to whom. `tls`: certificate and key; `metrics_port` None: no metrics."""
 
-    ValueError for an address beyond this machine without a token, or without TLS unless `allow_plain`.
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    tls: tuple[bytes, bytes] | None = None
+    allow_plain: bool = False
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+
+    def check(self) -> None:
+        """ValueError for an address beyond this machine without a token, or TLS unless `allow_plain`."""
+        if is_loopback(self.host):
+            return
+        if self.token is None:
+            raise ValueError(
+                f"--host {self.host}: is beyond this machine; give --token-file, or use 127.0.0.1"
+            )
+        if self.tls is None and not self.allow_plain:
+            raise ValueError(
+                f"--host {self.host}: give --tls-cert and --tls-key, or --no-tls if it is trusted"
+            )
+
+
+def serve(
+    mixtures: Sequence[Path], where: Listening, seed: int, roots: Sequence[Path],
+    ready: Callable[[int, int | None], None],
+) -> None:  # fmt: skip
+    """Serve until the process is ended. `ready` is told the ports, of chunks and of metrics.
+
+    `roots`: where files may lie; none: anywhere, as registered. ValueError as `Listening.check`.
     """
-    if not _is_loopback(host):
-        if token is None:
-            raise ValueError(f"--host {host}: is beyond this machine; give --token-file, or use 127.0.0.1")
-        if tls is None and not allow_plain:
-            raise ValueError(f"--host {host}: give --tls-cert and --tls-key, or --no-tls if it is trusted")
+    where.check()
     opened: dict[str, DocumentChunks] = {}
     for path in mixtures:
         if path.stem in opened:
             raise ValueError(f"{path}: two mixtures are named {path.stem}; rename one")
-        opened[path.stem] = DocumentChunks(path, seed)
-    server = _server(opened, f"grpc{'+tls' if tls else '+tcp'}://{host}:{port}", token, tls)
-    ready(server.port)
+        opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots)
+    desk = Desk(opened)
+    server = _server(desk, f"grpc{'+tls' if where.tls else '+tcp'}://{where.host}:{where.port}", where)
+    metrics = None
+    if where.metrics_port is not None:
+        metrics = listen(where.metrics_host, where.metrics_port, desk.exposition)
+    ready(server.port, None if metrics is None else metrics.server_address[1])
     server.serve()
 
 
-def _server(
-    mixtures: dict[str, DocumentChunks], location: str, token: str | None, tls: tuple[bytes, bytes] | None
-) -> Any:
+class Desk:
+    """Answers what clients ask; knows no wire. `context` of every question: who asks."""
+
+    def __init__(self, mixtures: dict[str, DocumentChunks]) -> None:
+        self.mixtures, self.counts = mixtures, ServerCounts()
+        self.locks = {name: threading.Lock() for name in mixtures}
+        self.runs: dict[tuple[str, str], DocumentChunks] = {}
+        self._opening = threading.Lock()
+
+    def chunks(self, ticket: bytes, client: str) -> Any:
+        """An Arrow table. ValueError for what is no request, NotYetError where it comes before its losses."""
+        begin = time.perf_counter()
+        asked = read_request(ticket, self.mixtures)
+        source = self._of_run(asked)
+        known_to = source.distributor.weights.known_to
+        if known_to is not None and asked["first"] + asked["n"] > known_to:
+            source.settle(0)  # tells of a rule that failed
+            source.distributor.weights.at(asked["first"] + asked["n"] - 1)
+        with self.locks[asked["mixture"]]:
+            table = source.read(asked["first"], asked["n"])
+        seconds = time.perf_counter() - begin
+        self.counts.request(client, seconds, len(table) // source.chunk_size, len(table))
+        return table
+
+    def act(self, kind: str, body: bytes, client: str) -> dict[str, Any]:
+        """The answer to describe, status, metrics, or a report. ValueError for anything else."""
+        if kind == "describe":
+            return {name: self._told(one) for name, one in self.mixtures.items()}
+        if kind == "status":
+            return self.status()
+        if kind == "metrics":
+            return {"text": self.exposition()}
+        if kind != "report":
+            raise ValueError("the actions are describe, status, metrics and report")
+        asked = read_report(body, self.mixtures)
+        taken = self._of_run(asked).report(asked["chunk"], asked["nats"], asked["tokens"])
+        self.counts.report(client)
+        return {"taken": taken}
+
+    def status(self) -> dict[str, Any]:
+        """How the server is, in numbers."""
+        counts = self.counts
+        return {
+            "requests": counts.requests, "chunks": counts.chunks, "documents": counts.documents,
+            "reports": counts.reports, "errors": sum(counts.errors.values()), "clients": counts.clients(),
+            "documents_per_s": counts.documents_per_s(), "uptime_s": counts.clock() - counts.since,
+            "mixtures": sorted(self.mixtures),
+            "runs": {f"{name}/{run}": one.distributor.weights.known_to
+                     for (name, run), one in sorted(self.runs.items())},
+        }  # fmt: skip
+
+    def exposition(self) -> str:
+        """The metrics, for Prometheus."""
+        held: list[Sample] = []
+        weights: list[Sample] = []
+        known: list[Sample] = []
+        for name, one in self.mixtures.items():
+            of_domains = zip(one.names, one.counts.tolist(), strict=True)
+            held += [({"mixture": name, "domain": domain}, n) for domain, n in of_domains]
+        runs = dict(self.runs)
+        static = {(name, ""): one for name, one in self.mixtures.items() if one.spec.adaptive is None}
+        for (name, run), one in (static | runs).items():
+            labels = {"mixture": name, "run": run}
+            known_to = one.distributor.weights.known_to
+            now = one.distributor.weights.at(0 if known_to is None else known_to - 1)[0]
+            shares = zip(one.names, (now / now.sum()).tolist(), strict=True)
+            weights += [({**labels, "domain": domain}, share) for domain, share in shares]
+            if known_to is not None:
+                known.append((labels, known_to))
+        return self.counts.exposition(
+            [
+                ("catalog_documents", "documents of a mixture's domains", held),
+                (
+                    "weight",
+                    "weight of a domain: the latest where it follows a model, else the first",
+                    weights,
+                ),
+                ("known_chunks", "chunks whose weights are found", known),
+            ]
+        )
+
+    def _told(self, one: DocumentChunks) -> dict[str, Any]:
+        told = {"identity": one.identity, "chunk_size": one.chunk_size, "domains": one.names}
+        every = None if one.spec.adaptive is None else one.spec.adaptive["every_steps"]
+        return {**told, "at_once": one.at_once, "every": every}
+
+    def _of_run(self, asked: dict[str, Any]) -> DocumentChunks:
+        """The chunks of a run; its log is opened when it is first asked for."""
+        source = self.mixtures[asked["mixture"]]
+        if source.spec.adaptive is None:
+            return source
+        key = asked["mixture"], asked.get("run", "main")
+        with self._opening:
+            if key not in self.runs:
+                if sum(name == key[0] for name, _ in self.runs) >= MOST_RUNS:
+                    raise ValueError(f"{MOST_RUNS} runs are open; start the server anew")
+                self.runs[key] = source.of_run(key[1])
+            return self.runs[key]
+
+
+def _server(desk: Desk, location: str, where: Listening) -> Any:
     fl = flight()
+    token = where.token
 
     class Gate(fl.ServerMiddlewareFactory):
         """Lets in who knows the token."""
@@ -59,62 +195,82 @@ def _server(
         def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
             given = (headers.get("authorization") or [""])[0]
             if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                desk.counts.error("", "token")
                 raise fl.FlightUnauthenticatedError("no or wrong token")
 
     class Server(fl.FlightServerBase):
-        """`do_get` gives chunks, the actions `describe` and `status` tell about them."""
+        """`do_get` gives chunks; the actions tell about them, and take reports."""
 
         def __init__(self) -> None:
-            super().__init__(location, middleware={"gate": Gate()}, tls_certificates=[tls] if tls else [])
-            self.since, self.counted = time.time(), {"requests": 0, "chunks": 0, "documents": 0}
-            self.locks = {name: threading.Lock() for name in mixtures}
+            certificates = [where.tls] if where.tls else []
+            super().__init__(location, middleware={"gate": Gate()}, tls_certificates=certificates)
 
         def do_get(self, context: Any, ticket: Any) -> Any:
-            try:
-                asked = read_request(ticket.ticket, mixtures)
-                with self.locks[asked["mixture"]]:
-                    table = mixtures[asked["mixture"]].read(asked["first"], asked["n"])
-            except (ValueError, OSError) as error:
-                raise fl.FlightServerError(f"refused: {error}") from error
-            self.counted["requests"] += 1
-            self.counted["documents"] += len(table)
-            self.counted["chunks"] += len(table) // mixtures[asked["mixture"]].chunk_size
+            table = self._answer(context, lambda client: desk.chunks(ticket.ticket, client))
             return fl.GeneratorStream(table.schema, iter(table.to_batches(max_chunksize=BATCH_ROWS)))
 
         def do_action(self, context: Any, action: Any) -> list[bytes]:
-            if action.type == "describe":
-                told = {
-                    name: {"identity": one.identity, "chunk_size": one.chunk_size, "domains": one.names}
-                    for name, one in mixtures.items()
-                }
-            elif action.type == "status":
-                told = {**self.counted, "uptime_s": time.time() - self.since, "mixtures": sorted(mixtures)}
-            else:
-                raise fl.FlightServerError("refused: the actions are describe and status")
+            body = action.body.to_pybytes()
+            told = self._answer(context, lambda client: desk.act(action.type, body, client))
             return [json.dumps(told).encode()]
+
+        def _answer(self, context: Any, make: Callable[[str], Any]) -> Any:
+            try:
+                return make(context.peer())
+            except NotYetError as error:
+                desk.counts.error(context.peer(), "not yet")
+                raise fl.FlightServerError(f"not yet: {error}") from error
+            except (ValueError, OSError) as error:
+                desk.counts.error(context.peer(), "refused")
+                raise fl.FlightServerError(f"refused: {error}") from error
 
     return Server()
 
 
 def read_request(ticket: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
-    """What a ticket asks for: {mixture, identity, first, n}. ValueError for anything else."""
+    """What a ticket asks for: {mixture, identity, first, n}, perhaps run. ValueError for anything else."""
+    asked = _read(ticket, REQUEST_KEYS, mixtures)
+    for key, most in (("first", LARGEST), ("n", MOST_CHUNKS)):
+        _check_number(asked, key, most)
+    return asked
+
+
+def read_report(body: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
+    """What a client lost on a chunk: {mixture, identity, chunk, nats, tokens}, perhaps run; the last two as
+    float64 [K]. ValueError for anything else."""
+    told = _read(body, REPORT_KEYS, mixtures)
+    _check_number(told, "chunk", LARGEST)
+    for key in ("nats", "tokens"):
+        try:
+            told[key] = np.array(told[key], dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{key}: a list of numbers") from None
+    return told
+
+
+def _read(content: bytes, keys: set[str], mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
     try:
-        asked = json.loads(ticket)
+        asked = json.loads(content) if len(content) <= MOST_BYTES else None
     except (ValueError, RecursionError):
-        raise ValueError("a ticket is JSON") from None
-    if not isinstance(asked, dict) or set(asked) != REQUEST_KEYS:
-        raise ValueError(f"a ticket has the keys {', '.join(sorted(REQUEST_KEYS))}")
+        raise ValueError("a request is JSON") from None
+    if not isinstance(asked, dict) or set(asked) - MAY_HAVE != keys:
+        raise ValueError(f"a request has the keys {', '.join(sorted(keys))}")
     if not isinstance(asked["mixture"], str) or asked["mixture"] not in mixtures:
         raise ValueError(f"no such mixture; there are {', '.join(sorted(mixtures))}")
-    for key, most in (("first", 1 << 40), ("n", MOST_CHUNKS)):
-        if type(asked[key]) is not int or not 0 <= asked[key] <= most:
-            raise ValueError(f"{key} is a number from 0 to {most}")
+    if not isinstance(asked.get("run", ""), str):
+        raise ValueError("run: a name")
     if asked["identity"] != mixtures[asked["mixture"]].identity:
         raise ValueError("the documents of the mixture have changed; begin anew, or bring them back")
     return asked
 
 
-def _is_loopback(host: str) -> bool:
+def _check_number(asked: dict[str, Any], key: str, most: int) -> None:
+    if type(asked[key]) is not int or not 0 <= asked[key] <= most:
+        raise ValueError(f"{key} is a number from 0 to {most}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -4,7 +4,9 @@ The stream of a domain is its documents one after another, in an order of its ow
 tokens; neighbours share one token. Which domain a sample is of, the distributor says.
 """
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,11 @@ class MixtureSamples:
             spec.told.get("dry", "repeat"),
         )
         self.samples_per_epoch = sum(stream.n_windows for stream in self.streams)
+        self._finder = ThreadPoolExecutor(1, thread_name_prefix="mixture-weights")
+        self._settling = threading.Lock()
+        self._coming: tuple[Future[np.ndarray], int] | None = None  # and how far they will be known
+        if isinstance(self.weights, Log):
+            self.weights.coming = self.settle
 
     @property
     def unique_tokens(self) -> int:
@@ -146,15 +153,26 @@ class MixtureSamples:
 
     def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
         """What the model lost on each domain (float64 [K], over `tokens` [K]) in a step; only every_steps-th
-        ones count. The weights that follow from it begin delay_steps later, whatever is made ahead."""
+        ones count. The weights that follow from it begin delay_steps later, whatever is made ahead; they are
+        found in a thread, and waited for by the first who needs them."""
         assert self.rule is not None and isinstance(self.weights, Log), "the weights follow the model"
-        found = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
-        begin = step + self.every_steps + self.delay_steps
-        assert self.weights.known_to is not None, "a log that grows knows how far it goes"
-        self.weights.append(self.weights.known_to, found, known_to=begin)
+        self.settle()
+        coming = self._finder.submit(self.rule.observe, (step + 1) * self.batch_size, nats, tokens)
+        with self._settling:
+            self._coming = coming, step + self.every_steps + self.delay_steps
+
+    def settle(self) -> None:
+        """Wait for weights that are being found. Raises what the rule raised."""
+        with self._settling:
+            if self._coming is None:
+                return
+            (found, known_to), self._coming = self._coming, None
+            assert isinstance(self.weights, Log) and self.weights.known_to is not None, "weights are found"
+            self.weights.append(self.weights.known_to, found.result(), known_to)
 
     def state(self, step: int) -> dict[str, Any]:
         """All that is needed to go on at a step, for JSON."""
+        self.settle()
         told: dict[str, Any] = {"position": self.distributor.position(step).as_dict()}
         if isinstance(self.weights, Log) and self.rule is not None:
             told |= {"log": self.weights.as_dict(step), "rule": self.rule.as_dict()}
@@ -162,6 +180,7 @@ class MixtureSamples:
 
     def restore(self, told: dict[str, Any]) -> None:
         """Undo `state`. ValueError for the state of another mixture."""
+        self.settle()
         if isinstance(self.weights, Log) and self.rule is not None:
             self.weights.restore(told["log"])
             self.rule.restore(told["rule"])

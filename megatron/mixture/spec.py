@@ -7,7 +7,8 @@ by: [source]                       properties that make a domain
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      what weights are shares of: tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule;
+                                                                 rule loss, or module:Class of one's own
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 tokenizer: gpt2                    of text; pairs have theirs
@@ -15,6 +16,7 @@ tokenizer: gpt2                    of text; pairs have theirs
 
 import fcntl
 import hashlib
+import importlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,9 +101,10 @@ def read_spec(path: str | Path) -> Spec:
     adaptive, schedule = told.get("adaptive"), told.get("schedule")
     if adaptive is not None:
         refuse_unknown(adaptive, ("rule", "every_steps", "delay_steps"), f"{path}: adaptive")
-        if adaptive.get("rule") not in RULES:
+        rule = adaptive.get("rule")
+        if rule not in RULES and not (isinstance(rule, str) and ":" in rule):
             raise ValueError(
-                f"{path}: adaptive.rule is {adaptive.get('rule')!r}, wanted {' or '.join(RULES)}"
+                f"{path}: adaptive.rule is {rule!r}, wanted {' or '.join(RULES)}, or module:Class of your own"
             )
         for key in ("every_steps", "delay_steps"):
             if not isinstance(adaptive.get(key, 1), int) or adaptive.get(key, 1) < 1:
@@ -184,14 +187,9 @@ def weights_over_time(
 ) -> tuple[Weights, Adaptive | None]:
     """The weights of each step, and the rule that finds them if they follow the model."""
     first = first_weights(spec, result, tokens)
-    told, schedule = spec.adaptive, spec.told.get("schedule")
-    if told is not None:
-        rule: Adaptive = LossProportional(first)
-        if told["rule"] == "ado":
-            rule = Ado(np.where(first > 0, tokens, 0), AdoConfig())
-        return Log(first, told["delay_steps"]), rule
+    schedule = spec.told.get("schedule")
     if schedule is None:
-        return Constant(first), None
+        return _following(spec, first, tokens)
     per_step = tokens_per_step if schedule.get("unit") == "tokens" else 1
     points = _listed(schedule.get("points"))
     return Schedule(
@@ -201,25 +199,51 @@ def weights_over_time(
     ), None
 
 
-def document_weights(spec: Spec, result: Result) -> Weights:
-    """Weights of chunks of whole documents, and over chunks where they have a schedule in steps.
+def document_weights(spec: Spec, result: Result) -> tuple[Weights, Adaptive | None]:
+    """Weights of chunks of whole documents, over chunks where they have a schedule in steps, and the rule
+    that finds them if they follow the model: its every_steps and delay_steps are chunks.
 
     Shares of tokens become shares of documents by the mean tokens of a domain's documents, which the catalog
-    has. ValueError for a mixture whose weights follow a model or its tokens: those are for training.
+    has. ValueError for a mixture whose weights follow the tokens of training, or a model and count tokens.
     """
     schedule, documents = spec.told.get("schedule"), result.n_documents
-    if spec.adaptive is not None or (schedule or {}).get("unit") == "tokens":
+    if (schedule or {}).get("unit") == "tokens":
         raise ValueError(f"{spec.path}: weights that follow training or its tokens; use dataset.mixture")
     natural, turned = documents, np.ones(len(documents))
     if spec.counts_tokens:
+        if spec.adaptive is not None:
+            raise ValueError(f"{spec.path}: weights of documents that follow a model; add count: documents")
         assert result.n_tokens is not None, "the query counts tokens where weights do"
         natural = np.array(result.n_tokens)
         turned = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
     if schedule is None:
-        return Constant(_shares(spec, spec.told.get("weights"), result, natural, turned))
+        first = _shares(spec, spec.told.get("weights"), result, natural, turned)
+        return _following(spec, first, natural)
     points = _listed(schedule.get("points"))
     weights = [_shares(spec, point["weights"], result, natural, turned) for point in points]
-    return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear")
+    return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear"), None
+
+
+def _following(spec: Spec, first: np.ndarray, natural: np.ndarray) -> tuple[Weights, Adaptive | None]:
+    told = spec.adaptive
+    if told is None:
+        return Constant(first), None
+    return Log(first, told["delay_steps"]), _rule(spec, told["rule"], first, natural)
+
+
+def _rule(spec: Spec, name: str, first: np.ndarray, natural: np.ndarray) -> Adaptive:
+    """The rule of a name; one's own, module:Class, is made with the first weights, float64 [K]."""
+    if name == "ado":
+        return Ado(np.where(first > 0, natural, 0), AdoConfig())
+    if name == "loss":
+        return LossProportional(first)
+    module, _, made = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), made)(first)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{spec.path}: adaptive.rule {name} cannot be imported ({error}); put its folder on PYTHONPATH"
+        ) from error
 
 
 def tokens_of_domains(result: Result, pairs: Sequence[str]) -> np.ndarray:

@@ -35,13 +35,15 @@ THEMES = {
 }
 
 
-def palette(n_sizes: int, n_budgets: int) -> dict[str, dict[str, str]]:
-    """{theme: {colour's name: #rrggbb}} with size0..size<n-1>, budget0..budget<n-1> along the ramps."""
+def palette(n_sizes: int, n_budgets: int, n_domains: int = 0) -> dict[str, dict[str, str]]:
+    """{theme: {colour's name: #rrggbb}} with size0..size<n-1>, budget0.. and domain0.. along the ramps."""
     colours = {}
     for theme, named in THEMES.items():
-        ramps = {"size": n_sizes, "budget": n_budgets}
+        ramps = {"size": ("size", n_sizes), "budget": ("budget", n_budgets), "domain": ("size", n_domains)}
         along = {
-            f"{ramp}{i}": along_ramp(RAMPS[ramp][theme], i, n) for ramp, n in ramps.items() for i in range(n)
+            f"{name}{i}": along_ramp(RAMPS[ramp][theme], i, n)
+            for name, (ramp, n) in ramps.items()
+            for i in range(n)
         }
         colours[theme] = named | along
     return colours

@@ -10,7 +10,16 @@ from string import Template
 from typing import Any
 
 from megatron.run_dir import write_whole
-from megatron.scaling import plot_fit, plot_isoflop, plot_law, plot_repeat, plot_runs, summary, wording
+from megatron.scaling import (
+    plot_fit,
+    plot_isoflop,
+    plot_law,
+    plot_mixture,
+    plot_repeat,
+    plot_runs,
+    summary,
+    wording,
+)  # fmt: skip
 from megatron.scaling.palette import palette
 from megatron.scaling.plot import Chip, Figure
 from megatron.scaling.study import AUTOREGRESSIVE, Study, read_study
@@ -76,7 +85,8 @@ def colours_of(study: Study) -> dict[str, dict[str, str]]:
     """A colour for every size and every budget, of tokens or of FLOPs, in both themes."""
     budgets = plot_isoflop.isoflop_of(study)
     n_budgets = len({point["D"] for point in plot_law.law_points(study)})
-    return palette(len(study.sizes()), max(n_budgets, len(budgets.parabolas) if budgets else 0))
+    n_domains = len(plot_mixture.domains_shown(plot_mixture.weights_over_time(study)))
+    return palette(len(study.sizes()), max(n_budgets, len(budgets.parabolas) if budgets else 0), n_domains)
 
 
 def figures_of(study: Study) -> list[Figure]:
@@ -97,6 +107,7 @@ def figures_of(study: Study) -> list[Figure]:
         plot_runs.objectives_figure,
         plot_repeat.crossover_figure,
         plot_repeat.downstream_figure,
+        plot_mixture.mixture_figure,
     )
     return [figure for figure in (make(study) for make in makers) if figure is not None]
 

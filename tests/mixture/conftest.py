@@ -1,6 +1,10 @@
 """Small corpora with properties, and a catalog of them."""
 
+import gzip
 import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,3 +36,47 @@ def catalog(tmp_path: Path) -> Path:
             read_properties(PROPERTIES), quiet=True,
         )  # fmt: skip
     return path
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    """3,000 documents in a plain and a packed file; Python : Go : C = 3 : 2 : 1."""
+    write_lines(tmp_path / "a.jsonl", 1500)
+    write_lines(tmp_path / "b.jsonl", 1500, first=1500)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
+    with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
+        files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl.gz")]
+        catalog.register("code", files, read_properties(PROPERTIES), quiet=True)
+    path = tmp_path / "code.yaml"
+    path.write_text(
+        "catalog: catalog.duckdb\nby: [language]\nweights: {Python: 3, Go: 2, C: 1}\ncount: documents\n"
+    )
+    return path
+
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.fixture
+def start(root: Path) -> Iterator[Start]:
+    """Start a server; gives the process and its location."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*words: object, script: Path | None = None) -> tuple[subprocess.Popen[str], str]:
+        tool = script or root / "tools" / "mixture_server.py"
+        command = [sys.executable, str(tool), *map(str, words)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        process.told = []
+        line = process.stdout.readline()
+        while line.startswith("metrics on "):
+            process.told.append(line)
+            line = process.stdout.readline()
+        assert line.startswith("listening on "), line
+        return process, f"grpc+tcp://{line.split()[-1]}"
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait(timeout=30)

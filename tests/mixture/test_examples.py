@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.run_dir import read_metrics
 from tests.guide_commands import commands_of
 
 
@@ -21,10 +22,12 @@ def folder(tmp_path: Path, scaling_data: Path) -> Path:
     return tmp_path
 
 
-def run(words: list[str], folder: Path, root: Path) -> str:
+def run(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
     environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(root / words[0]), *words[1:]]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=wait_s
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -52,3 +55,36 @@ def test_the_examples_read_a_mixture_here_and_from_a_server(root: Path, folder: 
     assert "the second server gave 4 chunks, 2048 documents" in told
     for name in ("local", "server"):
         assert len((root / "examples_scaling" / "mixture" / f"{name}.py").read_text().splitlines()) < 60
+
+
+@pytest.mark.slow
+def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights(
+    root: Path, folder: Path, scaling_data: Path
+) -> None:
+    """The guide's run on a CPU, an eighth as long: a look at every step, so that ADO has laws after 150."""
+    guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
+    static, ado = (
+        re.search(rf"```yaml\n# {name}.yaml\n(.*?)```", guide, re.DOTALL)[1] for name in ("static", "ado")
+    )
+    ado = ado.replace("every_steps: 4", "every_steps: 1")
+    (folder / "tiny").mkdir()
+    for name, inside in (("vocab.json", "gpt2-tiny-vocab.json"), ("merges.txt", "gpt2-tiny-merges.txt")):
+        (folder / "tiny" / name).symlink_to(scaling_data / "megatron_openwebtext" / inside)
+    register = "tools/register_corpus.py catalog.duckdb add slim slimpajama --preset slimpajama"
+    run(register.split(), folder, root)
+    shares = {}
+    for name, text in (("static", static), ("ado", ado)):
+        (folder / f"{name}.yaml").write_text(text)
+        config = root / "examples_scaling" / "training" / "mixture_cpu.yaml"
+        words = [f"dataset.mixture={name}.yaml", f"logging.run_dir=study/runs/{name}",
+                 "lr_scheduler.total_iterations=200", "lr_scheduler.warmup_iterations=20"]  # fmt: skip
+        run(["tools/pretrain.py", str(config), *words], folder, root, wait_s=1200)
+        lines = [line for line in read_metrics(folder / "study/runs" / name) if line["kind"] == "train"]
+        shares[name] = [list(line["weights"].values()) for line in lines]
+        assert lines[-1]["loss"] < lines[0]["loss"] - 1
+    assert all(share == shares["static"][0] for share in shares["static"])
+    assert shares["ado"][10] == pytest.approx(shares["static"][0])  # the prior, until there are laws
+    assert max(abs(a - b) for a, b in zip(shares["ado"][-1], shares["ado"][0], strict=True)) > 0.02
+    run(["tools/make_report.py", "study"], folder, root)
+    page = (folder / "study" / "report.html").read_text()
+    assert "In ado the weight of" in page

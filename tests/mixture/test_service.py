@@ -1,15 +1,19 @@
 """Documents in chunks, here and from a server: killed, restarted, asked nonsense, asked by many."""
 
-import gzip
+import hashlib
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,52 +23,13 @@ from torch.utils.data import DataLoader
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Chunk, Connection, MixtureDataset, RemoteChunks
+from megatron.mixture.client import Chunk, MixtureDataset
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.properties import read_properties
-from megatron.mixture.service import read_request, serve
-from tests.mixture.conftest import PROPERTIES, write_lines
+from megatron.mixture.remote import Connection, RemoteChunks
+from megatron.mixture.service import Listening, read_request, serve
 
 SIZE = 512  # documents of a chunk
-
-
-@pytest.fixture
-def mixture(tmp_path: Path) -> Path:
-    """3,000 documents in a plain and a packed file; Python : Go : C = 3 : 2 : 1."""
-    write_lines(tmp_path / "a.jsonl", 1500)
-    write_lines(tmp_path / "b.jsonl", 1500, first=1500)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
-    with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
-        files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl.gz")]
-        catalog.register("code", files, read_properties(PROPERTIES), quiet=True)
-    path = tmp_path / "code.yaml"
-    path.write_text(
-        "catalog: catalog.duckdb\nby: [language]\nweights: {Python: 3, Go: 2, C: 1}\ncount: documents\n"
-    )
-    return path
-
-
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
-
-
-@pytest.fixture
-def start(root: Path) -> Iterator[Start]:
-    """Start a server; gives the process and its location."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*words: object) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, str(root / "tools" / "mixture_server.py"), *map(str, words)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("listening on "), line
-        return process, f"grpc+tcp://{line.split()[-1]}"
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait(timeout=30)
+LATE = Path(__file__).with_name("server_with_random_waits.py")
 
 
 def number_of(text: str) -> int:
@@ -212,15 +177,17 @@ def test_nonsense_is_refused_and_the_server_lives(mixture, start) -> None:
         RemoteChunks(Connection(location), "cod")
 
 
-def test_sixty_four_clients_at_once_get_what_one_would(mixture, start) -> None:
+def test_sixty_four_clients_at_once_with_any_timing_get_what_one_would(mixture, start) -> None:
     local = DocumentChunks(mixture)
     expected = [local.read(i, 1) for i in range(8)]
-    _, location = start(mixture, "--port", 0)
+    _, location = start(mixture, "--port", 0, script=LATE)
 
     def client(number: int) -> bool:
-        remote = RemoteChunks(Connection(location, patience_s=120), "code")
-        order = np.random.default_rng(number).permutation(8)
-        return all(remote.read(int(i), 1).equals(expected[i]) for i in order)
+        remote, rng, same = remote_of(location), np.random.default_rng(number), True
+        for i in rng.permutation(8).tolist():
+            time.sleep(float(rng.uniform(0, 0.05)))
+            same = same and remote.read(i, 1).equals(expected[i])
+        return same
 
     with ThreadPoolExecutor(64) as pool:
         assert all(pool.map(client, range(64)))
@@ -229,7 +196,8 @@ def test_sixty_four_clients_at_once_get_what_one_would(mixture, start) -> None:
 
 def test_beyond_this_machine_a_token_and_tls_are_wanted(mixture) -> None:
     def begin(token: str | None, allow_plain: bool = False) -> None:
-        serve([mixture], "0.0.0.0", 0, 0, token, None, allow_plain, ready=lambda port: None)
+        where = Listening(host="0.0.0.0", token=token, allow_plain=allow_plain)
+        serve([mixture], where, 0, (), ready=lambda port, metrics: None)
 
     with pytest.raises(ValueError, match="give --token-file"):
         begin(None, allow_plain=True)
@@ -241,3 +209,122 @@ def test_a_request_is_checked_before_anything_is_read(mixture) -> None:
     source = DocumentChunks(mixture)
     asked = {"mixture": "code", "identity": source.identity, "first": 5, "n": 2}
     assert read_request(json.dumps(asked).encode(), {"code": source}) == asked
+
+
+def test_groups_and_servers_with_any_timing_give_the_same_bytes(mixture, start) -> None:
+    """1, 2 and 4 groups that wait at random, of a server that answers late at random."""
+    local = DocumentChunks(mixture)
+    expected = [local.read(i, 1) for i in range(8)]
+    _, location = start(mixture, "--port", 0, script=LATE)
+
+    def group(words: tuple[int, int]) -> list[Chunk]:
+        rng, found = np.random.default_rng(words), []
+        for chunk in islice(MixtureDataset(partial(remote_of, location), *words), 8 // words[1]):
+            time.sleep(float(rng.uniform(0, 0.05)))
+            found.append(chunk)
+        return found
+
+    for n_groups in (1, 2, 4):
+        with ThreadPoolExecutor(n_groups) as pool:
+            parts = [*pool.map(group, [(k, n_groups) for k in range(n_groups)])]
+        for number, table in enumerate(expected):
+            chunk = parts[number % n_groups][number // n_groups]
+            assert chunk.number == number
+            assert chunk.documents == table.column("text").to_pylist()
+            assert chunk.domains == table.column("domain").to_pylist()
+
+
+def remote_of(location: str) -> RemoteChunks:
+    return RemoteChunks(Connection(location, patience_s=120), "code")
+
+
+def test_a_client_killed_and_back_goes_on_after_its_last_checkpoint(mixture, start, tmp_path) -> None:
+    _, location = start(mixture, "--port", 0)
+    saved = tmp_path / "state.json"
+    code = (
+        "import json, sys, time\n"
+        "from pathlib import Path\n"
+        "from megatron.mixture.client import MixtureDataset\n"
+        "from tests.mixture.test_service import remote_of\n"
+        "dataset, saved = MixtureDataset(lambda: remote_of(sys.argv[1])), Path(sys.argv[2])\n"
+        "if saved.is_file(): dataset.load_state_dict(json.loads(saved.read_text()))\n"
+        "for chunk in dataset:\n"
+        "    print(chunk.number, hash_of(chunk), flush=True)\n"
+        "    saved.with_suffix('.new').write_text(json.dumps(dataset.state_dict(chunk)))\n"
+        "    saved.with_suffix('.new').rename(saved)\n"
+        "    time.sleep(0.05)\n"
+    ).replace("hash_of(chunk)", "hashlib.sha256(''.join(chunk.documents).encode()).hexdigest()")
+    code = code.replace("import json,", "import hashlib, json,")
+    lines: list[str] = []
+    for _ in range(3):
+        command = [sys.executable, "-c", code, location, str(saved)]
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        assert client.stdout is not None
+        lines += [client.stdout.readline() for _ in range(3)]
+        client.kill()
+        lines += client.stdout.readlines()
+        client.wait(timeout=30)
+    local, told = DocumentChunks(mixture), dict(line.split() for line in lines if line.count(" ") == 1)
+    numbers = [int(line.split()[0]) for line in lines]
+    assert sorted(set(numbers)) == [*range(max(numbers) + 1)]  # none is left out
+    for number, digest in told.items():
+        text = "".join(local.read(int(number), 1).column("text").to_pylist())
+        assert hashlib.sha256(text.encode()).hexdigest() == digest
+    assert Connection(location).ask("status")["errors"] == 0
+
+
+def test_a_client_that_reads_slowly_keeps_nobody_waiting(mixture, start) -> None:
+    _, location = start(mixture, "--port", 0)
+    quick = remote_of(location)
+    asked = {"mixture": "code", "identity": quick.identity, "first": 0, "n": 200}
+    client = pyarrow.flight.connect(location)
+    stuck = [client.do_get(pyarrow.flight.Ticket(json.dumps(asked).encode())) for _ in range(8)]
+    begun = [reader.read_chunk().data.num_rows for reader in stuck]  # and then they look elsewhere
+    assert all(begun)
+    assert quick.read(0, 8).equals(DocumentChunks(mixture).read(0, 8))
+    rest = stuck[0].read_all()
+    assert len(rest) + begun[0] == 200 * SIZE
+
+
+def test_only_files_below_the_roots_and_no_links_are_read(mixture, tmp_path) -> None:
+    assert len(DocumentChunks(mixture, roots=[tmp_path]).read(0, 1)) == SIZE
+    with pytest.raises(ValueError, match="lies in none of .*elsewhere; add its folder as a --root"):
+        DocumentChunks(mixture, roots=[tmp_path / "elsewhere"])
+    told = (tmp_path / "a.jsonl").stat()
+    secret = tmp_path.parent / f"{tmp_path.name}-secret"
+    (tmp_path / "a.jsonl").rename(secret)
+    (tmp_path / "a.jsonl").symlink_to(secret)
+    os.utime(secret, ns=(told.st_atime_ns, told.st_mtime_ns))
+    with pytest.raises(ValueError, match="is a link to"):
+        DocumentChunks(mixture)
+
+
+def test_prometheus_reads_what_the_server_did(mixture, start) -> None:
+    process, location = start(mixture, "--port", 0, "--metrics-port", 0)
+    (line,) = process.told
+    address = line.removeprefix("metrics on ").strip()
+    remote = remote_of(location)
+    remote.read(0, 3)
+    remote.read(3, 1)
+    with pytest.raises(ValueError, match="refused"):
+        remote.connection.ask("stop")
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = answer.read().decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values["mixture_requests_total"] == "2"
+    assert values["mixture_chunks_total"] == "4"
+    assert values["mixture_documents_total"] == str(4 * SIZE)
+    assert values['mixture_errors_total{kind="refused"}'] == "1"
+    assert values["mixture_request_seconds_count"] == "2"
+    assert values['mixture_request_seconds_bucket{le="+Inf"}'] == "2"
+    assert values['mixture_catalog_documents{mixture="code",domain="Go"}'] == "1000"
+    assert float(values['mixture_weight{mixture="code",run="",domain="Python"}']) == pytest.approx(0.5)
+    assert values["mixture_clients"] == "1"
+    assert float(values["mixture_documents_per_second"]) > 0
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(address.replace("/metrics", "/etc/passwd"), timeout=30)
+    tool = Path(__file__).parents[2] / "tools" / "mixture_server.py"
+    command = [sys.executable, str(tool), "--status", location, "--prometheus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "mixture_chunks_total 4\n" in done.stdout

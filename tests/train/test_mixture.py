@@ -1,6 +1,8 @@
 """A mixture in the trainer: the samples it should have, stopped, resumed and spread over ranks."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +167,71 @@ def test_two_ranks_find_the_weights_and_losses_of_one(folder, pretrain) -> None:
     assert one[-1][1] != one[0][1]
 
 
+def all_told(run: Path) -> dict[int, tuple[float, list[float]]]:
+    """Of each step: loss and weights."""
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    return {line["step"]: (line["loss"], list(line["weights"].values())) for line in lines}
+
+
+def same(whole: dict[int, tuple[float, list[float]]], part: dict[int, tuple[float, list[float]]]) -> bool:
+    """Whether `part` tells of its steps what `whole` does, to the rounding of other orders of addition."""
+    pairs = [(whole[step], told) for step, told in part.items()]
+    losses = np.allclose([a for (a, _), _ in pairs], [b for _, (b, _) in pairs], rtol=1e-5)
+    return losses and np.allclose([a for (_, a), _ in pairs], [b for _, (_, b) in pairs], rtol=1e-4)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("before", "between", "after"), [(2, 1, 2), (1, 2, 1)])
+def test_a_run_moved_between_numbers_of_ranks_ends_as_one_that_stayed(
+    folder, pretrain, before, between, after
+) -> None:
+    path = mixture(folder, LOSS)
+    kept = ["checkpoint.keep_last=null", "checkpoint.chkpt_saving_iterations=5"]
+    whole = pretrain([*words(path, "whole"), *kept], before)
+    assert whole.returncode == 0, whole.stderr
+    saved = sorted((folder / "whole" / "checkpoints").glob("step.*"))
+    assert len(saved) == 3  # after steps 5, 10 and 14
+    moved = pretrain([*words(path, "moved"), *kept, f"checkpoint.resume={saved[0]}"], between)
+    assert moved.returncode == 0, moved.stderr
+    assert "going on after step 5" in moved.stderr
+    again = sorted((folder / "moved" / "checkpoints").glob("step.*"))
+    back = pretrain([*words(path, "back"), *kept, f"checkpoint.resume={again[0]}"], after)
+    assert back.returncode == 0, back.stderr
+    assert "going on after step 10" in back.stderr
+    expected = all_told(folder / "whole")
+    assert expected[14][1] != expected[5][1]  # the weights moved after the checkpoints
+    assert sorted(all_told(folder / "moved")) == [*range(6, 15)]
+    assert same(expected, all_told(folder / "moved"))
+    assert sorted(all_told(folder / "back")) == [*range(11, 15)]
+    assert same(expected, all_told(folder / "back"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("layout", ["tensor_parallel=2", "pipeline_parallel=2", "context_parallel=2"])
+def test_ranks_that_share_a_batch_see_one_mixture(folder, pretrain, layout) -> None:
+    path = mixture(folder, LOSS)
+    more = ["model.n_layers=2", "lr_scheduler.total_iterations=8"]
+    for run, n_ranks, how in (("alone", 1, []), ("shared", 2, [f"dist.{layout}"])):
+        done = pretrain([*words(path, run), *more, *how], n_ranks)
+        assert done.returncode == 0, done.stderr
+    one, shared = all_told(folder / "alone"), all_told(folder / "shared")
+    assert len(one) == len(shared) == 8
+    assert same(one, shared)
+    assert one[8][1] != one[1][1]
+
+
+@pytest.mark.ranks
+def test_ranks_and_loaders_out_of_step_train_on_the_same_bytes(folder, pretrain, root) -> None:
+    path = mixture(folder, LOSS)
+    slow = root / "tests" / "train" / "pretrain_with_random_waits.py"
+    for run, n_ranks, script in (("quiet", 1, None), ("slow1", 1, slow), ("slow2", 2, slow)):
+        done = pretrain([*words(path, run), "dataset.num_workers=1"], n_ranks, script=script)
+        assert done.returncode == 0, done.stderr
+    quiet = all_told(folder / "quiet")
+    assert quiet == all_told(folder / "slow1")
+    assert same(quiet, all_told(folder / "slow2"))
+
+
 def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
     path = mixture(folder, ADO)
     with pytest.raises(ValueError, match="num_workers: 2 are up to 4 steps ahead"):
@@ -175,7 +242,7 @@ def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
         ("weights: {d: 1}", "no document has kind=d"),
         ("wieghts: {a: 1}", "did you mean 'weights'"),
         ("dry: maybe", "wanted one of stop, repeat, redistribute"),
-        ("adaptive: {rule: magic}", "wanted ado or loss"),
+        ("adaptive: {rule: magic}", "wanted ado or loss, or module:Class"),
         ("where: \"knid = 'a'\"", "did you mean 'kind'"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -183,6 +250,71 @@ def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
     write_corpus(folder / "one", 130, seed=9)
     with pytest.raises(ValueError, match="has changed since it was registered"):
         prepare(mixture(folder, "weights: inferred"))
+
+
+def test_weights_are_found_off_the_way_and_waited_for_by_who_needs_them(folder) -> None:
+    path = mixture(folder, LOSS)
+    prepare(path)
+    samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
+    assert samples.rule is not None
+    finding, observe = threading.Event(), samples.rule.observe
+    samples.rule.observe = lambda *words: observe(*words) if finding.wait(60) else None
+    samples.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))  # returns at once
+    before = samples.take(np.arange(4 * 12))  # so do the steps before the new weights
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(samples.take, np.arange(4 * 12, 5 * 12))
+        assert not late.done()
+        finding.set()
+        after = late.result(timeout=60)
+    assert samples.weights_at(4)[0] > 2 * samples.weights_at(3)[0]
+    again = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
+    again.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))
+    assert np.array_equal(again.take(np.arange(5 * 12)), np.concatenate([before, after]))
+
+
+def test_a_rule_of_ones_own_is_named_in_the_file(folder, monkeypatch) -> None:
+    (folder / "my_rules.py").write_text(
+        "import numpy as np\n"
+        "class Last:\n"
+        "    def __init__(self, first):\n"
+        "        self.n = len(first)\n"
+        "    def observe(self, n, nats, counts):\n"
+        "        return np.eye(self.n)[-1] * 0.9 + 0.1 / self.n\n"
+        "    def as_dict(self):\n"
+        "        return {}\n"
+        "    def restore(self, told):\n"
+        "        pass\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    path = mixture(folder, "adaptive: {rule: 'my_rules:Last', every_steps: 1, delay_steps: 4}")
+    assert train(built(path, "own"), Stop(None))
+    weights = [weights for _, weights in told(folder / "own")]
+    assert weights[3] == weights[0]
+    assert weights[4] == pytest.approx([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3])
+    with pytest.raises(ValueError, match="adaptive.rule no_rules:Last cannot be imported"):
+        MixtureSamples(
+            mixture(folder, "adaptive: {rule: 'no_rules:Last'}"), seq_len=16, batch_size=12, seed=0
+        )
+
+
+def test_a_schedule_in_tokens_changes_with_the_first_step_behind_them(folder) -> None:
+    path = mixture(
+        folder, "schedule: {unit: tokens, points: [{at: 0, weights: {a: 1}}, {at: 1000, weights: {c: 1}}]}"
+    )
+    prepare(path)
+    samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)  # 192 tokens a step
+    domains = samples.domains_of(np.arange(12 * 8)).reshape(8, 12)
+    assert [set(step) for step in domains.tolist()] == [{0}] * 6 + [{2}] * 2  # 1000 / 192 = 5.2
+
+
+def test_epochs_of_a_domain_that_begins_anew_are_counted(folder) -> None:
+    path = mixture(folder, "weights: {a: 1}", "dry: repeat")
+    resolved = prepare(path)
+    assert train(built(path, "again", "lr_scheduler.total_iterations=60"), Stop(None))
+    last = [line for line in read_metrics(folder / "again") if line["kind"] == "train"][-1]
+    assert last["epochs"]["a"] == pytest.approx(60 * 12 / resolved.windows(16)[0])
+    assert last["epochs"]["a"] > 2
+    assert last["epochs"]["b"] == 0
 
 
 def test_a_mixture_that_stops_ends_a_run_that_wants_more(folder) -> None:

@@ -35,12 +35,12 @@ import numpy as np
 
 from megatron.mixture.adaptive import fit_law
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Connection, RemoteChunks
 from megatron.mixture.distributor import Constant, Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.libraries import pyarrow
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
+from megatron.mixture.remote import Connection, RemoteChunks
 
 LANGUAGES = ("C", "Go", "Java", "JavaScript", "Python", "Rust", "Scala", "TypeScript")
 LICENCES = ("apache-2.0", "bsd", "gpl-3.0", "mit")

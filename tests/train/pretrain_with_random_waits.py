@@ -1,0 +1,29 @@
+"""tools/pretrain.py in which reading samples and taking steps last now longer and now shorter."""
+
+import os
+import runpy
+import time
+from pathlib import Path
+
+import numpy as np
+
+from megatron.engine.torch_native import TorchEngine
+from megatron.mixture.source import MixtureSamples
+
+rng = np.random.default_rng(int(os.environ.get("RANK", "0")) + 100 * os.getpid())
+take, step = MixtureSamples.take, TorchEngine.step
+
+
+def late_take(self: MixtureSamples, numbers: np.ndarray) -> np.ndarray:
+    time.sleep(float(rng.uniform(0, 0.05)))
+    return take(self, numbers)
+
+
+def late_step(self: TorchEngine, *words: object, **more: object) -> object:
+    time.sleep(float(rng.uniform(0, 0.05)))
+    return step(self, *words, **more)
+
+
+MixtureSamples.take, TorchEngine.step = late_take, late_step
+tool = Path(__file__).resolve().parents[2] / "tools" / "pretrain.py"
+runpy.run_path(str(tool), run_name="__main__")
