@@ -61,7 +61,9 @@ class Pairs {
     Merge find(uint32_t left, uint32_t right) const {
         if (!small_.empty()) {
             const uint32_t key = left << 16 | right;
-            for (uint64_t i = spread(key) & mask_;; i = (i + 1) & mask_) {
+            const uint64_t hash = spread(key);
+            if (!(present_[hash >> 51] >> (hash >> 45 & 63) & 1)) return Merge{kNoRank, 0};
+            for (uint64_t i = hash & mask_;; i = (i + 1) & mask_) {
                 const SmallSlot slot = small_[i];
                 if (slot.rank == kEmptySmall) return Merge{kNoRank, 0};
                 if (slot.key == key) return Merge{slot.rank, slot.id};
@@ -91,6 +93,7 @@ class Pairs {
     }
     std::vector<Slot, HugePages<Slot>> slots_;
     std::vector<SmallSlot, HugePages<SmallSlot>> small_;
+    std::vector<uint64_t> present_;  // a bit of 2^19 for each: most that are looked for are not there
     uint64_t mask_ = 0;
 };
 
@@ -108,6 +111,19 @@ struct Vocabulary {
 // Ids of one word by its merges: lowest rank first, the leftmost of equals. A word of n bytes has at most n ids;
 // returns where the next one goes.
 uint32_t* merge_word(const Vocabulary& vocabulary, const uint8_t* word, size_t n, uint32_t* out);
+
+// Which of sixteen bytes, as they lie in memory on little-endian machines, are the first n.
+struct FirstBytes {
+    uint64_t low[16], high[16];
+    constexpr FirstBytes() : low{}, high{} {
+        for (int n = 1; n < 16; ++n) {
+            low[n] = low[n - 1];
+            high[n] = high[n - 1];
+            (n <= 8 ? low : high)[n] |= uint64_t{0xFF} << 8 * ((n - 1) % 8);
+        }
+    }
+};
+inline constexpr FirstBytes kFirstBytes;
 
 // Words seen before, two to a set: most are short and of ids under 65,536, and lie in half a cache line. A word that
 // fits neither kind is merged each time.
@@ -128,8 +144,25 @@ class WordCache {
         Short* set;  // null: too long for the short kind
     };
 
-    // Begin to look up word[0, n), n > 0. kPadding bytes behind the word are readable.
-    Probe begin(const uint8_t* word, size_t n);
+    // Begin to look up word[0, n), n > 0. kPadding bytes behind the word are readable. The probe is written where it
+    // stays: a copy would be read before its parts have reached the cache.
+    void begin(const uint8_t* word, size_t n, Probe& probe) {
+        probe.word = word;
+        probe.n = n;
+        if (n > kShortBytes) {
+            probe.set = nullptr;
+            return;
+        }
+        uint64_t low, high;
+        std::memcpy(&low, word, 8);
+        std::memcpy(&high, word + 8, 8);
+        low &= kFirstBytes.low[n];
+        high = (high & kFirstBytes.high[n]) | uint64_t{n} << 56;
+        probe.low = low;
+        probe.high = high;
+        probe.set = &short_[2 * (mix(low, high) >> (64 - kShortBits))];
+        __builtin_prefetch(probe.set);
+    }
 
     // The ids of a word that was begun; returns where the next one goes. probe.n + kSlack ids can be written.
     // Id is uint16_t, for narrow vocabularies, or uint32_t.
@@ -153,6 +186,11 @@ class WordCache {
     }
 
   private:
+    static uint64_t mix(uint64_t a, uint64_t b) {
+        uint64_t h = (a ^ (b * 0xC2B2AE3D27D4EB4FULL)) * 0x9E3779B97F4A7C15ULL;
+        h ^= h >> 32;
+        return h * 0xD6E8FEB86659FD93ULL;
+    }
     static constexpr size_t kShortBytes = 15, kLongBytes = 63, kIds = 7, kLongIds = 15;
     static constexpr int kShortBits = 18, kLongBits = 13;  // log2 of the number of sets
     struct Long {

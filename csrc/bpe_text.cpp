@@ -187,7 +187,7 @@ const uint8_t* begin_words(const Vocabulary& v, WordCache& cache, const uint8_t*
         const uint8_t *block = p;
         for (; starts; starts &= starts - 1) {
             const uint8_t* next = block + std::countr_zero(starts);
-            batch.probes[batch.n++] = cache.begin(p, static_cast<size_t>(next - p));
+            cache.begin(p, static_cast<size_t>(next - p), batch.probes[batch.n++]);
             p = next;
         }
         return p;
@@ -195,7 +195,7 @@ const uint8_t* begin_words(const Vocabulary& v, WordCache& cache, const uint8_t*
 #endif
     do {  // text in other scripts comes in runs
         const uint8_t* next = word_end(v, p, end);
-        batch.probes[batch.n++] = cache.begin(p, static_cast<size_t>(next - p));
+        cache.begin(p, static_cast<size_t>(next - p), batch.probes[batch.n++]);
         p = next;
     } while (batch.n < 64 && p < end && (p[0] | p[1]) >= 0x80);
     return p;

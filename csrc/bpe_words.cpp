@@ -10,15 +10,17 @@ namespace bpe {
 void Pairs::build(const int64_t* left_right_id, size_t n) {
     bool is_small = n < kEmptySmall;
     for (size_t i = 0; i < 3 * n && is_small; ++i) is_small = left_right_id[i] <= 0xFFFF;
-    const size_t size = std::bit_ceil(std::max<size_t>(16, 2 * n));
+    const size_t size = std::bit_ceil(std::max<size_t>(16, n + n / 4));
     mask_ = size - 1;
-    if (is_small) small_.assign(size, SmallSlot{0, kEmptySmall, 0});
+    if (is_small) small_.assign(size, SmallSlot{0, kEmptySmall, 0}), present_.assign(size_t{1} << 13, 0);
     else slots_.assign(size, Slot{kEmpty, {kNoRank, 0}});
     for (size_t rank = 0; rank < n; ++rank) {
         const int64_t* row = left_right_id + 3 * rank;
         const uint64_t left = static_cast<uint64_t>(row[0]), right = static_cast<uint64_t>(row[1]);
         const uint64_t key = is_small ? left << 16 | right : left << 32 | right;
-        uint64_t i = spread(key) & mask_;
+        const uint64_t hash = spread(key);
+        if (is_small) present_[hash >> 51] |= uint64_t{1} << (hash >> 45 & 63);
+        uint64_t i = hash & mask_;
         const Merge merge{static_cast<uint32_t>(rank), static_cast<uint32_t>(row[2])};
         if (is_small) {
             while (small_[i].rank != kEmptySmall && small_[i].key != key) i = (i + 1) & mask_;
@@ -39,17 +41,22 @@ constexpr int kSeamsTried = 16;
 
 uint32_t* merge_short(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* ids) {
     Merge merges[kScanned];  // of each id with the one behind it
+    uint32_t least = kNoRank;
     for (size_t i = 0; i < n; ++i) ids[i] = v.byte_id[word[i]];
-    for (size_t i = 0; i + 1 < n; ++i) merges[i] = v.byte_pairs[size_t{256} * word[i] + word[i + 1]];
+    for (size_t i = 0; i + 1 < n; ++i) {
+        merges[i] = v.byte_pairs[size_t{256} * word[i] + word[i + 1]];
+        least = std::min(least, merges[i].rank);
+    }
+    if (least == kNoRank) return ids + n;  // white space, most often
     while (n > 1) {
         size_t at = 0;
         for (size_t i = 1; i + 1 < n; ++i)
             if (merges[i].rank < merges[at].rank) at = i;  // the first of the lowest
         if (merges[at].rank == kNoRank) break;
         ids[at] = merges[at].id;
-        std::copy(ids + at + 2, ids + n, ids + at + 1);
-        std::copy(merges + at + 1, merges + n - 1, merges + at);
         --n;
+        for (size_t i = at + 1; i < n; ++i) ids[i] = ids[i + 1];
+        for (size_t i = at + 1; i + 1 < n; ++i) merges[i] = merges[i + 1];
         if (at > 0) merges[at - 1] = v.pairs.find(ids[at - 1], ids[at]);
         if (at + 1 < n) merges[at] = v.pairs.find(ids[at], ids[at + 1]);
     }
@@ -143,43 +150,15 @@ uint32_t* merge_long(const Vocabulary& v, const uint8_t* word, size_t n, uint32_
     return put(parts, parts.size(), out);
 }
 
-// kFirst[n]: the first n bytes of eight, as they lie in memory on little-endian machines
-constexpr uint64_t kFirst[9] = {0,
-                                0xFF,
-                                0xFFFF,
-                                0xFFFFFF,
-                                0xFFFFFFFF,
-                                0xFFFFFFFFFF,
-                                0xFFFFFFFFFFFF,
-                                0xFFFFFFFFFFFFFF,
-                                0xFFFFFFFFFFFFFFFF};
-static_assert(std::endian::native == std::endian::little, "words are compared as little-endian integers");
-
-uint64_t mix(uint64_t a, uint64_t b) {
-    uint64_t h = (a ^ (b * 0xC2B2AE3D27D4EB4FULL)) * 0x9E3779B97F4A7C15ULL;
-    h ^= h >> 32;
-    return h * 0xD6E8FEB86659FD93ULL;
-}
-
 }  // namespace
 
 uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
     return n <= kScanned ? merge_short(v, word, n, out) : merge_long(v, word, n, out);
 }
 
-WordCache::WordCache() : short_(size_t{2} << kShortBits), long_(size_t{2} << kLongBits) {}
+static_assert(std::endian::native == std::endian::little, "words are compared as little-endian integers");
 
-WordCache::Probe WordCache::begin(const uint8_t* word, size_t n) {
-    Probe probe{word, n, 0, 0, nullptr};
-    if (n > kShortBytes) return probe;
-    std::memcpy(&probe.low, word, 8);
-    std::memcpy(&probe.high, word + 8, 8);
-    probe.low &= kFirst[n < 8 ? n : 8];
-    probe.high = (probe.high & kFirst[n > 8 ? n - 8 : 0]) | uint64_t{n} << 56;
-    probe.set = &short_[2 * (mix(probe.low, probe.high) >> (64 - kShortBits))];
-    __builtin_prefetch(probe.set);
-    return probe;
-}
+WordCache::WordCache() : short_(size_t{2} << kShortBits), long_(size_t{2} << kLongBits) {}
 
 uint32_t* WordCache::finish_rare(const Vocabulary& v, const Probe& probe, uint32_t* out) {
     return probe.n <= kLongBytes ? finish_long(v, probe, out) : merge_word(v, probe.word, probe.n, out);

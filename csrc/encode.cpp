@@ -7,8 +7,9 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
-#include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "encode_lines.h"
@@ -48,22 +49,36 @@ std::shared_ptr<bpe::Vocabulary> vocabulary_of(const Ints& byte_ids, const Ints&
 Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
     Ints rows({static_cast<py::ssize_t>(merges.size()), static_cast<py::ssize_t>(3)});
     int64_t* row = rows.mutable_data();
-    auto id_of = [&](const std::string& piece) {
-        PyObject* id = PyDict_GetItemWithError(vocabulary.ptr(), py::str(piece).ptr());
-        if (!id) throw py::key_error(piece);
-        return PyLong_AsLongLong(id);
+    std::unordered_map<std::string_view, int64_t> ids(2 * vocabulary.size());
+    auto text_of = [](const py::handle& word) {  // lives as long as the word
+        Py_ssize_t n = 0;
+        const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), &n);
+        if (!text) throw py::error_already_set();
+        return std::string_view(text, static_cast<size_t>(n));
     };
+    for (const auto& [piece, id] : vocabulary) ids.emplace(text_of(piece), PyLong_AsLongLong(id.ptr()));
+    if (PyErr_Occurred()) throw py::error_already_set();
+    auto id_of = [&](std::string_view piece) {
+        const auto found = ids.find(piece);
+        if (found == ids.end()) throw py::key_error(std::string(piece));
+        return found->second;
+    };
+    std::string joined;
     for (const py::handle merge : merges) {
-        std::string left, right;
+        std::string_view left, right;
         if (py::isinstance<py::str>(merge)) {
-            const std::string both = merge.cast<std::string>();
+            const std::string_view both = text_of(merge);
             const size_t blank = both.find(' ');
-            if (blank == std::string::npos) throw std::invalid_argument("merges: wanted two pieces, found " + both);
+            if (blank == std::string_view::npos)
+                throw std::invalid_argument("merges: wanted two pieces, found " + std::string(both));
             left = both.substr(0, blank), right = both.substr(blank + 1);
         } else {
-            std::tie(left, right) = merge.cast<std::pair<std::string, std::string>>();
+            const py::sequence pair = py::cast<py::sequence>(merge);
+            if (pair.size() != 2) throw std::invalid_argument("merges: wanted two pieces");
+            left = text_of(pair[0]), right = text_of(pair[1]);
         }
-        *row++ = id_of(left), *row++ = id_of(right), *row++ = id_of(left + right);
+        joined.assign(left).append(right);
+        *row++ = id_of(left), *row++ = id_of(right), *row++ = id_of(joined);
     }
     return rows;
 }

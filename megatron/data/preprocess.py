@@ -6,29 +6,31 @@ processes.
 """
 
 import functools
-import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from megatron.data.documents import STDIN, Piece, cut, find_inputs
 from megatron.data.encode_piece import Settings, encode_piece
 from megatron.data.indexed_writer import dtype_for
 from megatron.data.join import Joining, Output, write_rejects
 from megatron.data.shards import Done, Shards
-from megatron.data.workers import as_finished
 from megatron.log import get_logger
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 PIECE_BYTES = 8 << 20
 
@@ -169,8 +171,9 @@ class _Work:
                 self.joining.take()
                 n_documents += one.n_documents
                 n_tokens += one.n_tokens
-                bar.set_postfix_str(f"{n_documents:,} documents, {n_tokens:,} tokens", refresh=False)
-                bar.update(self.pieces[number].end - self.pieces[number].begin)
+                if bar is not None:
+                    bar.set_postfix_str(f"{n_documents:,} documents, {n_tokens:,} tokens", refresh=False)
+                    bar.update(self.pieces[number].end - self.pieces[number].begin)
 
     def _encoded(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
         """Encode pieces, and give them as they are finished; none is begun once max_tokens are there."""
@@ -197,6 +200,8 @@ class _Work:
                 raise
 
     def _by_processes(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
+        from megatron.data.workers import as_finished  # threads need no processes, nor their slow import
+
         begin = functools.partial(
             _LibraryWork, self.tokenizer, self.options.special_text, self.shards, self.settings
         )
@@ -214,6 +219,8 @@ class _LibraryWork:
     def __init__(
         self, tokenizer: TokenizerSpec | str, special_text: bool, shards: Shards, settings: Settings
     ) -> None:
+        import multiprocessing  # as above
+
         if multiprocessing.parent_process() is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker keeps to one core
         self.encoder: Encoder = LibraryEncoder(load(tokenizer), special_text)
@@ -224,6 +231,9 @@ class _LibraryWork:
         return number, encode_piece(piece, number, self.shards, self.settings, self.encoder)
 
 
-def _bar(title: str, total: int, begun: int, quiet: bool) -> tqdm:
-    hidden = True if quiet else None  # None: hidden where nobody looks at a terminal
-    return tqdm(total=total, initial=begun, unit="B", unit_scale=True, disable=hidden, desc=title)
+def _bar(title: str, total: int, begun: int, quiet: bool) -> "AbstractContextManager[tqdm | None]":
+    if quiet or not sys.stderr.isatty():
+        return nullcontext()
+    from tqdm import tqdm  # slow to import, and a log wants no bar
+
+    return tqdm(total=total, initial=begun, unit="B", unit_scale=True, desc=title)

