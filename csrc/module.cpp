@@ -3,6 +3,7 @@
 
 namespace py = pybind11;
 
+void bind_check_index(py::module_& m);
 void bind_encode(py::module_& m);
 void bind_mixture(py::module_& m);
 void bind_sample_starts(py::module_& m);
@@ -10,6 +11,7 @@ void bind_shuffled(py::module_& m);
 
 PYBIND11_MODULE(_csrc, m) {
     m.doc() = "C++ helper of megatron: pure functions over numpy arrays.";
+    bind_check_index(m);
     bind_encode(m);
     bind_mixture(m);
     bind_sample_starts(m);

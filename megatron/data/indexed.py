@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from megatron import _csrc
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -44,7 +46,9 @@ class IndexedTokens:
             if not path.is_file():
                 raise FileNotFoundError(f"{path}: no such file; wanted the prefix of a .bin/.idx pair")
         self.dtype, self.n_sequences, self.n_documents = _read_header(self._index)
-        self.n_tokens, in_order = _check_index(self._index, self.n_sequences, self.n_documents, self.dtype)
+        self.n_tokens, self._longest, in_order = _check_index(
+            self._index, self.n_sequences, self.n_documents, self.dtype
+        )
         held = data.stat().st_size
         wanted = self.n_tokens * self.dtype.itemsize
         if held != wanted:
@@ -76,9 +80,8 @@ class IndexedTokens:
 
         uint16 where they fit, else int32.
         """
-        longest = max((int(block.max()) for block in self._length_blocks()), default=0)
-        found = np.empty(self.n_sequences, dtype=np.uint16 if longest < 1 << 16 else np.int32)
-        for k, block in enumerate(self._length_blocks()):
+        found = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
+        for k, block in enumerate(_blocks(self._index, "<i4", HEADER.size, self.n_sequences)):
             found[k * BLOCK : k * BLOCK + len(block)] = block
         return found
 
@@ -106,9 +109,6 @@ class IndexedTokens:
         if not 0 <= i < self.n_documents:
             raise IndexError(f"{self.prefix}: no document {i}, the file holds {self.n_documents:,}")
         return self.tokens[self._start(i) : self._start(i + 1)]
-
-    def _length_blocks(self) -> Iterator[np.ndarray]:
-        return _blocks(self._index, "<i4", HEADER.size, self.n_sequences)
 
     def _starts(self, sequences: np.ndarray) -> np.ndarray:
         """Token at which sequences begin; of the one after the last, where the file ends."""
@@ -145,24 +145,20 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     return DTYPES[code], n, m - 1
 
 
-def _check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, bool]:
-    """(tokens, whether sequences lie one after another); ValueError for lengths or boundaries of no sense."""
-    n_tokens, in_order, sound, last = 0, True, True, 0
-    lengths_at = _blocks(path, "<i4", HEADER.size, n_sequences)
-    positions_at = _blocks(path, "<i8", HEADER.size + 4 * n_sequences, n_sequences)
-    for lengths, positions in zip(lengths_at, positions_at, strict=True):
-        ends = np.cumsum(lengths, dtype=np.int64)
-        sound = sound and lengths.min() >= 0
-        begins = (ends - lengths + n_tokens) * dtype.itemsize
-        in_order = in_order and np.array_equal(positions, begins)
-        n_tokens += int(ends[-1])
-    for k, boundaries in enumerate(_blocks(path, "<i8", HEADER.size + 12 * n_sequences, n_documents + 1)):
-        begins_well = boundaries[0] >= last if k else boundaries[0] == 0
-        sound = sound and bool(begins_well and (boundaries[1:] >= boundaries[:-1]).all())
-        last = int(boundaries[-1])
-    if not sound or last != n_sequences:
+def _check_index(
+    path: Path, n_sequences: int, n_documents: int, dtype: np.dtype
+) -> tuple[int, int, bool]:
+    """(tokens, longest sequence, whether sequences lie one after another).
+
+    ValueError for lengths or boundaries of no sense.
+    """
+    with path.open("rb") as file:
+        n_tokens, longest, in_order, sound = _csrc.check_index(
+            file.fileno(), HEADER.size, n_sequences, n_documents, dtype.itemsize
+        )
+    if not sound:
         raise ValueError(f"{path}: lengths or document boundaries make no sense; {REMEDY}")
-    return n_tokens, in_order
+    return n_tokens, longest, in_order
 
 
 def _blocks(path: Path, kind: str, offset: int, n: int) -> Iterator[np.ndarray]:

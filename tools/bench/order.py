@@ -3,16 +3,25 @@
     python tools/bench/order.py
     python tools/bench/order.py --documents 1000000 --tokens 500000000 --epochs 1 10
 
-The other side is Megatron's way in numpy: document index by mgrid and RandomState.shuffle, sample index in
-C++ (ours, which is faster than theirs), shuffle index. The text is made up: documents of random lengths that
-sum to the tokens asked for, over a .bin that is one hole. Every side is a process of its own, sides take
-turns, the median counts. Memory is the largest resident set of the process, and what of it came after its
-imports; time includes opening the pair. The indices of ours in Megatron's order are compared with the others.
+The other side does what Megatron-LM's GPTDataset does where its cache is empty: read the lengths from the
+index; document index by mgrid and RandomState.shuffle; sample index by a plain C++ loop (compiled here, from
+megatron_sample_index.cpp); shuffle index; save the three as .npy and open those again, mapped. Where mgrid's
+three 64-bit arrays want more memory than is free, the document index is tiled instead, which takes less time
+and memory than Megatron does: the ratios are then too low.
+
+The text is made up: documents of random lengths that sum to the tokens asked for, over a .bin that is one
+hole. Every side is a process of its own, sides take turns, the median counts. Memory is the largest resident
+set of the process, and what of it came after its imports. Time ends when the first sample could be read; ours
+includes opening the pair and checking the whole index. The indices of ours in Megatron's order are compared
+with the others.
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,14 +33,20 @@ from typing import Any
 
 import numpy as np
 
-from megatron import _csrc
 from megatron.data.indexed import CODES, HEADER, MAGIC, VERSION, IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
 
 SEED = 1234
-SIDES = {"arrays": "Megatron's arrays", "epoch": "ours, epoch", "megatron": "ours, megatron"}
-ARRAYS_BYTES = 32  # a place of the document index while mgrid fills it: two int64 rows, two temporaries
+SIDES = {
+    "arrays": "Megatron's arrays",
+    "tiled": "arrays, tiled",
+    "epoch": "ours, epoch",
+    "megatron": "ours, megatron",
+}
+GRID_BYTES = 32  # a place of the document index while mgrid fills it: two int64 rows, two temporaries
+TILED_BYTES = 12  # likewise, where it is tiled, with the windows' indices
+PLAIN_LOOP = Path(__file__).with_name("megatron_sample_index.cpp")
 READS = 5000
 
 
@@ -50,24 +65,49 @@ def write_pair(prefix: Path, n_documents: int, n_tokens: int) -> None:
         file.truncate(n_tokens * dtype.itemsize)
 
 
-def megatron_arrays(prefix: str, seq_len: int, n_epochs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Document, sample and shuffle index of whole epochs, as Megatron's Python builds them."""
-    with Path(f"{prefix}.idx").open("rb") as file:
-        n = HEADER.unpack(file.read(HEADER.size))[3]
-        lengths = np.fromfile(file, "<i4", n)
+def compile_loop(folder: Path) -> None:
+    """The plain loop as a library in `folder`. RuntimeError without a compiler."""
+    command = [os.environ.get("CXX", "c++"), "-O3", "-shared", "-fPIC", str(PLAIN_LOOP)]
+    done = subprocess.run(
+        [*command, "-o", str(folder / "loop.so")], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool) -> tuple[np.ndarray, ...]:
+    """Document, sample and shuffle index of whole epochs, saved and mapped."""
+    folder = Path(prefix).parent
+    index = np.memmap(f"{prefix}.idx", mode="r")
+    n = HEADER.unpack(index[: HEADER.size].tobytes())[3]
+    lengths = np.frombuffer(index, "<i4", n, HEADER.size)
     documents = np.arange(n, dtype=np.int32)
     per_epoch = int(np.sum(lengths[documents]))
     random = np.random.RandomState(SEED)
-    grid = np.mgrid[0:n_epochs, 0:n][1]
-    grid[:] = documents
-    document_index = grid.reshape(-1).astype(np.int32)
-    del grid
+    if tiled:
+        document_index = np.tile(documents, n_epochs)
+    else:
+        grid = np.mgrid[0:n_epochs, 0:n][1]
+        grid[:] = documents
+        document_index = grid.reshape(-1).astype(np.int32)
+        del grid
     random.shuffle(document_index)
     n_windows = (n_epochs * per_epoch - 1) // seq_len
-    sample_index = _csrc.sample_starts(lengths, document_index, seq_len, n_windows + 1)
+    sample_index = np.empty((n_windows + 1, 2), dtype=np.int32)
+    held = lengths.copy()  # Megatron copies them out of the map where each is read more than once or so
+    ctypes.CDLL(str(folder / "loop.so")).sample_index(
+        held.ctypes.data_as(ctypes.c_void_p), document_index.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_int64(seq_len), ctypes.c_int64(n_windows), sample_index.ctypes.data_as(ctypes.c_void_p),
+    )  # fmt: skip
     shuffle_index = np.arange(n_windows, dtype=np.uint32)
     random.shuffle(shuffle_index)
-    return document_index, sample_index, shuffle_index
+    cache = folder / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir()
+    made = {"document": document_index, "sample": sample_index, "shuffle": shuffle_index}
+    for name, indices in made.items():
+        np.save(cache / f"{name}.npy", indices, allow_pickle=True)
+    return tuple(np.load(cache / f"{name}.npy", allow_pickle=True, mmap_mode="r") for name in made)
 
 
 def samples_of(side: str, prefix: str, seq_len: int, n_epochs: int) -> Samples:
@@ -81,8 +121,8 @@ def samples_of(side: str, prefix: str, seq_len: int, n_epochs: int) -> Samples:
 def build_side(side: str, prefix: str, seq_len: int, n_epochs: int) -> dict[str, Any]:
     """In a process of its own: build one side and tell seconds, MB, and sums of its indices."""
     before_mb, wall, cpu = memory_mb("VmRSS"), time.perf_counter(), time.process_time()
-    if side == "arrays":
-        indices: tuple[np.ndarray, ...] = megatron_arrays(prefix, seq_len, n_epochs)
+    if side in ("arrays", "tiled"):
+        indices = megatron_arrays(prefix, seq_len, n_epochs, side == "tiled")
     else:
         samples = samples_of(side, prefix, seq_len, n_epochs)
         samples.window_of(0)
@@ -136,9 +176,14 @@ def run(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -> dic
 
 def compare(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None:
     """All sides for so many epochs, in turns, and the ratios."""
-    needs_gb = ARRAYS_BYTES * n_epochs * args.documents / 1e9
     free_gb = kilobytes("/proc/meminfo", "MemAvailable") / 1e6
-    sides = [side for side in SIDES if side != "arrays" or needs_gb < 0.8 * free_gb]
+    places = n_epochs * args.documents
+    fitting = {
+        "arrays": GRID_BYTES * places / 1e9 < 0.8 * free_gb,
+        "tiled": TILED_BYTES * places / 1e9 < free_gb,
+    }
+    other = next((side for side, fits in fitting.items() if fits), None)
+    sides = [side for side in SIDES if side not in fitting or side == other]
     told: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(args.repeat):
         for side in sides:
@@ -148,21 +193,22 @@ def compare(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None:
         for side, all_told in told.items()
     }
     print(f"epochs {n_epochs}")
-    if "arrays" not in sides:
-        print(f"  {SIDES['arrays']:18} not run: wants about {needs_gb:.0f} GB, {free_gb:.0f} are free")
+    if other != "arrays":
+        wants_gb = GRID_BYTES * places / 1e9
+        print(f"  {SIDES['arrays']:18} not run: wants about {wants_gb:.0f} GB, {free_gb:.0f} are free")
     for side in sides:
         mine = cost[side]
         own_mb = mine["peak_mb"] - mine["before_mb"]
         line = f"  {SIDES[side]:18} CPU {mine['cpu_s']:7.3f} s   wall {mine['wall_s']:7.3f} s   "
         line += f"{mine['peak_mb']:6.0f} MB, {own_mb:6.0f} of its own"
-        if side != "arrays" and "arrays" in sides:
-            theirs = cost["arrays"]
+        if other and side != other:
+            theirs = cost[other]
             line += f"   less: time {theirs['cpu_s'] / mine['cpu_s']:5.1f} times, "
             line += f"memory {theirs['peak_mb'] / mine['peak_mb']:4.1f}, "
             line += f"its own {(theirs['peak_mb'] - theirs['before_mb']) / own_mb:5.1f}"
         print(line, flush=True)
-    if "arrays" in sides:
-        same = told["arrays"][0]["sums"] == told["megatron"][0]["sums"]
+    if other:
+        same = told[other][0]["sums"] == told["megatron"][0]["sums"]
         print(f"  document, sample and shuffle index are {'the same' if same else 'DIFFERENT'}", flush=True)
 
 
@@ -193,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder) / "pair"
+        compile_loop(Path(folder))
         write_pair(prefix, args.documents, args.tokens)
         print(f"{args.documents:,} documents, {args.tokens:,} tokens, S = {args.seq_len}", flush=True)
         for n_epochs in args.epochs:
