@@ -145,9 +145,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     return DTYPES[code], n, m - 1
 
 
-def _check_index(
-    path: Path, n_sequences: int, n_documents: int, dtype: np.dtype
-) -> tuple[int, int, bool]:
+def _check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:
     """(tokens, longest sequence, whether sequences lie one after another).
 
     ValueError for lengths or boundaries of no sense.

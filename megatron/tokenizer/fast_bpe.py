@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def code_point_classes() -> np.ndarray:
     Read from code_points.json, runs of [first code point, class], which tools/derive_code_points.py
     generates.
     """
-    runs = json.loads((resources.files("megatron.tokenizer") / "code_points.json").read_text())["runs"]
+    runs = json.loads(Path(__file__).with_name("code_points.json").read_text())["runs"]
     starts, kinds = np.array(runs, dtype=np.int64).T
     lengths = np.diff(np.append(starts, N_CODE_POINTS))
     return np.repeat(kinds.astype(np.uint8), lengths)
