@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 from megatron.tokenizer.bpe import bpe_of_files, load_tokenizer
-from megatron.tokenizer.llama2c import Llama2cTokenizer
 
 KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "Llama2cTokenizer", "NullTokenizer")
 
@@ -68,6 +67,8 @@ def load(spec: TokenizerSpec | str) -> Tokenizer:
     if spec.kind == "SentencePieceTokenizer":
         return SentencePiece(Path(str(spec.model)))
     if spec.kind == "Llama2cTokenizer":
+        from megatron.tokenizer.llama2c import Llama2cTokenizer  # the library, which the others may not want
+
         return Llama2cTokenizer(Path(str(spec.model)))
     if spec.kind == "NullTokenizer":
         assert spec.vocab_size is not None
