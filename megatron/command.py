@@ -59,5 +59,6 @@ def load_tool(tool: Path) -> ModuleType:
     """A file in tools/ as a module, for what describes the tools: completion, and tests of guides."""
     spec = importlib.util.spec_from_file_location(f"tools_{tool.stem}", tool)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module

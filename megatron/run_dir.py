@@ -6,6 +6,7 @@ metrics.jsonl  a line for each log point and each evaluation
 checkpoints/   <prefix>.<timestamp>/
 tensorboard/   the same scalars; wandb/ too where asked for
 profile/       trace and table of logging.profile_steps
+downstream/    <checkpoint>/<method>/results.json, what tools/evaluate_downstream.py found
 result.json    written last; its presence means that the run is done
 exit.json      written by the launcher for a run that failed: its exit status and its last words
 """
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
 EXIT, LOCK = "exit.json", ".lock"
+DOWNSTREAM, DOWNSTREAM_RESULTS = "downstream", "results.json"
 CHECKPOINTS, TENSORBOARD, PROFILE = "checkpoints", "tensorboard", "profile"
 
 

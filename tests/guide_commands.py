@@ -53,11 +53,20 @@ def tokens(text: str) -> list[str]:
     """Words and operators of a line of shell. ValueError where a quotation is open."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split, lexer.commenters = True, ""
-    words = list(lexer)
-    for i, word in enumerate(words):
-        if word.startswith("#"):  # a word of its own: shlex would also cut `a#b`
-            return words[:i]
-    return words
+    return list(lexer)
+
+
+def without_comment(text: str) -> str:
+    """A line up to a `#` that begins a word outside of quotes. shlex would also cut `a#b`."""
+    quote = ""
+    for i, letter in enumerate(text):
+        if letter == quote:
+            quote = ""
+        elif not quote and letter in "'\"":
+            quote = letter
+        elif not quote and letter == "#" and (i == 0 or text[i - 1].isspace()):
+            return text[:i]
+    return text
 
 
 def logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -69,7 +78,7 @@ def logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
             ends = "" if line.strip() == ends else ends
             continue
         first = first if held else i
-        held += line.strip() if not held else line
+        held = without_comment(held + (line if held else line.strip())).rstrip(" ")
         if held.endswith("\\"):
             held = held[:-1] + " "
             continue
@@ -89,7 +98,7 @@ def logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def split_commands(
-    lines: Sequence[str], where: str = "", outputs: dict[int, str] | None = None
+    lines: Sequence[str], where: str = "", first: int = 0, outputs: dict[int, str] | None = None
 ) -> Iterator[Command]:
     """The simple commands of some lines of shell, in order. `outputs`: what is shown after a line."""
     for i, text in logical_lines(lines):
@@ -100,7 +109,7 @@ def split_commands(
             else:
                 simple[-1].append(word)
         for words in simple:
-            if command := _simple(words, f"{where}:{i}", text, (outputs or {}).get(i)):
+            if command := _simple(words, f"{where}:{first + i}", text, (outputs or {}).get(i)):
                 yield command
 
 
@@ -141,19 +150,20 @@ def commands_of(guide: Path) -> list[Command]:
             kind, start = line[3:].strip().split(" ")[0], i + 1
         elif line.startswith("```"):
             if kind in SHELL:
-                found += _block(lines[start:i], f"{guide.relative_to(ROOT)}:{start + 1}")
+                found += _block(lines[start:i], str(guide.relative_to(ROOT)), start + 1)
             kind = None
         elif kind is None and re.match(r"    (python|torchrun|bash|make) ", line):
-            found += split_commands([line.strip()], f"{guide.relative_to(ROOT)}:{i + 1}")
+            found += split_commands([line.strip()], str(guide.relative_to(ROOT)), i + 1)
     return found
 
 
-def _block(lines: list[str], where: str) -> Iterator[Command]:
+def _block(lines: list[str], where: str, first: int) -> Iterator[Command]:
     if not any(line.startswith("$ ") for line in lines):
-        yield from split_commands(lines, where)
+        yield from split_commands(lines, where, first)
         return
     i = 0
     while i < len(lines):
+        start = i
         assert lines[i].startswith("$ "), f"{where}: output before the first command"
         told, i = [lines[i][2:]], i + 1
         while told[-1].endswith("\\"):
@@ -163,7 +173,7 @@ def _block(lines: list[str], where: str) -> Iterator[Command]:
         while i < len(lines) and not lines[i].startswith("$ "):
             shown.append(lines[i] + "\n")
             i += 1
-        yield from split_commands(told, where, {0: "".join(shown)})
+        yield from split_commands(told, where, first + start, {0: "".join(shown)})
 
 
 def inline_commands(guide: Path) -> list[tuple[str, list[str]]]:
@@ -275,8 +285,7 @@ def _check_script(command: Command, words: Sequence[str]) -> None:
     if words[0].startswith("-"):
         return
     assert script.is_file(), f"{command.where}: no script {words[0]}"
-    text = script.read_text()
-    text += "".join((ROOT / name).read_text() for name in re.findall(r"^source (\S+)", text, re.MULTILINE))
+    text = with_sources(script)
     for name in command.environment:
         known = re.search(rf"\b{name}\b", text) or name.startswith(
             ("NCCL_", "CUDA_", "OMP_", "WANDB_", "MASTER_")
@@ -291,6 +300,13 @@ def _check_script(command: Command, words: Sequence[str]) -> None:
             assert word.partition("=")[0] in options, f"{command.where}: {tool} knows no {word}"
         elif OVERRIDE.match(word):
             check_overrides(command.where, tool, argparse.Namespace(overrides=[word]))
+
+
+def with_sources(script: Path) -> str:
+    """A script and what it sources from this tree, and that in turn."""
+    text = script.read_text()
+    names = re.findall(r"^\s*source (examples_scaling/\S+\.sh)", text, re.MULTILINE)
+    return text + "".join(with_sources(ROOT / name) for name in names)
 
 
 def _code(text: str) -> list[str]:

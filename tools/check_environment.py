@@ -159,7 +159,7 @@ def torch_rows(quick: bool) -> Iterator[Row]:
         yield Row(
             "GPUs that torch sees", f"{n_seen} of {len(cards)}" if n_seen else "", "training on GPUs",
             "install a torch for your driver: pip install torch --index-url "
-            "https://download.pytorch.org/whl/cu130 (or cu126, rocm7.1)",
+            "https://download.pytorch.org/whl/cu130 (or cu126, rocm7.2)",
         )  # fmt: skip
         nccl = asked.get("nccl")
         yield Row("NCCL", str(nccl) if nccl else "", "several NVIDIA GPUs", "a torch for CUDA brings it")

@@ -17,6 +17,8 @@ from pathlib import Path
 from megatron.command import command, run
 from megatron.scaling import wording
 from megatron.scaling.foreign import FACTS, KINDS, fact, read_facts, read_foreign
+from megatron.scaling.scores import beside, read_scores, write_scores
+from megatron.scaling.study import SCORES
 from megatron.scaling.table import Row, read_runs, write_parquet, write_table
 
 SHOWN = {
@@ -96,19 +98,34 @@ def collected(args: argparse.Namespace) -> list[Row]:
     return read_foreign(args.paths, args.kind, facts, pairs(args.map, "--map"))
 
 
+def with_scores(args: argparse.Namespace, rows: list[Row]) -> tuple[list[Row], str]:
+    """The rows with the downstream scores that a study's runs have, which scores.csv gets too; a sentence."""
+    scores = [] if args.kind is not None else read_scores(args.paths[0], rows)
+    if not scores:
+        return rows, ""
+    path = args.paths[0] / SCORES
+    if not write_scores(scores, path):
+        return beside(
+            rows, scores
+        ), f"\n{path}: not of this tool, left as it is; move it away for the new one\n"
+    n_tasks, n_runs = len({one.task for one in scores}), len({one.run for one in scores})
+    return beside(rows, scores), f"\n{path}: {n_tasks} downstream tasks, {n_runs} runs\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     out = args.out or args.paths[0] / "table.csv"
     try:
         if out.suffix == ".parquet":
             raise ValueError(f"--out {out}: wanted the name of the CSV; the parquet is written beside it")
-        rows = collected(args)
+        rows, told_scores = with_scores(args, collected(args))
         write_table(rows, out)
         write_parquet(rows, out.with_suffix(".parquet"))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(aligned(rows))
+    print(told_scores, end="")
     counts = Counter(row["status"] for row in rows)
     told = wording.listed([f"{n} {status}" for status, n in counts.most_common()]) or "no runs"
     print(f"\n{out.with_suffix('.parquet')}: the same table\n{out}: {told}")

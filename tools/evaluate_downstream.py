@@ -61,11 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     # after the words: --help should not wait for torch
     from megatron.config.schema import DistConfig
-    from megatron.evaluation.downstream import RESULTS, Asked, evaluate_downstream
+    from megatron.evaluation.downstream import Asked, evaluate_downstream
     from megatron.evaluation.harness import table
     from megatron.evaluation.reader import Scoring
     from megatron.evaluation.scores import models_of
     from megatron.parallel.world import open_world
+    from megatron.run_dir import DOWNSTREAM_RESULTS
 
     try:
         asked = Asked(
@@ -83,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=args.seed,
             batch_size=args.batch_size,
         )
-        models = models_of(args.models)
-        if args.out is not None and len(models) > 1:
-            raise ValueError(f"--out: {len(models)} models would write to {args.out}; leave it out")
+        models = models_of(args.models, args.out)
         with open_world(DistConfig(cpu_only=args.device == "cpu"), args.threads) as world:
             for model in models:
                 results, before, folder = evaluate_downstream(
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(table(results))
                     if before:
                         print(f"scored before: {', '.join(before)}")
-                    print(f"{folder / RESULTS}")
+                    print(f"{folder / DOWNSTREAM_RESULTS}")
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

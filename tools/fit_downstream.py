@@ -1,6 +1,6 @@
 """Fit a downstream score to the loss, and predict it for a model through its law.
 
-python tools/fit_downstream.py table.csv --score-column accuracy --kind accuracy
+python tools/fit_downstream.py table.csv --score-column score_hellaswag
 python tools/fit_downstream.py table.csv --score-column error --law law.json --predict 7e9 1.4e11
 """
 
@@ -9,10 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from megatron.command import command, run
 from megatron.scaling.downstream import CONSTANTS, chained, fit_downstream
 from megatron.scaling.law import Law
-from megatron.scaling.selection import Columns, column_of, select_runs
+from megatron.scaling.selection import Columns, known_of, select_runs
+from megatron.scaling.table import SCORE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -20,8 +23,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("table", type=Path, metavar="TABLE.csv", help="a run a row")
     fit = parser.add_argument_group("what is fitted")
-    fit.add_argument("--score-column", required=True, metavar="NAME", help="error or accuracy, above 0")
-    fit.add_argument("--kind", choices=list(CONSTANTS), default="error", help="what the score is")
+    fit.add_argument("--score-column", required=True, metavar="NAME", help="a run without is left out")
+    fit.add_argument(
+        "--kind", choices=list(CONSTANTS), help="what the score is; by itself error, of score_...: accuracy"
+    )
     runs = parser.add_argument_group("which runs")
     runs.add_argument("--objective", metavar="NAME", help="only runs of this objective")
     runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
@@ -50,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         columns = Columns(N=args.n_column, D=args.d_column, L=args.loss_column)
         runs = select_runs(args.table, columns, args.objective)
-        scores = column_of(args.table, runs, args.score_column)
-        curve = fit_downstream(runs.L, scores, args.kind)
+        scores = known_of(args.table, runs, args.score_column)
+        kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE) else "error")
+        known = np.isfinite(scores)
+        curve = fit_downstream(runs.L[known], scores[known], kind)
         words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
         print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
         if args.predict:

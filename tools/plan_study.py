@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from megatron.command import command, run
 from megatron.run_dir import write_whole
 from megatron.scaling import wording
@@ -111,6 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             cells = zip(chosen.N, chosen.D, chosen.U, chosen.flops, strict=True)
             text = "".join(f"{n:.0f},{d:.0f},{u:.0f},{c:.6g}\n" for n, d, u, c in cells)
             write_whole(args.out, "n_params,train_tokens,unique_tokens,flops_6nd\n" + text)
+    except np.linalg.LinAlgError:
+        print(
+            f"error: --law {args.law}: these runs do not hold all constants of {law.form}; give --unique, or "
+            "a law of form chinchilla",
+            file=sys.stderr,
+        )
+        return 1
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -77,11 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_samples=args.max_samples,
             per_document=args.save_per_document or args.compare,
         )
-        models = models_of(args.models)
+        models = models_of(args.models, args.out)
         if args.compare and len(models) < 2:
             raise ValueError("--compare: wants two models or more")
-        if args.out is not None and len(models) > 1:
-            raise ValueError(f"--out: {len(models)} models would write to {args.out}; leave it out")
         with open_world(DistConfig(cpu_only=args.device == "cpu"), args.threads) as world:
             paths = []
             for model in models:

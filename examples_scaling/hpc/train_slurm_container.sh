@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Train one run in containers under Slurm, with enroot and pyxis: train_slurm.sh, each of whose tasks starts in IMAGE.
-#   IMAGE=$PWD/scaling.sqsh MOUNTS=/scratch/tokens:/tokens MODEL=425M DATA=/tokens/c4_text_document EPOCHS=1 \
+#   IMAGE=$PWD/scaling.sqsh MOUNTS=$SCRATCH/tokens:/tokens MODEL=425M DATA=/tokens/c4_text_document EPOCHS=1 \
 #       sbatch examples_scaling/hpc/train_slurm_container.sh [section.key=value ...]
 # IMAGE     what the Dockerfile makes: a file of `enroot import`, or registry#name:tag
 # MOUNTS    host:container[,...]: where the tokens are. experiments/ of this checkout is mounted by itself
-# settings.sh lists the other variables; paths are those inside. Change the header to your cluster's words.
+# MODEL, DATA, VALID and the other variables are those of settings.sh; paths are those inside. Change the header to
+# your cluster's words.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

@@ -110,7 +110,7 @@ def write_huggingface(
         )
     from huggingface_hub import save_torch_state_dict  # slow to import
 
-    rename = to_gpt2 if kind == "gpt2" else _to_llama
+    rename = to_gpt2 if kind == "gpt2" else to_llama
     state = {name: own(of).to(dtype) for name, of in rename(weights.state).items()}
     told = _config_of(weights, kind, dtype)
     if diffusion:
@@ -180,7 +180,8 @@ def _config_of(weights: Weights, kind: str, dtype: torch.dtype) -> dict[str, Any
     return told | {"n_tokens": config.n_tokens, "objective": weights.objective}
 
 
-def _to_llama(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_llama(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights under the names of LlamaForCausalLM and Qwen3ForCausalLM."""
     named = {}
     for name, tensor in state.items():
         for ours, theirs in LLAMA_NAMES:

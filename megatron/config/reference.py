@@ -12,8 +12,8 @@ PAGE = "examples_scaling/training/CONFIG.md"
 HEAD = """# Every key of a configuration
 
 Written by `make docs` from `megatron/config/schema.py`; a test fails where it is not current. A run's YAML
-has these sections, and `section.key=value` words of `tools/pretrain.py` change single keys; in a study they stand
-under `run`. `null`: not set. `model.hf_config` takes a shape by Hugging Face's names instead, as in
+has these sections, and `section.key=value` words of `tools/pretrain.py` change single keys; in a study they
+stand under `run`. `null`: not set. `model.hf_config` takes a shape by Hugging Face's names instead, as in
 [MODELS.md](MODELS.md).
 """
 # unit of a number, by the end of its name where that tells, else by its name

@@ -86,22 +86,7 @@ class Repository:
         """
         partial = target.with_name(target.name + ".partial")
         target.parent.mkdir(parents=True, exist_ok=True)
-        tries, reason = 0, "the connection ends"
-        while (held := partial.stat().st_size if partial.is_file() else 0) < file.n_bytes:
-            try:
-                self._append(file, partial, held)
-            except RefusedError:
-                raise
-            except (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException) as error:
-                reason = str(error) or type(error).__name__
-            moved = partial.is_file() and partial.stat().st_size > held
-            tries = 0 if moved else tries + 1
-            if tries > RETRIES:
-                raise ConnectionError(
-                    f"{self.endpoint}: no byte of {self.repo}/{file.path} in {RETRIES} tries ({reason}); "
-                    f"{held:,} of {file.n_bytes:,} bytes are there, and the same command goes on from them"
-                )
-            time.sleep(0.0 if moved else min(2.0**tries, 30.0) / 4)
+        self._complete(file, partial)
         partial.touch()  # of an empty file nothing comes
         if not _is(file, partial):
             partial.unlink()
@@ -112,14 +97,39 @@ class Repository:
             os.fsync(written.fileno())
         partial.rename(target)
 
-    def _append(self, file: HubFile, partial: Path, held: int) -> None:
+    def _complete(self, file: HubFile, partial: Path) -> None:
+        """Ask for what is missing of `partial` until nothing is, or until nothing comes."""
+        from tqdm import tqdm
+
+        tries, reason = 0, "the connection ends"
+        # disable=None: none where nobody looks
+        with tqdm(total=file.n_bytes, unit="B", unit_scale=True, disable=None, desc=file.path) as bar:
+            while (held := partial.stat().st_size if partial.is_file() else 0) < file.n_bytes:
+                try:
+                    self._append(file, partial, held, bar)
+                except RefusedError:
+                    raise
+                except (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException) as error:
+                    reason = str(error) or type(error).__name__
+                moved = partial.is_file() and partial.stat().st_size > held
+                tries = 0 if moved else tries + 1
+                if tries > RETRIES:
+                    raise ConnectionError(
+                        f"{self.endpoint}: no byte of {self.repo}/{file.path} in {RETRIES} tries ({reason}); "
+                        f"{held:,} of {file.n_bytes:,} bytes are there; the same command goes on from them"
+                    )
+                time.sleep(0.0 if moved else min(2.0**tries, 30.0) / 4)
+
+    def _append(self, file: HubFile, partial: Path, held: int, bar: Any) -> None:
         kind = "" if self.kind == "models" else f"{self.kind}/"
         url = f"/{kind}{self.repo}/resolve/{self.commit}/{urllib.parse.quote(file.path)}"
         with self._open(url, {"Range": f"bytes={held}-"} if held else {}) as answer:
             goes_on = answer.status == 206
+            bar.n = held if goes_on else 0
             with partial.open("ab" if goes_on else "wb") as written:
                 while block := answer.read(BLOCK):
                     written.write(block)
+                    bar.update(len(block))
 
     def _ask(self, url: str) -> tuple[Any, Mapping[str, str]]:
         with self._open(url, {}) as answer:

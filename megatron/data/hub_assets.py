@@ -96,7 +96,7 @@ def fetch_text(
         yield target, counts["documents"], is_new
         documents = None if documents is None else documents - counts["documents"]
         n_bytes = None if n_bytes is None else n_bytes - counts["bytes"]
-        if counts["is_cut"] or documents == 0:
+        if counts["is_cut"] or 0 in (documents, n_bytes):
             return
 
 

@@ -13,11 +13,9 @@ from megatron.evaluation.scores import Scored, fingerprint, identity
 from megatron.log import get_logger
 from megatron.parallel.reduce import wait_for_all
 from megatron.parallel.world import World
-from megatron.run_dir import read_json, write_whole
+from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, read_json, write_whole
 
 log = get_logger(__name__)
-
-KIND, RESULTS = "downstream", "results.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,8 @@ def evaluate_downstream(
 ) -> tuple[Results, list[str], Path]:
     """(results of all tasks asked for, names of those that had been scored before, the folder of both).
 
-    The folder, `out` or one of the model's own, has a JSON file a task and RESULTS, in lm-eval's form.
+    The folder, `out` or one of the model's own, has a JSON file a task and DOWNSTREAM_RESULTS, in lm-eval's
+    form.
     Raises ValueError or FileNotFoundError; what was finished by then stays, and is not scored again.
     """
     weights = read_any(model.path, tokenizer=tokenizer)
@@ -53,7 +52,7 @@ def evaluate_downstream(
     told = {**asdict(scoring), "limit": asked.limit, "num_fewshot": asked.num_fewshot}
     told.pop("batch_size")  # changes no figure beyond rounding
     told |= {"model": str(model.path), "objective": weights.objective, "data": str(asked.data or "download")}
-    folder = out or model.folder(KIND) / _label(scoring, asked)
+    folder = out or model.folder(DOWNSTREAM) / _label(scoring, asked)
     settings = identity({**told, "model": fingerprint(model.path), "tokenizer": weights.tokenizer})
     parts = {name: _held(folder, name, settings, asked.samples) for name in asked.tasks}
     before = [name for name, part in parts.items() if part is not None]
@@ -85,9 +84,9 @@ def evaluate_downstream(
                 if world.is_first:
                     _write(folder, name, part, settings)
                 parts[name] = part
-    results = merged([part for part in parts.values() if part is not None], told)
+    results = merged([part for part in parts.values() if part is not None], {**told, "step": model.step})
     if world.is_first:
-        write_whole(folder / RESULTS, _json(results))
+        write_whole(folder / DOWNSTREAM_RESULTS, _json(results))
     return results, before, folder
 
 

@@ -32,11 +32,12 @@ class Scored:
         return self.path.resolve().with_name(f"{self.path.resolve().name}.scores") / kind
 
 
-def models_of(paths: Iterable[Path]) -> list[Scored]:
-    """Every model that paths mean, in order, none twice.
+def models_of(paths: Iterable[Path], out: Path | None = None) -> list[Scored]:
+    """Every model that paths mean, in order, none twice; `out` is a folder for the scores of a single one.
 
     A path is a model (a checkpoint, a Hugging Face folder, a file), a folder of checkpoints, a run, or a
-    folder with runs somewhere below it: a study. FileNotFoundError where it is none of these.
+    folder with runs somewhere below it: a study. FileNotFoundError where it is none of these, ValueError
+    for several models with one `out`.
     """
     found: dict[Path, Scored] = {}
     for path in paths:
@@ -45,6 +46,8 @@ def models_of(paths: Iterable[Path]) -> list[Scored]:
             raise FileNotFoundError(f"{path}: no checkpoint there, nor in folders below it")
         for model in models:
             found.setdefault(model.resolve(), _scored(model))
+    if out is not None and len(found) > 1:
+        raise ValueError(f"--out: {len(found)} models would write to {out}; leave it out")
     return list(found.values())
 
 

@@ -48,8 +48,11 @@ class Mixing(nn.Module):
 def _worth_blocks(q: Tensor, k: Tensor) -> bool:
     """Whether to read causally in blocks: torch's kernel for the CPU reads 512 keys whatever is hidden.
 
-    Not where gradients are wanted, which it has in one piece, nor where heads are fewer than threads.
+    Not where gradients are wanted, which it has in one piece, where a compiler would unroll the blocks, or
+    where heads are fewer than threads.
     """
+    if torch.compiler.is_compiling():
+        return False
     if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[2] != k.shape[2]:
         return False
     return q.shape[2] > QUERIES and q.shape[0] * q.shape[1] >= torch.get_num_threads()

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from megatron.config.parametrization import logit_multiplier
 from megatron.config.schema import ModelConfig
+from megatron.model.attention_mask import attention_mask, document_numbers, positions_in_document
 from megatron.model.block import Block
 from megatron.model.cache import KvCache
-from megatron.model.documents import attention_mask, document_numbers, positions_in_document
 from megatron.model.dropout import layer_key
 from megatron.model.norm import residual_norm
 from megatron.model.rotary import rotary_at, rotary_table

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 from megatron.scaling.frontier import least_loss
 from megatron.scaling.law import Law
-from megatron.scaling.power import PowerLaw, fit_power
+from megatron.scaling.power_law import PowerLaw, fit_power
 
 SEARCHED = (1e-2, 1e6)  # times the compute of one epoch
 N_STEPS = 60

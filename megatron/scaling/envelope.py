@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron.scaling.power import PowerLaw, fit_power
+from megatron.scaling.power_law import PowerLaw, fit_power
 
 N_COMPUTES = 1500  # as the paper has it
 EDGE_SHARE = 0.5  # of the computes, won by the smallest or the largest size

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.scaling.power import PowerLaw, fit_power
+from megatron.scaling.power_law import PowerLaw, fit_power
 
 SAME_COMPUTE = 0.1  # runs whose log C differ by less are of one budget
 LEAST_SIZES = 4

@@ -85,10 +85,23 @@ def compute_of(path: Path, runs: Selection, by: str) -> np.ndarray:
 
 def column_of(path: Path, runs: Selection, name: str) -> np.ndarray:
     """Another column of the table as positive numbers [n]. ValueError where there is none of that name."""
+    return _numbers(path, _cells(path, name), name, runs.rows)
+
+
+def known_of(path: Path, runs: Selection, name: str) -> np.ndarray:
+    """A column that not all runs need to have, of any sign [n]: not a number where its cell is empty."""
+    cells = _cells(path, name)
+    try:
+        return np.array([float(cells[i] or "nan") for i in runs.rows])
+    except ValueError as error:
+        raise ValueError(f"{path}, column '{name}': {error}; wanted numbers or empty cells") from error
+
+
+def _cells(path: Path, name: str) -> list[str]:
     table = read_table(path)
     if name not in table:
         raise ValueError(f"{path}: no column '{name}'; {nearest(name, list(table))}")
-    return _numbers(path, table[name], name, runs.rows)
+    return table[name]
 
 
 def select_runs(

@@ -37,6 +37,7 @@ COLUMNS = [
     "annealed",
     "held_out",
 ]
+SCORE = "score_"  # begins further columns, a task's each, of studies that have downstream scores
 FROM_PLAN = COLUMNS[3:14] + ["identity"]
 NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path"}
 PLAN_NEEDS = ("identity", "n_params", "train_tokens")
@@ -179,13 +180,23 @@ def last_of_each_kind(run_dir: str | Path) -> dict[str, dict[str, Any]]:
     return {record["kind"]: record for record in sound_metrics(run_dir)}
 
 
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """COLUMNS, and those of scores."""
+    return COLUMNS + sorted({name for row in rows for name in row if name.startswith(SCORE)})
+
+
+def _is_number(name: str) -> bool:
+    return name in NUMBERS or name.startswith(SCORE)
+
+
 def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     """Write rows as CSV under `path`, whole or not at all. Floats keep every digit; None is an empty cell."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
+    names = _columns(rows)
+    table.writerow(names)
     for row in rows:
-        table.writerow("" if row.get(name) is None else row[name] for name in COLUMNS)
+        table.writerow("" if row.get(name) is None else row[name] for name in names)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.getvalue())
@@ -200,12 +211,12 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     columns = {
         name: pyarrow.array(
             [
-                None if row.get(name) is None else (float if name in NUMBERS else str)(row[name])
+                None if row.get(name) is None else (float if _is_number(name) else str)(row[name])
                 for row in rows
             ],
-            pyarrow.float64() if name in NUMBERS else pyarrow.string(),
+            pyarrow.float64() if _is_number(name) else pyarrow.string(),
         )
-        for name in COLUMNS
+        for name in _columns(rows)
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

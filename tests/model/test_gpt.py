@@ -6,6 +6,7 @@ import torch
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
+from tests.model.conftest import LLAMA_NAMES, renamed
 
 CONFIG = ModelConfig(d_model=48, d_ff=128, d_head=16, n_heads=4, n_layers=3, n_tokens=200, vocab_rows=256)
 
@@ -38,26 +39,8 @@ def llama_of(model: Gpt) -> torch.nn.Module:
         tie_word_embeddings=True,
         attn_implementation="eager",
     )
-    names = {
-        "embedding": "embed_tokens",
-        "blocks": "layers",
-        "attention_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.out": "self_attn.o_proj",
-        "mlp.gate": "mlp.gate_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.down": "mlp.down_proj",
-    }
-    state = {}
-    for name, tensor in model.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(f"{ours}.", f"{theirs}.")
-        state[f"model.{name}"] = tensor
     llama = transformers.LlamaForCausalLM(config)
-    llama.load_state_dict(state | {"lm_head.weight": model.embedding.weight})
+    llama.load_state_dict({"lm_head.weight": model.head_weight, **renamed(model, LLAMA_NAMES)})
     return llama.eval()
 
 

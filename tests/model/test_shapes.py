@@ -10,25 +10,10 @@ from megatron.config.presets import padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
+from tests.model.conftest import LLAMA_NAMES, renamed
 
 transformers = pytest.importorskip("transformers")
 
-LLAMA_NAMES = {
-    "embedding": "model.embed_tokens",
-    "blocks": "model.layers",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attention.query_norm": "self_attn.q_norm",
-    "attention.key_norm": "self_attn.k_norm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-    "unembedding": "lm_head",
-}
 GPT2_NAMES = {
     "embedding": "transformer.wte",
     "position_embedding": "transformer.wpe",
@@ -59,16 +44,6 @@ def built(config: Any, **more: Any) -> Gpt:
             else:
                 parameter *= 8 if "query" in name else 2
     return model
-
-
-def renamed(model: Gpt, names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Our weights under names of transformers: the longest of ours that starts a dotted part is replaced."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        for ours in sorted(names, key=len, reverse=True):
-            name = f".{name}".replace(f".{ours}.", f".{names[ours]}.")[1:]
-        state[name if name.split(".")[0] in ("model", "transformer", "lm_head") else f"model.{name}"] = tensor
-    return state
 
 
 def assert_same_logits(ours: Gpt, theirs: torch.nn.Module) -> None:

@@ -8,7 +8,7 @@ import pytest
 from megatron.scaling.envelope import Curve, curves_of_runs, fit_envelope
 from megatron.scaling.forms import chinchilla
 from megatron.scaling.isoflop import budgets, fit_isoflop
-from megatron.scaling.power import fit_power
+from megatron.scaling.power_law import fit_power
 
 # alpha = beta: in log N the surface is symmetric about its minimum at every C, so a parabola is unbiased
 EVEN = {"E": 1.7, "A": 400.0, "B": 400.0, "alpha": 0.3, "beta": 0.3}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron.command import load_tool
+
 TWO_GPUS = "NVIDIA H100 80GB HBM3, 81559, 570.86.15\nNVIDIA H100 80GB HBM3, 81559, 570.86.15\n"
 
 
@@ -69,3 +71,20 @@ def test_a_torch_that_does_not_start_is_fatal_with_its_own_last_words(check, tmp
     status, told, error = check(packages=str(tmp_path))
     assert status == 1 and "without torch" in error
     assert told["torch"][0] == "missing" and "libcudart.so.13: not found" in told["torch"][1]
+
+
+IMPORTED = """
+import sys
+import megatron.checkpoint.preempt, megatron.mixture.spec, megatron.train.build, megatron.train.loop
+print(*{name.split(".")[0] for name in sys.modules})
+"""
+
+
+def test_what_it_requires_is_what_training_imports(root: Path) -> None:
+    asked = [sys.executable, "-c", IMPORTED]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    told = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    text = (root / "requirements.txt").read_text()
+    pinned = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
+    required = load_tool(root / "tools" / "check_environment.py").TRAINING
+    assert pinned & set(told.stdout.split()) == set(required)

@@ -35,6 +35,11 @@ def test_every_name_stands_beside_the_size_of_the_built_model(listed: Listed) ->
         assert row[1] == f"{sum(parameter.numel() for parameter in model.parameters()):,}"
 
 
+def test_the_table_in_the_guide_is_what_the_tool_prints(root: Path, listed: Listed) -> None:
+    guide = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
+    assert f"$ python tools/model_sizes.py\n{listed().stdout}```" in guide
+
+
 def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(listed: Listed) -> None:
     plain, untied = (
         [int(listed("7M", "--n-tokens", "255", *more).stdout.splitlines()[1].split()[1].replace(",", ""))]

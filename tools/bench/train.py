@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from megatron.checkpoint.huggingface import to_llama
 from megatron.config.count import n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch_native import TorchEngine
@@ -33,19 +34,6 @@ from megatron.parallel.world import World, open_world
 SHAPE = ModelConfig(d_model=256, d_ff=640, d_head=64, n_heads=4, n_layers=8, n_tokens=16000, vocab_rows=16384)
 SEQ = 512
 OPTIM = OptimConfig(lr=1e-3)
-THEIR_NAMES = {
-    "embedding": "embed_tokens",
-    "blocks": "layers",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 
 Step = Callable[[np.ndarray], float]  # tokens [B, S + 1] -> loss
 
@@ -92,12 +80,8 @@ def their_step(dtype: str) -> Step:
     )
     ours = Gpt(SHAPE)
     initialise(ours, seed=0)
-    state = {}
-    for name, tensor in ours.state_dict().items():
-        for mine, theirs in THEIR_NAMES.items():
-            name = name.replace(f"{mine}.", f"{theirs}.")
-        state[f"model.{name}"] = tensor
-    model.load_state_dict(state | {"lm_head.weight": ours.embedding.weight})
+    state = to_llama(ours.state_dict())
+    model.load_state_dict({"lm_head.weight": ours.embedding.weight} | state)
     del ours, state
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     gains = [p for p in model.parameters() if p.ndim < 2]

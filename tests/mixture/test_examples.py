@@ -1,8 +1,7 @@
-"""The commands of examples_scaling/training/MIXTURE.md, and the examples."""
+"""The examples of examples_scaling/mixture, and the Python of MIXTURE.md."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron.run_dir import read_metrics
+from tests.guide_commands import commands_of
 
 
 @pytest.fixture
@@ -32,17 +32,10 @@ def run(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
     return done.stdout
 
 
-def test_every_command_of_the_guide_prints_what_the_guide_shows(root: Path, folder: Path) -> None:
+def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder: Path) -> None:
     guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
-    (yaml,) = re.findall(r"```yaml\n# slim.yaml\n(.*?)```", guide, re.DOTALL)
-    (folder / "slim.yaml").write_text(yaml)
-    commands = "".join(re.findall(r"```sh\n(\$ .*?)```", guide, re.DOTALL)).split("$ python ")[1:]
-    assert len(commands) == 5
-    for told in commands:
-        command, output = told.split("\n", 1)
-        wanted, is_cut, _ = output.partition("...")
-        found = run(shlex.split(command), folder, root)
-        assert found.startswith(wanted) if is_cut else found == wanted, command
+    register = commands_of(root / "examples_scaling" / "training" / "MIXTURE.md")[0]
+    run(register.words[1:], folder, root)
     ((script, output),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, re.DOTALL)
     (folder / "ask.py").write_text(script)
     assert run([str(folder / "ask.py")], folder, root) == output

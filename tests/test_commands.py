@@ -1,0 +1,286 @@
+"""Every command of every guide: its program knows its words, its files are there, and small ones are run."""
+
+import fnmatch
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.guide_commands import (
+    GUIDES,
+    ROOT,
+    Command,
+    check_program,
+    commands_of,
+    inline_commands,
+    tool_module,
+)
+from tests.scaling.synthetic_study import write_study
+
+LIMIT_S = 300  # of one command, on a machine that others use too
+TREE = ("examples_scaling/", "utils/", "tools/", "megatron/", "csrc/", "tests/")
+FILES = (
+    ".yaml",
+    ".yml",
+    ".csv",
+    ".json",
+    ".jsonl",
+    ".txt",
+    ".bin",
+    ".idx",
+    ".pem",
+    ".duckdb",
+    ".parquet",
+    ".md",
+)
+OUTPUTS = ("--out", "--output", "--local-dir", "--figures", "--root")
+# what a guide's reader has: made by another guide, by an earlier run, or their own
+GIVEN = {
+    "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],
+    "DOWNSTREAM.md": [], "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
+    "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
+                "utils/datapaths/mine.txt"],
+    "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
+    "MIXTURE.md": ["slim.yaml", "stream.yaml", "*.pem"], "STUDY.md": ["data/*", "logs/*"],
+    "TRAIN.md": ["data/*", "tokens/*", "text/*"],
+}  # fmt: skip
+TINY = [
+    "dist.cpu_only=true", "dist.dtype=float32", "misc.n_threads=1", "dataset.seq_len=32",
+    "dataset.batch_size=4", "dataset.microbatch_size=null",
+    "lr_scheduler.total_iterations=2", "lr_scheduler.total_tokens=null",
+    "lr_scheduler.warmup_tokens=null", "checkpoint.chkpt_saving_iterations=null", "evaluation.max_samples=2",
+    "logging.tensorboard=false",
+]  # fmt: skip
+QUICKSTART = "experiments/quickstart"
+SMALL = "d_model: 32, n_heads: 2, n_layers: 2"
+CPU = ["--device", "cpu", "--threads", "1"]
+# guide, first words of the command, words after it, words in it that are others here
+RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
+    ("README.md", "python tools/pretrain.py examples_scaling/training/small.yaml", TINY, {}),
+    ("README.md", "torchrun --standalone --nproc-per-node 2 tools/pretrain.py CONFIG.yaml",
+     [*TINY, "logging.run_dir=experiments/two_ranks"], {}),
+    ("CONVERT.md", "python tools/convert_checkpoint.py experiments/run exported", [], {}),
+    ("CONVERT.md", "python tools/convert_checkpoint.py exported start", [], {}),
+    ("CONVERT.md", "python tools/convert_checkpoint.py ../shared/data", [], {"../shared/data": "{data}"}),
+    ("CONVERT.md", "python tools/pretrain.py start/start.yaml", TINY,
+     {"PREFIX": "data/held_out_text_document"}),
+    ("CONVERT.md", "python tools/generate_text.py experiments/run",
+     [*CPU, "--max-new-tokens", "4", "--seed", "1"], {}),
+    ("CONVERT.md", "python tools/generate_text.py experiments/diffusion",
+     [*CPU, "--max-new-tokens", "8", "--steps", "2", "--block-tokens", "4"], {}),
+    ("EVAL.md", "python tools/validate.py experiments/run", [*CPU, "--max-samples", "4"], {}),
+    ("EVAL.md", "python tools/validate.py A B C", [*CPU, "--batch-size", "64", "--n-bootstrap", "50"], {}),
+    ("LAWS.md", "python tools/collect.py experiments/study", [], {}),
+    ("LAWS.md", "python tools/collect.py published.csv", ["--out", "their_table.csv"], {}),
+    ("LAWS.md", "python tools/fit_law.py table.csv --objective autoregressive", ["--n-bootstrap", "8"], {}),
+    ("LAWS.md", "python tools/fit_law.py table.csv --form repeated_data", ["--n-bootstrap", "4"], {}),
+    ("LAWS.md", "python tools/fit_law.py table.csv --compare", [], {}),
+    ("LAWS.md", "python tools/find_crossover.py", ["--replicates", "4"], {}),
+    ("LAWS.md", "python tools/fit_downstream.py", [], {}),
+    ("LAWS.md", "python tools/plan_study.py --budget 1e20", ["--runs", "5"], {}),
+    ("LAWS.md", "python tools/plan_study.py --budget 3e19", [], {}),
+    ("MODELS.md", "python tools/model_sizes.py 117M", [], {}),
+    ("STUDY.md", "python tools/sweep.py examples_scaling/training/ladder_epochs.yaml --dry-run", [
+        "run.dataset.path_train=data/told", "run.dataset.path_eval=data/told"], {}),
+    ("TRAIN.md", "bash examples_scaling/training/train.sh", [
+        *TINY, "dist.engine=torch", "model.n_tokens=300", "lr_scheduler.total_epochs=null"], {}),
+    ("TRAIN.md", "torchrun --nproc-per-node 8", [
+        *TINY, "model.hf_config.num_hidden_layers=2", "model.hf_config.hidden_size=64",
+        "model.hf_config.num_attention_heads=2", "model.n_tokens=300"], {"8": "1"}),
+]  # fmt: skip
+VARIABLES = {"MODEL": "7M", "DATA": "synthetic", "GPUS": "1"}  # for a training script, instead of the guide's
+SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
+    ("MODELS.md", "python tools/bench/coordinate_check.py",
+     ["--widths", "64", "128", "--depths", "2", "4", "--steps", "2", "--seeds", "1", "--threads", "1"], {}),
+    ("DOWNSTREAM.md", "python tools/evaluate_downstream.py experiments/run",
+     [*CPU, "--limit", "2", "--data-dir", "{data}/downstream"], {}),
+    ("EVAL.md", "examples_scaling/evaluation/validate.sh experiments/study data/held",
+     [*CPU, "--max-samples", "2"], {"experiments/study": "experiments/run"}),
+]  # fmt: skip
+guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+
+
+@guides
+def test_programs_know_the_words_of_a_guides_commands(guide: Path) -> None:
+    for command in commands_of(guide):
+        check_program(command)
+    for tool, options in inline_commands(guide):
+        assert (ROOT / tool).is_file(), f"{guide.name}: no {tool}"
+        if not tool.startswith("tools/bench/"):
+            known = tool_module(tool).build_parser()._option_string_actions
+            assert set(options) <= known.keys(), (
+                f"{guide.name}: {tool} knows no {set(options) - known.keys()}"
+            )
+
+
+@guides
+def test_files_of_a_guides_commands_are_in_the_tree_or_made_before(guide: Path) -> None:
+    given = [*GIVEN["*"], *GIVEN.get(guide.name, [])]
+    made: list[str] = []
+    for command in commands_of(guide):
+        for path in paths_in(command):
+            known = any(fnmatch.fnmatchcase(path, one) for one in given)
+            known |= any(path == one or path.startswith(f"{one}/") for one in made)
+            known |= bool(list(ROOT.glob(path.rstrip("/")))) if not path.startswith("..") else False
+            assert known or path in outputs_of(command), f"{command.where}: {path}: nothing made it"
+        made += outputs_of(command)
+
+
+def paths_in(command: Command) -> Iterator[str]:
+    """Words that name files: of this project's commands, with a folder or a suffix that is known."""
+    if {"hf", "tools/download_assets.py"} & set(command.words[:2]):  # names of repositories of the hub
+        return
+    is_ours = any(word.startswith(TREE) for word in command.words)
+    for word in [*command.words, *command.environment.values()]:
+        value = word.partition("=")[2] if re.match(r"^[-\w.]+=", word) else word
+        if "://" in value or "$" in value or value.startswith(("-", "/")) or " " in value or "," in value:
+            continue
+        if value.startswith(TREE) or (is_ours and "/" in value) or value.endswith(FILES):
+            yield value
+
+
+def outputs_of(command: Command) -> list[str]:
+    """What a command says that it writes."""
+    words, found = command.words, list(command.writes)
+    value = dict(zip(words, words[1:], strict=False))
+    found += [value[one] for one in OUTPUTS if one in value]
+    if "--output-prefix" in value:
+        found.append(
+            f"{value.get('--root', '.')}/{value['--output-prefix']}_text_document".removeprefix("./")
+        )
+    if "tools/convert_checkpoint.py" in words:
+        found.append(words[words.index("tools/convert_checkpoint.py") + 2])
+    if "tools/register_corpus.py" in words:
+        found.append(words[words.index("tools/register_corpus.py") + 1])
+    found += [word.partition("=")[2] for word in words if word.startswith(("logging.run_dir=", "directory="))]
+    return found + [command.environment[name] for name in ("RUN", "OUT") if name in command.environment]
+
+
+@pytest.mark.parametrize(
+    "guide", [path for path in GUIDES if "\n$ " in path.read_text()], ids=lambda path: path.name
+)
+def test_sessions_of_a_guide_print_what_it_shows(guide: Path, tmp_path: Path, scaling_data: Path) -> None:
+    shown = [command for command in commands_of(guide) if command.output is not None]
+    assert shown
+    for name, source in (("c4", "c4"), ("gpt2", "gpt2_tokenizer")):  # so that no network is asked for gpt2
+        (tmp_path / name).symlink_to(scaling_data / source)
+    (tmp_path / "slimpajama").mkdir()
+    name = "derived_slimpajama_schema.jsonl.gz"
+    (tmp_path / "slimpajama" / name).symlink_to(scaling_data / "redpajama_sample" / name)
+    for name, text in re.findall(r"```yaml\n# (\S+\.yaml)\n(.*?)```", guide.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    for command in shown:
+        found = run(command.words, tmp_path)
+        wanted, is_cut, _ = command.output.partition("...")
+        assert found.startswith(wanted) if is_cut else found == wanted, command.where
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with a corpus, two trained models and a study in it, as the guides' readers have."""
+    folder = tmp_path_factory.mktemp("world")
+    shutil.copytree(ROOT / "examples_scaling", folder / "examples_scaling")
+    for name in ("tools", "utils", "megatron"):
+        (folder / name).symlink_to(ROOT / name)
+    tokens = folder / QUICKSTART / "tokens"
+    lines = [
+        "python tools/prepare_corpus.py --corpus stdlib --max-mb 1.5 --out text",
+        f"python tools/train_tokenizer.py text/train.jsonl --n-tokens 512 --out {QUICKSTART}/tokenizer",
+    ]
+    for part in ("train", "held_out"):
+        lines.append(
+            f"python tools/preprocess_data_many_cores.py --input text/{part}.jsonl --output-prefix {part} "
+            f"--tokenizer-model {QUICKSTART}/tokenizer --append-eod --root {QUICKSTART}/tokens"
+        )
+    for line in lines:
+        run(shlex.split(line), folder)
+    prefix = f"{tokens / 'train_text_document'}"
+    for name in ("CONFIG", "run"):
+        text = (
+            f"model: {{{SMALL}}}\ndataset: {{path_train: {prefix}}}\nlr_scheduler: {{total_iterations: 2}}\n"
+        )
+        (folder / f"{name}.yaml").write_text(text)
+    for name, objective in (("run", "autoregressive"), ("diffusion", "masked_diffusion")):
+        words = [*TINY, f"logging.run_dir=experiments/{name}", f"objective.name={objective}"]
+        run(["python", "tools/pretrain.py", "CONFIG.yaml", *words], folder)
+    for name in "ABC":
+        shutil.copytree(folder / "experiments" / "run", folder / name)
+    (folder / "data").mkdir()
+    for path in tokens.glob("held_out_text_document.*"):
+        (folder / "data" / path.name).symlink_to(path)
+    text = '{"tokens": 50000000001, "tokenizer": {"n_tokens": 50257}, "sha256": {"bin": "told"}}'
+    (folder / "data" / "told.json").write_text(text)
+    write_study(folder / "experiments" / "study")
+    write_tables(folder)
+    return folder
+
+
+def write_tables(folder: Path) -> None:
+    """table.csv with a score, another program's, and the laws that LAWS.md has from elsewhere."""
+    rows, theirs = [], []
+    for n in np.geomspace(1e7, 1e9, 5):
+        for d in np.geomspace(2e8, 2e10, 5):
+            for unique in (d, d / 8):
+                worth = unique * (1 + 15 * (1 - np.exp(-(d / unique - 1) / 15)))
+                loss = 1.8 + 480 / n**0.35 + 2000 / worth**0.36
+                error = 1 / (1 + np.exp(4 - 1.2 * loss))
+                rows.append(f"autoregressive,done,{n:.0f},{d:.0f},{unique:.0f},{loss:.6f},{error:.6f}")
+                theirs.append(f"{n:.0f},{d:.0f},{loss:.6f}")
+    head = "objective,status,n_params,train_tokens,unique_tokens,loss,error\n"
+    (folder / "table.csv").write_text(head + "\n".join(rows) + "\n")
+    (folder / "published.csv").write_text("params,train_tokens,val_loss\n" + "\n".join(theirs) + "\n")
+    from megatron.scaling.law import Law
+
+    for name, floor in (("law", 1.8), ("law_masked_diffusion", 1.6)):
+        params = {"E": floor, "A": 480.0, "B": 2000.0, "alpha": 0.35, "beta": 0.36, "R_D": 15.0}
+        law = Law(form="repeated_data", params=params, objective=0.0, huber_delta=1e-3, n_runs=50)
+        law.save(folder / f"{name}.json")
+
+
+@pytest.mark.parametrize("case", RUN, ids=lambda case: f"{case[0]}: {case[1]}")
+def test_a_small_form_of_a_guides_command_runs(
+    case: tuple[str, str, list[str], dict[str, str]], world: Path, scaling_data: Path
+) -> None:
+    run_case(case, world, scaling_data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=lambda case: f"{case[0]}: {case[1]}")
+def test_a_small_form_of_a_guides_slow_command_runs(
+    case: tuple[str, str, list[str], dict[str, str]], world: Path, scaling_data: Path
+) -> None:
+    run_case(case, world, scaling_data)
+
+
+def run_case(case: tuple[str, str, list[str], dict[str, str]], world: Path, data: Path) -> None:
+    """The guide's own command, with words after it that make it small."""
+    guide, start, more, others = case
+    path = next(path for path in GUIDES if path.name == guide)
+    command = next((one for one in commands_of(path) if " ".join(one.words).startswith(start)), None)
+    assert command is not None, f"{guide} has no command {start} any more: change RUN"
+    words = list(command.words)
+    for old, new in others.items():
+        words = [word.replace(old, new) if old in word else word for word in words]
+    words = [word.replace("{data}", str(data)) for word in [*words, *more]]
+    variables = {name: VARIABLES.get(name, value) for name, value in command.environment.items()}
+    run(words, world, {"GPUS": "1", **variables} if words[0] != "python" else variables)
+
+
+def run(words: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> str:
+    """What a command prints; a failure ends the test with what it said."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    told = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        list(words), cwd=folder, env={**os.environ, **told, **(variables or {})},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout

@@ -1,0 +1,76 @@
+"""The completion script, asked by a real bash what it would offer."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ASK = """
+source "$1"
+COMP_LINE=$2 COMP_POINT=${#2}
+COMP_WORDS=($2) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_megatron_complete 2>/dev/null
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A function: a line that is being typed -> the words that are offered for its last."""
+    script = tmp_path_factory.mktemp("completion") / "completion.bash"
+    made = [sys.executable, str(root / "tools" / "completion.py"), "--out", str(script)]
+    subprocess.run(made, check=True, timeout=120, capture_output=True)
+
+    def ask(line: str) -> set[str]:
+        words = ["bash", "--norc", "-c", ASK, "bash", str(script), line]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+        return set(done.stdout.split())
+
+    ask.script = script
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("python tools/fit_law.py t.csv --prof", {"--profile"}),
+        ("python tools/fit_law.py t.csv --profile ", {"R_D", "R_N", "E"}),
+        ("python3 /home/me/study/tools/convert_checkpoint.py a b --to hu", {"huggingface"}),
+        ("python tools/pretrain.py run.yaml optim.l", {"optim.lr="}),
+        ("python tools/pretrain.py run.yaml dist.eng", {"dist.engine="}),
+        ("python tools/pretrain.py run.yaml dist.engine=", {"torch", "deepspeed"}),
+        ("python tools/pretrain.py run.yaml dist.engine=de", {"deepspeed"}),
+        ("torchrun --standalone --nproc-per-node 2 tools/pretrain.py run.yaml misc.se", {"misc.seed="}),
+        ("python tools/sweep.py s.yaml run.misc.s", {"run.misc.seed=", "run.misc.stop_file="}),
+        ("python tools/download_assets.py ", {"c4", "slimpajama", "tokenizer", "weights"}),
+        ("python tools/download_assets.py c4 --sp", {"--split"}),
+        ("python tools/download_assets.py c4 --split v", {"validation"}),
+        ("python tools/register_corpus.py x.duckdb add name f --pres", {"--preset"}),
+        # file names are left to the shell
+        ("python tools/pretrain.py ", set()),
+        ("python tools/fit_law.py t.csv --out ", set()),
+        ("python my_script.py --o", set()),
+    ],
+)
+def test_what_is_offered_follows_from_what_is_typed(offered, line: str, words: set[str]) -> None:
+    assert offered(line) == words
+
+
+def test_every_tool_is_in_the_script_and_bash_reads_it(offered, root: Path) -> None:
+    text = offered.script.read_text()
+    for tool in root.glob("tools/*.py"):
+        assert f"'{tool.stem} .')" in text
+    subprocess.run(["bash", "-n", str(offered.script)], check=True, timeout=30)
+
+
+def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: Path) -> None:
+    typed = f"source {offered.script}\nbind 'set enable-bracketed-paste off'\n"
+    typed += "python tools/fit_law.py --hel\t | echo got: \x01echo \x05\n"  # then before the line: echo
+    words = ["bash", "--norc", "--noprofile", "-i"]
+    done = subprocess.run(
+        ["script", "-qec", " ".join(words), "/dev/null"], input=typed + "exit\n",
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "TERM": "dumb"},
+    )  # fmt: skip
+    assert "tools/fit_law.py --help" in done.stdout
