@@ -2,8 +2,8 @@
 
     python tools/mixture_server.py slim.yaml code.yaml --port 8815
     python tools/mixture_server.py slim.yaml --host 0.0.0.0 --token-file t --tls-cert c.pem --tls-key k.pem
-    python tools/mixture_server.py slim.yaml --metrics-port 9108      and Prometheus reads /metrics there
-    python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 [--prometheus]
+    python tools/mixture_server.py slim.yaml --metrics-port 9108
+    python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --prometheus
 
 A mixture is named as its file without .yaml; its weights count documents. Killed and started again, a server
 gives the same chunks; weights that follow a model are in slim.mixture/logs/RUN.jsonl.

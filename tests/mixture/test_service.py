@@ -245,8 +245,9 @@ def test_a_client_killed_and_back_goes_on_after_its_last_checkpoint(mixture, sta
         "import json, sys, time\n"
         "from pathlib import Path\n"
         "from megatron.mixture.client import MixtureDataset\n"
-        "from tests.mixture.test_service import remote_of\n"
-        "dataset, saved = MixtureDataset(lambda: remote_of(sys.argv[1])), Path(sys.argv[2])\n"
+        "from megatron.mixture.remote import Connection, RemoteChunks\n"
+        "source, saved = RemoteChunks(Connection(sys.argv[1]), 'code'), Path(sys.argv[2])\n"
+        "dataset = MixtureDataset(lambda: source)\n"
         "if saved.is_file(): dataset.load_state_dict(json.loads(saved.read_text()))\n"
         "for chunk in dataset:\n"
         "    print(chunk.number, hash_of(chunk), flush=True)\n"
@@ -256,7 +257,7 @@ def test_a_client_killed_and_back_goes_on_after_its_last_checkpoint(mixture, sta
     ).replace("hash_of(chunk)", "hashlib.sha256(''.join(chunk.documents).encode()).hexdigest()")
     code = code.replace("import json,", "import hashlib, json,")
     lines: list[str] = []
-    for _ in range(3):
+    for _ in range(2):
         command = [sys.executable, "-c", code, location, str(saved)]
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
         assert client.stdout is not None
