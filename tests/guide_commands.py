@@ -291,9 +291,10 @@ def _check_script(command: Command, words: Sequence[str]) -> None:
             ("NCCL_", "CUDA_", "OMP_", "WANDB_", "MASTER_")
         )
         assert known, f"{command.where}: {words[0]} reads no variable {name}"
-    (tool,) = set(re.findall(r"tools/\w+\.py", "\n".join(_code(text)))) or {None}
-    if tool is None:
+    tools = sorted(set(re.findall(r"tools/\w+\.py", "\n".join(_code(text)))))
+    if len(tools) != 1:  # its words go to none, or to several
         return
+    tool = tools[0]
     options = tool_module(tool).build_parser()._option_string_actions
     for word in words[1:]:
         if word.startswith("--"):

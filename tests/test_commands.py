@@ -48,7 +48,7 @@ GIVEN = {
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
                 "utils/datapaths/mine.txt"],
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
-    "MIXTURE.md": ["slim.yaml", "stream.yaml", "*.pem"], "STUDY.md": ["data/*", "logs/*"],
+    "MIXTURE.md": ["*.yaml", "*.pem"], "STUDY.md": ["data/*", "logs/*"],
     "TRAIN.md": ["data/*", "tokens/*", "text/*"],
 }  # fmt: skip
 TINY = [
@@ -239,9 +239,12 @@ def write_tables(folder: Path) -> None:
     (folder / "published.csv").write_text("params,train_tokens,val_loss\n" + "\n".join(theirs) + "\n")
     from megatron.scaling.law import Law
 
-    for name, floor in (("law", 1.8), ("law_masked_diffusion", 1.6)):
-        params = {"E": floor, "A": 480.0, "B": 2000.0, "alpha": 0.35, "beta": 0.36, "R_D": 15.0}
-        law = Law(form="repeated_data", params=params, objective=0.0, huber_delta=1e-3, n_runs=50)
+    params = {"E": 1.8, "A": 480.0, "B": 2000.0, "alpha": 0.35, "beta": 0.36}
+    diffusion = {**params, "E": 1.6, "R_D": 15.0}
+    for name, form, constants in (
+        ("law", "chinchilla", params), ("law_masked_diffusion", "repeated_data", diffusion),
+    ):  # fmt: skip
+        law = Law(form=form, params=constants, objective=0.0, huber_delta=1e-3, n_runs=50)
         law.save(folder / f"{name}.json")
 
 
