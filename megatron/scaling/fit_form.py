@@ -1,7 +1,7 @@
 """Fit any form of law to runs: many starts, a damped Newton iteration, the lowest objective.
 
 A form with R_D* is a plain sum of powers once R_D* is fixed, so variable projection gives the other starts on
-a grid of it. Second derivatives are central differences of the exact first ones.
+a grid of it. Second derivatives are differences of the exact first ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,8 @@ GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
 GRID_K = (0.003, 0.03, 0.3)  # share of the loss that the over-repetition term starts with
 GRID_G, GRID_H = (0.0, 0.7, 2.0), (0.5, 1.2)
-CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 15, 20, 300
+FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
+SOON = 25  # iterations after which most rest
 N_POLISHED = 8
 FEW_FREE = 3  # up to so many free constants every start is polished
 WIDE = 0.03
@@ -69,28 +70,36 @@ class Problem:
         for i in np.flatnonzero(free):
             step = np.zeros(theta.shape[1])
             step[i] = DIFFERENCE
-            up, down = (self.residual(theta + sign * step)[1] for sign in (1, -1))
-            bent = np.matmul(pull[:, None, :], up - down)[:, 0] / (2 * DIFFERENCE)
+            moved = self.residual(theta + step)[1]
+            bent = np.matmul(pull[:, None, :], moved)[:, 0] / DIFFERENCE + gradient / DIFFERENCE
             hessian[:, i] -= np.where(free, bent, 0.0)
         hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
         return gradient, hessian, (turned * reweighted[:, None, :]) @ slopes
 
 
 def minimise(problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n: int) -> Fitted:
-    """The minima near theta [R, p] after at most n iterations, a few problems at a time."""
-    parts, free = [], limits.low < limits.high
-    for i in range(0, len(theta), CHUNK):
-        w = weights[i : i + CHUNK]
-        parts.append(
-            newton(
-                theta[i : i + CHUNK],
-                lambda at, rows, w=w: problem.objective(at, w[rows]),
-                lambda at, rows, w=w: problem.derivatives(at, w[rows], free),
-                limits,
-                n,
-            )
+    """The minima near theta [R, p] after at most n iterations, a few problems at a time.
+
+    The few that take long go on all together: alone, each step of theirs would cost as much as one of many.
+    """
+    free = limits.low < limits.high
+
+    def some(at: np.ndarray, w: np.ndarray, most: int) -> Fitted:
+        return newton(
+            at,
+            lambda phi, rows: problem.objective(phi, w[rows]),
+            lambda phi, rows: problem.derivatives(phi, w[rows], free),
+            limits,
+            most,
         )
-    return joined(parts)
+
+    chunks = [slice(i, i + CHUNK) for i in range(0, len(theta), CHUNK)]
+    found = joined([some(theta[chunk], weights[chunk], min(n, SOON)) for chunk in chunks])
+    late = np.flatnonzero(~found.at_rest)
+    if n > SOON and len(late):
+        rest = some(found.phi[late], weights[late], n - SOON)
+        found.phi[late], found.objective[late], found.at_rest[late] = rest.phi, rest.objective, rest.at_rest
+    return found
 
 
 def joined(parts: Sequence[Fitted]) -> Fitted:
@@ -100,13 +109,15 @@ def joined(parts: Sequence[Fitted]) -> Fitted:
     )
 
 
-def narrowed(problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box) -> Fitted:
-    """The minima near theta [R, p], by way of wider Hubers."""
+def narrowed(
+    problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n_rough: int = ROUGH_ITERATIONS
+) -> Fitted:
+    """The minima near theta [R, p], by way of wider Hubers with `n_rough` iterations each."""
     least_squares = Problem(problem.form, problem.points, np.inf, problem.in_nats)
     mean_square = 2 * least_squares.objective(theta, weights) / np.maximum(weights.sum(axis=1), 1)
     for width in widths(mean_square, problem.delta):
         wider = Problem(problem.form, problem.points, width, problem.in_nats)
-        theta = minimise(wider, theta, weights, limits, ROUGH_ITERATIONS).phi
+        theta = minimise(wider, theta, weights, limits, n_rough).phi
     return minimise(problem, theta, weights, limits, MAX_ITERATIONS)
 
 
@@ -164,9 +175,18 @@ def bootstrap_theta(
     limits = limits_of(problem, fixed or {})
     minima = minima[:N_MINIMA]
     n = len(minima)
-    found = narrowed(problem, np.tile(minima, (len(weights), 1)), np.repeat(weights, n, axis=0), limits)
-    best = found.objective.reshape(-1, n).argmin(axis=1) + n * np.arange(len(weights))
-    return Fitted(found.phi[best], found.objective[best], found.at_rest[best])
+    # a few steps tell which minimum is the lowest for a replicate; only that one is followed to its end
+    near = minimise(
+        problem, np.tile(minima, (len(weights), 1)), np.repeat(weights, n, axis=0), limits, FEW_ITERATIONS
+    )
+    best = near.objective.reshape(-1, n).argmin(axis=1) + n * np.arange(len(weights))
+    found = narrowed(problem, near.phi[best], weights, limits, FEW_ITERATIONS)
+    worse = np.flatnonzero(found.objective > near.objective[best])
+    if len(worse):
+        again = minimise(problem, near.phi[best[worse]], weights[worse], limits, MAX_ITERATIONS)
+        found.phi[worse], found.objective[worse] = again.phi, again.objective
+        found.at_rest[worse] = again.at_rest
+    return found
 
 
 def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:

@@ -63,8 +63,10 @@ def log_fitted(form: str, theta: np.ndarray, at: Points) -> tuple[np.ndarray, np
     """(log Lhat [R, n], its derivatives [R, n, p]) for theta [R, p]."""
     value = {name: theta[:, i, None] for i, name in enumerate(THETA[form])}
     log_loss, slopes = _kaplan(value, at) if form == "kaplan" else _sum(value, at)
-    shape = log_loss.shape
-    return log_loss, np.stack([np.broadcast_to(slopes[name], shape) for name in THETA[form]], axis=2)
+    found = np.empty((*log_loss.shape, len(THETA[form])))
+    for i, name in enumerate(THETA[form]):
+        found[:, :, i] = slopes[name]
+    return log_loss, found
 
 
 def _sum(value: dict[str, np.ndarray], at: Points) -> tuple[np.ndarray, dict[str, np.ndarray]]:
