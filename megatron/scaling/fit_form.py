@@ -18,6 +18,7 @@ from megatron.scaling.varpro import starts
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
 GRID_K = (0.003, 0.03, 0.3)  # share of the loss that the over-repetition term starts with
+GRID_SPAN, GRID_C, GRID_WIDE = (1.0, 2.0, 3.5), (-5.0, -3.0, -1.5), (0.0, 0.4, 0.8)  # of `bounded`
 GRID_G, GRID_H = (0.0, 0.7, 2.0), (0.5, 1.2)
 FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
 SOON = 25  # iterations after which most rest
@@ -26,7 +27,7 @@ FEW_FREE = 3  # up to so many free constants every start is polished
 WIDE = 0.03
 N_MINIMA = 3  # from which every bootstrap replicate starts
 CHUNK = 64  # problems at a time: their arrays stay in the cache
-DIFFERENCE = 1e-5
+DIFFERENCE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,12 @@ def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
     low, high = box(problem.form)
     names = THETA[problem.form]
     held = {
-        "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t",
+        "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t", "L0": "l",
     }  # fmt: skip
-    partner = {"A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",)}
+    partner = {
+        "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
+        "a": ("alpha", "eta"), "b": ("beta", "eta"), "c": ("gamma", "delta"), "L0": ("E",),
+    }  # fmt: skip
     if fixed:
         any_theta = constants(problem.form, np.clip(np.ones((1, len(names))), low, high), problem.points)
         unknown = sorted(set(fixed) - set(any_theta))
@@ -205,7 +209,7 @@ def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
                 f"fixed: {problem.form} has no constant '{unknown[0]}'; it has {', '.join(any_theta)}"
             )
         for name in fixed:
-            loose = [one for one in partner.get(name, ()) if one not in fixed]
+            loose = [one for one in partner.get(name, ()) if one in any_theta and one not in fixed]
             if loose:
                 raise ValueError(f"fixed: {name} cannot be held while {loose[0]} is free; hold both")
         whole = {name: float(value[0]) for name, value in any_theta.items()} | dict(fixed)
@@ -249,6 +253,13 @@ def _completed(form: str, base: dict[str, float], r_D: float, at: Points) -> lis
         terms = (base["A"] * np.exp(-base["alpha"] * at.x0), base["B"] * np.exp(-base["beta"] * at.y0))
         a, b = (t * np.exp(eta * c) for t, c in zip(terms, (at.x0, at.y0), strict=True))
         return [theta_of(form, {"E": base["E"], "a": a, "b": b * 6 ** (eta / 2), "eta": eta}, at)]
+    if form == "bounded":
+        sum_of = dict(zip(THETA["chinchilla"], theta_of("chinchilla", base, at), strict=True))
+        return [
+            np.array([sum_of["e"], span, sum_of["a"] - span, sum_of["b"] - span, share, sum_of["alpha"],
+                      sum_of["beta"], wide, wide + 0.1])
+            for span in GRID_SPAN for share in GRID_C for wide in GRID_WIDE
+        ]  # fmt: skip
     if "k" in free:
         first = theta_of("chinchilla", base, at)
         loss = at.log_loss.mean()
