@@ -185,10 +185,10 @@ def _law(law: Law) -> str:
     interval = law.interval or {}
     rows = []
     for name, value in law.params.items():
-        inside = wording.interval((interval.get("params") or {}).get(name))
+        inside = wording.interval((interval.get("params") or {}).get(name), wording.constant)
         ends = f" ({inside})" if inside else ""
         rows.append(
-            f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{wording.digits(value)}{ends}</dd></div>"
+            f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{wording.constant(value)}{ends}</dd></div>"
         )
     words = f"{wording.plural(law.n_runs, 'run')}"
     if interval.get("n_bootstrap"):
