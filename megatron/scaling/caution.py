@@ -9,7 +9,7 @@ from megatron.scaling.forms import FORM, chinchilla
 EDGES = (0.02, 2.5)  # an exponent outside of these has run away
 NOTHING = 1e-6  # share of the loss below which a term says nothing
 EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
-COEFFICIENTS = ("A", "B", "a", "b", "K", "Nc", "Dc")
+COEFFICIENTS = ("A", "B", "a", "b", "c", "K", "Nc", "Dc")
 WIDE = {"coefficient": 1e3, "decay": 10.0}  # ratio of the interval's ends from which on nothing is known
 
 

@@ -1,7 +1,7 @@
 """Fit any form of law to runs: many starts, a damped Newton iteration, the lowest objective.
 
 A form with R_D* is a plain sum of powers once R_D* is fixed, so variable projection gives the other starts on
-a grid of it. Second derivatives are central differences of the exact first ones.
+a grid of it. Second derivatives are differences of the exact first ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,16 @@ from megatron.scaling.varpro import starts
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
 GRID_K = (0.003, 0.03, 0.3)  # share of the loss that the over-repetition term starts with
+GRID_SPAN, GRID_C, GRID_WIDE = (1.0, 2.0, 3.5), (-5.0, -3.0, -1.5), (0.0, 0.4, 0.8)  # of `bounded`
 GRID_G, GRID_H = (0.0, 0.7, 2.0), (0.5, 1.2)
-CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 15, 20, 300
+FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
+SOON = 25  # iterations after which most rest
 N_POLISHED = 8
 FEW_FREE = 3  # up to so many free constants every start is polished
 WIDE = 0.03
 N_MINIMA = 3  # from which every bootstrap replicate starts
 CHUNK = 64  # problems at a time: their arrays stay in the cache
-DIFFERENCE = 1e-5
+DIFFERENCE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -69,28 +71,36 @@ class Problem:
         for i in np.flatnonzero(free):
             step = np.zeros(theta.shape[1])
             step[i] = DIFFERENCE
-            up, down = (self.residual(theta + sign * step)[1] for sign in (1, -1))
-            bent = np.matmul(pull[:, None, :], up - down)[:, 0] / (2 * DIFFERENCE)
+            moved = self.residual(theta + step)[1]
+            bent = np.matmul(pull[:, None, :], moved)[:, 0] / DIFFERENCE + gradient / DIFFERENCE
             hessian[:, i] -= np.where(free, bent, 0.0)
         hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
         return gradient, hessian, (turned * reweighted[:, None, :]) @ slopes
 
 
 def minimise(problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n: int) -> Fitted:
-    """The minima near theta [R, p] after at most n iterations, a few problems at a time."""
-    parts, free = [], limits.low < limits.high
-    for i in range(0, len(theta), CHUNK):
-        w = weights[i : i + CHUNK]
-        parts.append(
-            newton(
-                theta[i : i + CHUNK],
-                lambda at, rows, w=w: problem.objective(at, w[rows]),
-                lambda at, rows, w=w: problem.derivatives(at, w[rows], free),
-                limits,
-                n,
-            )
+    """The minima near theta [R, p] after at most n iterations, a few problems at a time.
+
+    The few that take long go on all together: alone, each step of theirs would cost as much as one of many.
+    """
+    free = limits.low < limits.high
+
+    def some(at: np.ndarray, w: np.ndarray, most: int) -> Fitted:
+        return newton(
+            at,
+            lambda phi, rows: problem.objective(phi, w[rows]),
+            lambda phi, rows: problem.derivatives(phi, w[rows], free),
+            limits,
+            most,
         )
-    return joined(parts)
+
+    chunks = [slice(i, i + CHUNK) for i in range(0, len(theta), CHUNK)]
+    found = joined([some(theta[chunk], weights[chunk], min(n, SOON)) for chunk in chunks])
+    late = np.flatnonzero(~found.at_rest)
+    if n > SOON and len(late):
+        rest = some(found.phi[late], weights[late], n - SOON)
+        found.phi[late], found.objective[late], found.at_rest[late] = rest.phi, rest.objective, rest.at_rest
+    return found
 
 
 def joined(parts: Sequence[Fitted]) -> Fitted:
@@ -100,13 +110,15 @@ def joined(parts: Sequence[Fitted]) -> Fitted:
     )
 
 
-def narrowed(problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box) -> Fitted:
-    """The minima near theta [R, p], by way of wider Hubers."""
+def narrowed(
+    problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n_rough: int = ROUGH_ITERATIONS
+) -> Fitted:
+    """The minima near theta [R, p], by way of wider Hubers with `n_rough` iterations each."""
     least_squares = Problem(problem.form, problem.points, np.inf, problem.in_nats)
     mean_square = 2 * least_squares.objective(theta, weights) / np.maximum(weights.sum(axis=1), 1)
     for width in widths(mean_square, problem.delta):
         wider = Problem(problem.form, problem.points, width, problem.in_nats)
-        theta = minimise(wider, theta, weights, limits, ROUGH_ITERATIONS).phi
+        theta = minimise(wider, theta, weights, limits, n_rough).phi
     return minimise(problem, theta, weights, limits, MAX_ITERATIONS)
 
 
@@ -164,9 +176,18 @@ def bootstrap_theta(
     limits = limits_of(problem, fixed or {})
     minima = minima[:N_MINIMA]
     n = len(minima)
-    found = narrowed(problem, np.tile(minima, (len(weights), 1)), np.repeat(weights, n, axis=0), limits)
-    best = found.objective.reshape(-1, n).argmin(axis=1) + n * np.arange(len(weights))
-    return Fitted(found.phi[best], found.objective[best], found.at_rest[best])
+    # a few steps tell which minimum is the lowest for a replicate; only that one is followed to its end
+    near = minimise(
+        problem, np.tile(minima, (len(weights), 1)), np.repeat(weights, n, axis=0), limits, FEW_ITERATIONS
+    )
+    best = near.objective.reshape(-1, n).argmin(axis=1) + n * np.arange(len(weights))
+    found = narrowed(problem, near.phi[best], weights, limits, FEW_ITERATIONS)
+    worse = np.flatnonzero(found.objective > near.objective[best])
+    if len(worse):
+        again = minimise(problem, near.phi[best[worse]], weights[worse], limits, MAX_ITERATIONS)
+        found.phi[worse], found.objective[worse] = again.phi, again.objective
+        found.at_rest[worse] = again.at_rest
+    return found
 
 
 def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
@@ -174,9 +195,12 @@ def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
     low, high = box(problem.form)
     names = THETA[problem.form]
     held = {
-        "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t",
+        "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t", "L0": "l",
     }  # fmt: skip
-    partner = {"A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",)}
+    partner = {
+        "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
+        "a": ("alpha", "eta"), "b": ("beta", "eta"), "c": ("gamma", "delta"), "L0": ("E",),
+    }  # fmt: skip
     if fixed:
         any_theta = constants(problem.form, np.clip(np.ones((1, len(names))), low, high), problem.points)
         unknown = sorted(set(fixed) - set(any_theta))
@@ -185,7 +209,7 @@ def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
                 f"fixed: {problem.form} has no constant '{unknown[0]}'; it has {', '.join(any_theta)}"
             )
         for name in fixed:
-            loose = [one for one in partner.get(name, ()) if one not in fixed]
+            loose = [one for one in partner.get(name, ()) if one in any_theta and one not in fixed]
             if loose:
                 raise ValueError(f"fixed: {name} cannot be held while {loose[0]} is free; hold both")
         whole = {name: float(value[0]) for name, value in any_theta.items()} | dict(fixed)
@@ -229,6 +253,13 @@ def _completed(form: str, base: dict[str, float], r_D: float, at: Points) -> lis
         terms = (base["A"] * np.exp(-base["alpha"] * at.x0), base["B"] * np.exp(-base["beta"] * at.y0))
         a, b = (t * np.exp(eta * c) for t, c in zip(terms, (at.x0, at.y0), strict=True))
         return [theta_of(form, {"E": base["E"], "a": a, "b": b * 6 ** (eta / 2), "eta": eta}, at)]
+    if form == "bounded":
+        sum_of = dict(zip(THETA["chinchilla"], theta_of("chinchilla", base, at), strict=True))
+        return [
+            np.array([sum_of["e"], span, sum_of["a"] - span, sum_of["b"] - span, share, sum_of["alpha"],
+                      sum_of["beta"], wide, wide + 0.1])
+            for span in GRID_SPAN for share in GRID_C for wide in GRID_WIDE
+        ]  # fmt: skip
     if "k" in free:
         first = theta_of("chinchilla", base, at)
         loss = at.log_loss.mean()

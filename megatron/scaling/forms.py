@@ -11,6 +11,8 @@ data_constrained  E + A/N'^alpha + B/D'^beta                     Muennighoff et 
 repeated_data     the same with N' = N: only repetition decays
 excess_params     the same with D' = D: only excess parameters decay
 over_repetition   E + A/N^alpha + B/D^beta + K (N/U)^g (D/U - 1)^h, nothing without repetition
+bounded           E + (L0 - E) h/(1 + h), h = a/N^alpha + b/D^beta + c N^gamma/U^delta     arXiv 2605.09189
+                  never above L0, the loss of a model that knows nothing; h << 1: a sum of powers
 """
 
 from collections.abc import Callable, Mapping
@@ -89,6 +91,18 @@ def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Ar
     return chinchilla(params, N, D) + np.where(repeats > 0, penalty, 0.0)
 
 
+def bounded(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
+    """Too few parameters, too short a training and too little text add up, and level off at L0."""
+    N, D = np.asarray(N, dtype=float), np.asarray(D, dtype=float)
+    power = {name: np.asarray(params[name]) for name in ("alpha", "beta", "gamma", "delta")}
+    h = (
+        params["a"] * N ** -power["alpha"]
+        + params["b"] * D ** -power["beta"]
+        + params["c"] * N ** power["gamma"] * np.minimum(U, D) ** -power["delta"]
+    )
+    return params["E"] + (params["L0"] - params["E"]) * h / (1 + h)
+
+
 @dataclass(frozen=True)
 class Form:
     """One form: its constants in the order of the formula, the formula with $name for each, its function."""
@@ -116,6 +130,12 @@ FORM: Mapping[str, Form] = {
         (*BASE, "K", "g", "h"),
         f"{_SUM} + $K (N/U)^$g (D/U - 1)^$h".format(N="N", D="D"),
         over_repetition,
+        True,
+    ),
+    "bounded": Form(
+        ("E", "L0", "a", "b", "c", "alpha", "beta", "gamma", "delta"),
+        "L = $E + ($L0 - $E) h/(1 + h), h = $a/N^$alpha + $b/D^$beta + $c N^$gamma/U^$delta",
+        bounded,
         True,
     ),
     "kaplan": Form(

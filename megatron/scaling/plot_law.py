@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from megatron.scaling import wording
+from megatron.scaling.forms import FORM
 from megatron.scaling.frontier import bands, optimal
 from megatron.scaling.law import Law
 from megatron.scaling.plot import (
@@ -175,6 +176,8 @@ def size_figure(study: Study) -> Figure | None:
         f"{wording.times(many / few)} times the tokens {by_D:.2f}"
     )
     caption = "Lines: the fitted law at each token budget. Points: finished runs, with two standard errors."
+    if FORM[study.law.form].wants_unique:
+        caption += " The lines are of text read once: a point above its line has read its text more often."
     alt = f"{title}. The curves flatten to the right: at fixed tokens each further doubling of N brings less."
     return Figure("size", title, caption, alt, data, layout, chips)
 

@@ -134,7 +134,7 @@ def crossover_figure(study: Study) -> Figure | None:
         )
     )  # fmt: skip
     layout = {
-        "xaxis": log_axis("unique tokens, U", unique.tolist()),
+        "xaxis": log_axis("unique tokens, U", unique[at].tolist()),
         "yaxis": log_axis("compute where the laws meet (FLOPs)", shown, flops_tick),
     }
     title = f"Masked diffusion has the lower loss above {found.words}"

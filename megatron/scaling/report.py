@@ -20,6 +20,7 @@ from megatron.scaling import (
     summary,
     wording,
 )  # fmt: skip
+from megatron.scaling.law import Law
 from megatron.scaling.palette import palette
 from megatron.scaling.plot import Chip, Figure
 from megatron.scaling.study import AUTOREGRESSIVE, Study, read_study
@@ -175,19 +176,19 @@ def _summary(study: Study) -> str:
     opening = " ".join(filter(None, (summary.trained(study), summary.text_used(study), summary.best(study))))
     if study.law is None:
         return _paragraph(opening) + f'<p class="care">{_raised(summary.law_absent(study))}</p>'
-    return _paragraph(opening) + _law(study) + _paragraph(summary.optima(study))
+    laws = list(study.laws.values()) or [study.law]
+    return _paragraph(opening) + "".join(map(_law, laws)) + _paragraph(summary.optima(study))
 
 
-def _law(study: Study) -> str:
-    """The law in one line, and its constants with their intervals."""
-    law = study.law
+def _law(law: Law) -> str:
+    """A law in one line, and its constants with their intervals."""
     interval = law.interval or {}
     rows = []
     for name, value in law.params.items():
-        inside = wording.interval((interval.get("params") or {}).get(name))
+        inside = wording.interval((interval.get("params") or {}).get(name), wording.constant)
         ends = f" ({inside})" if inside else ""
         rows.append(
-            f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{wording.digits(value)}{ends}</dd></div>"
+            f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{wording.constant(value)}{ends}</dd></div>"
         )
     words = f"{wording.plural(law.n_runs, 'run')}"
     if interval.get("n_bootstrap"):
@@ -312,7 +313,8 @@ def _table_row(study: Study, row: Row, n_columns: int) -> str:
         f'<tr><th scope="row"><i class="swatch" style="background:var(--{colour})"></i>'
         f"{escape(row['run'])}</th>"
         f'<td class="word">{escape(str(row["size"] or wording.NOT_KNOWN))}</td>{cells}'
-        f'<td><span class="status {row["status"]}">{row["status"]}</span></td></tr>'
+        f'<td><span class="status {row["status"]}">{row["status"]}</span>'
+        f"{' held out' if row.get('held_out') else ''}</td></tr>"
     ) + (f'<tr class="note"><td colspan="{n_columns}">{note}</td></tr>' if note else "")
 
 
@@ -320,11 +322,15 @@ def _again(study: Study) -> str:
     """How to make all this again, and what it was made with."""
     folder = escape(str(study.folder))
     study_file = f"{folder}/{STUDY}" if (study.folder / STUDY).is_file() else "STUDY.yaml"
-    form = study.law.form if study.law is not None else "chinchilla"
+    fits = [
+        f"python tools/fit_law.py {folder}/table.csv --objective {objective} --form {law.form} "
+        f"--out {folder}/{'law' if law is study.law else f'law_{objective}'}.json"
+        for objective, law in study.laws.items()
+    ]
     commands = (
         f"python tools/sweep.py {study_file}  # trains what is missing",
         f"python tools/collect.py {folder}",
-        f"python tools/fit_law.py {folder}/table.csv --form {form} --out {folder}/law.json",
+        *(fits or [f"python tools/fit_law.py {folder}/table.csv --out {folder}/law.json"]),
         f"python tools/make_report.py {folder}",
     )
     facts = [

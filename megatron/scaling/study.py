@@ -145,7 +145,8 @@ def _read_corpus(
         if plan.get("held_out_unigram_nats"):
             counted["unigram_entropy_nats"] = plan["held_out_unigram_nats"]
         if plan.get("epochs"):
-            counted["train_tokens"] = round(plan["train_tokens"] / plan["epochs"])
+            held = round(plan["train_tokens"] / plan["epochs"])
+            counted["train_tokens"] = max(held, counted.get("train_tokens", 0))
     for result in results:
         if result.get("n_tokens_scored"):
             counted["held_out_tokens"] = result["n_tokens_scored"]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from megatron.scaling import wording
+from megatron.scaling.forms import FORM
 from megatron.scaling.plot_law import BEYOND, Optimum, largest_compute, law_points, optimum
 from megatron.scaling.study import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 
@@ -146,7 +147,7 @@ def cautions(study: Study) -> list[str]:
                 "fit it again."
             )
         epochs = max((row["epochs"] or 0 for row in points), default=0)
-        if epochs > MANY_EPOCHS:
+        if epochs > MANY_EPOCHS and not FORM[study.law.form].wants_unique:
             words.append(
                 f"The longest runs read the same text {wording.digits(epochs, 2)} times; the law counts each "
                 "repeated token as "

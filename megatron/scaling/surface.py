@@ -6,6 +6,7 @@ that a coefficient and its exponent are nearly independent:
     a, b, e     logs of the terms of N and of D at the centre, and of the floor
     r_D, r_N    logs of R_D* and R_N*
     k, g, h     log of the over-repetition term at its own centre, and its exponents
+    l, c        of `bounded`: logs of L0 - E, and of its third term at the centre; a and b are of its h
 
 R sets of constants, n runs, p coordinates of theta.
 """
@@ -22,6 +23,7 @@ BOX = {
     "a": LOG_TERM, "b": LOG_TERM, "e": LOG_TERM, "k": LOG_TERM, "s": LOG_TERM, "t": LOG_TERM,
     "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT, "alpha_N": EXPONENT, "alpha_D": EXPONENT,
     "r_D": LOG_R, "r_N": LOG_R, "g": (-5.0, 10.0), "h": (0.0, 10.0),
+    "l": (-9.0, 9.0), "c": LOG_TERM, "gamma": (-5.0, 5.0), "delta": (-5.0, 5.0),
 }  # fmt: skip
 THETA = {
     "chinchilla": ("e", "a", "b", "alpha", "beta"),
@@ -29,6 +31,7 @@ THETA = {
     "repeated_data": ("e", "a", "b", "alpha", "beta", "r_D"),
     "excess_params": ("e", "a", "b", "alpha", "beta", "r_N"),
     "over_repetition": ("e", "a", "b", "alpha", "beta", "k", "g", "h"),
+    "bounded": ("e", "l", "a", "b", "c", "alpha", "beta", "gamma", "delta"),
     "kaplan": ("s", "t", "alpha_N", "alpha_D"),
     "over_training": ("e", "a", "b", "eta"),
 }
@@ -62,9 +65,11 @@ class Points:
 def log_fitted(form: str, theta: np.ndarray, at: Points) -> tuple[np.ndarray, np.ndarray]:
     """(log Lhat [R, n], its derivatives [R, n, p]) for theta [R, p]."""
     value = {name: theta[:, i, None] for i, name in enumerate(THETA[form])}
-    log_loss, slopes = _kaplan(value, at) if form == "kaplan" else _sum(value, at)
-    shape = log_loss.shape
-    return log_loss, np.stack([np.broadcast_to(slopes[name], shape) for name in THETA[form]], axis=2)
+    log_loss, slopes = {"kaplan": _kaplan, "bounded": _bounded}.get(form, _sum)(value, at)
+    found = np.empty((*log_loss.shape, len(THETA[form])))
+    for i, name in enumerate(THETA[form]):
+        found[:, :, i] = slopes[name]
+    return log_loss, found
 
 
 def _sum(value: dict[str, np.ndarray], at: Points) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -144,6 +149,21 @@ def _kaplan(value: dict[str, np.ndarray], at: Points) -> tuple[np.ndarray, dict[
     return alpha * both, slopes
 
 
+def _bounded(value: dict[str, np.ndarray], at: Points) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    x, y, u = at.x - at.x0, at.y - at.y0, at.u - at.y0
+    with np.errstate(over="ignore", invalid="ignore"):
+        of_n, of_d = np.exp(value["a"] - value["alpha"] * x), np.exp(value["b"] - value["beta"] * y)
+        of_u = np.exp(value["c"] + value["gamma"] * x - value["delta"] * u)
+        above = 1 + of_n + of_d + of_u
+        floor, span = np.exp(value["e"]), np.exp(value["l"])
+        total = floor + span * (1 - 1 / above)
+        steep = span / above**2
+    slopes = {"e": floor, "l": total - floor, "a": steep * of_n, "b": steep * of_d, "c": steep * of_u}
+    slopes |= {"alpha": -x * slopes["a"], "beta": -y * slopes["b"]}
+    slopes |= {"gamma": x * slopes["c"], "delta": -u * slopes["c"]}
+    return np.log(total), {name: slope / total for name, slope in slopes.items()}
+
+
 def constants(form: str, theta: np.ndarray, at: Points) -> dict[str, np.ndarray]:
     """The constants of the form in its own units, each [R], from theta [R, p]."""
     value = dict(zip(THETA[form], theta.T, strict=True))
@@ -164,6 +184,11 @@ def constants(form: str, theta: np.ndarray, at: Points) -> dict[str, np.ndarray]
             "alpha": alpha,
             "beta": beta,
         }
+        if form == "bounded":
+            third = np.exp(value["c"] - value["gamma"] * at.x0 + value["delta"] * at.y0)
+            found |= {"a": found["A"], "b": found["B"], "c": third, "L0": found["E"] + np.exp(value["l"])}
+            found |= {name: value[name] for name in ("gamma", "delta")}
+            return {name: found[name] for name in FORM[form].constants}
         if "eta" in value:
             return {"E": found["E"], "a": found["A"], "b": found["B"] * 6 ** (alpha / 2), "eta": alpha}
         found |= {f"R_{axis}": np.exp(value[f"r_{axis}"]) for axis in "DN" if f"r_{axis}" in value}
@@ -175,7 +200,7 @@ def constants(form: str, theta: np.ndarray, at: Points) -> dict[str, np.ndarray]
 
 def theta_of(form: str, params: dict[str, float], at: Points) -> np.ndarray:
     """theta [p] of constants in their own units: the inverse of `constants`. Zero becomes as good as zero."""
-    p = {name: max(value, 1e-300) if name in "EABKab" else value for name, value in params.items()}
+    p = {name: max(value, 1e-300) if name in "EABKabc" else value for name, value in params.items()}
     if form == "kaplan":
         s, t = p["alpha_N"] * (np.log(p["Nc"]) - at.x0), p["alpha_D"] * (np.log(p["Dc"]) - at.y0)
         value = {"s": s, "t": t, "alpha_N": p["alpha_N"], "alpha_D": p["alpha_D"]}
@@ -183,13 +208,17 @@ def theta_of(form: str, params: dict[str, float], at: Points) -> np.ndarray:
         if form == "over_training":
             a, b, alpha, beta = p["a"], p["b"] * 6 ** (-p["eta"] / 2), p["eta"], p["eta"]
         else:
-            a, b, alpha, beta = p["A"], p["B"], p["alpha"], p["beta"]
+            a, b, alpha, beta = p.get("A", p.get("a")), p.get("B", p.get("b")), p["alpha"], p["beta"]
         value = {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
         value |= {"alpha": alpha, "beta": beta, "eta": alpha}
         value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}
         if "K" in p:
             centre = p["g"] * at.wide0 + p["h"] * at.often0
             value |= {"k": np.log(p["K"]) + centre, "g": p["g"], "h": p["h"]}
+        if form == "bounded":
+            centre = p["gamma"] * at.x0 - p["delta"] * at.y0
+            value |= {"c": np.log(p["c"]) + centre, "gamma": p["gamma"], "delta": p["delta"]}
+            value["l"] = np.log(max(p["L0"] - p["E"], 1e-300))
     low, high = box(form)
     return np.clip([value[name] for name in THETA[form]], low, high)
 

@@ -93,3 +93,10 @@ def listed(parts: Sequence[str]) -> str:
 def plural(n: int, noun: str) -> str:
     """'1 run', '2 runs'."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def constant(value: float) -> str:
+    """A constant of a law: three digits, with a power of ten outside 0.001 to 1e6; next to nothing is 0."""
+    if abs(value) < 1e-9:
+        return "0"
+    return digits(value) if 1e-3 <= abs(value) < 1e6 else exponent(value)

@@ -19,6 +19,10 @@ TRUE = {
     "over_repetition": {
         "E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "K": 0.02, "g": 0.5, "h": 0.8,
     },
+    "bounded": {
+        "E": 1.7, "L0": 9.0, "a": 40.0, "b": 90.0, "c": 1.0,
+        "alpha": 0.34, "beta": 0.31, "gamma": 0.4, "delta": 0.5,
+    },
     "kaplan": {"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095},
     "over_training": {"E": 1.6, "a": 140.0, "b": 280.0, "eta": 0.25},
 }  # fmt: skip
@@ -88,6 +92,20 @@ def test_without_repetition_and_excess_the_law_is_chinchillas() -> None:
     )
 
 
+def test_a_bounded_law_lies_between_its_floor_and_the_loss_of_knowing_nothing() -> None:
+    true = TRUE["bounded"]
+    assert float(FORM["bounded"].loss(true, 1.0, 1.0, 1.0)) == pytest.approx(9.0 - 7.3 / (1 + 131.0))
+    # far from the bound it is a sum of powers, each (L0 - E) times as large
+    near = true | {"a": 1e-4 * true["a"], "b": 1e-4 * true["b"], "c": 0.0}
+    powers = {"E": 1.7, "A": 7.3 * near["a"], "B": 7.3 * near["b"], "alpha": 0.34, "beta": 0.31}
+    said = FORM["bounded"].loss(near, 1e8, 1e10, 1e10) - 1.7
+    assert float(said) == pytest.approx(float(chinchilla(powers, 1e8, 1e10) - 1.7), rel=1e-4)
+    n, d, u = design()
+    loss = FORM["bounded"].loss(true, n, d, u)
+    law = fit_law(n, d, loss, U=u, form="bounded", fixed={"E": 1.7, "L0": 9.0}, n_bootstrap=0)
+    assert law.params == pytest.approx(true, rel=1e-6)
+
+
 def test_fixed_constants_stay_and_the_others_are_found_around_them() -> None:
     n, d, u = design()
     form, true = "data_constrained", TRUE["data_constrained"]
@@ -107,6 +125,7 @@ def test_fixed_constants_stay_and_the_others_are_found_around_them() -> None:
         ({"form": "chinchila"}, "'chinchila' is not one of chinchilla"),
         ({"residual": "bits"}, "'bits' is not one of log, nats"),
         ({"fixed": {"A": 3.0}}, "A cannot be held while alpha is free"),
+        ({"form": "bounded", "fixed": {"c": 3.0}}, "c cannot be held while gamma is free"),
         ({"fixed": {"R_D": 3.0}}, "chinchilla has no constant 'R_D'"),
     ],
 )

@@ -14,6 +14,7 @@ from megatron.scaling.forms import FORM
 from megatron.scaling.holdout import largest, score
 from megatron.scaling.plot_fit import held_out_figure, pairs_figure, profile_figure, residual_figure
 from megatron.scaling.plot_isoflop import contour_figure, isoflop_figure
+from megatron.scaling.plot_law import law_points
 from megatron.scaling.plot_repeat import crossover_figure, downstream_figure, epochs_figure
 from megatron.scaling.profile import profile
 from megatron.scaling.study import AUTOREGRESSIVE, MASKED_DIFFUSION, NO_CURVE, Study, read_study
@@ -147,6 +148,17 @@ def test_held_out_runs_are_shown_with_their_intervals(repeated: Study) -> None:
     alone = held_out_figure(replace(repeated, laws={AUTOREGRESSIVE: repeated.law}))
     assert f"{told['n_inside']} of 3 inside" in alone.title and alone.chips == []
     assert held_out_figure(replace(repeated, laws={})) is None
+
+
+def test_figures_of_a_fit_show_the_runs_that_it_was_fitted_on_and_no_others(repeated: Study) -> None:
+    mine = repeated.done(AUTOREGRESSIVE)
+    most = sorted(row["loss"] for row in mine)[-3]
+    held = min(mine, key=lambda row: row["loss"])["run"]
+    told = {"objective": AUTOREGRESSIVE, "max_loss": most}
+    law = replace(repeated.law, filter=told, held_out=repeated.law.held_out | {"runs": [held]})
+    shown = {row["run"] for row in law_points(replace(repeated, law=law))}
+    assert shown == {row["run"] for row in mine if row["loss"] <= most} - {held}
+    assert len(shown) == len(mine) - 3
 
 
 def test_lines_of_epochs_are_of_one_size_and_one_text_and_turns_are_told(repeated: Study) -> None:

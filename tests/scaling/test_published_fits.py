@@ -157,6 +157,7 @@ def test_without_any_decay_the_published_constants_explain_less_than_half(runs, 
         ("repeated_data", "D_eff_only_6p"),
         ("data_constrained", "muennighoff_joint_7p"),
         ("over_repetition", "additive_overfit_8p"),
+        ("bounded", "h/(1+h)_9p"),
     ],
 )
 def test_the_joint_fits_of_all_constants_are_as_recorded(runs, wanted, form: str, name: str) -> None:

@@ -54,3 +54,8 @@ def test_lists_read_as_a_sentence():
         "a and b",
         "a, b and c",
     ]
+
+
+def test_constants_of_a_law_stay_short_however_large_or_small() -> None:
+    told = {4.5e-14: "0", 0.016385: "0.0164", 19273.0: "19,273", 9.9e21: "9.9e21", 2.3e-5: "2.3e-5"}
+    assert {value: wording.constant(value) for value in told} == told

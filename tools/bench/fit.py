@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -65,6 +66,13 @@ def grid_of_starts(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: int) 
     return best, time.perf_counter() - begin
 
 
+def cpu_seconds(**told: Any) -> float:
+    """Of one fit_law; CPU time, since these take long enough for others to get in the way."""
+    begin = time.process_time()
+    fit_law(**told)
+    return time.process_time() - begin
+
+
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Command-line words."""
     parser = argparse.ArgumentParser(description="Measure the fit of a law beside a grid of L-BFGS starts.")
@@ -77,6 +85,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this"
     )
     parser.add_argument("--starts", type=int, default=N_STARTS, help=f"of {N_STARTS} ({N_STARTS})")
+    parser.add_argument(
+        "--forms", default="", metavar="FORM,FORM", help="other forms to time too, on synthetic repetition"
+    )
     parser.add_argument("--repeat", type=int, default=9, help="fits of ours; the median counts (9)")
     return parser.parse_args(argv)
 
@@ -104,6 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     bootstrap_s = float(np.median(bootstrap_seconds))
     print(f"ours       {len(n)} runs: {ours_s * 1e3:.1f} ms, objective {law.objective:.12g}")
     print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
+    for form in filter(None, args.forms.split(",")):
+        told = dict(zip("NDL", synthetic(), strict=True))
+        told["U"] = told["D"] / np.resize([1, 2, 4, 10, 40], len(told["D"]))
+        fit_s, both_s = (cpu_seconds(form=form, n_bootstrap=n, **told) for n in (0, 1000))
+        print(f"{form:<18} fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.1f} s of CPU")
     objective, taken_s = grid_of_starts(n, d, loss, args.starts)
     whole_s = taken_s * N_STARTS / args.starts
     note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {taken_s:.1f} s)"
