@@ -23,7 +23,7 @@ SIDE = "scaling"  # sees layer 0 only
 # datasets: C4 is streamed, a mixture is given on
 HEAVY = {
     "deepspeed": 1, "duckdb": 1, "lm_eval": 1, "plotly": 1, "wandb": 1, "datasets": 2, "tensorboard": 1,
-    "pyarrow": 3, "pyarrow.flight": 1,
+    "pyarrow": 4, "pyarrow.flight": 1,
 }  # fmt: skip
 WITHOUT_TORCH = ("data", "tokenizer", "config", "scaling", "log", "run_dir", "command")
 
