@@ -7,6 +7,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source examples_scaling/training/settings.sh
 gpus=${GPUS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
 command=(tools/pretrain.py "$config" "${words[@]}")
-# torchrun answers 1 whatever a process answers: one process is started without it
 if [ "$gpus" = 1 ]; then exec "${around[@]}" python "${command[@]}"; fi
-exec "${around[@]}" python -m torch.distributed.run --standalone --nproc-per-node="$gpus" "${command[@]}"
+exec "${around[@]}" python tools/start_ranks.py "$gpus" "${command[@]}"

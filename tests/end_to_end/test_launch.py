@@ -38,7 +38,7 @@ def corpus(tmp_path: Path) -> str:
     return str(tmp_path / "text")
 
 
-def launch(root: Path, launcher: str, corpus: str, run: Path) -> subprocess.CompletedProcess[str]:
+def launch(root: Path, launcher: str, corpus: str, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """One launcher, with the variables of the guide and two ranks."""
     settings = {
         "MODEL": "7M", "DATA": corpus, "VALID": corpus, "EPOCHS": "2", "OBJECTIVE": "mdm", "ENGINE": "torch",
@@ -46,7 +46,7 @@ def launch(root: Path, launcher: str, corpus: str, run: Path) -> subprocess.Comp
     }  # fmt: skip
     if launcher == "train_mpi":
         settings |= {"CLUSTER": "frontier", "GLOO_SOCKET_IFNAME": "lo", "CACHE_ROOT": str(run.parent)}
-    return start(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL], **settings)
+    return start(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
 
 
 @pytest.mark.ranks
@@ -68,6 +68,16 @@ def test_a_script_trains_for_the_epochs_asked_without_editing(root, tmp_path, co
     assert [line["step"] for line in read_metrics(run) if line["kind"] == "train"] == list(range(1, 17))
     assert done.stderr.count("step: 16  loss:") == 1
     assert not list(tmp_path.glob("cache-*")), "what a rank kept for itself stays behind"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("launcher", ["train", "train_mpi"])
+def test_a_script_answers_75_where_its_ranks_were_asked_to_stop(root, tmp_path, corpus, launcher) -> None:
+    if launcher == "train_mpi" and shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: apt-get install openmpi-bin")
+    stopped = launch(root, launcher, corpus, tmp_path / "run", "misc.max_hours=1e-9")
+    assert stopped.returncode == 75, stopped.stderr
+    assert [found.is_preempt for found in layout.find(tmp_path / "run" / "checkpoints")] == [True]
 
 
 def test_a_script_passes_a_failure_on(root, tmp_path) -> None:

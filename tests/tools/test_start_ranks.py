@@ -1,0 +1,74 @@
+"""Ranks of one machine: who they are, and the status that tells what became of them."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# one write a line: under PYTHONUNBUFFERED print makes several, and those of two ranks get mixed
+WORDS = """import os, signal, sys, time
+rank = int(os.environ["RANK"])
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+def start(root: Path, tmp_path: Path, n_ranks: int, body: str) -> subprocess.Popen:
+    """The tool on a script of the given lines, which know their `rank` and how to `say`."""
+    script = tmp_path / "script.py"
+    script.write_text(WORDS + body)
+    command = [sys.executable, str(root / "tools" / "start_ranks.py"), str(n_ranks), str(script), "--word"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_each_rank_knows_its_number_and_all_one_address(root, tmp_path) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    body = f"say(*(os.environ[name] for name in '{names}'.split()), *sys.argv[1:])"
+    tool = start(root, tmp_path, 3, body)
+    said = sorted(line.split() for line in tool.communicate(timeout=120)[0].splitlines())
+    assert tool.returncode == 0
+    port = said[0][5]
+    assert said == [[str(k), str(k), "3", "3", "127.0.0.1", port, "--word"] for k in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("sys.exit(75)", 75),
+        ("sys.exit(75 if rank == 1 else 0)", 75),
+        ("sys.exit(3 if rank == 1 else 75)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)", 128 + 9),
+        ("sys.exit(1) if rank == 0 else time.sleep(600)", 1),
+    ],
+)
+def test_the_status_is_that_of_the_ranks_and_none_is_left(root, tmp_path, body, status) -> None:
+    tool = start(root, tmp_path, 2, body)
+    # its output ends when the last rank has ended, far before 600 s
+    tool.communicate(timeout=120)
+    assert tool.returncode == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_reaches_every_rank_and_they_have_time_to_save(root, tmp_path, number) -> None:
+    body = (
+        "save = lambda *_: (time.sleep(1), say('saved', rank), os._exit(75))\n"
+        f"signal.signal({int(number)}, save)\n"
+        "say('ready'); time.sleep(600)"
+    )
+    tool = start(root, tmp_path, 2, body)
+    assert tool.stdout is not None
+    assert [tool.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    tool.send_signal(number)
+    began = time.monotonic()
+    said = tool.communicate(timeout=120)[0].split()
+    assert (tool.returncode, sorted(said)) == (75, ["0", "1", "saved", "saved"])
+    assert time.monotonic() - began < 100
+
+
+def test_no_ranks_at_all_is_a_usage_error(root) -> None:
+    command = [sys.executable, str(root / "tools" / "start_ranks.py"), "0", "x.py"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 2
+    assert "n_ranks: 0, wanted 1 or more" in told.stderr
