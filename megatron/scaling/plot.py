@@ -17,6 +17,7 @@ from megatron.scaling.table import Row
 DASH = {AUTOREGRESSIVE: "solid", MASKED_DIFFUSION: "dash"}
 SYMBOL = {AUTOREGRESSIVE: "circle", MASKED_DIFFUSION: "diamond-open"}
 LOSS_UNIT = "nats per token"
+MOST_DECADES = 8  # that an axis names each of
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ def log_axis(
     ends = [math.log10(low) - pad, math.log10(high) + pad]
     decades = ends[1] - ends[0]
     steps = (1, 2, 5) if decades <= 2.2 else (1, 3) if decades <= 3.5 else (1,)
-    ticks = [m * 10.0**p for p in range(math.floor(ends[0]), math.ceil(ends[1]) + 1) for m in steps]
+    each = max(1, math.ceil(decades / MOST_DECADES))
+    powers = [p for p in range(math.floor(ends[0]), math.ceil(ends[1]) + 1) if p % each == 0]
+    ticks = [m * 10.0**p for p in powers for m in steps]
     ticks = [tick for tick in ticks if ends[0] <= math.log10(tick) <= ends[1]]
     return {
         "type": "log",
