@@ -15,8 +15,9 @@ READY := $(VENV)/ready
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
 
+# two files at a time: each file's tests stay together, with what they share
 test: $(READY)
-	python -m pytest -m "not gpu and not slow"
+	python -m pytest -n 2 --dist loadfile -m "not gpu and not slow"
 
 test-all: $(READY)
 	python -m pytest
