@@ -42,6 +42,27 @@ struct HugePages {
     }
 };
 
+// n of T that are zero bytes; what is never touched takes no memory.
+template <typename T>
+class ZeroPages {
+  public:
+    explicit ZeroPages(size_t n) : bytes_(n * sizeof(T)) {
+        made_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (made_ == MAP_FAILED) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        ::madvise(made_, bytes_, MADV_HUGEPAGE);  // as above
+#endif
+    }
+    ~ZeroPages() { ::munmap(made_, bytes_); }
+    ZeroPages(const ZeroPages&) = delete;
+    ZeroPages& operator=(const ZeroPages&) = delete;
+    T* at(size_t i) const { return static_cast<T*>(made_) + i; }
+
+  private:
+    size_t bytes_;
+    void* made_;
+};
+
 enum Class : uint8_t { kOther = 0, kLetter = 1, kNumber = 2, kSpace = 3 };
 
 struct Merge {
@@ -97,7 +118,51 @@ class Pairs {
     uint64_t mask_ = 0;
 };
 
-// Read-only after building, shared by all threads.
+// A short word and its ids: half a cache line.
+struct ShortWord {
+    uint64_t low, high;  // the bytes, and in the last one how many they are: 0 of an empty place
+    uint16_t ids[7];
+    uint16_t n;  // copied with the ids, as an eighth, where those are narrow
+    static constexpr size_t kIds = 7;
+
+    bool holds(uint64_t wanted_low, uint64_t wanted_high) const {
+        return (__atomic_load_n(&high, __ATOMIC_ACQUIRE) == wanted_high) &
+               (__atomic_load_n(&low, __ATOMIC_RELAXED) == wanted_low);
+    }
+};
+
+// Short words that any thread has met, two to a set. The first to come stay as they are: `high`, written last, shows a
+// word that is whole to the others, without locks.
+class SharedWords {
+  public:
+    SharedWords() : words_(size_t{2} << kBits) {}
+    ShortWord* set(uint64_t hash) const { return words_.at(2 * (hash >> (64 - kBits))); }
+
+    // Whether a word of the set may have been kept elsewhere.
+    static bool is_full(const ShortWord* set) { return __atomic_load_n(&set[1].high, __ATOMIC_RELAXED) != 0; }
+
+    // False: both places of the set are taken.
+    static bool keep(ShortWord* set, const ShortWord& word) {
+        for (ShortWord* place = set; place < set + 2; ++place) {
+            uint64_t empty = 0;
+            if (!__atomic_compare_exchange_n(&place->high, &empty, kTaken, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+                continue;
+            __atomic_store_n(&place->low, word.low, __ATOMIC_RELAXED);
+            std::memcpy(place->ids, word.ids, sizeof word.ids);
+            place->n = word.n;
+            __atomic_store_n(&place->high, word.high, __ATOMIC_RELEASE);
+            return true;
+        }
+        return false;
+    }
+
+  private:
+    static constexpr int kBits = 19;                   // log2 of the number of sets
+    static constexpr uint64_t kTaken = ~uint64_t{0};  // `high` of no word: it is still being written
+    ZeroPages<ShortWord> words_;
+};
+
+// Shared by all threads, and read-only after building but for `words`.
 struct Vocabulary {
     uint32_t byte_id[256];
     Pairs pairs;
@@ -106,6 +171,7 @@ struct Vocabulary {
     std::string special;           // the one special token's text, empty: none is looked for
     uint32_t special_id = 0;
     bool is_narrow = true;  // every id is under 65,536
+    SharedWords words;
 };
 
 // Ids of one word by its merges: lowest rank first, the leftmost of equals. A word of n bytes has at most n ids;
@@ -125,23 +191,19 @@ struct FirstBytes {
 };
 inline constexpr FirstBytes kFirstBytes;
 
-// Words seen before, two to a set: most are short and of ids under 65,536, and lie in half a cache line. A word that
-// fits neither kind is merged each time.
+// Words seen before, two to a set: most are short and of ids under 65,536, and shared by all threads while there is
+// room; later ones and long ones are each thread's own, the latest two of a set. A word that fits no kind is merged
+// each time.
 class WordCache {
   public:
-    WordCache();
+    explicit WordCache(const SharedWords& shared);
 
-    struct Short {
-        uint64_t low, high;  // the bytes, and in the last one how many they are
-        uint16_t ids[7];
-        uint16_t n;  // copied with the ids, as an eighth, where those are narrow
-    };
     // A word on its way: its place in the cache is being fetched while other words are cut.
     struct Probe {
         const uint8_t* word;
         size_t n;
         uint64_t low, high;
-        Short* set;  // null: too long for the short kind
+        ShortWord* set;  // of the shared ones; null: too long for the short kind
     };
 
     // Begin to look up word[0, n), n > 0. kPadding bytes behind the word are readable. The probe is written where it
@@ -160,7 +222,7 @@ class WordCache {
         high = (high & kFirstBytes.high[n]) | uint64_t{n} << 56;
         probe.low = low;
         probe.high = high;
-        probe.set = &short_[2 * (mix(low, high) >> (64 - kShortBits))];
+        probe.set = shared_.set(mix(low, high));
         __builtin_prefetch(probe.set);
     }
 
@@ -169,15 +231,14 @@ class WordCache {
     template <typename Id>
     Id* finish(const Vocabulary& vocabulary, const Probe& probe, Id* out) {
         if (probe.set) {
-            const Short *first = probe.set, *second = probe.set + 1;
+            const ShortWord *first = probe.set, *second = probe.set + 1;
             // one branch for both: which of them holds a word cannot be foreseen, that one does can
-            const bool in_first = first->low == probe.low && first->high == probe.high;
-            const Short* held = in_first ? first : second;
-            if (held->low == probe.low && held->high == probe.high) {
+            const ShortWord* held = first->holds(probe.low, probe.high) ? first : second;
+            if (held->holds(probe.low, probe.high)) {
                 if constexpr (sizeof(Id) == 2) {
                     std::memcpy(out, held->ids, 8 * sizeof(Id));
                 } else {
-                    for (size_t i = 0; i < kIds; ++i) out[i] = held->ids[i];
+                    for (size_t i = 0; i < ShortWord::kIds; ++i) out[i] = held->ids[i];
                 }
                 return out + held->n;
             }
@@ -191,8 +252,8 @@ class WordCache {
         h ^= h >> 32;
         return h * 0xD6E8FEB86659FD93ULL;
     }
-    static constexpr size_t kShortBytes = 15, kLongBytes = 63, kIds = 7, kLongIds = 15;
-    static constexpr int kShortBits = 18, kLongBits = 13;  // log2 of the number of sets
+    static constexpr size_t kShortBytes = 15, kLongBytes = 63, kLongIds = 15;
+    static constexpr int kOwnBits = 15, kLongBits = 13;  // log2 of the number of sets
     struct Long {
         uint64_t key[8];  // likewise
         uint32_t ids[kLongIds];
@@ -201,9 +262,11 @@ class WordCache {
     uint16_t* finish_rare(const Vocabulary& vocabulary, const Probe& probe, uint16_t* out);
     uint32_t* finish_rare(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
     uint32_t* finish_long(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
-    static uint32_t* merge_and_keep(const Vocabulary&, const Probe&, Long* set, const uint64_t* key, uint32_t* out);
-    std::vector<Short, HugePages<Short>> short_;
-    std::vector<Long, HugePages<Long>> long_;
+    uint32_t* merge_and_keep(const Vocabulary&, const Probe&, Long* set, const uint64_t* key, uint32_t* out);
+    ShortWord* own_set(const Probe& p) const { return own_.at(2 * (mix(p.low, p.high) >> (64 - kOwnBits))); }
+    const SharedWords& shared_;
+    ZeroPages<ShortWord> own_;
+    ZeroPages<Long> long_;
 };
 
 // Ids that grow without being cleared first.

@@ -158,9 +158,14 @@ uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_
 
 static_assert(std::endian::native == std::endian::little, "words are compared as little-endian integers");
 
-WordCache::WordCache() : short_(size_t{2} << kShortBits), long_(size_t{2} << kLongBits) {}
+WordCache::WordCache(const SharedWords& shared)
+    : shared_(shared), own_(size_t{2} << kOwnBits), long_(size_t{2} << kLongBits) {}
 
 uint32_t* WordCache::finish_rare(const Vocabulary& v, const Probe& probe, uint32_t* out) {
+    if (probe.set && SharedWords::is_full(probe.set)) {
+        for (const ShortWord *own = own_set(probe), *end = own + 2; own < end; ++own)
+            if (own->holds(probe.low, probe.high)) return std::copy(own->ids, own->ids + own->n, out);
+    }
     return probe.n <= kLongBytes ? finish_long(v, probe, out) : merge_word(v, probe.word, probe.n, out);
 }
 
@@ -183,7 +188,7 @@ uint32_t* WordCache::finish_long(const Vocabulary& v, const Probe& probe, uint32
     key[7] |= uint64_t{probe.n} << 56;
     uint64_t hash = key[0];
     for (size_t i = 1; i < 8; ++i) hash = mix(hash, key[i]);
-    Long* set = &long_[2 * (hash >> (64 - kLongBits))];
+    Long* set = long_.at(2 * (hash >> (64 - kLongBits)));
     for (int way = 0; way < 2; ++way) {
         const Long& held = set[way];
         if (std::memcmp(held.key, key, sizeof key) == 0) {
@@ -198,10 +203,14 @@ uint32_t* WordCache::merge_and_keep(const Vocabulary& v, const Probe& probe, Lon
                                     uint32_t* out) {
     uint32_t* end = merge_word(v, probe.word, probe.n, out);
     const size_t n_ids = static_cast<size_t>(end - out);
-    if (probe.set && n_ids <= kIds && *std::max_element(out, end) <= 0xFFFF) {
-        probe.set[1] = probe.set[0];
-        probe.set[0] = Short{probe.low, probe.high, {}, static_cast<uint16_t>(n_ids)};
-        std::copy(out, end, probe.set[0].ids);
+    if (probe.set && n_ids <= ShortWord::kIds && *std::max_element(out, end) <= 0xFFFF) {
+        ShortWord word{probe.low, probe.high, {}, static_cast<uint16_t>(n_ids)};
+        std::copy(out, end, word.ids);
+        if (!SharedWords::keep(probe.set, word)) {
+            ShortWord* own = own_set(probe);
+            own[1] = own[0];
+            own[0] = word;
+        }
     } else if (set && n_ids <= kLongIds) {
         set[1] = set[0];
         std::memcpy(set[0].key, key, sizeof set[0].key);

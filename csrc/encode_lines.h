@@ -11,9 +11,9 @@
 
 namespace bpe {
 
-// Cache and buffers of one thread.
+// Cache and buffers of one thread. The vocabulary, first, outlives the cache that looks into it.
 struct Worker {
-    explicit Worker(std::shared_ptr<Vocabulary> of) : vocabulary(std::move(of)) {}
+    explicit Worker(std::shared_ptr<Vocabulary> of) : vocabulary(std::move(of)), cache(vocabulary->words) {}
     std::shared_ptr<Vocabulary> vocabulary;
     WordCache cache;
     Ids<uint16_t> narrow_ids;
