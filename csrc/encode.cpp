@@ -3,14 +3,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "encode_lines.h"
 
@@ -44,24 +47,54 @@ std::shared_ptr<bpe::Vocabulary> vocabulary_of(const Ints& byte_ids, const Ints&
     return made;
 }
 
+// Piece -> id, open addressing: a program that encodes little spends much of its time on filling this.
+class PieceIds {
+  public:
+    explicit PieceIds(size_t n) : slots_(std::bit_ceil(2 * n + 2)) {}
+    void add(std::string_view piece, int64_t id) { slots_[place_of(piece)] = {piece, id}; }
+    const int64_t* find(std::string_view piece) const {
+        const Slot& slot = slots_[place_of(piece)];
+        return slot.piece.data() ? &slot.id : nullptr;
+    }
+
+  private:
+    struct Slot {
+        std::string_view piece;  // null: empty
+        int64_t id = 0;
+    };
+    size_t place_of(std::string_view piece) const {
+        uint64_t hash = piece.size();
+        for (size_t i = 0; i < piece.size(); i += 8) {
+            uint64_t word = 0;
+            std::memcpy(&word, piece.data() + i, std::min<size_t>(8, piece.size() - i));
+            hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+            hash ^= hash >> 32;
+        }
+        size_t i = hash & (slots_.size() - 1);
+        while (slots_[i].piece.data() && slots_[i].piece != piece) i = (i + 1) & (slots_.size() - 1);
+        return i;
+    }
+    std::vector<Slot> slots_;
+};
+
 // Rows (left, right, merged) of ids of a tokenizer.json's merges: "left right", or [left, right]. KeyError for a piece
 // that is not in the vocabulary, ValueError for a merge of another form.
 Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
     Ints rows({static_cast<py::ssize_t>(merges.size()), static_cast<py::ssize_t>(3)});
     int64_t* row = rows.mutable_data();
-    std::unordered_map<std::string_view, int64_t> ids(2 * vocabulary.size());
+    PieceIds ids(vocabulary.size());
     auto text_of = [](const py::handle& word) {  // lives as long as the word
         Py_ssize_t n = 0;
         const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), &n);
         if (!text) throw py::error_already_set();
         return std::string_view(text, static_cast<size_t>(n));
     };
-    for (const auto& [piece, id] : vocabulary) ids.emplace(text_of(piece), PyLong_AsLongLong(id.ptr()));
+    for (const auto& [piece, id] : vocabulary) ids.add(text_of(piece), PyLong_AsLongLong(id.ptr()));
     if (PyErr_Occurred()) throw py::error_already_set();
     auto id_of = [&](std::string_view piece) {
-        const auto found = ids.find(piece);
-        if (found == ids.end()) throw py::key_error(std::string(piece));
-        return found->second;
+        const int64_t* found = ids.find(piece);
+        if (!found) throw py::key_error(std::string(piece));
+        return *found;
     };
     std::string joined;
     for (const py::handle merge : merges) {
@@ -81,6 +114,43 @@ Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
         *row++ = id_of(left), *row++ = id_of(right), *row++ = id_of(joined);
     }
     return rows;
+}
+
+// The same for a vocabulary that is nothing but its merges, as GPT-2's: `pieces` a line have the first ids, and each
+// line of `merges`, "left right", makes the next one. KeyError for a piece that no line before has made, ValueError.
+Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
+    auto for_lines = [](std::string_view text, auto take) {
+        while (!text.empty()) {
+            const size_t end = std::min(text.find('\n'), text.size());
+            take(text.substr(0, end));
+            text.remove_prefix(std::min(text.size(), end + 1));
+        }
+    };
+    const auto n_lines = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n') + 1; };
+    PieceIds ids(static_cast<size_t>(n_lines(pieces) + n_lines(merges)));
+    int64_t next = 0;
+    for_lines(pieces, [&](std::string_view piece) { ids.add(piece, next++); });
+    std::string joined;  // all that are made, end to end; it must not move
+    joined.reserve(merges.size());
+    std::vector<int64_t> rows;
+    auto id_of = [&](std::string_view piece) {
+        const int64_t* found = ids.find(piece);
+        if (!found) throw py::key_error(std::string(piece));
+        return *found;
+    };
+    for_lines(merges, [&](std::string_view line) {
+        const size_t blank = line.find(' ');
+        if (blank == std::string_view::npos)
+            throw std::invalid_argument("merges: wanted two pieces, found " + std::string(line));
+        const std::string_view left = line.substr(0, blank), right = line.substr(blank + 1);
+        const size_t begin = joined.size();
+        joined.append(left).append(right);
+        rows.insert(rows.end(), {id_of(left), id_of(right), next});
+        ids.add(std::string_view(joined).substr(begin), next++);
+    });
+    Ints made({static_cast<py::ssize_t>(rows.size() / 3), static_cast<py::ssize_t>(3)});
+    std::copy(rows.begin(), rows.end(), made.mutable_data());
+    return made;
 }
 
 // Runs `work` without the GIL; what the system refused becomes an OSError.
@@ -178,7 +248,13 @@ void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
     bool within = true;
     {
         py::gil_scoped_release release;
-        for (int64_t i = 0; i < n && within; ++i) {
+        int64_t i = 0;
+        // two bytes cannot be past so many counts: no question, and four with one reading
+        for (uint64_t four; sizeof(T) == 2 && n_counts > 0xFFFF && i + 4 <= n; i += 4) {
+            std::memcpy(&four, id + i, 8);
+            ++count[four & 0xFFFF], ++count[four >> 16 & 0xFFFF], ++count[four >> 32 & 0xFFFF], ++count[four >> 48];
+        }
+        for (; i < n && within; ++i) {
             within = id[i] >= 0 && static_cast<int64_t>(id[i]) < n_counts;
             if (within) ++count[id[i]];
         }
@@ -197,6 +273,9 @@ void bind_encode(py::module_& m) {
           "code point; text and id of the special token.");
     m.def("merge_ids", &merge_ids, py::arg("vocabulary"), py::arg("merges"),
           "Ids (left, right, merged) of each of a tokenizer.json's merges, [n, 3].");
+    m.def("ranked_merge_ids", &ranked_merge_ids, py::arg("pieces"), py::arg("merges"),
+          "As merge_ids, for a vocabulary whose first ids are the lines of `pieces` and the next ones what each line of "
+          "`merges` makes.");
     m.def("encode_lines", &encode_lines, py::arg("worker"), py::arg("input"), py::arg("begin"), py::arg("end"),
           py::arg("key"), py::arg("special"), py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
           "Encode the JSON lines in bytes [begin, end) of a file descriptor; ids (uint16, or int32 where wide) and int32 "

@@ -86,10 +86,14 @@ class Gpt2Tokenizer(BpeTokenizer):
         """The library's."""
         return gpt2_tokenizer(self.vocab, self.merges)
 
+    def merge_lines(self) -> str:
+        """Its merges in the order of rank, "left right" a line."""
+        return self.merges.read_text(encoding="utf-8").partition("\n")[2]  # the first line is a version
+
     @cached_property
     def told(self) -> dict[str, Any]:
         """What its JSON says that the ids depend on."""
-        merges = self.merges.read_text(encoding="utf-8").splitlines()[1:]  # the first line is a version
+        merges = self.merge_lines().splitlines()
         eod = {"id": self.eod_id, "content": EOD_NAMES[0]}
         return {
             "model": {"type": "BPE", "vocab": json.loads(self.vocab.read_bytes()), "merges": merges},

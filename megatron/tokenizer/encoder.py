@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from megatron import _csrc
-from megatron.tokenizer.bpe import BpeTokenizer
-from megatron.tokenizer.fast_bpe import FastBpe, compile_fast
+from megatron.tokenizer.bpe import EOD_NAMES, BpeTokenizer, Gpt2Tokenizer
+from megatron.tokenizer.fast_bpe import FastBpe, compile_fast, compile_gpt2
 from megatron.tokenizer.kinds import Tokenizer
 
 NO_EOD = -1
@@ -76,4 +76,6 @@ def fast_of(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     """The C++ encoder of a tokenizer, or None and the reason why there is none."""
     if not isinstance(tokenizer, BpeTokenizer):
         return None, f"it is a {type(tokenizer).__name__} tokenizer"
+    if isinstance(tokenizer, Gpt2Tokenizer):
+        return compile_gpt2(tokenizer.merge_lines(), EOD_NAMES[0], tokenizer.eod_id), ""
     return compile_fast(tokenizer.told)
