@@ -202,7 +202,7 @@ class WordCache {
     struct Probe {
         const uint8_t* word;
         size_t n;
-        uint64_t low, high;
+        uint64_t low, high;  // of a long word `low` is its hash
         ShortWord* set;  // of the shared ones; null: too long for the short kind
     };
 
@@ -213,6 +213,10 @@ class WordCache {
         probe.n = n;
         if (n > kShortBytes) {
             probe.set = nullptr;
+            if (n > kLongBytes) return;
+            probe.low = hash_of_long(word, n);
+            const Long* set = long_set(probe.low);
+            for (int way = 0; way < 2; ++way) __builtin_prefetch(set + way);
             return;
         }
         uint64_t low, high;
@@ -259,6 +263,15 @@ class WordCache {
         uint32_t ids[kLongIds];
         uint32_t n;
     };
+    Long* long_set(uint64_t hash) const { return long_.at(2 * (hash >> (64 - kLongBits))); }
+    // Its ends tell a long word from most others; which it is the whole of it says.
+    static uint64_t hash_of_long(const uint8_t* word, size_t n) {
+        uint64_t first, second, last;
+        std::memcpy(&first, word, 8);
+        std::memcpy(&second, word + 8, 8);
+        std::memcpy(&last, word + n - 8, 8);
+        return mix(mix(first, second), last + n);
+    }
     uint16_t* finish_rare(const Vocabulary& vocabulary, const Probe& probe, uint16_t* out);
     uint32_t* finish_rare(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
     uint32_t* finish_long(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);

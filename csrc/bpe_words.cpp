@@ -186,9 +186,7 @@ uint32_t* WordCache::finish_long(const Vocabulary& v, const Probe& probe, uint32
     uint64_t key[8] = {};
     std::memcpy(key, probe.word, probe.n);
     key[7] |= uint64_t{probe.n} << 56;
-    uint64_t hash = key[0];
-    for (size_t i = 1; i < 8; ++i) hash = mix(hash, key[i]);
-    Long* set = long_.at(2 * (hash >> (64 - kLongBits)));
+    Long* set = long_set(probe.set ? mix(probe.low, probe.high) : probe.low);
     for (int way = 0; way < 2; ++way) {
         const Long& held = set[way];
         if (std::memcmp(held.key, key, sizeof key) == 0) {
