@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,7 +141,10 @@ def _simple(words: list[str], where: str, text: str, output: str | None) -> Comm
 
 
 def commands_of(guide: Path) -> list[Command]:
-    """Every command of a guide's shell blocks. In a block with `$ ` lines, the others are output."""
+    """Every command of a guide's shell blocks. In a block with `$ ` lines, the others are output.
+
+    What a ```text block shows was captured: it holds losses and times, and is not compared.
+    """
     found: list[Command] = []
     lines = guide.read_text().splitlines()
     kind, start = None, 0
@@ -151,6 +154,10 @@ def commands_of(guide: Path) -> list[Command]:
         elif line.startswith("```"):
             if kind in SHELL:
                 found += _block(lines[start:i], str(guide.relative_to(ROOT)), start + 1)
+            elif kind == "text" and any(shown.startswith("$ ") for shown in lines[start:i]):
+                begin = next(j for j in range(start, i) if lines[j].startswith("$ "))
+                captured = _block(lines[begin:i], str(guide.relative_to(ROOT)), begin + 1)
+                found += [replace(command, output=None) for command in captured]
             kind = None
         elif kind is None and re.match(r"    (python|torchrun|bash|make) ", line):
             found += split_commands([line.strip()], str(guide.relative_to(ROOT)), i + 1)

@@ -100,7 +100,7 @@ SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("MODELS.md", "python tools/bench/coordinate_check.py",
      ["--widths", "64", "128", "--depths", "2", "4", "--steps", "2", "--seeds", "1", "--threads", "1"], {}),
     ("DOWNSTREAM.md", "python tools/evaluate_downstream.py experiments/run",
-     [*CPU, "--limit", "2", "--data-dir", "{data}/downstream"], {}),
+     [*CPU, "--limit", "2", "--data-dir", "{data}/downstream"], {"arc_easy,copa,lambada_openai": "copa"}),
     ("EVAL.md", "examples_scaling/evaluation/validate.sh experiments/study data/held",
      [*CPU, "--max-samples", "2"], {"experiments/study": "experiments/run"}),
 ]  # fmt: skip
@@ -163,12 +163,12 @@ def outputs_of(command: Command) -> list[str]:
     return found + [command.environment[name] for name in ("RUN", "OUT") if name in command.environment]
 
 
-@pytest.mark.parametrize(
-    "guide", [path for path in GUIDES if "\n$ " in path.read_text()], ids=lambda path: path.name
-)
+SESSIONS = [path for path in GUIDES if any(command.output is not None for command in commands_of(path))]
+
+
+@pytest.mark.parametrize("guide", SESSIONS, ids=lambda path: path.name)
 def test_sessions_of_a_guide_print_what_it_shows(guide: Path, tmp_path: Path, scaling_data: Path) -> None:
     shown = [command for command in commands_of(guide) if command.output is not None]
-    assert shown
     for name, source in (("c4", "c4"), ("gpt2", "gpt2_tokenizer")):  # so that no network is asked for gpt2
         (tmp_path / name).symlink_to(scaling_data / source)
     (tmp_path / "slimpajama").mkdir()
@@ -231,10 +231,10 @@ def write_tables(folder: Path) -> None:
             for unique in (d, d / 8):
                 worth = unique * (1 + 15 * (1 - np.exp(-(d / unique - 1) / 15)))
                 loss = 1.8 + 480 / n**0.35 + 2000 / worth**0.36
-                error = 1 / (1 + np.exp(4 - 1.2 * loss))
-                rows.append(f"autoregressive,done,{n:.0f},{d:.0f},{unique:.0f},{loss:.6f},{error:.6f}")
+                score = 1 - 0.75 / (1 + np.exp(4 - 1.2 * loss))
+                rows.append(f"autoregressive,done,{n:.0f},{d:.0f},{unique:.0f},{loss:.6f},{score:.6f}")
                 theirs.append(f"{n:.0f},{d:.0f},{loss:.6f}")
-    head = "objective,status,n_params,train_tokens,unique_tokens,loss,error\n"
+    head = "objective,status,n_params,train_tokens,unique_tokens,loss,score_hellaswag\n"
     (folder / "table.csv").write_text(head + "\n".join(rows) + "\n")
     (folder / "published.csv").write_text("params,train_tokens,val_loss\n" + "\n".join(theirs) + "\n")
     from megatron.scaling.law import Law

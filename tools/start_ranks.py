@@ -1,34 +1,39 @@
 """Start a command once for each rank on this machine, and answer with the ranks' own exit status.
 
-    python tools/start_ranks.py 2 tools/pretrain.py CONFIG.yaml [section.key=value ...]
+    python tools/start_ranks.py 2 tools/pretrain.py examples_scaling/training/small.yaml \\
+        dataset.path_train=synthetic model.n_tokens=1000
 
-0: all ended well; 75: they were stopped when asked, and the same command goes on; else that of a rank that
-failed, after which the others are ended too. torchrun --standalone sets the same variables, and answers 1
-where this answers 75.
+When one rank fails, the others are ended and its status is the answer. torchrun --standalone sets the same
+variables, and answers 1 where this answers 75.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.train.local_ranks import run_ranks
+from megatron.command import command, run
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Command-line words."""
+    parser = command(__doc__, may_stop=True)
+    parser.add_argument("n_ranks", type=int, metavar="N", help="processes to start, 1 or more")
+    parser.add_argument("script", metavar="SCRIPT", help="Python file that each of them runs")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own words")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and pass the status on."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="example: python tools/start_ranks.py 2 tools/pretrain.py "
-        "examples_scaling/training/small.yaml dataset.path_train=synthetic model.n_tokens=1000",
-    )
-    parser.add_argument("n_ranks", type=int, help="processes to start")
-    parser.add_argument("script", help="Python file that each of them runs")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="its own words")
+    parser = build_parser()
     args = parser.parse_args(argv)
     if args.n_ranks < 1:
-        parser.error(f"n_ranks: {args.n_ranks}, wanted 1 or more")
+        parser.error(f"N: {args.n_ranks}, wanted 1 or more")
+    # after the words: --help should not wait for torch
+    from megatron.train.local_ranks import run_ranks
+
     return run_ranks([sys.executable, args.script, *args.words], args.n_ranks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
