@@ -74,7 +74,7 @@ def evaluate_downstream(
                     num_fewshot=asked.num_fewshot,
                     samples=asked.samples,
                 )
-                if reader.n_cut:
+                if reader.n_cut and world.is_first:
                     log.warning(
                         "%s: %d requests are longer than the model's %d positions and lost their beginning",
                         name,
