@@ -94,6 +94,9 @@ def score_held_out(
 ) -> tuple[dict[str, Any], Path, bool]:
     """(what was found, the file it is in, whether it had been found before).
 
+    tokenizer   for bytes of text, instead of what corpus and model say; where none was to be had before
+                and one is now, the model is scored again
+
     Raises ValueError or FileNotFoundError; then nothing is written.
     """
     weights = read_any(model.path, tokenizer=tokenizer)
@@ -106,14 +109,20 @@ def score_held_out(
     settings = identity([told, fingerprint(model.path), pairs])
     before = read_json(path)
     documents = path.with_suffix(".documents.parquet")
-    known = before is not None and before.get("settings") == settings
+    opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
+    same = before is not None and before.get("settings") == settings
+    known = same and (documents.is_file() or not held.per_document)
+    tokenizers: dict[Corpus, Tokenizer | None] = {}
+    if not known or before is None or before.get("bits_per_byte") is None:
+        tokenizers = {one: _tokenizer(tokens, weights, tokenizer, world) for one, tokens in opened.items()}
+        known = known and None in tokenizers.values()  # else there is more to tell than then
     wait_for_all(world)  # all ranks have seen the same files before one writes another
-    if known and before is not None and (documents.is_file() or not held.per_document):
+    if known and before is not None:
         return before, path, True
     losses = {}
     net = weights.model().to(world.device)
-    for corpus in corpora:
-        losses[corpus] = _score(net, weights, held, IndexedTokens(corpus.prefix), world)
+    for corpus, tokens in opened.items():
+        losses[corpus] = _score(net, weights, held, tokens, tokenizers[corpus], world)
     found = {
         "checkpoint": str(model.path),
         "step": model.step,
@@ -126,12 +135,16 @@ def score_held_out(
         folder.mkdir(parents=True, exist_ok=True)
         if held.per_document:
             write_parquet(documents, _documents(losses))
+        elif not same:
+            documents.unlink(missing_ok=True)  # they belong to the figures that are replaced now
         write_json(path, found)
         _to_tensorboard(model, held, found)
     return found, path, False
 
 
-def _score(net: Any, weights: Weights, held: Held, corpus: IndexedTokens, world: World) -> CorpusLoss:
+def _score(
+    net: Any, weights: Weights, held: Held, corpus: IndexedTokens, tokenizer: Tokenizer | None, world: World
+) -> CorpusLoss:
     told = (corpus.sidecar or {}).get("tokenizer") or {}
     if told.get("n_tokens", 0) > weights.config.n_tokens:
         raise ValueError(
@@ -155,7 +168,6 @@ def _score(net: Any, weights: Weights, held: Held, corpus: IndexedTokens, world:
             mask_id = VocabularyRows(weights.config.n_tokens).mask_id
             objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, held.seed)
             loss = bound_loss(net, objective, corpus, num_mc=held.num_mc, **asked)
-    tokenizer = _tokenizer(told.get("name") or weights.tokenizer)
     if tokenizer is None:
         return loss
     begin = 1 if weights.objective == "autoregressive" else 0  # the first token is not predicted
@@ -173,15 +185,22 @@ def _bar(corpus: IndexedTokens, held: Held, world: World) -> Iterator[tqdm]:
         yield bar
 
 
-def _tokenizer(name: str | None) -> Tokenizer | None:
-    """To count bytes with; None, said once, where it is not to be had."""
-    if name is not None:
+def _tokenizer(corpus: IndexedTokens, weights: Weights, asked: str | None, world: World) -> Tokenizer | None:
+    """To count bytes with: as asked, or what corpus or model say; None, told, where there is none.
+
+    Raises ValueError or FileNotFoundError where the one asked for is not to be had.
+    """
+    if asked is not None:
+        return load_by_name(asked)
+    named = [((corpus.sidecar or {}).get("tokenizer") or {}).get("name"), weights.tokenizer]
+    why = "neither corpus nor model names a tokenizer"
+    for name in (name for name in named if name):
         try:
             return load_by_name(name)
         except (OSError, ValueError) as error:
-            log.warning("no bits per byte: %s", error)
-            return None
-    log.warning("no bits per byte: neither corpus nor model names a tokenizer; --tokenizer does")
+            why = str(error)
+    if world.is_first:
+        log.warning("no bits per byte: %s; --tokenizer names one", why)
     return None
 
 

@@ -126,6 +126,45 @@ def test_a_blend_is_told_domain_by_domain(
     assert found["n_documents"] == each.sum()
 
 
+def test_a_tokenizer_found_later_adds_bits_per_byte_to_what_was_scored_before(
+    pretrain: Callable[..., subprocess.CompletedProcess[str]],
+    words: list[str],
+    corpus: Path,
+    tmp_path: Path,
+    typed: Typed,
+    scaling_data: Path,
+) -> None:
+    """Also where the one that the corpus names has moved; documents go with the figures they belong to."""
+    run = tmp_path / "run"
+    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+    for end in ("bin", "idx", "json"):
+        source = corpus / f"held_out.{end}"
+        if source.exists():
+            (tmp_path / f"moved.{end}").write_bytes(source.read_bytes())
+    sidecar = tmp_path / "moved.json"
+    about = json.loads(sidecar.read_text()) if sidecar.exists() else {}
+    sidecar.write_text(json.dumps({**about, "tokenizer": {"name": str(tmp_path / "gone"), "n_tokens": 64}}))
+    tokenizer = scaling_data / "stories260K" / "tok512.bin"
+    options = (run, "--data", tmp_path / "moved", "--device", "cpu")
+    first = typed("validate.py", *options, "--save-per-document")
+    assert first.returncode == 0, first.stderr
+    assert f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; --tokenizer" in first.stderr
+    path = next(run.glob("validation/*/moved-ar.json"))
+    documents = path.with_suffix(".documents.parquet")
+    before = json.loads(path.read_text())
+    assert before["bits_per_byte"] is None and documents.exists()
+    failed = typed("validate.py", *options, "--tokenizer", tmp_path / "none")
+    assert failed.returncode == 1 and "none: no such tokenizer folder" in failed.stderr
+    again = typed("validate.py", *options, "--tokenizer", tokenizer)
+    found = json.loads(path.read_text())
+    assert again.returncode == 0 and "scored before" not in again.stdout, again.stderr
+    assert found["bits_per_byte"] > 0 and found["loss"] == before["loss"] and documents.exists()
+    third = typed("validate.py", *options)
+    assert "scored before" in third.stdout and "no bits per byte" not in third.stderr
+    typed("validate.py", *options, "--seed", 1)
+    assert not documents.exists()
+
+
 def test_bad_input_is_one_sentence(
     pretrain: Callable[..., subprocess.CompletedProcess[str]],
     words: list[str],
