@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from megatron.config.parametrization import attention_multiplier
 from megatron.config.schema import ModelConfig
 from megatron.model.cache import LayerCache
+from megatron.model.cpu_attention import cpu_attention, is_worth_it
 from megatron.model.dropout import attend_with_dropout
 from megatron.model.norm import RmsNorm
 from megatron.model.rotary import rotate
@@ -26,6 +27,8 @@ class Mixing(nn.Module):
         """mask [B, 1, S, S] bool: what each position sees, causality in it already; None: `causal` says."""
         if causal and _worth_blocks(q, k):
             return self._in_blocks(q, k, v, mask)
+        if mask is None and is_worth_it(q, k):
+            return cpu_attention(q, k, v, causal, self.scale)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=self.scale
         )

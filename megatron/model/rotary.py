@@ -1,5 +1,7 @@
 """Rotary positions (Su et al., arXiv 2104.09864), halves laid out as in Llama checkpoints of Hugging Face."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,12 +24,29 @@ def rotary_at(positions: Tensor, d_head: int, theta: float) -> tuple[Tensor, Ten
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn queries or keys [B, H, S, K] by their positions; cos and sin [S, K] or [B, 1, S, K]."""
-    first, second = x.chunk(2, dim=-1)
-    if not torch.is_grad_enabled() and x.dtype == cos.dtype:  # the same with half the passes over memory
-        n = first.shape[-1]
-        turned = x * cos
-        turned[..., :n].addcmul_(second, sin[..., :n], value=-1)
-        turned[..., n:].addcmul_(first, sin[..., n:])
-        return turned
-    turned = torch.cat([-second, first], dim=-1)
-    return (x * cos + turned * sin).to(x.dtype)
+    if torch.compiler.is_compiling():  # which makes one pass of it by itself
+        first, second = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    return _Turn.apply(x, cos, sin)
+
+
+class _Turn(torch.autograd.Function):
+    """`rotate` with a third of the passes over memory; the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _turned(grads[0], *ctx.saved_tensors, -1), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: int) -> Tensor:
+    """By the angle, or with -1 for `way` back."""
+    wide, n = x.to(cos.dtype), x.shape[-1] // 2
+    turned = wide * cos
+    turned[..., :n].addcmul_(wide[..., n:], sin[..., :n], value=-way)
+    turned[..., n:].addcmul_(wide[..., :n], sin[..., n:], value=way)
+    return turned.to(x.dtype)

@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-# Logits held at a time. On a CPU 1 MiB of float32, which stays in a core's second cache: measured twice as
-# fast as whole logits for small models; but not under 128 rows, where the products starve: with a vocabulary
-# of 16,384 they are 1.6 times (float32) and 2.8 times (bfloat16) as fast as 16. On a GPU 256 MiB, enough for
-# full products.
+# Logits between softmax and its gradient at a time, on a CPU: 1 MiB of float32, which stays in a core's
+# second cache. On a GPU 256 MiB, and products of as many rows.
 CHUNK_ELEMENTS_CPU = 1 << 18
-MIN_ROWS = 128
 CHUNK_ELEMENTS_GPU = 1 << 26
+# Rows of a product on a CPU; with fewer it starves. In half precision the head's gradient is added up in
+# float32 beside the product, a pass over [V, D] for every chunk: 512 rows took 0.5 to 0.8 of the time of 128.
+MIN_ROWS = 128
+MIN_ROWS_HALF = 512
 
 
 class VocabularyShard(Protocol):
@@ -55,9 +56,46 @@ def _of_target(
     return shard.total((log_p.gather(1, column) * held_here)[:, 0]), column, held_here
 
 
-def _rows_of_chunk(hidden: Tensor, weight: Tensor) -> int:
+def _rows_of_softmax(hidden: Tensor, n_rows: int) -> int:
+    """Rows of logits that are worked on at a time, the head having `n_rows`."""
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_GPU
-    return max(MIN_ROWS, elements // weight.shape[0])
+    return max(1, elements // n_rows)
+
+
+def _rows_of_product(hidden: Tensor, n_rows: int) -> int:
+    """Rows of hidden that are multiplied at a time."""
+    return max(MIN_ROWS, _rows_of_softmax(hidden, n_rows))
+
+
+def _rows_of_gradient(hidden: Tensor, n_rows: int) -> int:
+    """The same where gradients are made."""
+    least = MIN_ROWS if hidden.dtype == torch.float32 or hidden.device.type != "cpu" else MIN_ROWS_HALF
+    return max(least, _rows_of_softmax(hidden, n_rows))
+
+
+def _to_gradient(
+    logits: Tensor, targets: Tensor, scale: Tensor | None, shard: VocabularyShard | None, rows: int
+) -> Tensor:
+    """Put scale * (softmax - onehot) in the place of logits [N, V], `rows` at a time; the sum of nats."""
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    for begin in range(0, len(logits), rows):
+        part = slice(begin, begin + rows)
+        log_p = _log_softmax(logits[part], shard)
+        of_target, column, held = _of_target(log_p, targets[part], shard)
+        weights = None if scale is None else scale[part]
+        total -= (of_target if weights is None else of_target * weights).sum(dtype=torch.float64)
+        grad = log_p.exp_().scatter_add_(1, column, -held)
+        logits[part] = grad if weights is None else grad.mul_(weights[:, None])
+    return total
+
+
+def _nll(hidden: Tensor, weight: Tensor, targets: Tensor, shard: VocabularyShard | None) -> Tensor:
+    chunk = _rows_of_product(hidden, weight.shape[0])
+    parts = [
+        _of_target(_log_softmax(F.linear(rows, weight), shard), target, shard)[0]
+        for rows, target in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    ]
+    return -torch.cat(parts)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -77,30 +115,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: Tensor | None,
         shard: VocabularyShard | None,
     ) -> Tensor:
-        n, chunk = hidden.shape[0], _rows_of_chunk(hidden, weight)
-        with_grad = any(ctx.needs_input_grad[:2])
-        grad_hidden = torch.empty_like(hidden) if with_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad else None
+        n, n_rows = hidden.shape[0], weight.shape[0]
+        if not any(ctx.needs_input_grad[:2]):
+            nll = _nll(hidden, weight, targets, shard)
+            return (nll if scale is None else nll * scale).sum(dtype=torch.float64)
+        chunk = _rows_of_gradient(hidden, n_rows)
+        # fellows talk about each part: as few as can be
+        rows = _rows_of_softmax(hidden, n_rows) if shard is None else chunk
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        held = hidden.new_empty(min(n, chunk), n_rows)
         for begin in range(0, n, chunk):
             part = slice(begin, min(begin + chunk, n))
-            log_p = _log_softmax(torch.mm(hidden[part], weight.t()), shard)
-            of_target, column, held = _of_target(log_p, targets[part], shard)
-            nll = -of_target
-            weights = None if scale is None else scale[part]
-            total += (nll if weights is None else nll * weights).sum(dtype=torch.float64)
-            if grad_hidden is None or grad_weight is None:
-                continue
-            grad = log_p.exp_()
-            grad.scatter_add_(1, column, -held)
-            if weights is not None:
-                grad *= weights[:, None]
-            grad = grad.to(hidden.dtype)
-            torch.mm(grad, weight, out=grad_hidden[part])
-            if grad.dtype == torch.float32:
-                grad_weight.addmm_(grad.t(), hidden[part])
+            logits = torch.mm(hidden[part], weight.t(), out=held[: part.stop - begin])
+            total += _to_gradient(logits, targets[part], None if scale is None else scale[part], shard, rows)
+            torch.mm(logits, weight, out=grad_hidden[part])
+            if logits.dtype == torch.float32:
+                grad_weight.addmm_(logits.t(), hidden[part])
             else:
-                grad_weight += grad.t() @ hidden[part]
+                grad_weight += logits.t() @ hidden[part]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         return total
@@ -149,12 +182,7 @@ def linear_nll(
     hidden: Tensor, weight: Tensor, targets: Tensor, shard: VocabularyShard | None = None
 ) -> Tensor:
     """-log softmax(hidden weight^T)[target] of each row, float32 [N], in nats, chunk by chunk as above."""
-    chunk = _rows_of_chunk(hidden, weight)
-    parts = [
-        _of_target(_log_softmax(F.linear(rows, weight), shard), target, shard)[0]
-        for rows, target in zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    ]
-    return -torch.cat(parts)
+    return _nll(hidden, weight, targets, shard)
 
 
 @torch.no_grad()
@@ -168,7 +196,7 @@ def linear_log_p(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) 
     """
     order = rows.argsort(stable=True)
     rows, targets = rows[order], targets[order]
-    chunk = _rows_of_chunk(hidden, weight)
+    chunk = _rows_of_product(hidden, weight.shape[0])
     parts = hidden.split(chunk)
     edges = torch.arange(len(parts) + 1, device=rows.device) * chunk
     bounds = torch.searchsorted(rows, edges).tolist()

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+import megatron.model.cpu_attention  # noqa: F401  it makes an operator that is named here
+
 # what `selective` keeps: matrix products and attention, nearly all of the forward's time
 KEPT = [
     torch.ops.aten.mm.default,
@@ -15,6 +17,7 @@ KEPT = [
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.megatron.cpu_attention.default,
 ]
 
 
