@@ -10,7 +10,15 @@
 namespace py = pybind11;
 using Order = py::array_t<int32_t, py::array::c_style>;
 
-constexpr int64_t AHEAD = 32;  // lengths fetched before they are wanted: the order jumps about in them
+constexpr int64_t BLOCK = 16;  // places whose lengths are added up before a row is looked for
+constexpr int64_t AHEAD = 64;  // lengths fetched before they are wanted: the order jumps about in them
+
+// Whether places begin..end-1 of the order name sequences.
+static bool are_sequences(const int32_t* at, int64_t begin, int64_t end, uint32_t n_sequences) {
+    uint32_t largest = 0;
+    for (int64_t place = begin; place < end; ++place) largest = std::max(largest, static_cast<uint32_t>(at[place]));
+    return begin >= end || largest < n_sequences;
+}
 
 // Writes n_rows rows; false where order or lengths make no sense, or the tokens do not reach.
 template <typename T, typename L>
@@ -19,17 +27,32 @@ static bool write_rows(const L* length, int64_t n_lengths, const Order& order, i
     const int32_t* at = order.data();
     const int64_t n_places = order.size();
     const uint32_t n_sequences = static_cast<uint32_t>(std::min<int64_t>(n_lengths, INT32_MAX));
+    if (!are_sequences(at, 0, std::min(AHEAD, n_places), n_sequences)) return false;
     int64_t begin = 0, wanted = 0, n_written = 0;  // tokens before this place; the next row's token
-    for (int64_t place = 0; place < n_places && n_written < n_rows; ++place) {
-        if (place + AHEAD < n_places && static_cast<uint32_t>(at[place + AHEAD]) < n_sequences)
-            __builtin_prefetch(length + at[place + AHEAD]);
-        if (static_cast<uint32_t>(at[place]) >= n_sequences || length[at[place]] < 0) return false;
-        const int64_t end = begin + length[at[place]];
-        for (; wanted < end && n_written < n_rows; wanted += stride, ++n_written) {
-            row[2 * n_written] = static_cast<T>(place);
-            row[2 * n_written + 1] = static_cast<T>(wanted - begin);
+    for (int64_t block = 0; block < n_places && n_written < n_rows; block += BLOCK) {
+        const int64_t end_block = std::min(block + BLOCK, n_places);
+        const int64_t near = std::min(block + AHEAD, n_places), far = std::min(near + BLOCK, n_places);
+        if (!are_sequences(at, near, far, n_sequences)) return false;
+        for (int64_t place = near; place < far; ++place) __builtin_prefetch(length + at[place]);
+        int64_t n_tokens = 0, least = 0;
+        for (int64_t place = block; place < end_block; ++place) {
+            const int64_t one = length[at[place]];
+            n_tokens += one;
+            least = std::min(least, one);
         }
-        begin = end;
+        if (least < 0) return false;
+        if (begin + n_tokens <= wanted) {
+            begin += n_tokens;
+            continue;
+        }
+        for (int64_t place = block; place < end_block; ++place) {
+            const int64_t end = begin + length[at[place]];
+            for (; wanted < end && n_written < n_rows; wanted += stride, ++n_written) {
+                row[2 * n_written] = static_cast<T>(place);
+                row[2 * n_written + 1] = static_cast<T>(wanted - begin);
+            }
+            begin = end;
+        }
     }
     return n_written == n_rows;
 }

@@ -13,53 +13,74 @@ namespace py = pybind11;
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Words = py::array_t<uint32_t, py::array::c_style>;
 
+// Compiled for AVX2 too, and chosen when the library is loaded, where that can be.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE_TOO __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE_TOO
+#endif
+
 namespace {
 
 constexpr int N_WORDS = 624;        // state of MT19937: Matsumoto and Nishimura, ACM TOMACS 8 (1998)
 constexpr int N_TARGETS = 256;      // drawn and prefetched before they are swapped
 constexpr int64_t LARGEST = int64_t{1} << 32;  // past this numpy draws 64 bits a number
 
+void temper(const uint32_t* key, uint32_t* word) {
+    for (int i = 0; i < N_WORDS; ++i) {
+        uint32_t y = key[i];
+        y ^= y >> 11;
+        y ^= y << 7 & 0x9d2c5680u;
+        y ^= y << 15 & 0xefc60000u;
+        word[i] = y ^ y >> 18;
+    }
+}
+
+// The next 624 words of the generator, and those tempered, as it gives them out.
+WIDE_TOO void next_words(uint32_t* key, uint32_t* word) {
+    const auto mix = [](uint32_t upper, uint32_t lower) {
+        const uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
+        return y >> 1 ^ (-(y & 1u) & 0x9908b0dfu);
+    };
+    for (int i = 0; i < 227; ++i) key[i] = key[i + 397] ^ mix(key[i], key[i + 1]);
+    for (int i = 227; i < 623; ++i) key[i] = key[i - 227] ^ mix(key[i], key[i + 1]);
+    key[623] = key[396] ^ mix(key[623], key[0]);
+    temper(key, word);
+}
+
 struct Mt19937 {
     uint32_t key[N_WORDS];
     uint32_t word[N_WORDS];  // the key, tempered
     int pos;
-
-    void temper() {
-        for (int i = 0; i < N_WORDS; ++i) {
-            uint32_t y = key[i];
-            y ^= y >> 11;
-            y ^= y << 7 & 0x9d2c5680u;
-            y ^= y << 15 & 0xefc60000u;
-            word[i] = y ^ y >> 18;
-        }
-    }
-
-    void next_words() {
-        const auto mix = [](uint32_t upper, uint32_t lower) {
-            const uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
-            return y >> 1 ^ (-(y & 1u) & 0x9908b0dfu);
-        };
-        for (int i = 0; i < 227; ++i) key[i] = key[i + 397] ^ mix(key[i], key[i + 1]);
-        for (int i = 227; i < 623; ++i) key[i] = key[i - 227] ^ mix(key[i], key[i + 1]);
-        key[623] = key[396] ^ mix(key[623], key[0]);
-        temper();
-        pos = 0;
-    }
 };
 
 // Swap partners of positions top, top - 1, ...: each uniform on 0..position, by masking and drawing again.
-// All n positions need the same number of bits, so that the mask is one.
+// All n positions need the same number of bits, so that the mask is one. Nearly every number is good for all n
+// positions or for none: while that is so, no draw waits for the one before.
 void draw_targets(Mt19937& random, uint32_t mask, int64_t top, int n, uint32_t* targets) {
-    int k = 0;
-    while (k < n) {
-        if (random.pos == N_WORDS) random.next_words();
-        int pos = random.pos;
-        while (k < n && pos < N_WORDS) {
-            const uint32_t drawn = random.word[pos++] & mask;
+    const uint32_t last = static_cast<uint32_t>(top - n + 1);
+    for (int k = 0; k < n;) {
+        if (random.pos == N_WORDS) {
+            next_words(random.key, random.word);
+            random.pos = 0;
+        }
+        const int n_words = std::min(N_WORDS - random.pos, n - k), before = k;
+        const uint32_t* word = random.word + random.pos;
+        random.pos += n_words;
+        bool unsure = false;
+        for (int i = 0; i < n_words; ++i) {
+            const uint32_t drawn = word[i] & mask;
+            targets[k] = drawn;
+            k += drawn <= last;
+            unsure |= drawn - last - 1 < static_cast<uint32_t>(n - 1);
+        }
+        if (!unsure) continue;
+        k = before;
+        for (int i = 0; i < n_words; ++i) {
+            const uint32_t drawn = word[i] & mask;
             targets[k] = drawn;
             k += static_cast<int64_t>(drawn) <= top - k;
         }
-        random.pos = pos;
     }
 }
 
@@ -126,7 +147,7 @@ static py::tuple shuffled(const Words& key, int pos, const Ints& parts, const py
     Mt19937 random;
     std::copy_n(key.data(), N_WORDS, random.key);
     random.pos = pos;
-    random.temper();
+    temper(random.key, random.word);
     const int64_t* rows = parts.data();
     const int64_t n_parts = parts.shape(0);
     py::array values = wide ? fill<int64_t>(random, rows, n_parts, total)

@@ -168,7 +168,9 @@ def run(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -> dic
     """One side in a process of its own. RuntimeError when it fails."""
     command = [sys.executable, __file__, "--side", side, "--prefix", str(prefix)]
     command += ["--seq-len", str(args.seq_len), "--epochs", str(n_epochs)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # numpy's own threads, which nothing here asks for, would spin for a while after the import and be counted
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=alone)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return json.loads(done.stdout)
