@@ -178,6 +178,14 @@ struct Vocabulary {
 // returns where the next one goes.
 uint32_t* merge_word(const Vocabulary& vocabulary, const uint8_t* word, size_t n, uint32_t* out);
 
+// Ids of the first bytes of a word that goes on behind its n bytes: of as many as can be told, which may be none.
+struct Beginning {
+    uint32_t* out;    // where the next id goes
+    size_t n;         // bytes whose ids are put; a character begins behind them
+    uint32_t next_id;  // what the rest of the word begins with
+};
+Beginning merge_beginning(const Vocabulary& vocabulary, const uint8_t* word, size_t n, uint32_t* out);
+
 // Which of sixteen bytes, as they lie in memory on little-endian machines, are the first n.
 struct FirstBytes {
     uint64_t low[16], high[16];

@@ -239,6 +239,15 @@ void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, siz
     encode_part(v, cache, p, end, out);
 }
 
+namespace {
+
+// Behind this nothing is certain in a text of n bytes that goes on: the end of a special token may be missing.
+size_t certain_bytes(const Vocabulary& v, size_t n) {
+    return n > v.special.size() + 16 ? n - v.special.size() - 16 : 0;
+}
+
+}  // namespace
+
 size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
     // a special token that this place would part, or that would part the words around it
     auto near_special = [&](size_t at) {
@@ -246,8 +255,7 @@ size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
         const size_t to = std::min(n, at + length + 8);
         return length && ::memmem(text + from, to - from, v.special.data(), length) != nullptr;
     };
-    // behind this nothing is certain: the end of a special token may be missing
-    const size_t last = n > v.special.size() + 16 ? n - v.special.size() - 16 : 0;
+    const size_t last = certain_bytes(v, n);
     auto letter = [&](size_t i) { return class_of_ascii(text[i]) == kLetter; };
     for (size_t at = last; at > 1; --at)
         if (text[at] == ' ' && letter(at - 1) && letter(at + 1) && !near_special(at)) return at;
@@ -261,6 +269,19 @@ size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
     return found;
 }
 
+template <typename Id>
+Beginning encode_beginning(const Vocabulary& v, const uint8_t* text, size_t n, Ids<Id>& ids) {
+    const size_t certain = certain_bytes(v, n);
+    if (word_end(v, text, text + n) < text + certain) return {nullptr, 0, 0};
+    if (!v.special.empty() && ::memmem(text, n, v.special.data(), v.special.size())) return {nullptr, 0, 0};
+    std::vector<uint32_t> made(certain);
+    const Beginning beginning = merge_beginning(v, text, certain, made.data());
+    for (const uint32_t* id = made.data(); id < beginning.out; ++id) ids.push(static_cast<Id>(*id));
+    return beginning;
+}
+
+template Beginning encode_beginning(const Vocabulary&, const uint8_t*, size_t, Ids<uint16_t>&);
+template Beginning encode_beginning(const Vocabulary&, const uint8_t*, size_t, Ids<uint32_t>&);
 template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint16_t>&);
 template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint32_t>&);
 

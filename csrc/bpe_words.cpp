@@ -120,27 +120,51 @@ uint32_t* put(const std::vector<Part>& parts, size_t n, uint32_t* out) {
 //
 // Ids are those of the whole word where every two neighbours, merged by themselves, remain these two: the first merge
 // across a seam would be made from the same state, and so also be made, with the two alone. Inside a stretch that
-// holds; at the seam between two it is looked at. Returns null where no seam was found.
-uint32_t* merge_stretches(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
-    size_t end = std::min(n, kStretch);
-    std::vector<Part> held = merge_whole(v, word, 0, end);
-    while (end < n) {
-        bool joined = false;
-        size_t at = held.size() * 3 / 4;  // the end of the stretch may be cut wrongly
-        for (int tries = 0; tries < kSeamsTried && at > 0 && !joined; ++tries, --at) {
-            const size_t seam = held[at].begin, next_end = std::min(n, seam + kStretch);
-            std::vector<Part> next = merge_whole(v, word, seam, next_end);
+// holds; at the seam between two it is looked at.
+class Stretches {
+  public:
+    Stretches(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out)
+        : v_(v), word_(word), n_(n), out_(out), end_(std::min(n, kStretch)), held_(merge_whole(v, word, 0, end_)) {}
+
+    // Goes on to the next stretch; false where no seam was found. Seams lie before whole characters.
+    bool go_on() {
+        int tries = 0;
+        for (size_t at = held_.size() * 3 / 4; tries < kSeamsTried && at > 0; --at) {  // the end may be cut wrongly
+            const size_t seam = held_[at].begin, next_end = std::min(n_, seam + kStretch);
+            if ((word_[seam] & 0xC0) == 0x80) continue;
+            ++tries;
+            std::vector<Part> next = merge_whole(v_, word_, seam, next_end);
             const size_t pair_end = next.size() > 1 ? next[1].begin : next_end;
-            const std::vector<Part> pair = merge_whole(v, word, held[at - 1].begin, pair_end);
-            if (pair.size() != 2 || pair[1].begin != seam || next_end <= end) continue;
-            out = put(held, at, out);
-            held = std::move(next);
-            end = next_end;
-            joined = true;
+            const std::vector<Part> pair = merge_whole(v_, word_, held_[at - 1].begin, pair_end);
+            if (pair.size() != 2 || pair[1].begin != seam || next_end <= end_) continue;
+            out_ = put(held_, at, out_);
+            held_ = std::move(next);
+            end_ = next_end;
+            return true;
         }
-        if (!joined) return nullptr;
+        return false;
     }
-    return put(held, held.size(), out);
+
+    size_t end() const { return end_; }
+    const Part& first_held() const { return held_[0]; }  // the ids before it are put
+    uint32_t* put_held() const { return put(held_, held_.size(), out_); }
+    uint32_t* out() const { return out_; }
+
+  private:
+    const Vocabulary& v_;
+    const uint8_t* word_;
+    size_t n_;
+    uint32_t* out_;
+    size_t end_;  // of the stretch that is held
+    std::vector<Part> held_;
+};
+
+// Returns null where no seam was found.
+uint32_t* merge_stretches(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
+    Stretches stretches(v, word, n, out);
+    while (stretches.end() < n)
+        if (!stretches.go_on()) return nullptr;
+    return stretches.put_held();
 }
 
 uint32_t* merge_long(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
@@ -151,6 +175,14 @@ uint32_t* merge_long(const Vocabulary& v, const uint8_t* word, size_t n, uint32_
 }
 
 }  // namespace
+
+Beginning merge_beginning(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
+    if (n < 2 * kStretch) return {out, 0, 0};
+    Stretches stretches(v, word, n, out);
+    // each stretch as long as it will be when the word goes on at the last seam
+    while (stretches.end() + kStretch <= n && stretches.go_on()) continue;
+    return {stretches.out(), stretches.first_held().begin, stretches.first_held().id};
+}
 
 uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
     return n <= kScanned ? merge_short(v, word, n, out) : merge_long(v, word, n, out);

@@ -107,11 +107,21 @@ class Encoding {
             told.refused = true;
             return false;
         }
-        int64_t n_tokens = 0;
+        int64_t n_tokens = 0, first_id = -1;  // what a window that goes on with a word begins with; -1: it does not
         for_windows(line, text, w_.text, [&](const uint8_t* window, size_t n, bool last) {
-            const size_t n_now = last ? n : certain_start(*w_.vocabulary, window, n);
+            size_t n_now = last ? n : certain_start(*w_.vocabulary, window, n);
+            int64_t next_id = -1;
+            if (n_now || last) {
+                encode_text(*w_.vocabulary, w_.cache, window, n_now, job_.special, ids_);
+            } else {
+                const Beginning beginning = encode_beginning(*w_.vocabulary, window, n, ids_);
+                n_now = beginning.n;
+                next_id = beginning.next_id;
+            }
             if (!n_now && !last) return n_now;
-            encode_text(*w_.vocabulary, w_.cache, window, n_now, job_.special, ids_);
+            if (first_id >= 0 && ids_.data()[0] != first_id)
+                throw std::length_error("a word of megabytes has ids that hang on all of it");
+            first_id = next_id;
             if (last && job_.eod >= 0) ids_.push(static_cast<Id>(job_.eod));
             n_tokens += static_cast<int64_t>(ids_.size());
             write_ids();

@@ -71,4 +71,9 @@ void for_windows(Mapped& line, const uint8_t* string, std::vector<uint8_t>& buff
 // A place in text[0, n) where a word begins whatever follows the text, near its end; 0: none was found.
 size_t certain_start(const Vocabulary&, const uint8_t* text, size_t n);
 
+// Of a text that goes on and is one word so far: appends the ids of its first bytes, as far as they are certain.
+// Where it goes on, its words are the same whether those bytes stand before it or not.
+template <typename Id>
+Beginning encode_beginning(const Vocabulary&, const uint8_t* text, size_t n, Ids<Id>& ids);
+
 }  // namespace bpe

@@ -70,6 +70,8 @@ def text_of(name: str) -> str:
         "a run and a rest": lambda: "-" * (some // 2) + " " + "=" * (some // 2),
         "white space": lambda: "".join(rng.choice(" \n\t") for _ in range(some)),
         "digits": lambda: "".join(rng.choice("0123456789") for _ in range(some)),
+        "letters of three bytes": lambda: "".join(rng.choice("\u4e2d\u6587\u5b57") for _ in range(some // 3)),
+        "quotes": lambda: "".join(rng.choice("'-=") for _ in range(some)) + "'s",
     }
     return kinds[name]()
 
@@ -83,7 +85,11 @@ def reference(tokenizer: BpeTokenizer, text: str, is_library: bool) -> list[int]
 
 @pytest.mark.parametrize("is_library", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", ["mixed", "no blanks", "one letter", "two letters", "a run and a rest", "white space", "digits"]
+    "name",
+    [
+        *("mixed", "no blanks", "one letter", "two letters", "a run and a rest", "white space", "digits"),
+        *("letters of three bytes", "quotes"),
+    ],
 )
 def test_a_streamed_line_gives_the_ids_of_the_whole(
     tmp_path: Path, tokenizer: BpeTokenizer, name: str, is_library: bool

@@ -206,12 +206,15 @@ def test_a_text_that_cannot_be_encoded_is_a_bad_line_of_its_own(root: Path, tmp_
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "part", [b"one fish two \\n fish ", "\u4e2d\u6587".encode()], ids=["words", "one word"]
+)
 def test_memory_stays_while_a_document_grows(
-    root: Path, tmp_path: Path, tokenizer: Path, packed: bool
+    root: Path, tmp_path: Path, tokenizer: Path, part: bytes, packed: bool
 ) -> None:
     def peak_mb(n_bytes: int) -> float:
         """Largest resident memory of tokenising one document of so many bytes."""
-        line = b'{"text": "' + b"one fish two \\n fish " * (n_bytes // 21) + b'"}\n'
+        line = b'{"text": "' + part * (n_bytes // len(part)) + b'"}\n'
         source = tmp_path / ("in.jsonl.gz" if packed else "in.jsonl")
         source.write_bytes(gzip.compress(line, 1) if packed else line)
         tool = root / "tools" / "preprocess_data_many_cores.py"
