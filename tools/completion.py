@@ -30,15 +30,15 @@ CASES
 }
 
 _megatron_complete() {
-    local tool='' action='' current previous found i
-    local -a words
-    read -ra words <<<"${COMP_LINE:0:COMP_POINT}x"  # the x keeps an empty last word
-    i=$((${#words[@]} - 1))
-    current=${words[i]%x}
-    previous=${words[i - 1]}
-    for i in "${words[@]:0:i}"; do
-        if [[ $i == *tools/*.py ]]; then tool=${i##*/}; tool=${tool%.py}
-        elif [[ -n $tool && -z $action && -n $(_megatron_words "$tool $i .") ]]; then action=" $i"
+    local tool='' action='' previous='' found='' word
+    local current=${COMP_LINE:0:$COMP_POINT}
+    while [[ $current == *[[:space:]]* ]]; do
+        word=${current%%[[:space:]]*}
+        current=${current#*[[:space:]]}
+        if [[ -z $word ]]; then continue; fi
+        previous=$word
+        if [[ $word == *tools/*.py ]]; then tool=${word##*/}; tool=${tool%.py}
+        elif [[ -n $tool && -z $action && -n $(_megatron_words "$tool $word .") ]]; then action=" $word"
         fi
     done
     COMPREPLY=()
@@ -52,11 +52,11 @@ _megatron_complete() {
     elif [[ -z $action ]]; then found=$(_megatron_words "$tool actions")
     fi
     if [[ -z ${found// } ]]; then return; fi
-    local word cut=''
+    local cut=''
     # bash takes what follows the last = for the word
-    if [[ $current == *=* && $COMP_WORDBREAKS == *=* ]]; then cut=${current%=*}=; fi
+    if [[ $current == *=* && ${COMP_WORDBREAKS-} == *=* ]]; then cut=${current%=*}=; fi
     for word in $(compgen -W "$found" -- "$current"); do COMPREPLY+=("${word#"$cut"}"); done
-    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]]; then compopt -o nospace 2>/dev/null; fi
+    if [[ "${COMPREPLY[*]}" == *= ]]; then compopt -o nospace 2>/dev/null; fi
 }
 
 complete -o default -F _megatron_complete python python3 torchrun

@@ -1,5 +1,7 @@
-"""The completion script, asked by a real bash what it would offer."""
+"""The completion script, asked by a real bash what it would offer, and by a real zsh."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,19 @@ COMP_LINE=$2 COMP_POINT=${#2}
 COMP_WORDS=($2) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
 _megatron_complete 2>/dev/null
 printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+# a zsh at a terminal of its own, in which somebody types a line and a tab
+TYPE = """
+zmodload zsh/zpty
+zpty shell zsh -f -i
+heard() { local part all=; for i in {1..100}; do sleep 0.1
+    while zpty -r -t shell part; do all+=$part; done; [[ $all == *$1* ]] && break; done; print -r -- $all }
+zpty -w shell "autoload -U compinit bashcompinit; compinit -u -D; bashcompinit; source $1; echo rea''dy"
+heard ready >/dev/null
+zpty -w -n shell "$2"$'\\t'
+heard "$3"
 """
 
 
@@ -74,3 +89,19 @@ def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: P
         env={"PATH": "/usr/bin:/bin", "TERM": "dumb"},
     )  # fmt: skip
     assert "tools/fit_law.py --help" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh: apt-get install zsh")
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("python tools/fit_law.py t.csv --prof", "--profile"),
+        ("python tools/fit_law.py t.csv --profile R", "--profile R_"),
+        ("python tools/pretrain.py run.yaml dist.engine=de", "dist.engine=deepspeed"),
+        ("torchrun --nproc-per-node 2 tools/pretrain.py run.yaml misc.se", "misc.seed="),
+    ],
+)
+def test_zsh_completes_the_same(offered, line: str, completed: str) -> None:
+    words = ["zsh", "-f", "-c", TYPE, "zsh", str(offered.script), line, completed]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert completed in re.sub(r"\x1b\[[\d;]*[A-Za-z]|\x08", "", done.stdout)
