@@ -87,7 +87,7 @@ def listed(runs: Runs) -> str:
     return "\n".join([head, *rows])
 
 
-def known(args: argparse.Namespace, law: Law) -> Runs | None:
+def known(args: argparse.Namespace) -> Runs | None:
     """The runs of --done."""
     if args.done is None:
         return None
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--budget wants FLOPs above 0, and --largest-share a number in (0, 1]")
         prior = Law(form="chinchilla", params=PRIOR, objective=0.0, huber_delta=1e-3, n_runs=240)
         law = Law.load(args.law) if args.law else prior
-        done = known(args, law)
+        done = known(args)
         designer = Designer(law, args.target or 100 * args.budget, args.noise or law.spread or 0.005, done)
         every = candidates(
             args.largest_share * args.budget, tuple(args.tokens_per_parameter), args.sizes, args.unique

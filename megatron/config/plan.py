@@ -38,9 +38,8 @@ class RunPlan:
     train_flops: float
     flops_6nd: float
     flops_convention: str
-    held_out_unigram_nats: (
-        float | None
-    )  # entropy of the held-out tokens: what no unigram model can be better than
+    # entropy of the held-out tokens: what no unigram model can be better than
+    held_out_unigram_nats: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """For plan.json."""

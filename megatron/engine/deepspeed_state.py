@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from megatron.optim.adamw import MOMENTS
 
 
 @dataclass(frozen=True)

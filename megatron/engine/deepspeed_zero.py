@@ -13,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from megatron.engine.base import StepReport
-from megatron.engine.deepspeed_state import MOMENTS, ShardedState
+from megatron.engine.deepspeed_state import ShardedState
 from megatron.engine.task_loss import TaskLoss
 from megatron.model.gpt import Gpt
 from megatron.objective.base import Task
+from megatron.optim.adamw import MOMENTS
 from megatron.parallel.reduce import sum_over_ranks
 from megatron.parallel.world import World
 
@@ -56,7 +57,6 @@ class DeepSpeedEngine:
             for weight in read_elsewhere:
                 deepspeed.zero.register_external_parameter(task_loss, weight)
         self.model = model
-        self.grad_clip = config["gradient_clipping"]
         self.state = ShardedState(model, self.optimizer, self.stage)
 
     def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:

@@ -197,10 +197,6 @@ class Reader:
         return found
 
 
-def _first(tokens: list[int], token: int) -> int:
-    return tokens.index(token) if token in tokens else len(tokens)
-
-
 def _first_of(words: Sequence[str], text: str) -> int:
     """Where the first of some words begins in a text; its length where none does."""
     places = [text.find(word) for word in words if word]

@@ -39,7 +39,6 @@ class Record:
     ) -> None:
         """`first_step`: how many steps were taken before."""
         self.plan, self.world = plan, world
-        self.may_overflow = config.dist.dtype == "float16"  # such a step moves nothing and is not the end
         self.flops_per_token = flops_per_token_mfu(config.model, config.dataset.seq_len)
         causal = config.objective.name == "autoregressive"
         # masked diffusion predicts hidden positions only: (1 - rate_min) t + rate_min of them, t ~ U(0, 1)
@@ -51,7 +50,7 @@ class Record:
         on_gpu = world.device.type == "cuda"
         self.peak_tflops = peak_tflops(torch.cuda.get_device_name(world.device)) if on_gpu else None
         self.exposure = Exposure(config)
-        self.watch = Watch(world, config.dist.dtype == "float16")
+        self.watch = Watch(world, gradients_may_overflow=config.dist.dtype == "float16")
         self.skip_nonfinite = config.misc.on_nonfinite == "skip"
         self.nats: Tensor | float = 0.0
         self.count: Tensor | int = 0
