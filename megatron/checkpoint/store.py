@@ -12,7 +12,7 @@ import torch
 
 from megatron.checkpoint import sharded
 from megatron.checkpoint.folder import sha256_of, sync
-from megatron.checkpoint.layout import FILES, META, PARTIAL, Found, find, new_name
+from megatron.checkpoint.layout import FILES, META, NAME, PARTIAL, Found, find, new_name
 from megatron.log import get_logger
 
 log = get_logger(__name__)
@@ -161,8 +161,11 @@ def remove_old(
     for a preemption.
     """
     if directory.is_dir():
-        for leftover in directory.glob(f"{prefix}.*{PARTIAL}"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in directory.glob(f"*{PARTIAL}"):
+            # by the whole name: `run.*` would also be what a run of prefix `run.b` is just writing
+            named = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
+            if named and named["prefix"] == prefix:
+                shutil.rmtree(leftover, ignore_errors=True)
     old = find(directory, prefix)[:-keep_last] if keep_last else []
     old = [found for found in old if not _is_kept(found, keep_every, keep_at)]
     for found in old:

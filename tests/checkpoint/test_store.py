@@ -63,6 +63,13 @@ def test_an_interrupted_save_is_no_checkpoint_and_is_swept_away(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [kept]
 
 
+def test_what_another_prefix_is_writing_is_left_alone(tmp_path: Path) -> None:
+    writing = tmp_path / (layout.new_name("run-0.1", preempt=False) + layout.PARTIAL)
+    writing.mkdir()
+    store.remove_old(tmp_path, "run-0", keep_last=2)
+    assert list(tmp_path.iterdir()) == [writing]
+
+
 def test_only_the_last_are_kept_and_other_prefixes_left_alone(tmp_path: Path) -> None:
     other = store.save(tmp_path, "other", parts(0), META)
     paths = [store.save(tmp_path, "run", parts(step), META, preempt=step == 2) for step in range(4)]
