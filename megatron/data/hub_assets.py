@@ -4,6 +4,7 @@ A shard is fetched whole, written as JSON lines or parquet, and listed in <folde
 listed there is not fetched again. Weights are safetensors only; a pickle would run what it holds.
 """
 
+import contextlib
 import fnmatch
 import json
 from collections.abc import Iterator, Sequence
@@ -127,7 +128,8 @@ def _take(
     finally:
         partial.unlink(missing_ok=True)
     fetched.unlink()
-    fetched.parent.rmdir()
+    with contextlib.suppress(OSError):  # another split's download, which was stopped, may wait in it
+        fetched.parent.rmdir()
     return {"documents": part.n_documents, "bytes": part.n_bytes, "is_cut": part.is_cut}
 
 

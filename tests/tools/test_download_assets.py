@@ -74,7 +74,12 @@ def test_text_arrives_as_json_lines_up_to_a_number_of_documents(
             "c4/train-00000.jsonl: 100 documents",
             "c4/train-00001.jsonl: 50 documents",
         ]
+        waiting = tmp_path / "c4" / ".fetched" / "c4-train.00002-of-00003.json.gz.partial"
+        waiting.parent.mkdir()
+        waiting.write_bytes(b"what a download that was stopped has left")
         assert run(hub, "c4", "--split", "validation", "--out", "c4").returncode == 0
+        waiting.unlink()
+        waiting.parent.rmdir()
         asked = len(hub.asked)
         again = run(hub, "c4", "--documents", "150", "--out", "c4")
         assert again.stdout.count("already there") == 2
