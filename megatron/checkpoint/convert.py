@@ -61,13 +61,15 @@ def convert(
     """
     if target.exists():
         raise ValueError(f"{target}: is already there; choose another name or delete it")
+    if to != "huggingface" and (strip_rows or dtype != "float32"):
+        raise ValueError(f"--strip-rows and --dtype are for --to huggingface, not {to}")
     if to in RESHAPED:
+        if tokenizer is not None or n_tokens is not None:
+            raise ValueError(f"--tokenizer and --n-tokens: --to {to} keeps what the run says; leave them out")
         checkpoint = newest_in(source)
         RESHAPED[to](checkpoint, target)
         return f"{to}, from {checkpoint}"
     weights = read_any(source, tokenizer=tokenizer, n_tokens=n_tokens)
-    if to != "huggingface" and (strip_rows or dtype != "float32"):
-        raise ValueError(f"--strip-rows and --dtype are for --to huggingface, not {to}")
     if strip_rows and weights.objective == "masked_diffusion":
         raise ValueError(
             f"{source}: a diffusion model without the row of [MASK] can do nothing; keep the rows"

@@ -75,6 +75,8 @@ def check_prompts(model: Gpt, prompts: Sequence[Sequence[int]], n_new: int) -> N
     """ValueError for prompts that the model cannot read and continue by `n_new` tokens."""
     if not prompts:
         raise ValueError("generate: no prompt")
+    if n_new < 0:
+        raise ValueError(f"generate: {n_new} new tokens, wanted 0 or more")
     n_tokens = model.config.n_tokens
     for i, prompt in enumerate(prompts):
         if not len(prompt):

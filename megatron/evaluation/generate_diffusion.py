@@ -47,7 +47,7 @@ def generate_diffusion(
     written: list[list[int]] = [[] for _ in prompts]
     for length in sorted({len(prompt) for prompt in prompts}):  # one forward reads prompts of one length
         rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
-        plan = list(_plan(n_new_tokens, n_steps, block_tokens or n_new_tokens))
+        plan = list(_plan(n_new_tokens, n_steps, n_new_tokens if block_tokens is None else block_tokens))
         filled = _fill(model, [prompts[i] for i in rows], rows, n_new_tokens, plan, order, how)
         for i, tokens in zip(rows, filled.tolist(), strict=True):
             written[i] = tokens

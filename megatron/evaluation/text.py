@@ -56,6 +56,11 @@ class Writer:
         ids = [self.ids(prompt) for prompt in prompts]
         end = self.tokenizer.eod_id
         if self.causal:
+            if n_steps is not None or block_tokens is not None:
+                raise ValueError(
+                    "--steps and --block-tokens are for masked diffusion, and the model is autoregressive; "
+                    "leave them out"
+                )
             stops = [] if self.ignore_end else [end]
             new = generate(self.model, ids, max_new_tokens=max_new_tokens, how=how, stop_ids=stops)
         else:
@@ -63,7 +68,7 @@ class Writer:
                 self.model,
                 ids,
                 n_new_tokens=max_new_tokens,
-                n_steps=n_steps or max_new_tokens,
+                n_steps=max_new_tokens if n_steps is None else n_steps,
                 order=order,
                 block_tokens=block_tokens,
                 how=how,

@@ -48,7 +48,25 @@ def test_bad_input_is_one_sentence(root: Path, stories: Path, tmp_path: Path) ->
             ("convert_checkpoint.py", stories / "tok512.bin", tmp_path / "out", "--to", "native"),
             "not a llama2.c model",
         ),
-    ):
+        (
+            ("convert_checkpoint.py", "run", tmp_path / "out", "--to", "full", "--dtype", "bfloat16"),
+            "are for --to huggingface, not full",
+        ),
+        (
+            ("convert_checkpoint.py", "run", tmp_path / "out", "--to", "sharded", "--tokenizer", "gpt2"),
+            "--to sharded keeps what the run says",
+        ),
+        (
+            ("generate_text.py", stories / "stories260K.bin", "--tokenizer", stories / "tok512.bin",
+             "--max-new-tokens", -1),
+            "-1 new tokens, wanted 0 or more",
+        ),
+        (
+            ("generate_text.py", stories / "stories260K.bin", "--tokenizer", stories / "tok512.bin",
+             "--steps", 4),
+            "--steps and --block-tokens are for masked diffusion",
+        ),
+    ):  # fmt: skip
         failed = typed(root, *words)
         assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
         assert failed.stderr.startswith("error: ") and sentence in failed.stderr
