@@ -19,6 +19,8 @@ from megatron.config.mixture_use import read_resolved
 from megatron.config.presets import model_sizes, nearest, padded_rows, shape_of_size, swiglu_width
 from megatron.config.schema import DatasetConfig, RunConfig
 
+# keys of a shape that others are computed from before all are checked
+COMPUTED_WITH = ("d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows")
 OBJECTIVE_ALIASES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
 
@@ -99,6 +101,9 @@ def resolve_model(raw: dict[str, Any], data_prefix: str | None) -> dict[str, Any
         shape = shape_from_hf(raw["hf_config"]) | shape
     if raw.get("size") is not None:
         shape = _named_shape(str(raw["size"]), shape)
+    for key in COMPUTED_WITH:
+        if type(shape.get(key, 0)) not in (int, float):
+            raise ValueError(f"model.{key}: found {shape[key]!r}, wanted int")
     if not shape.get("d_model"):
         raise ValueError(
             "model: no shape; give model.size (a name of utils/model_sizes.yaml), "

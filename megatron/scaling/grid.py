@@ -91,6 +91,7 @@ def read_grid(raw: Any, where: str) -> Grid:
             raise ValueError(f"{where}.{f.name}: found {raw.get(f.name)!r}, wanted a list")
         values[f.name] = [_plain(one) for one in value]
     values["sizes"] = [str(size) for size in values["sizes"]]
+    values["label"] = str(values.get("label", ""))
     for key in (*LENGTHS, "unique_tokens", "epochs", "seeds"):
         wrong = [n for n in values[key] if not isinstance(n, int | float) or isinstance(n, bool)]
         wrong += [n for n in values[key] if n not in wrong and n <= 0 and key != "seeds"]

@@ -1,7 +1,6 @@
 """How long a run will take: by the study's own runs, else by what the machine does in a quarter second."""
 
 import math
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -39,20 +38,22 @@ def gpu_names() -> list[str]:
 
 
 def gpus() -> list[tuple[str, float]]:
-    """(name, bytes of memory) of this machine's NVIDIA GPUs, by nvidia-smi; empty without one."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    if asked.returncode:
+    """(name, bytes of memory) of this machine's NVIDIA GPUs, by nvidia-smi; empty where it does not answer.
+
+    0 bytes of a GPU that shares the host's memory and tells none: it gets one run at a time.
+    """
+    try:
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
         return []
     told = [line.rpartition(",") for line in asked.stdout.splitlines() if "," in line]
-    return [(name.strip(), float(mib) * 2**20) for name, _, mib in told]
+    return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in told]
 
 
 def speed_of(

@@ -108,6 +108,8 @@ def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
             {"objective": {"orders": 2, "name": "masked_diffusion"}},
             "objective.orders: belongs to autoregressive",
         ),
+        ({"model": {**SHAPE, "d_model": "wide"}}, "model.d_model: found 'wide', wanted int"),
+        ({"model": {**SHAPE, "n_tokens": [1]}}, "model.n_tokens: found [1], wanted int"),
         ({"objective": {"orders": 0}}, "objective.orders: found 0, wanted more than 0"),
         ({"objective": {"randmask_ratio": 1.5}}, "objective.randmask_ratio: found 1.5, wanted 0 to 1"),
         (

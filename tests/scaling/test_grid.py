@@ -113,6 +113,11 @@ def test_a_rate_that_carries_over_sets_the_parametrization(runs_of) -> None:
     assert len(names) == 4
 
 
+def test_a_label_may_be_a_number(runs_of) -> None:
+    (run,) = runs_of("sizes: [small], train_tokens: [640], label: 2")
+    assert run.config.name.endswith("-2")
+
+
 @pytest.mark.parametrize(
     ("grid", "sentence"),
     [

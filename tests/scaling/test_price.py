@@ -15,11 +15,28 @@ from megatron.model.initial import initialise
 from megatron.objective.base import loss
 from megatron.scaling.ladder import expand, read_study_plan
 from megatron.scaling.memory import activations_of, block_bytes, bytes_of
-from megatron.scaling.price import speed_of
+from megatron.scaling.price import gpus, speed_of
 from megatron.scaling.price_table import price_table
 from megatron.train.build import build_objective
 
 S, ROWS = 128, 3  # 384 tokens, as many as no weight has rows
+
+
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [
+        ("echo 'NVIDIA GB10, [N/A]'", [("NVIDIA GB10", 0.0)]),
+        ("echo 'NVIDIA H100, NVL, 95830'", [("NVIDIA H100, NVL", 95830 * 2.0**20)]),
+        ("echo 'Failed to initialize NVML'; exit 9", []),
+    ],
+)
+def test_gpus_are_those_of_nvidia_smi_whatever_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: list[tuple[str, float]]
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert gpus() == found
 
 
 def config_of(n_layers: int, dtype: str, **more):
