@@ -1,6 +1,5 @@
 """The runs of a table that a law is fitted on."""
 
-import csv
 import hashlib
 import math
 from dataclasses import dataclass, replace
@@ -117,7 +116,7 @@ def select_runs(
     offered), a value that is not a positive number, no finished run, or runs of several objectives where
     none was asked for.
     """
-    table = _table(path)
+    table = read_table(path)
     wanted = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
     for name in wanted.values():
         if name not in table:
@@ -144,15 +143,6 @@ def select_runs(
     marked = np.array([marks[i].strip().lower() in YES for i in rows], dtype=bool)
     names = [table["run"][i] for i in rows] if "run" in table else None
     return Selection(N, D, L, wanted, told, sums, warnings, U, rows, marked, names)
-
-
-def _table(path: Path) -> dict[str, list[str]]:
-    try:
-        return read_table(path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
-        ) from error
 
 
 def _unique(path: Path, table: dict[str, list[str]], name: str, rows: np.ndarray) -> np.ndarray:

@@ -229,12 +229,21 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
 def read_table(path: str | Path) -> dict[str, list[str]]:
     """A CSV file as {column name: cells, as text}, in the file's order. Works on anybody's CSV with a header.
 
-    Raises FileNotFoundError if it is not there, ValueError if it has no header, a repeated column or a ragged
-    row.
+    Raises FileNotFoundError if it is not there, ValueError if it is no CSV, or has no header, a repeated
+    column or a ragged row.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such table; tools/collect.py STUDY_DIR writes one")
+    try:
+        return _read_columns(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
+        ) from error
+
+
+def _read_columns(path: Path) -> dict[str, list[str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         header = next(lines, None)

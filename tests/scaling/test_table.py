@@ -164,10 +164,12 @@ def test_a_write_that_fails_leaves_the_old_table_and_nothing_beside_it(whole, tm
         ("", "empty"),
         ("a,b,a\n1,2,3\n", "'a' is there twice"),
         ("a,b\n1,2\n1\n", "line 3: found 1 cells, wanted 2"),
+        ("a,b\n1,\xff\n", "t.csv: not a CSV table .*can't decode"),
+        (f"a,b\n1,{'2' * (1 << 18)}\n", "t.csv: not a CSV table .*field larger"),
     ],
 )
 def test_a_table_that_is_not_one_is_refused(tmp_path, text, says):
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=says):
         read_table(tmp_path / "t.csv")
 
