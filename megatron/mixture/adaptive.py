@@ -2,7 +2,7 @@
 
 ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss of each domain while it
 trains, and prefers the domains that learn fastest, discounted by how much of the learning they were given.
-Domains with domains' laws L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h, policy pi:
+For domain k with law L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h and policy pi:
 
     speed   -dL_k/dn = alpha_k (L_k(n) - eps_k) / n          rho_k ~ mu_k h_k^s (-dL_k/dn)
     h(t) = g1 observed(t) + (1 - g1) h(t-1)                  pi(t) = g2 rho(t) + (1 - g2) pibar(t-1)

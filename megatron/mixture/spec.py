@@ -44,6 +44,7 @@ KEYS = ("catalog", "corpora", "where", "by", "weights", "count", "schedule", "ad
 OWN = (*KEYS, "tokenizer")
 DOCUMENTS, TOKENS = "documents.arrow", "tokens"
 RULES = ("ado", "loss")
+POINT = ("at", "weights")  # keys of one point of a schedule
 
 log = get_logger(__name__)
 
@@ -118,7 +119,12 @@ def read_spec(path: str | Path) -> Spec:
         if schedule.get("change", "at_once") not in ("at_once", "linear"):
             raise ValueError(f"{path}: schedule.change is {schedule['change']!r}, wanted at_once or linear")
         for point in _listed(schedule.get("points")):
-            refuse_unknown(point, ("at", "weights"), f"{path}: schedule.points")
+            refuse_unknown(point, POINT, f"{path}: schedule.points")
+            lacking = [key for key in POINT if key not in point]
+            if lacking or type(point["at"]) not in (int, float):
+                raise ValueError(
+                    f"{path}: schedule.points has {point}, wanted {{at: a number, weights: ...}}"
+                )
     return Spec(Path(path), told)
 
 

@@ -244,6 +244,8 @@ def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
         ("dry: maybe", "wanted one of stop, repeat, redistribute"),
         ("adaptive: {rule: magic}", "wanted ado or loss, or module:Class"),
         ("where: \"knid = 'a'\"", "did you mean 'kind'"),
+        ("schedule: {points: [{at: 0}]}", "schedule.points has {'at': 0}, wanted"),
+        ("schedule: {points: [{at: soon, weights: {a: 1}}]}", "'at': 'soon'.* wanted"),
     ):
         with pytest.raises(ValueError, match=sentence):
             prepare(mixture(folder, lines))
