@@ -139,8 +139,6 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
         scored = score(law, kept_back.N, kept_back.D, kept_back.L, kept_back.U).as_dict()
         scored |= {"N": kept_back.N.tolist(), "D": kept_back.D.tolist(), "runs": kept_back.names or []}
     if args.profile:
-        if runs.U is None:
-            raise ValueError(f"--profile {args.profile}: form {args.form} has no such constant to hold")
         held_law = profile(
             **runs.where(~held),
             form=args.form,

@@ -47,7 +47,7 @@ def profile(
     N: ArrayLike,
     D: ArrayLike,
     L: ArrayLike,
-    U: ArrayLike,
+    U: ArrayLike | None = None,
     *,
     form: str = "repeated_data",
     name: str = "R_D",
@@ -62,9 +62,11 @@ def profile(
     fixed = dict(fixed or {})
     if name not in FORM[form].constants or name not in HELD:
         mine = [one for one in FORM[form].constants if one in HELD]
-        raise ValueError(f"profile: '{name}' is not one of {', '.join(mine)}, which {form} has")
-    N, D, L, U = (np.asarray(v, dtype=float) for v in (N, D, L, U))
-    problem = Problem(form, Points.of(N, D, L, U), huber_delta)
+        known = f"not one of {', '.join(mine)}, which {form} has" if mine else f"and {form} has none to hold"
+        raise ValueError(f"profile: '{name}' is {known}")
+    N, D, L = (np.asarray(v, dtype=float) for v in (N, D, L))
+    unique = None if U is None else np.asarray(U, dtype=float)
+    problem = Problem(form, Points.of(N, D, L, unique), huber_delta)
     free = fit_theta(problem, np.ones(len(N)), fixed)
     best = float(constants(form, free.phi[:1], problem.points)[name][0])
     # with the best among them the interval is never narrower than what is tried

@@ -192,13 +192,26 @@ def test_another_count_of_flops_is_another_fit(root: Path, tmp_path: Path) -> No
     assert exponents[1] != pytest.approx(exponents[0], abs=1e-5)
 
 
+def test_the_floor_of_the_published_form_is_profiled_without_unique_tokens(root: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "runs.csv", tmp_path / "law.json"
+    rows = [
+        (n, d, 1.8 + 480 / n**0.35 + 2100 / d**0.37 + 1e-3 * (-1) ** k)
+        for k, (n, d) in enumerate((n, d) for n in (1e7, 1e8, 1e9) for d in (1e9, 1e10, 1e11, 1e12))
+    ]
+    table.write_text("n_params,train_tokens,loss\n" + "".join(f"{n},{d},{loss!r}\n" for n, d, loss in rows))
+    done = run(root, table, "--profile", "E", "--n-bootstrap", 0, "--out", out)
+    assert done.returncode == 0, done.stderr
+    held = json.loads(out.read_text())["profile"]
+    assert held["low"] < 1.8 < held["high"]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--form", "repeated_data", "--unique-column", "unique"], "no column 'unique' of unique tokens"),
         (["--hold-out", 60], "found 60 of 60"),
         (["--fix", "alpha"], "--fix alpha: wanted NAME=VALUE"),
-        (["--profile", "E"], "--profile E: form chinchilla has no such constant to hold"),
+        (["--profile", "R_D"], "profile: 'R_D' is not one of E, which chinchilla has"),
         (["--approach", 2, "--flops-by", "flops"], "no column 'flops'"),
         (["--compare", "chinchilla,moon", "--hold-out", 5], ""),
     ],
