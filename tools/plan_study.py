@@ -21,6 +21,7 @@ from megatron.scaling.design import CRITERIA, Designer, Expected, Runs, candidat
 from megatron.scaling.law import Law
 from megatron.scaling.selection import Columns, select_runs
 
+NOISE = 0.005  # spread of a run's log loss, where the law does not say
 PRIOR = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}
 
 
@@ -43,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--noise",
         type=float,
         metavar="SHARE",
-        help="spread of a run's log loss; else the law's, or 0.005",
+        help=f"spread of a run's log loss; else the law's, or {NOISE}",
     )
     runs = parser.add_argument_group("which runs may be")
     runs.add_argument("--runs", type=int, default=20, metavar="N", help="new runs, at most")
@@ -104,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prior = Law(form="chinchilla", params=PRIOR, objective=0.0, huber_delta=1e-3, n_runs=240)
         law = Law.load(args.law) if args.law else prior
         done = known(args)
-        designer = Designer(law, args.target or 100 * args.budget, args.noise or law.spread or 0.005, done)
+        target = 100 * args.budget if args.target is None else args.target
+        noise = (law.spread or NOISE) if args.noise is None else args.noise
+        designer = Designer(law, target, noise, done)
         every = candidates(
             args.largest_share * args.budget, tuple(args.tokens_per_parameter), args.sizes, args.unique
         )
