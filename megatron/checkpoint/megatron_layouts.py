@@ -211,6 +211,8 @@ def _config_of(args: Namespace, merged: dict[str, Tensor], n_tokens: int | None,
             raise ValueError(f"{step}: it was trained with {name}, which this model has not")
     if told("rotary_percent", 1.0) != 1.0:
         raise ValueError(f"{step}: rotary_percent is {args.rotary_percent}, this model turns whole heads")
+    if "layers.0.mlp.second.weight" not in merged:
+        raise ValueError(f"{step}: its first layer holds no MLP; not a transformer of Megatron's")
     rows, d_model = merged["word_embeddings.weight"].shape
     n_heads, swiglu = args.num_attention_heads, told("swiglu", False)
     rotary = told("position_embedding_type", "learned_absolute") == "rope" or told(

@@ -4,7 +4,6 @@ The index is 9 bytes of magic, u64 version, u8 dtype code, u64 sequences, u64 do
 lengths, int64 byte positions and int64 document boundaries (in sequences), all little endian.
 """
 
-import json
 import struct
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
+from megatron.config.datapaths import read_sidecar
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -62,7 +62,9 @@ class IndexedTokens:
         # an empty file cannot be mapped; a plain array because slices of a memmap are three times slower
         empty = np.empty(0, self.dtype)
         self.tokens = np.memmap(data, self.dtype, mode="r").view(np.ndarray) if held else empty
-        self.sidecar = _read_sidecar(Path(f"{prefix}.json"))
+        self.sidecar: dict[str, Any] | None = None
+        if Path(f"{prefix}.json").is_file():  # another program writes none
+            self.sidecar = read_sidecar(prefix)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
         """Sent to another process, a pair is its name: the mapped files would be copied whole."""
@@ -168,12 +170,3 @@ def _blocks(path: Path, kind: str, offset: int, n: int) -> Iterator[np.ndarray]:
             block = held[: n - first]
             file.readinto(block.view(np.uint8))
             yield block
-
-
-def _read_sidecar(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error}); {REMEDY}") from error

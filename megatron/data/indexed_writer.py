@@ -114,9 +114,8 @@ class IndexedWriter:
         if ids.dtype != self.dtype and len(ids):
             limits = np.iinfo(self.dtype)
             if ids.min() < limits.min or ids.max() > limits.max:
-                raise ValueError(
-                    f"{self.prefix}: id {ids.max()} does not fit {self.dtype}; choose a wider dtype"
-                )
+                odd = ids.min() if ids.min() < limits.min else ids.max()
+                raise ValueError(f"{self.prefix}: id {odd} does not fit {self.dtype}; choose a wider dtype")
         ids = np.ascontiguousarray(ids, dtype=self.dtype)
         self._bin.write(ids.data)
         self._sum.update(ids.data)

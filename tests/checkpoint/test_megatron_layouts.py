@@ -254,6 +254,21 @@ def test_shards_that_do_not_fit_are_refused_in_one_sentence(
         read_megatron(tmp_path / "ck")
 
 
+@pytest.mark.parametrize(
+    ("part", "sentence"), [("word_embeddings", "holds no word_embeddings"), ("linear_fc2", "holds no MLP")]
+)
+def test_a_transformer_without_a_part_is_refused_in_one_sentence(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, part: str, sentence: str
+) -> None:
+    write_megatron_lm(tiny_of(**LLAMA), tmp_path / "ck", 1, 1, "core")
+    (path,) = (tmp_path / "ck").rglob("model_optim_rng.pt")
+    kept = torch.load(path, weights_only=False)
+    kept["model"] = {name: held for name, held in kept["model"].items() if part not in name}
+    torch.save(kept, path)
+    with pytest.raises(ValueError, match=sentence):
+        read_megatron(tmp_path / "ck")
+
+
 def test_nothing_that_a_file_names_is_run(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -111,6 +111,13 @@ def test_a_fault_is_found_in_every_block_of_the_index(tmp_path: Path, k: int, pa
         IndexedTokens(tmp_path / "pair")
 
 
+@pytest.mark.parametrize("held", ["[1]", "{"])
+def test_a_sidecar_that_is_no_object_is_one_sentence(pair: Path, held: str) -> None:
+    Path(f"{pair}.json").write_text(held)
+    with pytest.raises(ValueError, match=r"pair.*\.json: "):
+        IndexedTokens(pair)
+
+
 def test_a_document_that_is_not_there_is_refused(pair: Path) -> None:
     tokens = IndexedTokens(pair)
     for i in (-1, 3):
@@ -143,6 +150,11 @@ def test_an_id_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> N
     ):
         writer.add_document([65536])
     assert list(tmp_path.iterdir()) == []
+    with (
+        pytest.raises(ValueError, match="id -1 does not fit uint16"),
+        IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer,
+    ):
+        writer.add_document(np.array([-1, 7]))
 
 
 @pytest.mark.parametrize(
