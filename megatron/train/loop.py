@@ -85,6 +85,7 @@ def _steps(
             record.check()  # weights that are no numbers are never saved
             path = saver.save(state, preempt=True)
             record.restart_clock()
+            started = time.perf_counter()  # elapsed_s counts training, here as at every other save
         if asked:
             window.close(state.step)
             saver.wait()
