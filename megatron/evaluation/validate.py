@@ -17,13 +17,14 @@ from megatron.parallel.world import World
 class HeldOut:
     """A held-out loss in nats a token.
 
-    loss_se   standard error over the samples scored: how far another text of the same kind might be
+    loss_se   standard error over the samples scored: how far another text of the same kind might be; None of
+              a single sample, which does not say
     mc_se     standard error of the Monte-Carlo estimate, None where the loss is exact
     num_mc    masks drawn for each sample, None where the loss is exact
     """
 
     loss: float
-    loss_se: float
+    loss_se: float | None
     mc_se: float | None
     num_mc: int | None
     n_samples: int
@@ -66,7 +67,7 @@ def validate(
         mc_se = float(per_sample.mean(axis=0).std(ddof=1) / math.sqrt(n_draws))
     return HeldOut(
         loss=float(means.mean()),
-        loss_se=float(means.std(ddof=1) / math.sqrt(n_samples)) if n_samples > 1 else math.inf,
+        loss_se=float(means.std(ddof=1) / math.sqrt(n_samples)) if n_samples > 1 else None,
         mc_se=mc_se,
         num_mc=None if objective.exact else n_draws,
         n_samples=n_samples,

@@ -150,7 +150,8 @@ class Record:
                 "checkpoint": checkpoint,
             }
         )
-        log.info("step: %d  held-out loss: %.5f +- %.5f", state.step, held_out.loss, held_out.loss_se)
+        error = "" if held_out.loss_se is None else f" +- {held_out.loss_se:.5f}"
+        log.info("step: %d  held-out loss: %.5f%s", state.step, held_out.loss, error)
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.file is None:

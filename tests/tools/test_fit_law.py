@@ -192,7 +192,9 @@ def test_another_count_of_flops_is_another_fit(root: Path, tmp_path: Path) -> No
     assert exponents[1] != pytest.approx(exponents[0], abs=1e-5)
 
 
-def test_the_floor_of_the_published_form_is_profiled_without_unique_tokens(root: Path, tmp_path: Path) -> None:
+def test_the_floor_of_the_published_form_is_profiled_without_unique_tokens(
+    root: Path, tmp_path: Path
+) -> None:
     table, out = tmp_path / "runs.csv", tmp_path / "law.json"
     rows = [
         (n, d, 1.8 + 480 / n**0.35 + 2100 / d**0.37 + 1e-3 * (-1) ** k)

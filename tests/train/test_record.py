@@ -14,7 +14,11 @@ import torch
 
 from megatron.config.plan import plan_run
 from megatron.config.read import build_config
+from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.base import StepReport
+from megatron.evaluation.validate import validate
+from megatron.objective.autoregressive import Autoregressive
+from megatron.objective.base import Task
 from megatron.parallel.world import World
 from megatron.run_dir import read_metrics
 from megatron.train.memory import explained, memory_line
@@ -52,6 +56,29 @@ def test_both_utilisations_follow_from_the_tokens_told_and_the_peak(tmp_path) ->
     assert line["mfu"] == pytest.approx(line["tps"] * (6 * n + scores) / 1e6)
     executed = 6 * (n - 5 * 64) + scores * 17 / 32
     assert line["mfu_executed"] == pytest.approx(line["tps"] * executed / 1e6)
+
+
+def test_one_held_out_sample_tells_a_loss_without_an_error(tmp_path) -> None:
+    config = build_config({
+        "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
+        "dataset": {"path_train": "synthetic", "seq_len": 16, "batch_size": 4},
+        "lr_scheduler": {"total_iterations": 10},
+        "logging": {"tensorboard": False},
+    })  # fmt: skip
+
+    class Even:
+        """Two nats for each of 16 tokens."""
+
+        def score(self, task: Task) -> tuple[torch.Tensor, int]:
+            return torch.full((1,), 32.0, dtype=torch.float64), 16
+
+    samples = SyntheticSamples(100, seq_len=16, seed=0, held_out=True)
+    found = validate(Even(), Autoregressive(), samples, CPU, batch_size=4, max_samples=1)
+    assert (found.loss, found.loss_se, found.n_tokens) == (2.0, None, 16)
+    record = Record(config, plan_run(config), CPU, tmp_path)
+    record.validation(TrainState(step=1, next_sample=4, tokens_seen=64), found, None)
+    record.close()
+    assert next(read_metrics(tmp_path))["loss_se"] is None
 
 
 def test_a_window_of_steps_is_profiled(pretrain, words, tmp_path) -> None:
