@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import command, run
-from megatron.config.choices import DEVICES, METHODS
+from megatron.config.choices import METHODS
+from megatron.evaluation.options import add_machine_options, open_asked_world
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,10 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("results").add_argument
     add("--out", type=Path, metavar="DIR", help="where results go, for a single model")
     add("--log-samples", action="store_true", help="write every prompt with what the model said")
-    add = parser.add_argument_group("machine").add_argument
-    add("--batch-size", type=int, default=32, metavar="N", help="requests of a forward")
-    add("--device", choices=DEVICES, help="by itself cuda where there is a GPU")
-    add("--threads", type=int, metavar="N", help="CPU threads of a rank; by itself torch's choice")
+    add_machine_options(parser, batch_size=32, unit="requests")
     return parser
 
 
@@ -60,12 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Score, print a table for each model, and say where the results are."""
     args = build_parser().parse_args(argv)
     # after the words: --help should not wait for torch
-    from megatron.config.schema import DistConfig
     from megatron.evaluation.downstream import Asked, evaluate_downstream
     from megatron.evaluation.harness import table
     from megatron.evaluation.reader import Scoring
     from megatron.evaluation.scores import models_of
-    from megatron.parallel.world import open_world
     from megatron.run_dir import DOWNSTREAM_RESULTS
 
     try:
@@ -85,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             batch_size=args.batch_size,
         )
         models = models_of(args.models, args.out)
-        with open_world(DistConfig(cpu_only=args.device == "cpu"), args.threads) as world:
+        with open_asked_world(args) as world:
             for model in models:
                 results, before, folder = evaluate_downstream(
                     model, asked, scoring, world, tokenizer=args.tokenizer, out=args.out

@@ -69,10 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompts += args.prompt_file.read_text().splitlines()
         prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
         how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-        writer = Writer(
-            read_any(args.model, tokenizer=args.tokenizer),
-            args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-        )
+        device = _device(args.device)
+        writer = Writer(read_any(args.model, tokenizer=args.tokenizer), device)
         writer.ignore_end = args.ignore_end
         if args.stream:
             for piece in writer.stream(prompts, args.max_new_tokens, how):
@@ -92,6 +90,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
+
+
+def _device(name: str | None) -> str:
+    """The device asked for, else cuda where there is a GPU. ValueError for one that torch cannot use here."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
+        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return name
 
 
 if __name__ == "__main__":

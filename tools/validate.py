@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.command import command, run
-from megatron.config.choices import DEVICES, METHODS
+from megatron.config.choices import METHODS
+from megatron.evaluation.options import add_machine_options, open_asked_world
 from megatron.run_dir import write_json
 
 
@@ -49,10 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compare", action="store_true", help="paired bootstrap of each model against the first")
     add("--n-bootstrap", type=int, default=10_000, metavar="N", help="resamples of --compare")
     add("--out", type=Path, metavar="DIR", help="where results go, for a single model")
-    add = parser.add_argument_group("machine").add_argument
-    add("--batch-size", type=int, default=16, metavar="N", help="windows of a forward")
-    add("--device", choices=DEVICES, help="by itself cuda where there is a GPU")
-    add("--threads", type=int, metavar="N", help="CPU threads of a rank; by itself torch's choice")
+    add_machine_options(parser, batch_size=16, unit="windows")
     return parser
 
 
@@ -60,10 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Score, print a line for each model and domain, and say where the results are."""
     args = build_parser().parse_args(argv)
     # after the words: --help should not wait for torch
-    from megatron.config.schema import DistConfig
     from megatron.evaluation.held_out import Held, score_held_out
     from megatron.evaluation.scores import models_of
-    from megatron.parallel.world import open_world
 
     try:
         held = Held(
@@ -80,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         models = models_of(args.models, args.out)
         if args.compare and len(models) < 2:
             raise ValueError("--compare: wants two models or more")
-        with open_world(DistConfig(cpu_only=args.device == "cpu"), args.threads) as world:
+        with open_asked_world(args) as world:
             paths = []
             for model in models:
                 found, path, before = score_held_out(

@@ -44,6 +44,7 @@ def test_bad_input_is_one_sentence(root: Path, stories: Path, tmp_path: Path) ->
     for words, sentence in (
         (("generate_text.py", stories / "stories260K.bin"), "name it with --tokenizer"),
         (("generate_text.py", tmp_path / "none", "--prompt", "a"), "no such checkpoint"),
+        (("generate_text.py", stories / "stories260K.bin", "--device", "moon"), "--device moon: "),
         (
             ("convert_checkpoint.py", stories / "tok512.bin", tmp_path / "out", "--to", "native"),
             "not a llama2.c model",
