@@ -42,74 +42,81 @@ def harness_model(reader: Reader) -> "LM":
     all answers.
     """
     from lm_eval.api.model import LM
-    from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    class MegatronModel(LM):
-        """Text goes through `Reader`. `decode` False: only rankings are asked for."""
+    return type("MegatronModel", (MegatronModel, LM), {})(reader)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self._device = reader.world.device
-            self.decode = True
 
-        @property
-        def tokenizer_name(self) -> str:
-            return reader.tokenizer.name.replace("/", "__")
+class MegatronModel:
+    """What `LM` leaves to a model, with text going through `Reader`.
 
-        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-            asked = reader.requests([request.args for request in requests])
-            with _bar(len(asked), "log-likelihoods", reader) as bar:
-                found = reader.likelihoods(asked, bar.update, self.decode)
-            answers = list(zip(found.log_p.tolist(), found.greedy.tolist(), strict=True))
-            for request, answer in zip(requests, answers, strict=True):
-                self.cache_hook.add_partial("loglikelihood", request.args, answer)
-            return answers
+    decode   False: only rankings are asked for
+    """
 
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            # a diffusion model reads what it predicts, so a window has one position less
-            length = reader.max_length if reader.causal else reader.max_length - 1
-            asked: list[Request] = []
-            ends: list[int] = []
-            for ids in reader.encode([request.args[0] for request in requests]):
-                windows = get_rolling_token_windows(list(ids), reader.prefix_id, length, context_len=1)
-                asked += [Request(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, windows)]
-                ends.append(len(asked))
-            with _bar(len(asked), "windows of text", reader) as bar:
-                log_p = reader.likelihoods(asked, bar.update, decode=False).log_p
-            begins = [0, *ends[:-1]]
-            answers = [float(log_p[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
-            for request, answer in zip(requests, answers, strict=True):
-                self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
-            return answers
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+        self._device = reader.world.device
+        self.decode = True
 
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            texts = [""] * len(requests)
-            alike: dict[str, list[int]] = {}
-            for i, request in enumerate(requests):
-                alike.setdefault(repr(sorted(request.args[1].items())), []).append(i)
-            with _bar(len(requests), "texts", reader) as bar:
-                for members in alike.values():
-                    told = normalize_gen_kwargs(requests[members[0]].args[1])
-                    sampled = told["do_sample"] and told.get("temperature", 1.0) > 0
-                    new = reader.continue_texts(
-                        [requests[i].args[0] for i in members],
-                        max_new_tokens=told["max_gen_toks"],
-                        until=told["until"],
-                        how=Sampling(
-                            temperature=told.get("temperature", 1.0) if sampled else 0.0,
-                            top_k=told.get("top_k"),
-                            top_p=told.get("top_p"),
-                            seed=reader.scoring.seed,
-                        ),
-                        progress=bar.update,
-                    )
-                    for i, text in zip(members, new, strict=True):
-                        texts[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
-            return texts
+    @property
+    def tokenizer_name(self) -> str:
+        return self.reader.tokenizer.name.replace("/", "__")
 
-    return MegatronModel()
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+        asked = self.reader.requests([request.args for request in requests])
+        with _bar(len(asked), "log-likelihoods", self.reader) as bar:
+            found = self.reader.likelihoods(asked, bar.update, self.decode)
+        answers = list(zip(found.log_p.tolist(), found.greedy.tolist(), strict=True))
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request.args, answer)
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+        # a diffusion model reads what it predicts, so a window has one position less
+        length = self.reader.max_length if self.reader.causal else self.reader.max_length - 1
+        asked: list[Request] = []
+        ends: list[int] = []
+        for ids in self.reader.encode([request.args[0] for request in requests]):
+            windows = get_rolling_token_windows(list(ids), self.reader.prefix_id, length, context_len=1)
+            asked += [Request(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, windows)]
+            ends.append(len(asked))
+        with _bar(len(asked), "windows of text", self.reader) as bar:
+            log_p = self.reader.likelihoods(asked, bar.update, decode=False).log_p
+        begins = [0, *ends[:-1]]
+        answers = [float(log_p[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
+        return answers
+
+    def generate_until(self, requests: list[Any]) -> list[str]:
+        from lm_eval.models.utils import normalize_gen_kwargs
+
+        texts = [""] * len(requests)
+        alike: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            alike.setdefault(repr(sorted(request.args[1].items())), []).append(i)
+        with _bar(len(requests), "texts", self.reader) as bar:
+            for members in alike.values():
+                told = normalize_gen_kwargs(requests[members[0]].args[1])
+                sampled = told["do_sample"] and told.get("temperature", 1.0) > 0
+                new = self.reader.continue_texts(
+                    [requests[i].args[0] for i in members],
+                    max_new_tokens=told["max_gen_toks"],
+                    until=told["until"],
+                    how=Sampling(
+                        temperature=told.get("temperature", 1.0) if sampled else 0.0,
+                        top_k=told.get("top_k"),
+                        top_p=told.get("top_p"),
+                        seed=self.reader.scoring.seed,
+                    ),
+                    progress=bar.update,
+                )
+                for i, text in zip(members, new, strict=True):
+                    texts[i] = text
+                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
+        return texts
 
 
 def _bar(n: int, what: str, reader: Reader) -> tqdm:
