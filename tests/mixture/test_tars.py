@@ -12,6 +12,7 @@ from megatron.mixture import records
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import MixtureDataset
 from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.hugging_face import hugging_face
 from megatron.mixture.properties import read_properties
 from megatron.mixture.spec import prepare
 from megatron.mixture.tars import read_sample, samples_of
@@ -70,6 +71,8 @@ def test_samples_come_back_with_their_text_and_every_member_as_bytes(tmp_path, n
         assert json.loads(told["json"])["width"] == i
         assert ("txt" in told) == (i % 2 == 0)
     assert [source.names[k] for k in chunks[0].domains].count("de") == 2  # two of three are
+    (row,) = hugging_face(MixtureDataset(lambda: source)).take(1)
+    assert row["sample"] == chunks[0].documents[0]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 500, 1 << 20])
