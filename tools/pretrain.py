@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron.command import command
+from megatron.command import STOPPED, command
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
     args = build_parser().parse_args(argv)
     # after the words: --help should not wait for torch
-    from megatron.checkpoint.preempt import EXIT_PREEMPTED, watch_for_stop
+    from megatron.checkpoint.preempt import watch_for_stop
     from megatron.config.plan import plan_run
     from megatron.config.read import read_config, read_yaml
     from megatron.mixture.spec import prepare
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 done = train(run, stop)
             if world.is_first and done:
                 print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
-            return 0 if done else EXIT_PREEMPTED
+            return 0 if done else STOPPED
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

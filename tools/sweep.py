@@ -9,9 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import command, run
+from megatron.command import STOPPED, command, run
 from megatron.scaling.ladder import expand, read_study_plan
-from megatron.scaling.launch import PREEMPTED
 from megatron.scaling.price import GPU_EFFICIENCY, speed_of
 from megatron.scaling.price_table import price_table
 from megatron.scaling.sweep import Options, jobs_of, sweep
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {line}", file=sys.stderr)
     if outcome.interrupted:
         print("stopped; run the same command again to go on", file=sys.stderr)
-        return PREEMPTED
+        return STOPPED
     return 1 if outcome.n_done < outcome.n_runs else 0
 
 

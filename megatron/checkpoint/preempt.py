@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: run me again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 

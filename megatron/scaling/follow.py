@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from megatron.command import STOPPED
 from megatron.run_dir import EXIT, is_done, write_json
 from megatron.scaling.ladder import PlannedRun
-from megatron.scaling.launch import PREEMPTED, Job, Launcher, checkpoint_of
+from megatron.scaling.launch import Job, Launcher, checkpoint_of
 
 
 @dataclass
@@ -78,7 +79,7 @@ def _settle(
         state.done.append(run)
         ended(job, status, False)
         return
-    tried = state.tries.get(run.plan.identity, 0) + (status != PREEMPTED)
+    tried = state.tries.get(run.plan.identity, 0) + (status != STOPPED)
     state.tries[run.plan.identity] = tried
     again = tried <= retries
     (state.waiting if again else state.failed).append(run)

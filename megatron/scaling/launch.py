@@ -12,7 +12,6 @@ from megatron.scaling.ladder import PlannedRun
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "log.txt"
-PREEMPTED = 75
 STOP_WAIT_S = 60.0
 
 

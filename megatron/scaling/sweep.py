@@ -4,10 +4,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from megatron.command import STOPPED
 from megatron.run_dir import RESULT, is_done, read_json
 from megatron.scaling.follow import run_all
 from megatron.scaling.ladder import PlannedRun, StudyPlan, expand
-from megatron.scaling.launch import PREEMPTED, Job, Launcher
+from megatron.scaling.launch import Job, Launcher
 from megatron.scaling.local import Device, LocalLauncher
 from megatron.scaling.price import gpus, speed_of
 from megatron.scaling.price_table import price_table
@@ -114,7 +115,7 @@ def _line(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
     width = len(str(n_runs))
     count = f"[{n_ended:>{width}}/{n_runs}] {job.run.config.name}"
     if not is_done(job.run.folder, job.run.plan.identity) or result is None:
-        how = "preempted" if status == PREEMPTED else f"exit status {status}, {job.last_words()}"
+        how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_words()}"
         return f"{count}: {how}{', starts again' if again else ''}"
     loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"

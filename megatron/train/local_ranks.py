@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from megatron.checkpoint.preempt import EXIT_PREEMPTED, SIGNALS
+from megatron.checkpoint.preempt import SIGNALS
+from megatron.command import STOPPED
 
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for those that a failed rank has left behind
 POLL_S = 0.1
@@ -55,11 +56,11 @@ def _common_words(n_ranks: int) -> dict[str, str]:
 def _wait(ranks: Sequence[subprocess.Popen]) -> int:
     while True:
         statuses = [rank.poll() for rank in ranks]
-        failed = [status for status in statuses if status not in (None, 0, EXIT_PREEMPTED)]
+        failed = [status for status in statuses if status not in (None, 0, STOPPED)]
         if failed:
             return failed[0] if failed[0] > 0 else 128 - failed[0]
         if None not in statuses:
-            return EXIT_PREEMPTED if EXIT_PREEMPTED in statuses else 0
+            return STOPPED if STOPPED in statuses else 0
         time.sleep(POLL_S)
 
 

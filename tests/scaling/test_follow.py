@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from megatron.command import STOPPED
 from megatron.run_dir import EXIT, RESULT
 from megatron.scaling.follow import Progress, run_all
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
-from megatron.scaling.launch import PREEMPTED, Job, checkpoint_of, prepare
+from megatron.scaling.launch import Job, checkpoint_of, prepare
 from megatron.scaling.local import Device, LocalLauncher
 from megatron.scaling.memory import bytes_of
 from megatron.scaling.progress import LiveTable, table_lines
@@ -110,7 +111,7 @@ def test_one_that_never_ends_well_is_given_up_and_says_why(runs) -> None:
 
 
 def test_preempted_runs_go_on_as_often_as_it_takes(runs) -> None:
-    state, told = follow([runs[2]], fake := Fake({40: [PREEMPTED] * 5}), retries=0)
+    state, told = follow([runs[2]], fake := Fake({40: [STOPPED] * 5}), retries=0)
     assert len(fake.started) == 6
     assert not state.failed
 
