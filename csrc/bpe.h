@@ -267,7 +267,7 @@ class WordCache {
     static constexpr size_t kShortBytes = 15, kLongBytes = 63, kLongIds = 15;
     static constexpr int kOwnBits = 15, kLongBits = 13;  // log2 of the number of sets
     struct Long {
-        uint64_t key[8];  // likewise
+        uint64_t key[8];  // the word, zeros, and in the last byte its length
         uint32_t ids[kLongIds];
         uint32_t n;
     };

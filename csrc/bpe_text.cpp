@@ -1,6 +1,6 @@
 // GPT-2's pre-tokeniser, by hand:
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// The classes of code points come from the `tokenizers` library (megatron/tokenizer/classes.py).
+// The classes of code points come from the `tokenizers` library (tools/derive_code_points.py).
 #include <algorithm>
 #include <bit>
 
