@@ -28,15 +28,6 @@ class Blend:
         if once:
             self.samples_per_epoch = self._without_repeats()
 
-    @property
-    def unique_tokens(self) -> int:
-        """Targets of one epoch of every corpus."""
-        return sum(corpus.unique_tokens for corpus in self.corpora)
-
-    def epoch_of(self, i: int) -> int:
-        """How often as many samples as an epoch has went before sample i; a corpus may be elsewhere."""
-        return i // self.samples_per_epoch
-
     def sources_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus, number inside the corpus) of samples int64 [n]: two arrays int64 [n]."""
         blocks, places = np.divmod(numbers, self.shares.block_turns)

@@ -86,8 +86,7 @@ def split_epochs(tokens_per_epoch: int, seq_len: int, n_samples: int) -> tuple[i
 class MegatronSamples(Samples):
     """As `Samples`, for the first `n_samples` alone, in Megatron's order.
 
-    Windows run across the ends of epochs, and epochs are mixed: `epoch_of` is how often as many samples as
-    an epoch has went before.
+    Windows run across the ends of epochs, and epochs are mixed.
     """
 
     def __init__(self, tokens: IndexedTokens, seq_len: int, seed: int, n_samples: int) -> None:

@@ -38,15 +38,6 @@ class Samples:
             )
         self._order: tuple[int, Permutation] | None = None  # of the epoch last asked for
 
-    @property
-    def unique_tokens(self) -> int:
-        """Targets of one epoch."""
-        return self.samples_per_epoch * self.seq_len
-
-    def epoch_of(self, i: int) -> int:
-        """The epoch that sample i belongs to, from 0."""
-        return i // self.samples_per_epoch
-
     def window_of(self, i: int) -> int:
         """Which window of the corpus sample i is."""
         epoch, position = divmod(i, self.samples_per_epoch)

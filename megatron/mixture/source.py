@@ -115,11 +115,6 @@ class MixtureSamples:
         if isinstance(self.weights, Log):
             self.weights.coming = self.settle
 
-    @property
-    def unique_tokens(self) -> int:
-        """Targets of one epoch of every domain."""
-        return self.samples_per_epoch * self.seq_len
-
     def domains_of(self, numbers: np.ndarray) -> np.ndarray:
         """The domain of samples int64 [n]: int32 [n]."""
         return self.distributor.take(numbers).domain

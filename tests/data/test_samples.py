@@ -54,8 +54,6 @@ def test_each_epoch_is_every_window_once_and_no_epoch_runs_into_the_next(
     for epoch in epochs:
         assert sorted(epoch) == list(range(n))
     assert epochs[0] != epochs[1] != epochs[2]
-    assert samples.epoch_of(n - 1) == 0
-    assert samples.epoch_of(n) == 1
 
 
 def test_a_sample_is_a_whole_window_in_the_text(tokens: IndexedTokens) -> None:
