@@ -33,8 +33,8 @@ class Request:
         """The last n tokens of both. ValueError where the continuation alone would be cut."""
         if len(self.continuation) >= n:
             raise ValueError(
-                f"a continuation of {len(self.continuation)} tokens leaves no room for any context "
-                f"in a model of {n - 1} positions"
+                f"a continuation of {len(self.continuation)} tokens leaves no room for any context: "
+                f"the model scores {n - 1} at most after one token of it"
             )
         return (self.context + self.continuation)[-n:]
 
@@ -66,6 +66,13 @@ class _Row:
         return self.shared + sum(len(tokens) - self.shared for tokens in self.inputs)
 
 
+def cut_from_left(requests: Sequence[Request], n: int) -> tuple[list[tuple[int, ...]], int]:
+    """The last n tokens of each request, and of how many that is not all."""
+    sequences = [request.cut(n) for request in requests]
+    whole = (len(request.context) + len(request.continuation) for request in requests)
+    return sequences, sum(len(one) < length for one, length in zip(sequences, whole, strict=True))
+
+
 def autoregressive_likelihoods(
     model: Gpt,
     requests: Sequence[Request],
@@ -79,11 +86,7 @@ def autoregressive_likelihoods(
 
     Batches do not depend on the number of ranks, which share them, so neither does any figure.
     """
-    sequences = [request.cut(max_length + 1) for request in requests]
-    n_cut = sum(
-        len(sequence) < len(request.context) + len(request.continuation)
-        for sequence, request in zip(sequences, requests, strict=True)
-    )
+    sequences, n_cut = cut_from_left(requests, max_length + 1)  # the last token is not read
     found = torch.zeros(len(requests), 2, dtype=torch.float64)
     # a model that keeps documents apart counts positions by itself
     rows = _rows([sequence[:-1] for sequence in sequences], 1 if model.config.document_mask else batch_size)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from megatron.evaluation.generate_diffusion import generate_diffusion
-from megatron.evaluation.likelihood import Likelihoods, Progress, Request, hidden_at
+from megatron.evaluation.likelihood import Likelihoods, Progress, Request, cut_from_left, hidden_at
 from megatron.evaluation.sampling import Sampling
 from megatron.model.gpt import Gpt
 from megatron.objective.linear_cross_entropy import linear_log_p
@@ -47,7 +47,7 @@ def left_to_right(
     each = np.split(np.arange(len(log_p)), ends[:-1])
     greedy = np.array([best[tokens].all() for tokens in each], dtype=bool)
     return Likelihoods(
-        np.array([log_p[tokens].sum() for tokens in each]), greedy, _cut(requests, max_length)[1]
+        np.array([log_p[tokens].sum() for tokens in each]), greedy, cut_from_left(requests, max_length)[1]
     )
 
 
@@ -64,7 +64,7 @@ def tokens_left_to_right(
 
     A request may be without context here.
     """
-    sequences, _ = _cut(requests, max_length)
+    sequences, _ = cut_from_left(requests, max_length)
     n_rows = np.array([len(request.continuation) for request in requests], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(n_rows)])
     found = torch.zeros(2, int(begins[-1]), dtype=torch.float64)
@@ -95,7 +95,7 @@ def bound(
     """
     if num_mc < 1:
         raise ValueError(f"num_mc: found {num_mc}, wanted 1 or more")
-    sequences, n_cut = _cut(requests, max_length)
+    sequences, n_cut = cut_from_left(requests, max_length)
     lengths = [len(request.continuation) for request in requests]
     n_rows = np.array([_n_masks(length, num_mc) for length in lengths], dtype=np.int64)
     found = torch.zeros(len(requests), dtype=torch.float64)
@@ -122,7 +122,7 @@ def decoded_greedily(
 
     `log_p` is not a number.
     """
-    sequences, n_cut = _cut(requests, max_length)
+    sequences, n_cut = cut_from_left(requests, max_length)
     lengths = [len(request.continuation) for request in requests]
     alike: dict[tuple[int, int], list[int]] = {}
     for i, sequence in enumerate(sequences):
@@ -172,13 +172,6 @@ def answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple[np.n
 def _n_masks(length: int, num_mc: int) -> int:
     """Rows that the bound of one answer takes."""
     return min(num_mc, 2**length - 1) if length < 63 else num_mc
-
-
-def _cut(requests: Sequence[Request], max_length: int) -> tuple[list[tuple[int, ...]], int]:
-    """What the model reads of each request, and how many are cut from the left."""
-    sequences = [request.cut(max_length) for request in requests]
-    whole = (len(request.context) + len(request.continuation) for request in requests)
-    return sequences, sum(len(one) < n for one, n in zip(sequences, whole, strict=True))
 
 
 def _shares(
