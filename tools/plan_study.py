@@ -18,11 +18,11 @@ from megatron.command import command, run
 from megatron.run_dir import write_whole
 from megatron.scaling import wording
 from megatron.scaling.design import CRITERIA, Designer, Expected, Runs, candidates, simple_designs
-from megatron.scaling.law import Law
+from megatron.scaling.law import PUBLISHED, Law
 from megatron.scaling.selection import Columns, select_runs
 
 NOISE = 0.005  # spread of a run's log loss, where the law does not say
-PRIOR = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}
+PRIOR = "Besiroglu et al. 2024"  # the law that is taken for true where none is given
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not args.budget > 0 or not 0 < args.largest_share <= 1:
             raise ValueError("--budget wants FLOPs above 0, and --largest-share a number in (0, 1]")
-        prior = Law(form="chinchilla", params=PRIOR, objective=0.0, huber_delta=1e-3, n_runs=240)
+        prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
         law = Law.load(args.law) if args.law else prior
         done = known(args)
         target = 100 * args.budget if args.target is None else args.target

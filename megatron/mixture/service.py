@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from megatron.log import get_logger
 from megatron.mixture.adaptive import NotYetError
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.libraries import flight
@@ -32,8 +31,6 @@ REQUEST_KEYS = {"mixture", "identity", "first", "n"}
 REPORT_KEYS = {"mixture", "identity", "chunk", "nats", "tokens"}
 MAY_HAVE = {"run"}
 LARGEST = 1 << 40  # chunk number
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

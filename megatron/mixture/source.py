@@ -31,7 +31,7 @@ class DomainStream:
         seq_len: int, seed: int, shuffle: bool,
     ) -> None:  # fmt: skip
         """spans int64 [n, 3]: (pair, first document, the one after the last) of each interval."""
-        self.name, self.pairs, self.seq_len = name, pairs, seq_len
+        self.pairs, self.seq_len = pairs, seq_len
         sizes = spans[:, 2] - spans[:, 1]
         n = int(sizes.sum())
         documents = np.arange(n) + np.repeat(spans[:, 1] - np.cumsum(sizes) + sizes, sizes)

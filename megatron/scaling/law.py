@@ -14,6 +14,15 @@ from numpy.typing import ArrayLike
 from megatron.run_dir import write_json
 from megatron.scaling.forms import FORM
 
+# Constants of published laws of the form chinchilla: nats, N, D, on other text
+PUBLISHED = {
+    "Hoffmann et al. 2022": {
+        "E": math.exp(0.5267228), "A": math.exp(6.0073404), "B": math.exp(6.0179186),
+        "alpha": 0.33917084, "beta": 0.2849083,
+    },
+    "Besiroglu et al. 2024": {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658},
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Law:

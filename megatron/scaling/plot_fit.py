@@ -14,6 +14,7 @@ from megatron.scaling.plot import (
     Figure,
     describe,
     flops_tick,
+    groups,
     linear_axis,
     log_axis,
     run_chips,
@@ -82,7 +83,7 @@ def residual_figure(study: Study) -> Figure | None:
 def residual_mark(study: Study, row: Row, x: float, y: float, axis: str) -> dict[str, Any]:
     """One run in one panel."""
     return scatter(
-        [x], [y], "markers", xaxis=axis, meta=[f"size:{row['n_params']}", f"objective:{row['objective']}"],
+        [x], [y], "markers", xaxis=axis, meta=groups(row),
         marker={"color": size_colour(study, row), "size": 8},
         hovertemplate=f"{describe(study, row)}<br>{y:+.2f} %<extra></extra>",
     )  # fmt: skip

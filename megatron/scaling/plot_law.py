@@ -10,7 +10,7 @@ import numpy as np
 from megatron.scaling import wording
 from megatron.scaling.forms import FORM
 from megatron.scaling.frontier import bands, optimal
-from megatron.scaling.law import Law
+from megatron.scaling.law import PUBLISHED, Law
 from megatron.scaling.plot import (
     LOSS_UNIT,
     Chip,
@@ -26,14 +26,7 @@ from megatron.scaling.plot import (
 from megatron.scaling.study import Study
 from megatron.scaling.table import Row
 
-# Constants of published laws (nats, N, D), and Kaplan et al.'s N* = 1.3e9 (C / 8.64e19)^0.73, on other text
-PUBLISHED = {
-    "Hoffmann et al. 2022": {
-        "E": math.exp(0.5267228), "A": math.exp(6.0073404), "B": math.exp(6.0179186),
-        "alpha": 0.33917084, "beta": 0.2849083,
-    },
-    "Besiroglu et al. 2024": {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658},
-}  # fmt: skip
+# N* = 1.3e9 (C / 8.64e19)^0.73, on other text
 KAPLAN = "Kaplan et al. 2020"
 BEYOND = 10.0  # how far past the largest run the optimum is shown
 LETTERS = {"n_params": "N", "n_non_embedding": "N (without embeddings)"}

@@ -74,7 +74,7 @@ def epochs_figure(study: Study) -> Figure | None:
         "xaxis": log_axis("epochs over the same unique tokens", epochs),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
-    words = [_turn(study, objective, series) for objective in study.objectives()]
+    words = [_turn(objective, series) for objective in study.objectives()]
     title = "; ".join(filter(None, words)) or f"Up to {wording.digits(max(epochs), 2)} epochs"
     title = title[:1].upper() + title[1:]
     caption = (
@@ -84,7 +84,7 @@ def epochs_figure(study: Study) -> Figure | None:
     return Figure("epochs", title, caption, f"{title}.", data, layout, run_chips(study, shown))
 
 
-def _turn(study: Study, objective: str, series: dict[tuple, list[Row]]) -> str:
+def _turn(objective: str, series: dict[tuple, list[Row]]) -> str:
     """At how many epochs the lines of one objective are lowest, in words."""
     mine = [rows for key, rows in series.items() if key[0] == objective]
     if not mine:

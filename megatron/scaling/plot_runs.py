@@ -201,7 +201,7 @@ def compute_figure(study: Study) -> Figure | None:
                 "line": {"color": "@ink", "width": 2.2, "dash": DASH.get(objective, "dot")},
             }
         )
-        claim = claim or envelope_words(study, lower)
+        claim = claim or envelope_words(lower)
     flops, losses = [row["train_flops"] for row in rows], [row["loss"] for row in rows]
     layout = {
         "xaxis": log_axis("training compute (FLOPs)", flops, flops_tick),
@@ -250,7 +250,7 @@ def envelope(rows: Sequence[Row]) -> list[Row]:
     return lower
 
 
-def envelope_words(study: Study, lower: Sequence[Row]) -> str:
+def envelope_words(lower: Sequence[Row]) -> str:
     """How fast the envelope falls; empty for a single run."""
     if len(lower) < 2:
         return ""
@@ -259,8 +259,7 @@ def envelope_words(study: Study, lower: Sequence[Row]) -> str:
     objective = wording.OBJECTIVES.get(first["objective"], first["objective"])
     return (
         f"Ten times the compute has bought {(first['loss'] - last['loss']) / decades:.2f} nats: the "
-        f"{objective} envelope "
-        f"falls from {first['loss']:.2f} to {last['loss']:.2f}"
+        f"{objective} envelope falls from {first['loss']:.2f} to {last['loss']:.2f}"
     )
 
 

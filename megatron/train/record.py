@@ -38,7 +38,7 @@ class Record:
         self, config: RunConfig, plan: RunPlan, world: World, run: Path, first_step: int = 0
     ) -> None:
         """`first_step`: how many steps were taken before."""
-        self.plan, self.world = plan, world
+        self.world = world
         self.flops_per_token = flops_per_token_mfu(config.model, config.dataset.seq_len)
         causal = config.objective.name == "autoregressive"
         # masked diffusion predicts hidden positions only: (1 - rate_min) t + rate_min of them, t ~ U(0, 1)

@@ -11,14 +11,11 @@ import torch.distributed as dist
 
 from megatron.checkpoint import layout, sharded, store
 from megatron.config.read import as_dict
-from megatron.log import get_logger
 from megatron.mixture.source import MixtureSamples
 from megatron.parallel.reduce import any_rank, first_says
 from megatron.train.build import Run, build_schedule
 from megatron.train.record import git_of_code
 from megatron.train.state import TrainState
-
-log = get_logger(__name__)
 
 
 class Saver:
