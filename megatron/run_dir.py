@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,16 +32,21 @@ def write_whole(path: Path, text: str) -> None:
 
 def write_whole_bytes(path: Path, content: bytes) -> None:
     """`write_whole` of what is no text."""
+    with written_whole(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a `with` to write and close: synced and renamed when it ends in order."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
+        yield partial
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.rename(path)
-    except BaseException:
+    finally:
         partial.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron.data.documents import Piece, lines_of
 from megatron.data.hub import HubFile, Repository
-from megatron.run_dir import read_json, write_json
+from megatron.run_dir import read_json, write_json, written_whole
 
 FETCHED = ".fetched"  # folder of what is not yet written in another form
 STYLES = ("jsonl", "parquet", "packed")
@@ -117,16 +117,12 @@ def _take(
     if not fetched.is_file():
         repository.fetch(shard, fetched)
     part = _Part(_lines(fetched), documents, n_bytes)
-    partial = target.with_name(target.name + ".partial")
-    try:
+    with written_whole(target) as partial:
         if style == "jsonl":
             with partial.open("wb") as file:
                 file.writelines(line + b"\n" for line in part)
         else:
             _write_parquet(partial, part)
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
     fetched.unlink()
     with contextlib.suppress(OSError):  # another split's download, which was stopped, may wait in it
         fetched.parent.rmdir()

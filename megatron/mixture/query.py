@@ -24,6 +24,7 @@ from megatron.mixture.expression import Condition
 from megatron.mixture.intervals import OWN_TOKENS, Gathered
 from megatron.mixture.libraries import duckdb, pyarrow, rows
 from megatron.mixture.properties import quoted
+from megatron.run_dir import written_whole
 
 FUNCTIONS = frozenset(
     ["+", "-", "*", "/", "%", "||", "~~", "!~~", "~~*", "!~~*", "lower", "upper", "trim", "length", "len"]
@@ -170,13 +171,12 @@ class Result:
         told = {"by": self.by, "domains": self.domains, "files": [vars(file) for file in self.files],
                 "n_tokens": self.n_tokens}  # fmt: skip
         table = self.intervals.replace_schema_metadata({"mixture": json.dumps(told, default=str)})
-        partial = path.with_name(path.name + PARTIAL)
-        try:
-            with arrow.OSFile(str(partial), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            partial.rename(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with (
+            written_whole(path) as partial,
+            arrow.OSFile(str(partial), "wb") as sink,
+            arrow.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
 
     @classmethod
     def load(cls, path: Path) -> "Result":

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
+from megatron.run_dir import written_whole
 from megatron.scaling.plot import Figure
 from megatron.scaling.report import chip_button, colour_rules, data_of, part, plotly_js
 
@@ -75,9 +76,8 @@ def export_figures(
                 made = scratch / f"{figure.key}.{kind}"
                 _draw(browser, page, made, width_px, figure.height_px + legend_px(figure, width_px), scratch)
                 out = folder / made.name
-                beside = out.with_name(out.name + ".partial")
-                shutil.copyfile(made, beside)
-                beside.rename(out)
+                with written_whole(out) as partial:
+                    shutil.copyfile(made, partial)
                 written.append(out)
     return written
 

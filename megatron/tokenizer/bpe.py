@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.run_dir import read_json
+from megatron.run_dir import read_json, written_whole
 from megatron.tokenizer.hub import cached_file, why_hub_is_silent
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ class BpeTokenizer:
         """Write tokenizer.json."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tokenizer.json"
-        partial = path.with_name("tokenizer.json.partial")
-        self.inner.save(str(partial))
-        partial.rename(path)
+        with written_whole(path) as partial:
+            self.inner.save(str(partial))
         return path
 
 
