@@ -64,14 +64,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.document is None:
             print(table(summarise(pair)))
             return 0
+        if not pair.n_documents:
+            raise ValueError(f"{args.prefix}: holds no document")
         if not 0 <= args.document < pair.n_documents:
             raise ValueError(f"--document: found {args.document}, wanted 0 to {pair.n_documents - 1}")
-        name = args.tokenizer_model or ((pair.sidecar or {}).get("tokenizer") or {}).get("name")
+        made_by = (pair.sidecar or {}).get("tokenizer") or {}
+        name = args.tokenizer_model or made_by.get("name")
         if name is None:
             raise ValueError(
                 f"{args.prefix}: has no sidecar that names its tokenizer; give --tokenizer-model"
             )
-        print(load(name).decode(pair.document(args.document).tolist()))
+        tokenizer = load(name)
+        if made_by.get("sha256") not in (None, tokenizer.sha256):
+            raise ValueError(
+                f"{name}: not the tokenizer {made_by.get('name')} that the pair was made with; "
+                "its words would be others"
+            )
+        print(tokenizer.decode(pair.document(args.document).tolist()))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -31,6 +31,12 @@ BLOCK = 1 << 14  # numbers of the index looked at a time: they stay in the cache
 REMEDY = "delete the pair and run tools/preprocess_data_many_cores.py again"
 
 
+def prefix_of(word: str | Path) -> str:
+    """The prefix of the pair that a word names: as it is, or without the .bin or .idx behind it."""
+    cut = str(word).removesuffix(".bin").removesuffix(".idx")
+    return cut if Path(f"{cut}.idx").is_file() and not Path(f"{word}.idx").is_file() else str(word)
+
+
 class IndexedTokens:
     """The documents of one pair, memory-mapped. Opening reads the index through once and holds none of it.
 
@@ -40,7 +46,7 @@ class IndexedTokens:
 
     def __init__(self, prefix: str | Path) -> None:
         """Open and check. FileNotFoundError, or ValueError where index and data do not fit each other."""
-        self.prefix = str(prefix)
+        self.prefix = prefix = prefix_of(prefix)
         self._index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (self._index, data):
             if not path.is_file():

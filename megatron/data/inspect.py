@@ -54,6 +54,7 @@ def faults(prefix: str | Path) -> Iterator[str]:
     raises.
     """
     pair = IndexedTokens(prefix)
+    prefix = pair.prefix
     told = pair.sidecar
     n_known = None
     if told is None:

@@ -19,7 +19,7 @@ def merge(prefixes: Sequence[str], output: Path) -> IndexedWriter:
     made by different tokenizers or in different dtypes, or the output is one of the inputs.
     """
     pairs = [IndexedTokens(prefix) for prefix in prefixes]
-    if any(Path(prefix).resolve() == output.resolve() for prefix in prefixes):
+    if any(Path(pair.prefix).resolve() == output.resolve() for pair in pairs):
         raise ValueError(f"{output}: is one of the inputs; choose another name")
     for pair in pairs[1:]:
         if pair.dtype != pairs[0].dtype:

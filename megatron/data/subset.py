@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from megatron.data.documents import COLUMNS, Piece, checked_text, cut, find_inputs, lines_of, rows_of, text_of
-from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import PARTIAL, IndexedWriter
 from megatron.data.merge import append, origin
 from megatron.tokenizer.encoder import Encoder, encode_or_blame
@@ -85,7 +85,7 @@ class Place:
 
 def pair_of(word: str) -> Path | None:
     """The prefix of the .bin/.idx pair that a word names, with a suffix or without; None: it names none."""
-    path = Path(word.removesuffix(".bin").removesuffix(".idx"))
+    path = Path(prefix_of(word))
     return path if Path(f"{path}.idx").is_file() and (str(path) != word or not path.exists()) else None
 
 
@@ -136,6 +136,8 @@ def subset_pair(prefix: Path, output: Path, selection: Selection, quiet: bool = 
     pair = IndexedTokens(prefix)
     if output.resolve() == prefix.resolve():
         raise ValueError(f"{output}: is the input; choose another name")
+    if output.name.endswith(OUTPUTS):
+        raise ValueError(f"{output}: is a name of text, and part of a pair is a pair; give it a prefix")
     chosen = _chosen_of_pair(pair, selection)
     lengths = pair.document_tokens[chosen]
     n_tokens = int(lengths.sum())
