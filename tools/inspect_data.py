@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import command, run
-from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.inspect import Summary, faults, summarise
 from megatron.tokenizer.kinds import load
 
@@ -52,6 +52,7 @@ def table(summary: Summary) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Look, and print."""
     args = build_parser().parse_args(argv)
+    args.prefix = prefix_of(args.prefix)
     try:
         if args.verify:
             found = list(faults(args.prefix))

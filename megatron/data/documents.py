@@ -77,6 +77,11 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
     return found
 
 
+def named(words: Sequence[str]) -> str:
+    """Inputs as sentences name them."""
+    return ", ".join("standard input" if word == str(STDIN) else word for word in words)
+
+
 def _belongs_to_datasets(path: Path) -> bool:
     """state.json and dataset_info.json, which Dataset.save_to_disk writes beside its .arrow files."""
     return path.name in ("state.json", "dataset_info.json") and (path.parent / "dataset_info.json").is_file()

@@ -46,7 +46,7 @@ class IndexedTokens:
 
     def __init__(self, prefix: str | Path) -> None:
         """Open and check. FileNotFoundError, or ValueError where index and data do not fit each other."""
-        self.prefix = prefix = prefix_of(prefix)
+        self.prefix = str(prefix)
         self._index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (self._index, data):
             if not path.is_file():

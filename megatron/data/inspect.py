@@ -54,7 +54,6 @@ def faults(prefix: str | Path) -> Iterator[str]:
     raises.
     """
     pair = IndexedTokens(prefix)
-    prefix = pair.prefix
     told = pair.sidecar
     n_known = None
     if told is None:

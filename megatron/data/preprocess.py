@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megatron.data.documents import STDIN, Piece, cut, find_inputs
+from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
 from megatron.data.encode_piece import Settings, encode_piece
 from megatron.data.indexed_writer import dtype_for
 from megatron.data.join import Joining, Output, write_rejects
@@ -102,7 +102,7 @@ def preprocess(
             work = _Work(pieces, shards, settings, options, tokenizer, fast, done, joining)
             work.run()
             if not any(one.n_documents or one.n_rejected for one in work.done.values()):
-                raise ValueError(f"{' '.join(inputs)}: no document there; what made it may have failed")
+                raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
             joining.tell_sources(paths)
             clock.lap("encoding, joining and sums")
         rejects = write_rejects(pieces, shards, work.done, prefix)

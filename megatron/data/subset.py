@@ -18,7 +18,17 @@ from typing import IO, Any
 import numpy as np
 from tqdm import tqdm
 
-from megatron.data.documents import COLUMNS, Piece, checked_text, cut, find_inputs, lines_of, rows_of, text_of
+from megatron.data.documents import (
+    COLUMNS,
+    Piece,
+    checked_text,
+    cut,
+    find_inputs,
+    lines_of,
+    named,
+    rows_of,
+    text_of,
+)
 from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import PARTIAL, IndexedWriter
 from megatron.data.merge import append, origin
@@ -124,7 +134,7 @@ def subset_text(
             bar.update(n if selection.tokens else 1)
             if selection.tokens is not None and n_tokens >= selection.tokens:
                 break
-        _check_enough(selection, n_documents, n_tokens, ", ".join(inputs))
+        _check_enough(selection, n_documents, n_tokens, named(inputs))
     return Subset(n_documents, n_tokens if counter else None, source.n_rejected)
 
 
