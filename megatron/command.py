@@ -5,10 +5,11 @@ import importlib.util
 import os
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run me again
 STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
@@ -20,10 +21,41 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         told = action.help or ""
         default = action.default
-        if default is argparse.SUPPRESS or default is None or default is False or default in ([], ()):
+        if default is argparse.SUPPRESS or default is None or default is False or default in ([], (), ""):
             return told
         shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
         return f"{told} (default {shown.replace('%', '%%')})".lstrip()
+
+
+class Parser(argparse.ArgumentParser):
+    """One that offers the nearest of its options for a word that is none."""
+
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """As argparse's; the words are kept, for `error` to look at."""
+        self.given = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say it, how the command is used, and what a misspelt option may have meant."""
+        known = self._options()
+        words = [word.partition("=")[0] for word in self.given if word.startswith("--")]
+        for word in words:
+            if not any(one.startswith(word) for one in known) and (
+                nearest := get_close_matches(word, known, 1)
+            ):
+                message += f"; {word}: did you mean {nearest[0]}?"
+        super().error(message)
+
+    def _options(self) -> list[str]:
+        """Its own, and those of its actions (`register_corpus.py CATALOG add`), which leave errors to it."""
+        inner = [one for one in self._actions if isinstance(one, argparse._SubParsersAction)]
+        parsers = [parser for one in inner for parser in one.choices.values()]
+        return [
+            *self._option_string_actions,
+            *(word for one in parsers for word in one._option_string_actions),
+        ]
 
 
 def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
@@ -38,7 +70,7 @@ def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     told = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
     epilog = "\n\n".join(told)
-    return argparse.ArgumentParser(description=head, epilog=epilog, formatter_class=Help)
+    return Parser(description=head, epilog=epilog, formatter_class=Help)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -53,6 +85,12 @@ def run(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         status = 1
     sys.exit(status)
+
+
+def near(path: Path) -> Path:
+    """A path as seen from the working directory, where it lies below that: it can be read and pasted."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def load_tool(tool: Path) -> ModuleType:

@@ -11,6 +11,7 @@ result.json    written last; its presence means that the run is done
 exit.json      written by the launcher for a run that failed: its exit status and its last words
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -47,6 +48,17 @@ def written_whole(path: Path) -> Iterator[Path]:
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def room_in(folder: Path) -> Iterator[None]:
+    """Say which folder is full, where the system only says that one is: OSError, in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(f"{folder}: {error.strerror}; make room and run the same command again") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

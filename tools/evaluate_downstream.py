@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, near, run
 from megatron.config.choices import METHODS
 from megatron.evaluation.options import add_machine_options, open_asked_world
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(table(results))
                     if before:
                         print(f"scored before: {', '.join(before)}")
-                    print(f"{folder / DOWNSTREAM_RESULTS}")
+                    print(near(folder / DOWNSTREAM_RESULTS))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

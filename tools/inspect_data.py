@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import command, run
-from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.inspect import Summary, faults, summarise
 from megatron.tokenizer.kinds import load
 
@@ -52,6 +52,7 @@ def table(summary: Summary) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Look, and print."""
     args = build_parser().parse_args(argv)
+    args.prefix = prefix_of(args.prefix)
     try:
         if args.verify:
             found = list(faults(args.prefix))
@@ -64,14 +65,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.document is None:
             print(table(summarise(pair)))
             return 0
+        if not pair.n_documents:
+            raise ValueError(f"{args.prefix}: holds no document")
         if not 0 <= args.document < pair.n_documents:
             raise ValueError(f"--document: found {args.document}, wanted 0 to {pair.n_documents - 1}")
-        name = args.tokenizer_model or ((pair.sidecar or {}).get("tokenizer") or {}).get("name")
+        made_by = (pair.sidecar or {}).get("tokenizer") or {}
+        name = args.tokenizer_model or made_by.get("name")
         if name is None:
             raise ValueError(
                 f"{args.prefix}: has no sidecar that names its tokenizer; give --tokenizer-model"
             )
-        print(load(name).decode(pair.document(args.document).tolist()))
+        tokenizer = load(name)
+        if made_by.get("sha256") not in (None, tokenizer.sha256):
+            raise ValueError(
+                f"{name}: not the tokenizer {made_by.get('name')} that the pair was made with; "
+                "its words would be others"
+            )
+        print(tokenizer.decode(pair.document(args.document).tolist()))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from megatron.command import command, run
 from megatron.data.merge import merge
+from megatron.run_dir import room_in
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Join, and say what came out."""
     args = build_parser().parse_args(argv)
     try:
-        joined = merge(args.prefixes, args.output)
+        with room_in(args.output.parent):
+            joined = merge(args.prefixes, args.output)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -77,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.mixture.service import Listening, serve
 
     try:
+        for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):
+            path = getattr(args, option)
+            if path is not None and not path.is_file():
+                raise FileNotFoundError(f"--{option.replace('_', '-')}: {path}: no such file")
         token = None if args.token_file is None else args.token_file.read_text().strip()
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()

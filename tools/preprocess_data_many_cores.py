@@ -30,6 +30,7 @@ gc.set_threshold(100_000)  # by itself a tenth of the start goes into looking at
 from megatron.command import STOPPED, command, run
 from megatron.data.amounts import amount
 from megatron.data.preprocess import Options, preprocess
+from megatron.run_dir import room_in
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
 
 
@@ -72,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=amount,
         metavar="N",
         help="keep the fewest first documents that hold N tokens of the first key; K, M, B and T are 10^3, "
-        "10^6, 10^9 and 10^12, as in 100M ; by itself all",
+        "10^6, 10^9 and 10^12, as in 100M; by itself all",
     )
     add_tokenizer_options(parser)
     work = parser.add_argument_group("work")
@@ -88,20 +89,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers are ended in good order
     gc.freeze()  # modules stay; nor are they looked at when the program ends
     try:
-        totals = preprocess(
-            args.input,
-            args.root / args.output_prefix,
-            tokenizer_of(args),
-            Options(
-                keys=tuple(args.json_keys),
-                append_eod=args.append_eod,
-                special_text=args.special_text == "token",
-                skip_bad_lines=args.on_error == "skip",
-                max_tokens=args.max_tokens,
-                n_workers=args.workers,
-                quiet=args.quiet,
-            ),
-        )
+        with room_in(args.root):
+            totals = preprocess(
+                args.input,
+                args.root / args.output_prefix,
+                tokenizer_of(args),
+                Options(
+                    keys=tuple(args.json_keys),
+                    append_eod=args.append_eod,
+                    special_text=args.special_text == "token",
+                    skip_bad_lines=args.on_error == "skip",
+                    max_tokens=args.max_tokens,
+                    n_workers=args.workers,
+                    quiet=args.quiet,
+                ),
+            )
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from megatron.command import Help, command, run
 from megatron.data.token_counts import TokenCounter
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog import Catalog, Registered
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
@@ -98,6 +98,14 @@ def told_values(catalog: Catalog, corpus: str) -> str:
     return "\n".join(lines) or "no properties"
 
 
+def tell_oddities(args: argparse.Namespace, done: Registered) -> None:
+    """What a registration that did not fail may still have got wrong."""
+    if done.n_broken:
+        print(f"why: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
+    for name in done.absent:
+        print(f"warning: no document has a value of '{name}'; is its path right?", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one thing, and print what came of it."""
     args = build_parser().parse_args(argv)
@@ -112,13 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
                     f"files registered, {done.n_known:,} files known already, {done.n_broken:,} broken lines"
                 )
+                tell_oddities(args, done)
             elif args.action == "list":
                 print(told_list(catalog))
             elif args.action == "describe":
                 print(told_values(catalog, args.corpus))
             elif args.action == "broken":
-                for path, line, reason in catalog.broken(args.corpus):
-                    print(f"{path}:{line}: {reason}")
+                told = [f"{path}:{line}: {why}" for path, line, why in catalog.broken(args.corpus)]
+                print("\n".join(told) or "no broken line")
             else:
                 catalog.remove(args.corpus)
                 print(f"{args.catalog}: {args.corpus} removed")

@@ -16,6 +16,7 @@ from pathlib import Path
 from megatron.command import STOPPED, command, run
 from megatron.data.amounts import amount, amount_or_share
 from megatron.data.subset import Counter, Selection, Subset, pair_of, subset_pair, subset_text
+from megatron.run_dir import room_in
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.kinds import load
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
@@ -105,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half written goes
     try:
-        subset = take(args)
+        with room_in(args.output.parent):
+            subset = take(args)
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return STOPPED

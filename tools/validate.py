@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import command, run
+from megatron.command import command, near, run
 from megatron.config.choices import METHODS
 from megatron.evaluation.options import add_machine_options, open_asked_world
 from megatron.run_dir import write_json
@@ -97,7 +97,7 @@ def _tell(model: Path, found: dict[str, Any], path: Path, before: bool) -> None:
     print(f"{model}: {_line(found)}")
     for name, told in found.get("domains", {}).items():
         print(f"  {name}: {_line(told)}")
-    print(f"{path}{' (scored before)' if before else ''}")
+    print(f"{near(path)}{' (scored before)' if before else ''}")
 
 
 def _line(told: dict[str, Any]) -> str:

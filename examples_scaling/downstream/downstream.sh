@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Downstream scores of checkpoints on this machine.   downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]
-# GPUS=2 takes two; without a GPU: GPUS=1 and --device cpu.
+# A process for each GPU (one process where there is none; GPUS says another number). What was scored before is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 kind=${1:?usage: downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]}
@@ -11,4 +11,5 @@ case $kind in
     generation) tasks=lambada_openai ;;
     *) echo "error: $kind: wanted ranking or generation" >&2; exit 2 ;;
 esac
-exec torchrun --standalone --nproc-per-node="${GPUS:-gpu}" tools/evaluate_downstream.py "$models" --tasks "$tasks" "$@"
+gpus=${GPUS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+exec python tools/start_ranks.py "$gpus" tools/evaluate_downstream.py "$models" --tasks "$tasks" "$@"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Held-out loss of checkpoints on this machine.   validate.sh CHECKPOINT|RUN|STUDY PREFIX|DATAPATH [option ...]
-# Checkpoints that were scored before are skipped. GPUS=2 takes two; without a GPU: GPUS=1 and --device cpu.
+# A process for each GPU (one process where there is none; GPUS says another number). What was scored before is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 models=${1:?usage: validate.sh CHECKPOINT|RUN|STUDY PREFIX|DATAPATH [option ...]}
 data=${2:?usage: validate.sh CHECKPOINT|RUN|STUDY PREFIX|DATAPATH [option ...]}
 shift 2
-exec torchrun --standalone --nproc-per-node="${GPUS:-gpu}" tools/validate.py "$models" --data "$data" "$@"
+gpus=${GPUS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+exec python tools/start_ranks.py "$gpus" tools/validate.py "$models" --data "$data" "$@"

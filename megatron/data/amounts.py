@@ -20,7 +20,9 @@ def amount(word: str) -> int:
 def amount_or_share(word: str) -> int | Fraction:
     """An `amount`, or a share of all between 0 and 1."""
     found = _number(word)
-    return found if 0 < found < 1 else amount(word)
+    if found <= 0 or found > 1 and found.denominator != 1:
+        raise argparse.ArgumentTypeError(f"found '{word}', wanted a number, as 20K, or a share, as 0.1")
+    return found if found < 1 else int(found)
 
 
 def _number(word: str) -> Fraction:

@@ -28,6 +28,9 @@ STDIN = Path("-")
 LINE_PART = 1 << 20  # bytes of a long line that are held at a time
 LONGEST_ODD_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which is read without being held
 SURROGATE = re.compile("[\ud800-\udfff]")
+ESCAPE = re.compile(  # of JSON; the group is that of a surrogate without its other half
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,11 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
         if path != STDIN and not path.name.endswith(tuple(suffixes)):
             raise ValueError(f"{path}: wanted one of {', '.join(suffixes)}, or - for standard input")
     return found
+
+
+def named(words: Sequence[str]) -> str:
+    """Inputs as sentences name them."""
+    return ", ".join("standard input" if word == str(STDIN) else word for word in words)
 
 
 def _belongs_to_datasets(path: Path) -> bool:
@@ -200,7 +208,9 @@ def text_of(line: bytes, key: str) -> str:
     try:
         # numbers are not looked at; Python would refuse to convert very long ones
         record: Any = json.loads(line, parse_int=lambda digits: 0)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except json.JSONDecodeError as error:  # its own words count lines, of which there is one
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from error
+    except UnicodeDecodeError as error:
         raise ValueError(f"not JSON ({error})") from error
     except RecursionError as error:
         raise ValueError("JSON nested too deep") from error
@@ -216,6 +226,14 @@ def checked_text(text: Any, key: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"'{key}' is {type(text).__name__}, wanted a string")
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
+
+
+def without_lone_surrogates(lines: bytes) -> bytes:
+    """Lines of JSON in which escapes of unpaired surrogates are those of U+FFFD; as long as before.
+
+    For readers that take such a line for no JSON at all; `checked_text` does the same to a text.
+    """
+    return ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], lines)
 
 
 def lines_before(piece: Piece) -> int:

@@ -31,6 +31,12 @@ BLOCK = 1 << 14  # numbers of the index looked at a time: they stay in the cache
 REMEDY = "delete the pair and run tools/preprocess_data_many_cores.py again"
 
 
+def prefix_of(word: str | Path) -> str:
+    """The prefix of the pair that a word names: as it is, or without the .bin or .idx behind it."""
+    cut = str(word).removesuffix(".bin").removesuffix(".idx")
+    return cut if Path(f"{cut}.idx").is_file() and not Path(f"{word}.idx").is_file() else str(word)
+
+
 class IndexedTokens:
     """The documents of one pair, memory-mapped. Opening reads the index through once and holds none of it.
 

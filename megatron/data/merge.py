@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import IndexedWriter
 
 BLOCK_TOKENS = 1 << 22
@@ -18,8 +18,8 @@ def merge(prefixes: Sequence[str], output: Path) -> IndexedWriter:
     Raises FileNotFoundError or ValueError for a pair that cannot be read, and ValueError where two were
     made by different tokenizers or in different dtypes, or the output is one of the inputs.
     """
-    pairs = [IndexedTokens(prefix) for prefix in prefixes]
-    if any(Path(prefix).resolve() == output.resolve() for prefix in prefixes):
+    pairs = [IndexedTokens(prefix_of(prefix)) for prefix in prefixes]
+    if any(Path(pair.prefix).resolve() == output.resolve() for pair in pairs):
         raise ValueError(f"{output}: is one of the inputs; choose another name")
     for pair in pairs[1:]:
         if pair.dtype != pairs[0].dtype:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megatron.data.documents import STDIN, Piece, cut, find_inputs
+from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
 from megatron.data.encode_piece import Settings, encode_piece
 from megatron.data.indexed_writer import dtype_for
 from megatron.data.join import Joining, Output, write_rejects
@@ -71,7 +71,8 @@ def preprocess(
     end-of-document token alone, and the sidecar counts those.
 
     Raises FileNotFoundError, and ValueError with file, line and reason for a line that is not JSON, has no
-    such key or no string under it, unless those are skipped; OSError for a full disk. Then no output exists
+    such key or no string under it, unless those are skipped, or where there is no document at all; OSError
+    for a full disk. Then no output exists
     that was not there, and none that was has changed.
     """
     if options.n_workers < 1:
@@ -100,6 +101,8 @@ def preprocess(
         with Joining(pieces, shards, prefix, dtype, about, options.max_tokens, done) as joining:
             work = _Work(pieces, shards, settings, options, tokenizer, fast, done, joining)
             work.run()
+            if not any(one.n_documents or one.n_rejected for one in work.done.values()):
+                raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
             joining.tell_sources(paths)
             clock.lap("encoding, joining and sums")
         rejects = write_rejects(pieces, shards, work.done, prefix)

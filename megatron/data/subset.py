@@ -18,8 +18,18 @@ from typing import IO, Any
 import numpy as np
 from tqdm import tqdm
 
-from megatron.data.documents import COLUMNS, Piece, checked_text, cut, find_inputs, lines_of, rows_of, text_of
-from megatron.data.indexed import IndexedTokens
+from megatron.data.documents import (
+    COLUMNS,
+    Piece,
+    checked_text,
+    cut,
+    find_inputs,
+    lines_of,
+    named,
+    rows_of,
+    text_of,
+)
+from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import PARTIAL, IndexedWriter
 from megatron.data.merge import append, origin
 from megatron.tokenizer.encoder import Encoder, encode_or_blame
@@ -85,7 +95,7 @@ class Place:
 
 def pair_of(word: str) -> Path | None:
     """The prefix of the .bin/.idx pair that a word names, with a suffix or without; None: it names none."""
-    path = Path(word.removesuffix(".bin").removesuffix(".idx"))
+    path = Path(prefix_of(word))
     return path if Path(f"{path}.idx").is_file() and (str(path) != word or not path.exists()) else None
 
 
@@ -124,7 +134,7 @@ def subset_text(
             bar.update(n if selection.tokens else 1)
             if selection.tokens is not None and n_tokens >= selection.tokens:
                 break
-        _check_enough(selection, n_documents, n_tokens, ", ".join(inputs))
+        _check_enough(selection, n_documents, n_tokens, named(inputs))
     return Subset(n_documents, n_tokens if counter else None, source.n_rejected)
 
 
@@ -136,6 +146,8 @@ def subset_pair(prefix: Path, output: Path, selection: Selection, quiet: bool = 
     pair = IndexedTokens(prefix)
     if output.resolve() == prefix.resolve():
         raise ValueError(f"{output}: is the input; choose another name")
+    if output.name.endswith(OUTPUTS):
+        raise ValueError(f"{output}: is a name of text, and part of a pair is a pair; give it a prefix")
     chosen = _chosen_of_pair(pair, selection)
     lengths = pair.document_tokens[chosen]
     n_tokens = int(lengths.sum())

@@ -17,6 +17,7 @@ from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader
 from megatron.evaluation.sampling import Sampling
 from megatron.evaluation.tasks import write_local_tasks
+from megatron.tokenizer.hub import why_hub_is_silent
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -120,7 +121,7 @@ class MegatronModel:
 
 
 def _bar(n: int, what: str, reader: Reader) -> tqdm:
-    return tqdm(total=n, desc=what, disable=not reader.world.is_first, mininterval=0.5)
+    return tqdm(total=n, desc=what, disable=None if reader.world.is_first else True, mininterval=0.5)
 
 
 @contextmanager
@@ -134,7 +135,8 @@ def open_tasks(names: Sequence[str], data: Path | None) -> Iterator[dict[str, An
         raise ValueError("--tasks: names no task")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"--tasks: {', '.join(twice)} is there twice")
-    if data is not None:  # read when the library is imported; without it a local dataset takes a minute
+    silent = why_hub_is_silent() if data is None else None
+    if data is not None or silent:  # read when the library is imported: without it a minute of attempts
         os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     import lm_eval.tasks
@@ -152,21 +154,21 @@ def open_tasks(names: Sequence[str], data: Path | None) -> Iterator[dict[str, An
                 near = difflib.get_close_matches(name, known.all_tasks, 3)
                 told = f"; did you mean {' or '.join(near)}?" if near else ""
                 raise ValueError(f"--tasks: lm-eval knows no {name!r}{told}")
-        yield {name: _Lazy(known, name) for name in names}
+        yield {name: _Lazy(known, name, silent) for name in names}
 
 
 class _Lazy:
     """A task that is loaded, and its data read, when it is its turn."""
 
-    def __init__(self, known: Any, name: str) -> None:
-        self.known, self.name = known, name
+    def __init__(self, known: Any, name: str, silent: str | None) -> None:
+        self.known, self.name, self.silent = known, name, silent
 
     def load(self) -> Any:
         """lm-eval's own. ValueError where its data are not to be had."""
         try:
             return self.known.load([self.name])
         except (OSError, ConnectionError) as error:
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            told = self.silent or (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"{self.name}: its data are not to be had ({told}); give --data-dir") from error
 
     def requests(self, limit: int | None) -> list[Any]:

@@ -66,15 +66,15 @@ class Held:
             raise ValueError(f"{weights.source}: autoregressive, its loss is exact; leave --method mc out")
         if not causal and self.stride is not None:
             raise ValueError(f"{weights.source}: --stride is for autoregressive models; leave it out")
+        for name in ("batch_size", "max_samples", "seq_len", "stride", "num_mc"):
+            if (found := getattr(self, name)) is not None and found < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: found {found}, wanted 1 or more")
         seq_len = self.seq_len or weights.seq_len
         if seq_len is None:
             raise ValueError(f"{weights.source}: does not say how many positions it reads; give --seq-len")
         room = weights.config.n_positions if weights.config.positions == "learned" else None
         if room is not None and seq_len > room:
             raise ValueError(f"--seq-len: {seq_len} positions, {weights.source} has learned {room}")
-        for name, found in (("--batch-size", self.batch_size), ("--max-samples", self.max_samples)):
-            if found is not None and found < 1:
-                raise ValueError(f"{name}: found {found}, wanted 1 or more")
         told = {**asdict(self), "method": method, "seq_len": seq_len}
         told["stride"] = (self.stride or seq_len) if causal else None
         told["num_mc"] = self.num_mc if method == "mc" else 1
@@ -181,7 +181,7 @@ def _bar(corpus: IndexedTokens, held: Held, world: World) -> Iterator[tqdm]:
     after_first = max(0, corpus.n_tokens - length - (held.stride is not None))
     windows = min(1 + math.ceil(after_first / (held.stride or length)), held.max_samples or math.inf)
     total = int(windows) * held.num_mc
-    with tqdm(total=total, desc=name, disable=not world.is_first, mininterval=0.5) as bar:
+    with tqdm(total=total, desc=name, disable=None if world.is_first else True, mininterval=0.5) as bar:
         yield bar
 
 

@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS files (id INTEGER, corpus INTEGER, path VARCHAR, byte
     n_documents BIGINT, n_broken BIGINT);
 CREATE TABLE IF NOT EXISTS broken (file INTEGER, line BIGINT, reason VARCHAR);
 """
+MAGIC = b"DUCK"  # of every DuckDB file, behind 8 bytes of a sum
 INPUTS = (*PLAIN, *COMPRESSED, ".parquet", *TARS, ".bin")
 
 
@@ -58,12 +59,16 @@ class Corpus:
 
 @dataclass
 class Registered:
-    """What a registration did. `n_known` files were there already, as they are."""
+    """What a registration did. `n_known` files were there already, as they are.
+
+    absent   properties that no document of the corpus has: misspelt, more often than not
+    """
 
     n_files: int = 0
     n_known: int = 0
     n_documents: int = 0
     n_broken: int = 0
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ class Catalog:
         self.path = path
         if read_only and not path.is_file():
             raise FileNotFoundError(f"{path}: no such catalog; make it with tools/register_corpus.py")
+        if path.is_file() and path.stat().st_size and not _is_duckdb(path):
+            raise ValueError(f"{path}: no DuckDB file; wanted a catalog, or a name for a new one")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._evaluating: Any = None
         self._config = config = {} if n_threads is None else {"threads": n_threads}
@@ -161,7 +168,15 @@ class Catalog:
                     done.n_documents += records.n_documents
                     done.n_broken += records.n_broken
                 bar.update(told.st_size)
+        done.absent = self._absent(corpus)
         return done
+
+    def _absent(self, corpus: Corpus) -> tuple[str, ...]:
+        """Properties that none of its documents has."""
+        counts = "".join(f", count({quoted(one.name)})" for one in corpus.properties)
+        ((n_documents, *n_having),) = rows(self.connection, f"SELECT count(*){counts} FROM {corpus.table}")
+        named = zip(corpus.properties, n_having, strict=True)
+        return tuple(one.name for one, n in named if n_documents and not n)
 
     def summary(self) -> list[Listed]:
         """Every corpus in numbers."""
@@ -299,6 +314,11 @@ def _inputs(words: Sequence[str]) -> list[Path]:
         for path in find_inputs(named, INPUTS)
         if path.suffix not in (".parquet", ".json") or not _is_pair(path.with_suffix(".bin"))  # of that pair
     ]
+
+
+def _is_duckdb(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(12)[8:] == MAGIC
 
 
 def _is_pair(path: Path) -> bool:

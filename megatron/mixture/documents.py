@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.mixture_use import folder_of
+from megatron.data.documents import without_lone_surrogates
 from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.chunk import Turns
@@ -154,12 +155,20 @@ class _Lines:
         spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
         arrow = pyarrow()
         lines = arrow.array([self.held[begin : begin + size] for begin, size in spans], arrow.binary())
-        self.scratch.register("lines", arrow.table({"record": lines.cast(arrow.string())}))
+        try:
+            return self._texts(lines)
+        except duckdb().Error:  # the lines were read when they were registered: it is what was mended then
+            mended = [without_lone_surrogates(line) for line in lines.to_pylist()]
+            return self._texts(arrow.array(mended, arrow.binary()))
+
+    def _texts(self, lines: Any) -> Any:
         key = self.key.replace("'", "''").replace('"', '\\"')
-        told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
-        found = told.to_arrow_table().column("text").combine_chunks()
-        self.scratch.unregister("lines")
-        return found
+        self.scratch.register("lines", pyarrow().table({"record": lines.cast(pyarrow().string())}))
+        try:
+            told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
+            return told.to_arrow_table().column("text").combine_chunks()
+        finally:
+            self.scratch.unregister("lines")
 
 
 class _Samples:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron.config.presets import nearest
+
 TYPES = {
     "string": "VARCHAR",
     "category": "VARCHAR",  # few values: compressed by a dictionary, and one value is read once
@@ -20,7 +22,7 @@ TYPES = {
 TAKEN = ("corpus", "file", "row", "begin", "size", "tokens")  # columns that every document has
 PATH = re.compile(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*")
 WRITTEN = re.compile(
-    rf"(?P<expression>.+?)(\s+AS\s+(?P<name>\w+)(\s+(?P<type>{'|'.join(TYPES)}))?)?",
+    r"(?P<expression>.+?)(\s+AS\s+(?P<name>\w+)(\s+(?P<type>\w+))?)?",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -105,10 +107,12 @@ def read_property(written: str) -> Property:
         if not PATH.fullmatch(expression):
             raise ValueError(f"property {written!r}: an expression needs a name; add AS name")
         name = re.sub(r"\[\d+\]", "", expression.rpartition(".")[2])
-    name = name.lower()
+    name, kind = name.lower(), (found["type"] or "string").lower()
+    if kind not in TYPES:
+        raise ValueError(f"property {written!r}: no type '{kind}'; {nearest(kind, list(TYPES))}")
     if name in TAKEN or not PATH.fullmatch(name):
         raise ValueError(f"property {written!r}: may not be named '{name}'; add AS another_name")
-    return Property(name, expression, (found["type"] or "string").lower())
+    return Property(name, expression, kind)
 
 
 def read_properties(written: Sequence[str], preset: str | None = None) -> tuple[Property, ...]:

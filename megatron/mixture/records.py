@@ -6,14 +6,14 @@ which something is wrong is looked at a second time, line by line, to say what.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron.config.datapaths import read_sidecar
-from megatron.data.documents import PLAIN, blocks_of, columns_of
+from megatron.data.documents import PLAIN, blocks_of, columns_of, without_lone_surrogates
 from megatron.data.indexed import IndexedTokens
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.libraries import duckdb, pyarrow, rows
@@ -178,6 +178,13 @@ class _Block:
     numbers: np.ndarray
     names: Sequence[str] = ()
 
+    def without_lone_surrogates(self) -> "_Block":
+        """What DuckDB takes for no JSON and the tokeniser's reader takes for U+FFFD is such here too."""
+        arrow = pyarrow()
+        _, bounds, text = self.lines.buffers()
+        mended = arrow.py_buffer(without_lone_surrogates(text.to_pybytes()))
+        return replace(self, lines=arrow.LargeStringArray.from_buffers(len(self.lines), bounds, mended))
+
     def of(self, wanted: np.ndarray) -> "_Block":
         return _Block(
             self.lines.filter(pyarrow().array(wanted)),
@@ -189,6 +196,7 @@ def _take_block(block: _Block, target: Target, found: Records) -> None:
     try:
         _insert(block, target, found)
     except (duckdb().Error, UnicodeDecodeError):
+        block = block.without_lone_surrogates()
         reasons = _faults(block, target)
         bad = np.array([reason is not None for reason in reasons])
         told = [reason for reason in reasons if reason is not None]

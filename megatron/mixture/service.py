@@ -9,6 +9,7 @@ again gives what the first would have given.
 import hmac
 import ipaddress
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -58,6 +59,24 @@ class Listening:
                 f"--host {self.host}: give --tls-cert and --tls-key, or --no-tls if it is trusted"
             )
 
+    def check_free(self) -> None:
+        """ValueError for a port that another has: gRPC would tell it late, and in words of its own."""
+        for host, port in ((self.host, self.port), (self.metrics_host, self.metrics_port)):
+            if not port:
+                continue
+            try:
+                family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                with socket.socket(family, socket.SOCK_STREAM) as tried:
+                    tried.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                    )  # as servers do: see TIME_WAIT
+                    tried.bind(address)
+                    tried.listen()
+            except OSError as error:
+                raise ValueError(
+                    f"{host}:{port}: cannot be listened on ({error.strerror}); give another port, or 0"
+                ) from error
+
 
 def serve(
     mixtures: Sequence[Path], where: Listening, seed: int, roots: Sequence[Path],
@@ -65,9 +84,10 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve until the process is ended. `ready` is told the ports, of chunks and of metrics.
 
-    `roots`: where files may lie; none: anywhere, as registered. ValueError as `Listening.check`.
+    `roots`: where files may lie; none: anywhere, as registered. ValueError as `Listening` raises.
     """
     where.check()
+    where.check_free()
     opened: dict[str, DocumentChunks] = {}
     for path in mixtures:
         if path.stem in opened:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from megatron.config.exposure import Exposure
 from megatron.config.plan import RunPlan, plan_run
+from megatron.config.presets import model_sizes, nearest
 from megatron.config.read import build_config, read_yaml, refuse_unknown
 from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.run_dir import write_whole
@@ -115,6 +116,8 @@ def expand(study: StudyPlan) -> list[PlannedRun]:
 def _planned(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
     base = OmegaConf.to_container(OmegaConf.merge(study.run, grid.run))
     where = f"study {study.name}, run {cell.objective}-{cell.size}"
+    if cell.size not in (known := [*study.sizes, *model_sizes()]):
+        raise ValueError(f"{where}: there is no size '{cell.size}'; {nearest(cell.size, known)}")
 
     def section(key: str) -> dict[str, Any]:
         held = base.get(key) or {}

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def why_hub_is_silent(timeout_s: float = 10.0) -> str | None:
+def why_hub_is_silent(timeout_s: float = 3.0) -> str | None:
     """None where the hub (or $HF_ENDPOINT) answers, else the reason in a few words."""
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "on", "yes", "true"):
         return "HF_HUB_OFFLINE is set"

@@ -25,5 +25,5 @@ def test_what_is_no_amount_is_said(word: str) -> None:
 def test_a_share_is_between_0_and_1_and_exact() -> None:
     assert amount_or_share("0.1") == Fraction(1, 10)
     for word in ("0", "-0.5", "1.5"):
-        with pytest.raises(argparse.ArgumentTypeError):
+        with pytest.raises(argparse.ArgumentTypeError, match="or a share, as 0.1"):
             amount_or_share(word)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megatron.data import merge as merge_module
-from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import faults, summarise
 from megatron.data.merge import merge
@@ -54,6 +54,14 @@ def test_pairs_that_do_not_belong_together_are_refused(pairs: dict[str, str], tm
     assert not list(tmp_path.glob("all*"))
 
 
+def test_a_pair_is_found_by_its_prefix_and_by_the_name_of_either_file(pairs: dict[str, str]) -> None:
+    for suffix in ("", ".bin", ".idx"):
+        assert prefix_of(pairs["a"] + suffix) == pairs["a"]
+    with pytest.raises(ValueError, match="is one of the inputs"):
+        merge([f"{pairs['a']}.bin", pairs["b"]], Path(pairs["a"]))
+    assert prefix_of("absent.bin") == "absent.bin"
+
+
 def test_a_summary_counts_by_arithmetic(pairs: dict[str, str]) -> None:
     told = summarise(IndexedTokens(pairs["a"]))
     assert (told.n_documents, told.n_tokens, told.shortest, told.longest) == (3, 4, 0, 3)
@@ -85,7 +93,7 @@ def test_the_tools_print_what_a_person_asks_for(
 
     joined = str(tmp_path / "joined")
     assert "6 documents, 15 tokens" in run("merge_datasets", *pairs.values(), "--output", joined).stdout
-    assert "whole" in run("inspect_data", joined, "--verify").stdout
+    assert "whole" in run("inspect_data", f"{joined}.idx", "--verify").stdout
     openwebtext = str(scaling_data / "megatron_openwebtext" / "meg-gpt2-openwebtext_text_document")
     counts = run("inspect_data", openwebtext).stdout
     assert "1,000 documents, 1,361,845 tokens (uint16)" in counts
@@ -94,3 +102,10 @@ def test_the_tools_print_what_a_person_asks_for(
     assert (outside.returncode, outside.stderr) == (1, "error: --document: found 1000, wanted 0 to 999\n")
     unnamed = run("inspect_data", openwebtext, "--document", "0")
     assert "give --tokenizer-model" in unnamed.stderr
+    gpt2 = scaling_data / "gpt2_tokenizer"
+    told = {"tokenizer": {"name": "theirs", "sha256": "of theirs"}}
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"pair{suffix}").symlink_to(f"{openwebtext}{suffix}")
+    (tmp_path / "pair.json").write_text(json.dumps(told))
+    other = run("inspect_data", str(tmp_path / "pair"), "--document", "0", "--tokenizer-model", str(gpt2))
+    assert "not the tokenizer theirs that the pair was made with" in other.stderr

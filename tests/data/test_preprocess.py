@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from megatron.data import preprocess as module
-from megatron.data.documents import cut, find_inputs, lines_of
+from megatron.data.documents import cut, find_inputs, lines_of, text_of, without_lone_surrogates
 from megatron.data.indexed import IndexedTokens
 from megatron.tokenizer.bpe import load_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
@@ -188,6 +189,34 @@ def test_an_unpaired_surrogate_becomes_the_replacement_character(tmp_path: Path,
     reference = load_tokenizer(str(tokenizer))
     found = IndexedTokens(tmp_path / "out_text_document").document(0).tolist()
     assert found == reference.encode("a\ufffdb \U0001f41f")
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_input_without_a_document_is_an_error_and_leaves_nothing(
+    tmp_path: Path, tokenizer: Path, content: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(content)
+    with pytest.raises(ValueError, match="in.jsonl: no document there"):
+        module.preprocess([str(source)], tmp_path / "out", str(tokenizer), module.Options(quiet=True))
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_bad_lines_reason_counts_characters_of_that_line() -> None:
+    with pytest.raises(ValueError, match=r"not JSON \(Expecting ',' delimiter at character 13\)"):
+        text_of(b'{"text": "a"', "text")
+    with pytest.raises(ValueError, match=r"not JSON \(Expecting ',' delimiter at character 14\)"):
+        text_of(b'{"text": "a"\n', "text")
+
+
+def test_lone_surrogates_are_mended_as_the_reader_of_text_mends_them() -> None:
+    rng = random.Random(0)
+    parts = ["\\ud83d", "\\udc1f", "\\\\", "\\n", "ud800", "\\uD800", "\\u00e9", '\\"', "x", "\u00e9"]
+    for _ in range(2000):
+        line = ('{"text": "' + "".join(rng.choices(parts, k=rng.randrange(9))) + '"}').encode()
+        mended = without_lone_surrogates(line)
+        assert len(mended) == len(line)
+        assert json.loads(mended)["text"] == text_of(line, "text")
 
 
 def test_a_text_that_cannot_be_encoded_is_a_bad_line_of_its_own(root: Path, tmp_path: Path) -> None:

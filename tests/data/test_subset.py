@@ -230,6 +230,10 @@ def test_an_output_over_its_input_or_of_another_kind_is_refused(tmp_path: Path) 
         subset_text([str(tmp_path / "in.jsonl")], tmp_path / "in.jsonl", Selection(documents=1))
     with pytest.raises(ValueError, match="wanted a name that ends in"):
         subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.txt", Selection(documents=1))
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        writer.add_document([1])
+    with pytest.raises(ValueError, match="out.jsonl: is a name of text"):
+        subset_pair(tmp_path / "pair", tmp_path / "out.jsonl", Selection(documents=1))
     with pytest.raises(ValueError, match="give --tokenizer-model"):
         subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", Selection(tokens=1))
     assert len(lines_of(tmp_path / "in.jsonl")) == 2

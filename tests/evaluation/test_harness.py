@@ -1,6 +1,7 @@
 """Downstream scores beside those of lm-eval's own `hf` model on the same weights, and its offline tasks."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from megatron.checkpoint.convert import convert, read_any
 from megatron.checkpoint.weights import Weights
 from megatron.config.schema import ModelConfig
+from megatron.evaluation import harness as harness_module
 from megatron.evaluation.harness import harness_model, merged, open_tasks, score_task, table
 from megatron.evaluation.harness import hf_model as hf_model_of
 from megatron.evaluation.reader import Reader, Scoring
@@ -223,6 +225,29 @@ def test_a_task_that_lm_eval_does_not_know_is_named_with_its_neighbours() -> Non
     sentence = "knows no 'hellaswga'; did you mean hellaswag"
     with pytest.raises(ValueError, match=sentence), open_tasks(["hellaswga"], None):
         pass
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval and datasets would each try for half a minute, and print every attempt."""
+    monkeypatch.setattr(harness_module, "why_hub_is_silent", lambda: "hub.example: no route to it")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", _Unreachable)
+    with open_tasks(["copa"], None) as tasks:
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+        with pytest.raises(
+            ValueError,
+            match="^copa: its data are not to be had .hub.example: no route to it.; give --data-dir",
+        ):
+            tasks["copa"].load()
+
+
+class _Unreachable:
+    """lm-eval's tasks where the hub does not answer."""
+
+    all_tasks = ("copa",)
+
+    def load(self, names: list[str]) -> dict[str, Any]:
+        raise ConnectionError(f"Couldn't reach the data of {names}")
 
 
 def test_results_of_single_tasks_are_one_table(stories: Weights, scaling_data: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture import records
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.properties import Property, read_properties, read_property
 from megatron.mixture.query import Query
 from tests.mixture.conftest import PROPERTIES, write_lines
@@ -36,7 +37,7 @@ def test_a_property_is_a_path_or_sql_with_a_name_and_a_type() -> None:
     assert read_property("meta.source") == Property("source", "meta.source")
     assert read_property("a[0].b as c DATE") == Property("c", "a[0].b", "date")
     assert read_property("length(record->>'$.x') AS n integer").name == "n"
-    for wrong in ("upper(x)", "x AS file", ""):
+    for wrong in ("upper(x)", "x AS file", "", "x AS n interger"):
         with pytest.raises(ValueError, match="property"):
             read_property(wrong)
     with pytest.raises(ValueError, match="named twice"):
@@ -70,6 +71,33 @@ def test_broken_lines_are_counted_and_located_and_the_others_keep_their_places(t
     whole = path.read_bytes() + b"\n"
     assert [json.loads(whole[begin : begin + size])["n"] for _, begin, size, _ in rows] == [1, 7]
     assert [row[0] for row in rows] == [0, 1]
+
+
+def test_a_lone_surrogate_is_the_replacement_character_in_texts_and_properties(tmp_path) -> None:
+    lines = [{"text": "a \ud800 b", "of": "x\udfff"}, {"text": "\U0001f41f", "of": "y"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = register(tmp_path / "c.duckdb", [tmp_path / "a.jsonl"], "of")
+    assert (done.n_documents, done.n_broken, done.absent) == (2, 0, ())
+    (tmp_path / "m.yaml").write_text("catalog: c.duckdb\nby: [of]\ncount: documents\nshuffle: false\n")
+    source = DocumentChunks(tmp_path / "m.yaml")
+    assert source.names == ("x\ufffd", "y")
+    assert set(source.read(0, 1).column("text").to_pylist()) == {"a \ufffd b", "\U0001f41f"}
+
+
+def test_a_property_that_no_document_has_is_told(tmp_path) -> None:
+    write_lines(tmp_path / "a.jsonl", 4)
+    done = register(tmp_path / "c.duckdb", [tmp_path / "a.jsonl"], "meta.stars AS stars", "meta.strs AS strs")
+    assert done.absent == ("strs",)
+
+
+def test_a_file_that_is_no_catalog_is_refused_and_stays_as_it_is(tmp_path) -> None:
+    path = tmp_path / "text.jsonl"
+    write_lines(path, 4)
+    before = path.read_bytes()
+    for read_only in (True, False):
+        with pytest.raises(ValueError, match="no DuckDB file"):
+            Catalog(path, read_only=read_only)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("block_bytes", [1, 64, 1 << 20])

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,17 @@ def test_a_chunk_holds_documents_of_its_domains_in_proportion(mixture) -> None:
     of_c = [number for number, domain in zip(numbers, domains, strict=True) if domain == 0]
     assert sorted(of_c[:1000]) == list(range(0, 3000, 3))  # an epoch has each once
     assert of_c[:1000] != sorted(of_c[:1000])
+
+
+def test_a_port_that_another_has_is_told_in_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for where in (Listening(port=port), Listening(port=0, metrics_port=port)):
+            with pytest.raises(
+                ValueError, match=f"^127.0.0.1:{port}: cannot be listened on .Address already in use."
+            ):
+                where.check_free()
+    Listening(port=port).check_free()
 
 
 def test_parts_read_alone_are_those_of_the_whole(mixture) -> None:

@@ -86,6 +86,9 @@ def test_a_wrong_run_is_named(study: Path) -> None:
     plan = read_study_plan(study, ["grids=[{sizes: [425], train_tokens: [640]}]"])
     with pytest.raises(ValueError, match="run autoregressive-425: .*did you mean '425M'"):
         expand(plan)
+    plan = read_study_plan(study, ["grids=[{sizes: [smal], train_tokens: [640]}]"])
+    with pytest.raises(ValueError, match="run autoregressive-smal: .*did you mean 'small'"):
+        expand(plan)
     with pytest.raises(ValueError, match="run.optim: wanted keys, found 5|optim: wanted keys, found 5"):
         expand(read_study_plan(study, ["run.optim=5"]))
     with pytest.raises(ValueError, match="unknown key 'optim.lrr'"):

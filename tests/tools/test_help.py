@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted(ROOT.glob("tools/*.py"))
 MANY = 6  # options; more stand in groups
 SLOW = ("torch", "scipy.stats", "transformers", "datasets", "lm_eval", "deepspeed", "plotly", "wandb")
+BENCHES = sorted(ROOT.glob("tools/bench/*.py"))
 named = pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
+
+
+explained = pytest.mark.parametrize("tool", [*TOOLS, *BENCHES], ids=lambda path: path.stem)
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -27,7 +31,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(inner)
 
 
-@named
+@explained
 def test_help_is_a_sentence_options_in_groups_and_examples(tool: Path) -> None:
     parser = load_tool(tool).build_parser()
     sentence = " ".join(parser.description.split())
@@ -38,7 +42,7 @@ def test_help_is_a_sentence_options_in_groups_and_examples(tool: Path) -> None:
     assert len(own) >= 2 or len(options) <= MANY
 
 
-@named
+@explained
 def test_every_word_is_explained_with_what_it_takes(tool: Path) -> None:
     for parser in parsers(load_tool(tool).build_parser()):
         for action in parser._actions:
@@ -47,7 +51,7 @@ def test_every_word_is_explained_with_what_it_takes(tool: Path) -> None:
                 assert action.metavar or action.choices, f"{action.dest}: what does it take?"
 
 
-@named
+@explained
 def test_the_examples_of_the_help_parse(tool: Path) -> None:
     epilog = load_tool(tool).build_parser().epilog
     lines = [line for line in epilog.splitlines() if line.startswith("    ")]
@@ -55,7 +59,7 @@ def test_the_examples_of_the_help_parse(tool: Path) -> None:
     assert commands
     for command in commands:
         parse_tool(command)
-    assert any(f"tools/{tool.name}" in command.words for command in commands)
+    assert any(str(tool.relative_to(ROOT)) in command.words for command in commands)
 
 
 @named
@@ -68,6 +72,23 @@ def test_help_comes_without_slow_libraries_and_a_wrong_word_is_status_2(tool: Pa
     with pytest.raises(SystemExit) as ended:
         getattr(load_tool(tool), "parse_args", load_tool(tool).build_parser().parse_args)(["--no-such-word"])
     assert ended.value.code == 2
+
+
+def test_a_misspelt_option_is_offered_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for tool, words, told in (
+        ("merge_datasets", ["a", "b", "--outptu", "c"], "--outptu: did you mean --output?"),
+        ("validate", ["run", "--data", "x", "--max-smaples=3"], "--max-smaples: did you mean --max-samples?"),
+        ("register_corpus", ["c", "add", "n", "p", "--presett", "c4"], "--presett: did you mean --preset?"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            load_tool(ROOT / "tools" / f"{tool}.py").build_parser().parse_args(words)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        load_tool(ROOT / "tools" / "merge_datasets.py").build_parser().parse_args(
+            ["a", "--out", "c", "--zzz"]
+        )
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_defaults_are_told_as_they_are_and_absent_ones_are_not() -> None:

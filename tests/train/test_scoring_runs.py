@@ -179,6 +179,8 @@ def test_bad_input_is_one_sentence(
         ((run, "--data", tmp_path / "text"), "wanted the prefix of a .bin/.idx pair"),
         ((run, "--data", data, "--method", "mc"), "its loss is exact; leave --method mc out"),
         ((run, "--data", data, "--stride", 33), "--stride: found 33, wanted 1 to 32"),
+        ((run, "--data", data, "--stride", 0), "--stride: found 0, wanted 1 or more"),
+        ((run, "--data", data, "--seq-len", 0), "--seq-len: found 0, wanted 1 or more"),
         ((run, "--data", data, "--compare"), "--compare: wants two models or more"),
     ):
         failed = typed("validate.py", *more, "--device", "cpu")

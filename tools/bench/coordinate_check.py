@@ -1,4 +1,4 @@
-"""Do activations move alike at every width and depth? A picture for each parametrization.
+"""Measure whether activations move alike at every width and depth, and draw it for each parametrization.
 
     python tools/bench/coordinate_check.py --out coordinates.html
     python tools/bench/coordinate_check.py --widths 64 128 256 512 --lr 2e-3 --steps 10
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from megatron.command import command, run
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig
 from megatron.scaling.plot_coordinates import Sweep, write_page
@@ -26,29 +27,28 @@ from megatron.train.coordinates import QUANTITIES, coordinates
 PARAMETRIZATIONS = ("standard", "mup", "completep")
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--widths", type=int, nargs="+", default=[64, 128, 256, 512], help="the first is the base"
-    )
-    parser.add_argument(
-        "--depths", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="the first is the base"
-    )
-    parser.add_argument("--d-head", type=int, default=32)
-    parser.add_argument("--n-tokens", type=int, default=255)
-    parser.add_argument("--untied", action="store_true", help="with a head of its own")
-    parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument(
-        "--seeds", type=int, default=2, help="models a point: their root mean square is drawn"
-    )
-    parser.add_argument("--threads", type=int, help="by itself torch's choice")
-    parser.add_argument(
-        "--out", type=Path, default=Path("coordinates.html"), help="the page (coordinates.html)"
-    )
+    parser = command(__doc__)
+    add = parser.add_argument_group("models").add_argument
+    widths, depths = [64, 128, 256, 512], [2, 4, 8, 16, 32]
+    add("--widths", type=int, nargs="+", default=widths, metavar="D", help="d_model; the first is the base")
+    add("--depths", type=int, nargs="+", default=depths, metavar="N", help="layers; the first is the base")
+    add("--d-head", type=int, default=32, metavar="D", help="channels of an attention head")
+    add("--n-tokens", type=int, default=255, metavar="N", help="of the vocabulary")
+    add("--untied", action="store_true", help="with a head of its own")
+    add = parser.add_argument_group("training").add_argument
+    add("--lr", type=float, default=4e-3, metavar="RATE", help="of AdamW, for every size")
+    add("--steps", type=int, default=10, metavar="N", help="of each model")
+    add("--seeds", type=int, default=2, metavar="N", help="models a point: their root mean square is drawn")
+    add("--threads", type=int, metavar="N", help="by itself torch's choice")
+    add("--out", type=Path, default=Path("coordinates.html"), metavar="PAGE.html", help="the page")
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Words that go together."""
+    parser = build_parser()
     args = parser.parse_args(argv)
     if min(len(args.widths), len(args.depths)) < 2:
         parser.error("--widths and --depths: a slope wants two sizes at least")
@@ -118,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

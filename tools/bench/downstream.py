@@ -12,7 +12,6 @@ ratio is of the medians; above 1 ours is the faster one.
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from megatron.checkpoint.convert import read_any
 from megatron.checkpoint.huggingface import write_huggingface
 from megatron.checkpoint.tokenizer_files import write_tokenizer
 from megatron.checkpoint.weights import Weights
+from megatron.command import command, run
 from megatron.config.presets import padded_rows, shape_of_size
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.harness import harness_model, hf_model, open_tasks
@@ -58,24 +58,26 @@ def timed(run: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - wall, time.process_time() - cpu, found
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(description="Measure downstream scoring beside lm-eval's hf model.")
-    parser.add_argument("--data-dir", type=Path, required=True, help="the tasks' data")
-    parser.add_argument("--size", default="7M", help="a name of utils/model_sizes.yaml (7M)")
-    parser.add_argument("--model", type=Path, help="an autoregressive model instead")
-    parser.add_argument("--tokenizer", help="of the model, where it does not say")
-    parser.add_argument("--tasks", default="hellaswag,lambada_openai", help="(hellaswag,lambada_openai)")
-    parser.add_argument("--limit", type=int, default=100, help="documents of a task (100)")
-    parser.add_argument("--batch-size", type=int, default=16, help="(16)")
-    parser.add_argument("--repeat", type=int, default=3, help="turns of each side; medians count (3)")
-    parser.add_argument("--threads", type=int, help="by itself torch's choice")
-    return parser.parse_args(argv)
+    parser = command(__doc__)
+    add = parser.add_argument_group("what is scored").add_argument
+    add("--data-dir", type=Path, required=True, metavar="DIR", help="the tasks' data")
+    add("--size", default="7M", metavar="NAME", help="of utils/model_sizes.yaml, with random weights")
+    add("--model", type=Path, metavar="PATH", help="an autoregressive model instead")
+    add("--tokenizer", metavar="NAME", help="of the model, where it does not say")
+    add("--tasks", default="hellaswag,lambada_openai", metavar="TASK,TASK", help="of lm-eval")
+    add("--limit", type=int, default=100, metavar="N", help="documents of a task")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--batch-size", type=int, default=16, metavar="N", help="requests of a forward")
+    add("--repeat", type=int, default=3, metavar="N", help="turns of each side; medians count")
+    add("--threads", type=int, metavar="N", help="by itself torch's choice")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a line for each task."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -116,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,7 +10,6 @@ fewer, evenly out of those, and says what all would take. Without a table the ru
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from megatron.command import command, run
 from megatron.scaling.fit import fit_law
 from megatron.scaling.selection import Columns, select_runs
 
@@ -73,28 +73,26 @@ def cpu_seconds(**told: Any) -> float:
     return time.process_time() - begin
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(description="Measure the fit of a law beside a grid of L-BFGS starts.")
+    parser = command(__doc__)
     parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="by itself synthetic runs")
-    parser.add_argument("--n-column", default="n_params")
-    parser.add_argument("--d-column", default="train_tokens")
-    parser.add_argument("--loss-column", default="loss")
-    parser.add_argument("--flops-column")
-    parser.add_argument(
-        "--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this"
-    )
-    parser.add_argument("--starts", type=int, default=N_STARTS, help=f"of {N_STARTS} ({N_STARTS})")
-    parser.add_argument(
-        "--forms", default="", metavar="FORM,FORM", help="other forms to time too, on synthetic repetition"
-    )
-    parser.add_argument("--repeat", type=int, default=9, help="fits of ours; the median counts (9)")
-    return parser.parse_args(argv)
+    add = parser.add_argument_group("what is fitted").add_argument
+    add("--n-column", default="n_params", metavar="NAME", help="parameters")
+    add("--d-column", default="train_tokens", metavar="NAME", help="tokens trained on")
+    add("--loss-column", default="loss", metavar="NAME", help="held-out loss, nats a token")
+    add("--flops-column", metavar="NAME", help="for tokens = FLOPs / 6N, instead of --d-column")
+    add("--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this")
+    add("--forms", default="", metavar="FORM,FORM", help="other forms to time too, on synthetic repetition")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--starts", type=int, default=N_STARTS, metavar="N", help=f"of the {N_STARTS:,} of the other side")
+    add("--repeat", type=int, default=9, metavar="N", help="fits of ours; the median counts")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both and print the ratio."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.table is None:
         n, d, loss = synthetic()
     else:
@@ -129,4 +127,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,7 +9,6 @@ same tokens. The ratio is of the medians; above 1 ours is the faster one.
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import torch
 
 from megatron.checkpoint.huggingface import write_huggingface
 from megatron.checkpoint.weights import Weights
+from megatron.command import command, run
 from megatron.config.presets import padded_rows, shape_of_size
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.generate import generate
@@ -46,21 +46,22 @@ def seconds(run: Callable[[], list[list[int]]]) -> tuple[float, float, list[list
     return time.perf_counter() - wall, time.process_time() - cpu, found
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(description="Measure greedy generation beside transformers'.")
-    parser.add_argument("--size", nargs="+", default=["7M"], help="names of utils/model_sizes.yaml (7M)")
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="prompts at once (1 8)")
-    parser.add_argument("--prompt-tokens", type=int, default=32, help="(32)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="(64)")
-    parser.add_argument("--repeat", type=int, default=5, help="turns of each side; medians count (5)")
-    parser.add_argument("--threads", type=int, help="by itself torch's choice")
-    return parser.parse_args(argv)
+    parser = command(__doc__)
+    add = parser.add_argument
+    add("--size", nargs="+", default=["7M"], metavar="NAME", help="of utils/model_sizes.yaml")
+    add("--batch", nargs="+", type=int, default=[1, 8], metavar="N", help="prompts at once")
+    add("--prompt-tokens", type=int, default=32, metavar="N", help="of each prompt")
+    add("--new-tokens", type=int, default=64, metavar="N", help="to write behind each")
+    add("--repeat", type=int, default=5, metavar="N", help="turns of each side; medians count")
+    add("--threads", type=int, metavar="N", help="by itself torch's choice")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a line for each size and batch."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers  # after the line before it, which it reads at import
 
@@ -105,4 +106,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

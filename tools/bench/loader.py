@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from megatron.command import command, run
 from megatron.data.ahead import Ahead
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
@@ -106,25 +107,28 @@ def synthetic(folder: str) -> str:
     return str(Path(folder) / "random")
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(description="Measure the making of batches beside torch's DataLoader.")
-    parser.add_argument("prefix", nargs="?", help="of a .bin/.idx pair; by itself 100 M random tokens")
-    parser.add_argument("--seq-len", type=int, default=2048, help="positions of a sample (2048)")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples of a batch (32)")
-    parser.add_argument("--batches", type=int, default=200, help="of each measurement (200)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2, 4], help="(0 2 4)")
-    parser.add_argument("--repeat", type=int, default=5, help="measurements of each; the median counts (5)")
-    parser.add_argument("--corrupt", action="store_true", help="up to what the model reads")
+    parser = command(__doc__)
     parser.add_argument(
-        "--objective", default="autoregressive", choices=("autoregressive", "masked_diffusion")
+        "prefix", nargs="?", metavar="PREFIX", help="of a .bin/.idx pair; by itself 100 M random tokens"
     )
-    return parser.parse_args(argv)
+    add = parser.add_argument_group("what is made").add_argument
+    add("--seq-len", type=int, default=2048, metavar="N", help="positions of a sample")
+    add("--batch-size", type=int, default=32, metavar="N", help="samples of a batch")
+    add("--corrupt", action="store_true", help="up to what the model reads")
+    objectives = ("autoregressive", "masked_diffusion")
+    add("--objective", default="autoregressive", choices=objectives, help="whose corruption")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--workers", type=int, nargs="+", default=[0, 2, 4], metavar="N", help="numbers of them, in turn")
+    add("--batches", type=int, default=200, metavar="N", help="of each measurement")
+    add("--repeat", type=int, default=5, metavar="N", help="measurements of each; the median counts")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both sides with each number of workers and print ratios."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     torch.set_num_threads(1)
     task: Objective | None = None
     if args.corrupt:
@@ -165,4 +169,4 @@ def report(n_workers: int, own: list[Speed], other: list[Speed], n_samples: int)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

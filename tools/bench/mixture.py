@@ -1,6 +1,6 @@
 """The data-mixture plane in numbers: registering, asking, dealing out, reading, and fitting ADO's laws.
 
-    python tools/bench/mixture.py                       1e5 and 1e6 documents
+    python tools/bench/mixture.py --documents 1e5 1e6
     python tools/bench/mixture.py --growth --documents 1e5 1e6 1e7 --folder /large/disk
 
 Documents are lines of JSON of about 280 bytes with four properties. Each figure is the median of several
@@ -33,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.command import command, run
 from megatron.mixture.adaptive import fit_law
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import Constant, Distributor
@@ -55,15 +56,16 @@ CATALOG = "catalog.duckdb"
 BY = ("language", "licence")
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(description="Measure megatron.mixture.")
-    parser.add_argument("--documents", type=float, nargs="+", default=[1e5, 1e6], help="(1e5 1e6)")
-    parser.add_argument("--threads", type=int, default=2, help="of DuckDB while registering (2)")
-    parser.add_argument("--repeat", type=int, default=3, help="measurements of each (3)")
-    parser.add_argument("--growth", action="store_true", help="growth with the number of documents instead")
-    parser.add_argument("--folder", type=Path, help="where files may lie for a while")
-    return parser.parse_args(argv)
+    parser = command(__doc__)
+    add = parser.add_argument
+    add("--documents", type=float, nargs="+", default=[1e5, 1e6], metavar="N", help="in the catalog")
+    add("--threads", type=int, default=2, metavar="N", help="of DuckDB while registering")
+    add("--repeat", type=int, default=3, metavar="N", help="measurements of each; the median counts")
+    add("--growth", action="store_true", help="growth with the number of documents instead")
+    add("--folder", type=Path, metavar="DIR", help="where files may lie for a while; by itself the system's")
+    return parser
 
 
 def write_documents(path: Path, n: int, first: int = 0) -> None:
@@ -157,14 +159,14 @@ def of_size(n: int, threads: int, repeat: int) -> None:
 @contextmanager
 def served(mixture: Path) -> Iterator[RemoteChunks]:
     """The mixture from a server of its own."""
-    command = [
+    words = [
         sys.executable,
         str(Path(__file__).parents[1] / "mixture_server.py"),
         str(mixture),
         "--port",
         "0",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
         yield RemoteChunks(Connection(f"grpc+tcp://{address}"), mixture.stem)
@@ -305,7 +307,7 @@ def growth(sizes: Sequence[int], threads: int, where: Path | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.growth:
         growth([int(n) for n in args.documents], args.threads, args.folder)
         return 0
@@ -322,4 +324,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

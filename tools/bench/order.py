@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.command import command, run
 from megatron.data.indexed import CODES, HEADER, MAGIC, VERSION, IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
@@ -67,12 +68,12 @@ def write_pair(prefix: Path, n_documents: int, n_tokens: int) -> None:
 
 def compile_loop(folder: Path) -> None:
     """The plain loop as a library in `folder`. RuntimeError without a compiler."""
-    command = [os.environ.get("CXX", "c++"), "-O3", "-shared", "-fPIC", str(PLAIN_LOOP)]
+    words = [os.environ.get("CXX", "c++"), "-O3", "-shared", "-fPIC", str(PLAIN_LOOP)]
     done = subprocess.run(
-        [*command, "-o", str(folder / "loop.so")], capture_output=True, text=True, check=False
+        [*words, "-o", str(folder / "loop.so")], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 def megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool) -> tuple[np.ndarray, ...]:
@@ -164,15 +165,15 @@ def read_side(side: str, prefix: str, seq_len: int) -> dict[str, Any]:
     return {"us": statistics.median(seconds[1:]) / READS * 1e6}  # the first warms the cache
 
 
-def run(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -> dict[str, Any]:
+def run_side(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -> dict[str, Any]:
     """One side in a process of its own. RuntimeError when it fails."""
-    command = [sys.executable, __file__, "--side", side, "--prefix", str(prefix)]
-    command += ["--seq-len", str(args.seq_len), "--epochs", str(n_epochs)]
+    words = [sys.executable, __file__, "--side", side, "--prefix", str(prefix)]
+    words += ["--seq-len", str(args.seq_len), "--epochs", str(n_epochs)]
     # numpy's own threads, which nothing here asks for, would spin for a while after the import and be counted
     alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=alone)
+    done = subprocess.run(words, capture_output=True, text=True, env=alone)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
     return json.loads(done.stdout)
 
 
@@ -189,7 +190,7 @@ def compare(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None:
     told: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(args.repeat):
         for side in sides:
-            told[side].append(run(args, prefix, side, n_epochs))
+            told[side].append(run_side(args, prefix, side, n_epochs))
     cost = {
         side: {key: statistics.median(one[key] for one in all_told) for key in all_told[0] if key != "sums"}
         for side, all_told in told.items()
@@ -214,22 +215,24 @@ def compare(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None:
         print(f"  document, sample and shuffle index are {'the same' if same else 'DIFFERENT'}", flush=True)
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(description="Measure orders of samples beside Megatron's arrays.")
-    parser.add_argument("--documents", type=int, default=10_000_000, help="(10000000)")
-    parser.add_argument("--tokens", type=int, default=5_000_000_000, help="(5000000000)")
-    parser.add_argument("--seq-len", type=int, default=2048, help="(2048)")
-    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 10, 100], help="(1 10 100)")
-    parser.add_argument("--repeat", type=int, default=3, help="turns; the median counts (3)")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--prefix", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    parser = command(__doc__)
+    add = parser.add_argument_group("what is ordered").add_argument
+    add("--documents", type=int, default=10_000_000, metavar="N", help="of random lengths")
+    add("--tokens", type=int, default=5_000_000_000, metavar="N", help="of all documents together")
+    add("--seq-len", type=int, default=2048, metavar="N", help="positions of a sample")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--epochs", type=int, nargs="+", default=[1, 10, 100], metavar="N", help="numbers of them, in turn")
+    add("--repeat", type=int, default=3, metavar="N", help="turns; the median counts")
+    add("--side", metavar="NAME", help=argparse.SUPPRESS)
+    add("--prefix", metavar="PREFIX", help=argparse.SUPPRESS)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every side and print ratios."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.side:
         kind, _, side = args.side.rpartition(":")
         told = (
@@ -247,10 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for n_epochs in args.epochs:
             compare(args, prefix, n_epochs)
         for side in ("epoch", "megatron"):
-            us = run(args, prefix, f"read:{side}", 1)["us"]
+            us = run_side(args, prefix, f"read:{side}", 1)["us"]
             print(f"random sample, warm: {SIDES[side]}: {us:.1f} microseconds")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

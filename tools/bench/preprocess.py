@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.command import command, run
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.tokenizer.bpe import load_tokenizer
@@ -148,24 +149,24 @@ def other_side(side: str, source: str, model: str, n_workers: int, out: str) -> 
                     writer.add_document(np.append(ids, tokenizer.eod_id))
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = argparse.ArgumentParser(
-        description="Measure preprocessing beside other ways.", epilog=__doc__.split("\n\n", 2)[1]
-    )
+    parser = command(__doc__)
     parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more, with a key 'text'")
-    parser.add_argument("--tokenizer-model", default="gpt2", help="folder or name (gpt2)")
-    parser.add_argument("--workers", type=int, default=2, help="cores for every side (2)")
-    parser.add_argument("--sides", nargs="+", default=["tokenizers", "batch"], help="(tokenizers batch)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of ours; the median counts (3)")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("--tokenizer-model", default="gpt2", metavar="NAME", help="a folder, or a name")
+    add("--workers", type=int, default=2, metavar="N", help="cores for every side")
+    sides = ["tokenizers", "batch"]
+    add("--sides", nargs="+", default=sides, metavar="SIDE", help="to run beside ours; also fastokens")
+    add("--repeat", type=int, default=3, metavar="N", help="runs of ours; the median counts")
+    add("--side", metavar="SIDE", help=argparse.SUPPRESS)
+    add("--out", metavar="PATH", help=argparse.SUPPRESS)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all sides and print ratios."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.side:
         other_side(args.side, args.source, args.tokenizer_model, args.workers, args.out)
         return 0
@@ -223,4 +224,4 @@ def report(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
