@@ -22,7 +22,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__, may_stop=True)
     parser.add_argument("config", metavar="CONFIG.yaml", help="configuration of the run")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, in order")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="changes to it, in order"
+    )
     return parser
 
 

@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__, may_stop=True)
     parser.add_argument("study", metavar="STUDY.yaml", help="the study")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="changes to it, e.g. run.optim.lr=1e-3"
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to it, e.g. run.optim.lr=1e-3"
     )
     running = parser.add_argument_group("running")
     running.add_argument(

@@ -95,6 +95,17 @@ def test_a_folder_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "none", "run") is None
 
 
+@pytest.mark.parametrize("inside", ["", "checkpoints"])
+def test_a_folder_of_checkpoints_is_answered_with_their_names_and_steps(tmp_path: Path, inside: str) -> None:
+    names = [
+        store.save(tmp_path / inside, "run", parts(step), {**META, "step": step}).name for step in (100, 200)
+    ]
+    with pytest.raises(
+        ValueError, match=rf"wanted: \S+/ with {names[0]} \(step 100\), {names[1]} \(step 200\)"
+    ):
+        store.load(tmp_path)
+
+
 def test_every_hundredth_stays_and_preempted_ones_do_not(tmp_path: Path) -> None:
     paths = [
         store.save(tmp_path, "run", parts(step), {**META, "step": step}, preempt=step == 300)
