@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from megatron.command import STOPPED, command
+from megatron.config.plan import RunPlan, plan_run
+from megatron.config.read import read_config, read_yaml
+from megatron.config.schema import RunConfig
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,36 +34,44 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
     args = build_parser().parse_args(argv)
-    # after the words: --help should not wait for torch
-    from megatron.checkpoint.preempt import watch_for_stop
-    from megatron.config.plan import plan_run
-    from megatron.config.read import read_config, read_yaml
+    try:
+        config, plan = planned(args.config, args.overrides)
+        return trained(config, plan)
+    except (OSError, ValueError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def planned(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:
+    """The run and what follows from it. Nothing here waits for torch: a misspelt word is told at once."""
     from megatron.mixture.spec import prepare
+
+    mixture = (read_yaml(path, overrides).get("dataset") or {}).get("mixture")
+    if mixture is not None:
+        prepare(mixture)
+    config = read_config(path, overrides)
+    return config, plan_run(config)
+
+
+def trained(config: RunConfig, plan: RunPlan) -> int:
+    """Train; the exit status."""
+    from megatron.checkpoint.preempt import watch_for_stop
     from megatron.parallel.world import open_world
     from megatron.run_dir import is_done
     from megatron.train.build import build, microbatch_rows
     from megatron.train.loop import train
 
-    try:
-        mixture = (read_yaml(args.config, args.overrides).get("dataset") or {}).get("mixture")
-        if mixture is not None:
-            prepare(mixture)
-        config = read_config(args.config, args.overrides)
-        plan = plan_run(config)
-        with open_world(config.dist, config.misc.n_threads) as world:
-            microbatch_rows(config, world)
-            run = build(config, plan, world)
-            if is_done(run.folder, plan.identity):
-                print(f"{run.folder}: already done")
-                return 0
-            with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
-                done = train(run, stop)
-            if world.is_first and done:
-                print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
-            return 0 if done else STOPPED
-    except (OSError, ValueError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    with open_world(config.dist, config.misc.n_threads) as world:
+        microbatch_rows(config, world)
+        run = build(config, plan, world)
+        if is_done(run.folder, plan.identity):
+            print(f"{run.folder}: already done")
+            return 0
+        with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
+            done = train(run, stop)
+        if world.is_first and done:
+            print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
+        return 0 if done else STOPPED
 
 
 def leave(status: int) -> NoReturn:

@@ -14,7 +14,8 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
+if [ -z "${SLURM_SUBMIT_DIR:-}" ]; then echo "error: no job of Slurm; submit this script with sbatch" >&2; exit 2; fi
+cd "$SLURM_SUBMIT_DIR"
 if ! [ -f tools/pretrain.py ]; then echo "error: $PWD: no checkout; sbatch from the checkout's root" >&2; exit 2; fi
 source examples_scaling/training/settings.sh
 source examples_scaling/training/requeue.sh
