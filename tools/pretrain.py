@@ -13,12 +13,15 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from megatron.command import STOPPED, command
+from megatron.config.launcher import ranks_from_environment
 from megatron.config.plan import RunPlan, plan_run
 from megatron.config.read import read_config, read_yaml
 from megatron.config.schema import RunConfig
+from megatron.run_dir import is_done
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         config, plan = planned(args.config, args.overrides)
+        ranks = ranks_from_environment(os.environ)
+        if is_done(Path(config.logging.run_dir), plan.identity):
+            if ranks.rank == 0:
+                print(f"{config.logging.run_dir}: already done")
+            return 0
         return trained(config, plan)
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,16 +65,12 @@ def trained(config: RunConfig, plan: RunPlan) -> int:
     """Train; the exit status."""
     from megatron.checkpoint.preempt import watch_for_stop
     from megatron.parallel.world import open_world
-    from megatron.run_dir import is_done
     from megatron.train.build import build, microbatch_rows
     from megatron.train.loop import train
 
     with open_world(config.dist, config.misc.n_threads) as world:
         microbatch_rows(config, world)
         run = build(config, plan, world)
-        if is_done(run.folder, plan.identity):
-            print(f"{run.folder}: already done")
-            return 0
         with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
             done = train(run, stop)
         if world.is_first and done:

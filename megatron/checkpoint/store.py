@@ -131,10 +131,8 @@ def refuse_folder_of_checkpoints(path: Path) -> None:
     if found:
         steps = [(read_json(one.path / META) or {}).get("step", "unknown") for one in found]
         told = [f"{one.path.name} (step {step})" for one, step in zip(found, steps, strict=True)]
-        raise ValueError(
-            f"{path}: a folder of checkpoints, and one of them is wanted: "
-            f"{found[0].path.parent}/ with {', '.join(told[-8:])}"
-        )
+        where = found[0].path.parent
+        raise ValueError(f"{where}: a folder of checkpoints; give one of those in it: {', '.join(told[-8:])}")
 
 
 def read_meta(path: Path) -> dict[str, Any]:
