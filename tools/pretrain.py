@@ -12,6 +12,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,8 @@ from megatron.config.plan import RunPlan, plan_run
 from megatron.config.read import read_config, read_yaml
 from megatron.config.schema import RunConfig
 from megatron.run_dir import is_done
+
+AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what is wrong with the settings
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,9 +40,17 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
     args = build_parser().parse_args(argv)
+    local_rank = 0
     try:
-        config, plan = planned(args.config, args.overrides)
         ranks = ranks_from_environment(os.environ)
+        local_rank = ranks.local_rank
+        config, plan = planned(args.config, args.overrides)
+    except (OSError, ValueError) as error:
+        if local_rank:  # the first rank of a host tells first, and its launcher then ends the others
+            time.sleep(AFTER_FIRST_S)
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
         if is_done(Path(config.logging.run_dir), plan.identity):
             if ranks.rank == 0:
                 print(f"{config.logging.run_dir}: already done")
