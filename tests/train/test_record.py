@@ -115,7 +115,8 @@ def test_the_memory_line_names_the_rank_with_most() -> None:
 def test_running_out_of_memory_says_what_to_change(root, words, tmp_path) -> None:
     run = tmp_path / "run"
     (tmp_path / "empty.yaml").write_text("name: test\n")
-    words = [*words, f"logging.run_dir={run}", "dataset.batch_size=4096", "model.d_ff=65536"]
+    synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=200"]
+    words = [*words, *synthetic, f"logging.run_dir={run}", "dataset.batch_size=4096", "model.d_ff=65536"]
     done = subprocess.run(
         [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words],
         capture_output=True,
