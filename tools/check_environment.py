@@ -224,7 +224,12 @@ def optional_rows() -> Iterator[Row]:
               "(the apex of PyPI is another project)")  # fmt: skip
     yield Row("torchao", version("torchao"), "dist.float8: true", "pip install torchao")
     slurm = said("sbatch", "--version")
-    yield Row("Slurm", slurm, "train_slurm.sh, sweep.py --launcher slurm", "the cluster's login node has it")
+    way = (
+        "a slurm.conf: sbatch is here, and finds none"
+        if shutil.which("sbatch")
+        else "the cluster's login node has it"
+    )
+    yield Row("Slurm", slurm, "train_slurm.sh, sweep.py --launcher slurm", way)
     mpi = said("mpirun", "--version").partition("\n")[0]
     yield Row("MPI", mpi, "train_mpi.sh", "apt-get install openmpi-bin, or the cluster's module")
     browsers = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

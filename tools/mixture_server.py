@@ -23,7 +23,9 @@ STATUS_WAIT_S = 5.0
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__)
-    parser.add_argument("mixtures", nargs="*", type=Path, metavar="MIXTURE.yaml", help="what to serve")
+    parser.add_argument(
+        "mixtures", nargs="*", default=[], type=Path, metavar="MIXTURE.yaml", help="what to serve"
+    )
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")
     serving.add_argument("--port", type=int, default=8815, metavar="N", help="0: a free one")

@@ -30,7 +30,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__)
     parser.add_argument(
-        "words", nargs="*", metavar="SIZE | model.key=value", help="sizes (by itself all), options"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="SIZE | model.key=value",
+        help="sizes (by itself all), options",
     )
     parser.add_argument(
         "--n-tokens", type=int, default=GPT2_TOKENS, metavar="N", help="of the tokenizer; by itself GPT-2's"

@@ -12,53 +12,81 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from megatron.command import STOPPED, command
+from megatron.config.launcher import ranks_from_environment
+from megatron.config.plan import RunPlan, plan_run
+from megatron.config.read import read_config, read_yaml
+from megatron.config.schema import RunConfig
+from megatron.run_dir import is_done
+
+AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what is wrong with the settings
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__, may_stop=True)
     parser.add_argument("config", metavar="CONFIG.yaml", help="configuration of the run")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, in order")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="changes to it, in order"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
     args = build_parser().parse_args(argv)
-    # after the words: --help should not wait for torch
-    from megatron.checkpoint.preempt import watch_for_stop
-    from megatron.config.plan import plan_run
-    from megatron.config.read import read_config, read_yaml
-    from megatron.mixture.spec import prepare
-    from megatron.parallel.world import open_world
-    from megatron.run_dir import is_done
-    from megatron.train.build import build, microbatch_rows
-    from megatron.train.loop import train
-
+    local_rank = 0
     try:
-        mixture = (read_yaml(args.config, args.overrides).get("dataset") or {}).get("mixture")
-        if mixture is not None:
-            prepare(mixture)
-        config = read_config(args.config, args.overrides)
-        plan = plan_run(config)
-        with open_world(config.dist, config.misc.n_threads) as world:
-            microbatch_rows(config, world)
-            run = build(config, plan, world)
-            if is_done(run.folder, plan.identity):
-                print(f"{run.folder}: already done")
-                return 0
-            with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
-                done = train(run, stop)
-            if world.is_first and done:
-                print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
-            return 0 if done else STOPPED
+        ranks = ranks_from_environment(os.environ)
+        local_rank = ranks.local_rank
+        config, plan = planned(args.config, args.overrides)
+    except (OSError, ValueError) as error:
+        if local_rank:  # the first rank of a host tells first, and its launcher then ends the others
+            time.sleep(AFTER_FIRST_S)
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
+        if is_done(Path(config.logging.run_dir), plan.identity):
+            if ranks.rank == 0:
+                print(f"{config.logging.run_dir}: already done")
+            return 0
+        return trained(config, plan)
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def planned(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:
+    """The run and what follows from it. Nothing here waits for torch: a misspelt word is told at once."""
+    from megatron.mixture.spec import prepare
+
+    mixture = (read_yaml(path, overrides).get("dataset") or {}).get("mixture")
+    if mixture is not None:
+        prepare(mixture)
+    config = read_config(path, overrides)
+    return config, plan_run(config)
+
+
+def trained(config: RunConfig, plan: RunPlan) -> int:
+    """Train; the exit status."""
+    from megatron.checkpoint.preempt import watch_for_stop
+    from megatron.parallel.world import open_world
+    from megatron.train.build import build, microbatch_rows
+    from megatron.train.loop import train
+
+    with open_world(config.dist, config.misc.n_threads) as world:
+        microbatch_rows(config, world)
+        run = build(config, plan, world)
+        with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
+            done = train(run, stop)
+        if world.is_first and done:
+            print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
+        return 0 if done else STOPPED
 
 
 def leave(status: int) -> NoReturn:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, command, run
-from megatron.scaling.ladder import expand, read_study_plan
-from megatron.scaling.price import GPU_EFFICIENCY, speed_of
+from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
+from megatron.scaling.price import GPU_EFFICIENCY, Speed, speed_of
 from megatron.scaling.price_table import price_table
 from megatron.scaling.sweep import Options, jobs_of, sweep
 
@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__, may_stop=True)
     parser.add_argument("study", metavar="STUDY.yaml", help="the study")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="changes to it, e.g. run.optim.lr=1e-3"
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to it, e.g. run.optim.lr=1e-3"
     )
     running = parser.add_argument_group("running")
     running.add_argument(
@@ -72,15 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan or run, and say how it ended."""
     args = parse_args(argv)
     options = Options(args.launcher, args.jobs, args.gpus_per_run, max(0, args.retries), args.sbatch)
+
+    def price(runs: Sequence[PlannedRun]) -> Speed:
+        elsewhere = args.launcher == "slurm"
+        return speed_of(runs, args.tflops, args.hardware, args.gpus_per_run, args.mfu, elsewhere)
+
     try:
         study = read_study_plan(args.study, args.overrides)
         if args.dry_run:
             runs = expand(study)
-            speed = speed_of(runs, args.tflops, args.hardware, args.gpus_per_run, args.mfu)
             jobs = (args.jobs or 1) if args.hardware else jobs_of(study, options)
-            print(price_table(runs, speed, jobs, args.gpus_per_run))
+            print(price_table(runs, price(runs), jobs, args.gpus_per_run))
             return 0
-        outcome = sweep(study, options)
+        outcome = sweep(study, options, price)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,9 +2,10 @@
 # Downstream scores of checkpoints on this machine.   downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]
 # A process for each GPU (one process where there is none; GPUS says another number). What was scored before is skipped.
 set -euo pipefail
+if (($# < 2)); then echo "usage: downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]" >&2; exit 2; fi
 cd "$(dirname "$0")/../.."
-kind=${1:?usage: downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]}
-models=${2:?usage: downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]}
+kind=$1
+models=$2
 shift 2
 case $kind in
     ranking) tasks=arc_easy,boolq,copa,hellaswag,piqa,race,winogrande,sciq ;;

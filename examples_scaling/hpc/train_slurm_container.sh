@@ -17,12 +17,14 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
+if [ -z "${SLURM_SUBMIT_DIR:-}" ]; then echo "error: no job of Slurm; submit this script with sbatch" >&2; exit 2; fi
+cd "$SLURM_SUBMIT_DIR"
+if [ -z "${IMAGE:-}" ]; then echo "error: set IMAGE to a .sqsh file or registry#name:tag" >&2; exit 2; fi
 inside=/opt/scaling
 mkdir -p experiments
 # shellcheck disable=SC2034
 srun_words=(
-    --container-image="${IMAGE:?set IMAGE to a .sqsh file or registry#name:tag}"
+    --container-image="$IMAGE"
     --container-mounts="$PWD/experiments:$inside/experiments${MOUNTS:+,$MOUNTS}"
     --container-workdir="$inside"
     --no-container-mount-home

@@ -5,7 +5,8 @@
 #   LAUNCHER  local (by itself) or slurm              OUT           folder of the study
 # Run the same command again to go on after a stop. Other words go to tools/sweep.py, whose --help lists them.
 set -euo pipefail
-study=$(realpath "${1:?usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]}")
+if (($# < 1)); then echo "usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]" >&2; exit 2; fi
+study=$(realpath "$1")
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 exec python tools/sweep.py "$study" --launcher "${LAUNCHER:-local}" "run.dist.engine=${ENGINE:-deepspeed}" \

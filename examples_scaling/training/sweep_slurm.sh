@@ -13,20 +13,11 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?submitted by tools/sweep.py}"
 usage="usage: sweep_slurm.sh LIST PRETRAIN.py, as an array"
-folder=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "${1:?$usage}")
+pretrain=${2:?$usage}
+folder=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$1")
 exec >>"$folder/log.txt" 2>&1
-
-asked=
-trap 'asked=yes; kill -USR1 "$step" 2>/dev/null || true' USR1 TERM
-srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    python "${2:?$usage}" "$folder/config.yaml" &
-step=$!
-# a signal ends `wait` before the step has ended
-while status=0; wait "$step" || status=$?; kill -0 "$step" 2>/dev/null; do :; done
-if ((status == 75)) || { ((status)) && [ -n "$asked" ]; }; then
-    # a job that somebody has cancelled, or that Slurm itself puts back, is not running any more
-    if [ "$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")" = RUNNING ]; then
-        exec scontrol requeue "$SLURM_JOB_ID"
-    fi
-fi
-exit "$status"
+# this is a copy of the script, in a folder of Slurm: what lies beside it is found by the other file of the checkout
+# shellcheck source=examples_scaling/training/requeue.sh
+source "$(dirname "$pretrain")/../examples_scaling/training/requeue.sh"
+requeue srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    python "$pretrain" "$folder/config.yaml"

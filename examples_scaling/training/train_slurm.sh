@@ -14,22 +14,11 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
+if [ -z "${SLURM_SUBMIT_DIR:-}" ]; then echo "error: no job of Slurm; submit this script with sbatch" >&2; exit 2; fi
+cd "$SLURM_SUBMIT_DIR"
 if ! [ -f tools/pretrain.py ]; then echo "error: $PWD: no checkout; sbatch from the checkout's root" >&2; exit 2; fi
 source examples_scaling/training/settings.sh
+source examples_scaling/training/requeue.sh
 declare -a srun_words # further words for srun, if a script that sources this one has set them
-
-asked=
-trap 'asked=yes; kill -USR1 "$step" 2>/dev/null || true' USR1 TERM
-srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    "${srun_words[@]}" "${around[@]}" python tools/pretrain.py "$config" "${words[@]}" &
-step=$!
-# a signal ends `wait` before the step has ended
-while status=0; wait "$step" || status=$?; kill -0 "$step" 2>/dev/null; do :; done
-if ((status == 75)) || { ((status)) && [ -n "$asked" ]; }; then
-    # a job that somebody has cancelled, or that Slurm itself puts back, is not running any more
-    if [ "$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")" = RUNNING ]; then
-        exec scontrol requeue "$SLURM_JOB_ID"
-    fi
-fi
-exit "$status"
+requeue srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    "${srun_words[@]}" "${around[@]}" python tools/pretrain.py "$config" "${words[@]}"

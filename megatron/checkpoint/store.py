@@ -14,6 +14,7 @@ from megatron.checkpoint import sharded
 from megatron.checkpoint.folder import sha256_of, sync
 from megatron.checkpoint.layout import FILES, META, NAME, PARTIAL, Found, find, new_name
 from megatron.log import get_logger
+from megatron.run_dir import CHECKPOINTS, read_json
 
 log = get_logger(__name__)
 IN_BOTH = ("lr", "iter")  # parts that are files of their own in the sharded layout too
@@ -122,10 +123,23 @@ def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(
     return parts
 
 
+def refuse_folder_of_checkpoints(path: Path) -> None:
+    """ValueError for a run's folder, or that of its checkpoints, where one of them is wanted."""
+    if (path / META).exists():
+        return
+    found = find(path) or find(path / CHECKPOINTS)
+    if found:
+        steps = [(read_json(one.path / META) or {}).get("step", "unknown") for one in found]
+        told = [f"{one.path.name} (step {step})" for one, step in zip(found, steps, strict=True)]
+        where = found[0].path.parent
+        raise ValueError(f"{where}: a folder of checkpoints; give one of those in it: {', '.join(told[-8:])}")
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """meta.json of a checkpoint. Errors as `load`."""
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such checkpoint")
+    refuse_folder_of_checkpoints(path)
     try:
         meta = json.loads((path / META).read_text())
         files = set(meta["files"])

@@ -158,7 +158,7 @@ def _numbers(
     missing = [name for name in wanted if name not in environment]
     if missing:
         raise ValueError(
-            f"environment: {', '.join(present)} are set but {', '.join(missing)} not; start with {launcher}, "
+            f"environment: {', '.join(present)} set without {', '.join(missing)}; start with {launcher}, "
             "or unset them all for one process"
         )
     for name in names:

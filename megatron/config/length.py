@@ -54,8 +54,22 @@ def n_steps_of(length: LrSchedulerConfig, data: DatasetConfig, samples_held: int
         assert length.total_epochs is not None, "read.py lets exactly one of the three lengths through"
         n_steps = math.floor(_exact(length.total_epochs) * samples_held / data.batch_size)
     if n_steps < 1:
-        raise ValueError(f"lr_scheduler: the run has no step; one step is {tokens_per_step:,} tokens")
+        told = "total_iterations" if length.total_iterations is not None else "total_tokens"
+        told = "total_epochs" if length.total_epochs is not None else told
+        raise ValueError(
+            f"lr_scheduler.{told}: {getattr(length, told):,} is no whole step of {data.batch_size:,} samples "
+            f"of {data.seq_len:,}, {tokens_per_step:,} tokens; ask for more, or lower dataset.batch_size"
+        )
     return n_steps
+
+
+def check_batch(data: DatasetConfig, samples_held: int) -> None:
+    """ValueError where one step would read a sample twice: more samples in a batch than in an epoch."""
+    if data.batch_size > samples_held:
+        raise ValueError(
+            f"dataset.batch_size: {data.batch_size:,} samples a step, while an epoch of the corpus has "
+            f"{samples_held:,} of {data.seq_len:,} tokens; take a smaller batch, shorter samples or more text"
+        )
 
 
 def warmup_steps_of(length: LrSchedulerConfig, n_steps: int, tokens_per_step: int) -> int:

@@ -8,7 +8,7 @@ from megatron.config import count
 from megatron.config.datapaths import compare_tokenizers, read_corpora, read_sidecar
 from megatron.config.exposure import CorpusUse, Exposure
 from megatron.config.identity import run_identity, trunk_identity
-from megatron.config.length import decay_steps_of, n_steps_of, warmup_steps_of
+from megatron.config.length import check_batch, decay_steps_of, n_steps_of, warmup_steps_of
 from megatron.config.schema import RunConfig
 
 
@@ -49,10 +49,12 @@ class RunPlan:
 def plan_run(config: RunConfig) -> RunPlan:
     """Steps, tokens, parameters and FLOPs of a run.
 
-    Raises ValueError where the corpus holds no whole sample or a length is shorter than one step.
+    Raises ValueError where the corpus holds no whole sample or fewer than one batch, or a length is shorter
+    than one step.
     """
     tokens_per_step = config.dataset.batch_size * config.dataset.seq_len
     exposure = Exposure(config)
+    check_batch(config.dataset, sum(exposure.held))
     n_steps = n_steps_of(config.lr_scheduler, config.dataset, sum(exposure.held))
     warmup_steps = warmup_steps_of(config.lr_scheduler, n_steps, tokens_per_step)
     decay_steps = decay_steps_of(config.lr_scheduler, n_steps, tokens_per_step)

@@ -72,6 +72,7 @@ def build_config(raw: Any, where: str = "configuration") -> RunConfig:
     raw = {**raw, "objective": _whole_name(raw.get("objective"))} if "objective" in raw else raw
     data = data if isinstance(data, dict) else {}  # `_section` refuses the rest
     try:
+        _refuse_misspelt(raw)
         mixture = data.get("mixture")
         prefix = data.get("path_train") if mixture is None else read_resolved(str(mixture)).pairs[0]
         resolved = {**raw, "model": resolve_model(model, prefix)}
@@ -169,7 +170,10 @@ def write_config(config: RunConfig, path: Path) -> None:
 
 def _tokens_of_sidecar(prefix: str | None) -> int:
     if prefix is None:
-        raise ValueError("model.n_tokens: unknown; give it, or a dataset.path_train whose sidecar says it")
+        raise ValueError(
+            "dataset.path_train: missing; give a .bin/.idx prefix, a data-path file or synthetic "
+            "(DATA=... of the training scripts), or model.n_tokens where no text is wanted"
+        )
     try:
         prefix = read_corpora(prefix)[0].prefix  # all of a blend are of one tokenizer
         return int(read_sidecar(prefix)["tokenizer"]["n_tokens"])
@@ -192,16 +196,33 @@ def _eod_of_sidecar(prefix: str | None) -> int:
     return told
 
 
+def _refuse_unknown_keys(cls: type, raw: dict[str, Any], path: str) -> None:
+    known = [f.name for f in fields(cls)]
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"unknown key '{path}{key}'; {nearest(str(key), known)}")
+
+
+def _refuse_misspelt(raw: dict[str, Any]) -> None:
+    """Before anything follows from the keys: a misspelt dataset.path_train is no missing vocabulary.
+
+    The model's section is completed first: it may name what no ModelConfig has.
+    """
+    _refuse_unknown_keys(RunConfig, raw, "")
+    for name, hint in get_type_hints(RunConfig).items():
+        if is_dataclass(hint) and name != "model" and isinstance(raw.get(name), dict):
+            _refuse_unknown_keys(hint, raw[name], f"{name}.")
+
+
 def _section(cls: type, raw: Any, path: str) -> Any:
     """One dataclass from one dictionary, recursively; every key known and every value of its type."""
     if not isinstance(raw, dict):
         raise ValueError(f"{path.rstrip('.')}: wanted keys, found {raw!r}")
     known = {f.name: f for f in fields(cls)}
+    _refuse_unknown_keys(cls, raw, path)
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in raw.items():
-        if key not in known:
-            raise ValueError(f"unknown key '{path}{key}'; {nearest(str(key), list(known))}")
         hint = hints[key]
         if is_dataclass(hint):
             values[key] = _section(hint, {} if value is None else value, f"{path}{key}.")

@@ -145,7 +145,10 @@ def _from_path(words: str) -> Source:
         if len(plain) == 1:
             return Source(f"the paragraphs of {plain[0]}", why, lambda: _paragraphs(plain[0]), (plain[0],))
         return Source(f"{len(plain)} files of {words}", why, lambda: map(_read_plain, plain), tuple(plain))
-    found = find_inputs([words])
+    try:
+        found = find_inputs([words])
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; and none of the words auto, c4 and stdlib") from error
     if strange := [one for one in found if not one.name.endswith(LINES)]:
         raise ValueError(f"{strange[0]}: wanted .txt or one of {', '.join(LINES)}")
     return Source(words, why, lambda: _json_texts(found), tuple(found))

@@ -1,5 +1,6 @@
 """The weights that a rank owns: plain tensors for the optimizer and one norm, whatever the layout."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from math import prod
 
@@ -10,6 +11,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from megatron.parallel.tensor import lay_as_weight, local
 from megatron.parallel.world import World
+
+# torch warns that several collectives in a row may round otherwise on each rank; `whole` only gathers
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 class Weights:

@@ -15,6 +15,7 @@ from megatron.scaling.launch import LOG, ROOT, STOP_WAIT_S, Job, prepare
 from megatron.scaling.memory import bytes_of
 
 PRETRAIN = ROOT / "tools" / "pretrain.py"
+START_RANKS = ROOT / "tools" / "start_ranks.py"  # answers 75 where its ranks were preempted, torchrun 1
 FULL = 0.9  # of a device's memory: estimates are estimates
 # glibc gives big blocks back to the kernel at every free and faults them in again at the next tensor:
 # keeping them makes small models on a CPU up to a third faster.
@@ -87,13 +88,13 @@ class LocalLauncher:
             try:
                 job.handle.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(job.handle.pid, signal.SIGKILL)  # its own session: torchrun and its workers
+                os.killpg(job.handle.pid, signal.SIGKILL)  # its own session; its ranks end with it
                 job.handle.wait()
 
     def _process(self, run: PlannedRun, devices: Sequence[int]) -> "subprocess.Popen[bytes]":
         """What it prints goes to log.txt in its folder."""
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.gpus_per_run}"]
-        words = [*(torchrun if self.gpus_per_run > 1 else []), str(PRETRAIN), str(run.folder / CONFIG)]
+        ranks = [str(START_RANKS), str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
+        words = [*ranks, str(PRETRAIN), str(run.folder / CONFIG)]
         with (run.folder / LOG).open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *words],

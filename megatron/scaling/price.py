@@ -62,10 +62,12 @@ def speed_of(
     hardware: str | None = None,
     gpus_per_run: int = 1,
     mfu: float = GPU_EFFICIENCY,
+    elsewhere: bool = False,
 ) -> Speed:
     """What to expect: `tflops` sustained if given, or `mfu` of the named hardware's peak on each GPU.
 
-    Else by the study's finished runs, else by the machine. ValueError for hardware of unknown peak.
+    Else by the study's finished runs, else by this machine, of which runs `elsewhere` say nothing (then the
+    speed is no number). ValueError for hardware of unknown peak.
     """
     if tflops is not None:
         return Speed(tflops * 1e12, 0.0, f"{tflops:g} TFLOP/s sustained, as given")
@@ -78,6 +80,8 @@ def speed_of(
     measured = _from_finished(runs)
     if measured is not None:
         return measured
+    if elsewhere:
+        return Speed(math.nan, 0.0, "nothing yet: --hardware says for which GPU")
     names = gpu_names()
     if names:
         peak = peak_tflops(names[0]) or 100.0

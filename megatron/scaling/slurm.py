@@ -103,5 +103,5 @@ def _ask(words: Sequence[str]) -> str:
         ) from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-        raise OSError(f"{words[0]}: {said}")
+        raise OSError(f"{words[0]}: {said.removeprefix(f'{words[0]}: ')}")
     return done.stdout

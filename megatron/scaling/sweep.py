@@ -1,7 +1,7 @@
 """Run what is missing of a study, and say how far it is."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from megatron.command import STOPPED
@@ -10,7 +10,7 @@ from megatron.scaling.follow import run_all
 from megatron.scaling.ladder import PlannedRun, StudyPlan, expand
 from megatron.scaling.launch import Job, Launcher
 from megatron.scaling.local import Device, LocalLauncher
-from megatron.scaling.price import gpus, speed_of
+from megatron.scaling.price import Speed, gpus
 from megatron.scaling.price_table import price_table
 from megatron.scaling.progress import LiveTable
 from megatron.scaling.slurm import SlurmLauncher
@@ -77,8 +77,11 @@ def _launcher(study: StudyPlan, options: Options) -> Launcher:
     return LocalLauncher(devices, on_gpus, options.gpus_per_run)
 
 
-def sweep(study: StudyPlan, options: Options) -> Outcome:
-    """Run every run of the study that has no result yet; one that fails does not stop the others."""
+def sweep(study: StudyPlan, options: Options, price: Callable[[Sequence[PlannedRun]], Speed]) -> Outcome:
+    """Run every run of the study that has no result yet; one that fails does not stop the others.
+
+    `price` says how fast they are expected to be.
+    """
     runs = expand(study)
     study.save()
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
@@ -86,7 +89,7 @@ def sweep(study: StudyPlan, options: Options) -> Outcome:
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
     if not waiting:
         return Outcome(len(runs), len(runs), [], False)
-    print(price_table(runs, speed_of(runs), jobs_of(study, options), options.gpus_per_run), flush=True)
+    print(price_table(runs, price(runs), jobs_of(study, options), options.gpus_per_run), flush=True)
     live = LiveTable()
     failed: list[str] = []
     n_ended = len(runs) - len(waiting)

@@ -61,7 +61,12 @@ def load(spec: TokenizerSpec | str) -> Tokenizer:
     }[spec.kind]
     lacking = [name for name, value in needs.items() if value is None]
     if lacking:
-        raise ValueError(f"{spec.kind}: wants {' and '.join(lacking)}")
+        way = (
+            "; tools/train_tokenizer.py writes one, or give a name of the hub"
+            if spec.kind == "HFTokenizer"
+            else ""
+        )
+        raise ValueError(f"{spec.kind}: wants {' and '.join(lacking)}{way}")
     if spec.kind == "HFTokenizer":
         return load_tokenizer(str(spec.model))
     if spec.kind == "SentencePieceTokenizer":

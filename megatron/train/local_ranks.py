@@ -1,11 +1,13 @@
 """Several processes of one command on this machine, and the exit status that says what became of them."""
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from megatron.checkpoint.preempt import SIGNALS
@@ -13,6 +15,7 @@ from megatron.command import STOPPED
 
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for those that a failed rank has left behind
 POLL_S = 0.1
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def run_ranks(command: Sequence[str], n_ranks: int) -> int:
@@ -20,7 +23,8 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
 
     Where every rank ends with 0 or 75 and one with 75, that is 75: stopped when asked, run me again. torchrun
     answers 1 there. Where one fails, the others are ended and its status is given, 128 + the signal's number
-    for one that was killed. Signals are passed on, and the ranks have what time they want to save.
+    for one that was killed. Signals are passed on, and the ranks have what time they want to save;
+    on Linux none outlives this process, whatever ends it.
     """
     ranks: list[subprocess.Popen] = []
 
@@ -29,18 +33,35 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
             if rank.poll() is None:
                 rank.send_signal(number)
 
+    die_with_parent = _kill_with_parent()
     before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
         words = _common_words(n_ranks)
         for rank in range(n_ranks):
             mine = {**words, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             # a session of its own: Ctrl-C in a terminal would else arrive twice, and twice means at once
-            ranks.append(subprocess.Popen(command, env=os.environ | mine, start_new_session=True))
+            ranks.append(
+                subprocess.Popen(
+                    command, env=os.environ | mine, start_new_session=True, preexec_fn=die_with_parent
+                )
+            )
         return _wait(ranks)
     finally:
         _end(ranks)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _kill_with_parent() -> Callable[[], None] | None:
+    """For a child to call before it starts its program: the kernel kills it when this process is gone."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may wait for a lock
+
+    def ask_the_kernel() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+    return ask_the_kernel
 
 
 def _common_words(n_ranks: int) -> dict[str, str]:

@@ -193,17 +193,20 @@ def log_line(
 def git_revision(folder: Path) -> str | None:
     """Commit of the code that runs, with `+` where the tree was changed; None outside a checkout."""
     try:
-        asked = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        commit = _git(folder, "describe", "--always", "--abbrev=12")
+        # not `describe --dirty`: that writes the index, and a run ended meanwhile leaves the checkout locked
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip()
+    return commit + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What git says of a checkout, without writing to it."""
+    command = ["git", "--no-optional-locks", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=10, check=True
+    ).stdout.strip()
 
 
 def git_of_code() -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from megatron.checkpoint import sharded, store
+from megatron.config.datapaths import SYNTHETIC
 from megatron.config.plan import RunPlan
 from megatron.config.read import as_dict
 from megatron.log import get_logger
@@ -90,6 +91,8 @@ def describe(run: Run, state: TrainState) -> str:
 
 def describe_data(plan: RunPlan) -> list[str]:
     """A line for each corpus: how often the run will read it."""
+    if [corpus.prefix for corpus in plan.corpora] == [SYNTHETIC]:
+        return ["  synthetic: random tokens, none read twice"]
     return [
         f"  {corpus.name}: {corpus.share:.2%} of the samples, {corpus.epochs:.2f} epochs of "
         f"{corpus.tokens:,} tokens; {corpus.unique_tokens:,} unique, {corpus.repeated_tokens:,} repeated"

@@ -95,6 +95,16 @@ def test_a_folder_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "none", "run") is None
 
 
+@pytest.mark.parametrize("inside", ["", "checkpoints"])
+def test_a_folder_of_checkpoints_is_answered_with_their_names_and_steps(tmp_path: Path, inside: str) -> None:
+    folder = tmp_path / inside
+    names = [store.save(folder, "run", parts(step), {**META, "step": step}).name for step in (100, 200)]
+    with pytest.raises(ValueError) as caught:
+        store.load(tmp_path)
+    told = f"give one of those in it: {names[0]} (step 100), {names[1]} (step 200)"
+    assert str(caught.value) == f"{folder}: a folder of checkpoints; {told}"
+
+
 def test_every_hundredth_stays_and_preempted_ones_do_not(tmp_path: Path) -> None:
     paths = [
         store.save(tmp_path, "run", parts(step), {**META, "step": step}, preempt=step == 300)

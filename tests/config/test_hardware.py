@@ -17,7 +17,10 @@ from megatron.config.schema import ModelConfig
         ("NVIDIA B200", 2250),
         ("NVIDIA GB200", 2250),
         ("AMD Instinct MI300X", 1300),
+        ("NVIDIA GH200 480GB", 989),
         ("NVIDIA GeForce RTX 4090", None),
+        ("H1000", None),
+        ("XH100", None),
     ],
 )
 def test_the_peak_is_found_by_the_name_that_the_driver_gives(name: str, peak: float | None) -> None:

@@ -68,11 +68,11 @@ def test_ranks_are_found_from_every_launcher(told: dict[str, str], ranks: tuple)
     [
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
-            "RANK, WORLD_SIZE are set but LOCAL_RANK, MASTER_PORT, MASTER_ADDR not; start with torchrun",
+            "RANK, WORLD_SIZE set without LOCAL_RANK, MASTER_PORT, MASTER_ADDR; start with torchrun",
         ),
-        ({k: v for k, v in SRUN.items() if k != "SLURM_LOCALID"}, "but SLURM_LOCALID not; start with srun"),
-        ({"OMPI_COMM_WORLD_RANK": "0"}, "but OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK not"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_RANK, PMI_SIZE are set but PMI_LOCAL_RANK not"),
+        ({k: v for k, v in SRUN.items() if k != "SLURM_LOCALID"}, "without SLURM_LOCALID; start with srun"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "without OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_RANK, PMI_SIZE set without PMI_LOCAL_RANK"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "set MASTER_ADDR to the first host"),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"},

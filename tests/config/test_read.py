@@ -37,6 +37,22 @@ def test_a_named_size_takes_the_place_of_a_shape_that_is_set_to_null(tmp_path: P
     assert build_config(as_dict(config)) == config
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["dataset.path_trian=text"], "unknown key 'dataset.path_trian'; did you mean 'path_train'?"),
+        (["datsaet.path_train=text"], "unknown key 'datsaet'; did you mean 'dataset'?"),
+        ([], "dataset.path_train: missing; give a .bin/.idx prefix"),
+    ],
+)
+def test_a_corpus_that_is_not_named_is_told_as_that(tmp_path: Path, words: list[str], sentence: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2}\nlr_scheduler: {total_iterations: 5}\n")
+    with pytest.raises(ValueError) as caught:
+        read_config(path, words)
+    assert sentence in str(caught.value)
+
+
 def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 100}\n"
@@ -189,10 +205,16 @@ def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
     ("data", "length", "sentence"),
     [
         ({"seq_len": 2000}, {"total_iterations": 5}, "no window of 2000 + 1 tokens"),
-        ({"seq_len": 10, "batch_size": 4}, {"total_tokens": 10}, "the run has no step"),
-        ({"seq_len": 10, "batch_size": 256}, {"total_epochs": 2}, "the run has no step"),
+        ({"seq_len": 10, "batch_size": 4}, {"total_tokens": 10}, "total_tokens: 10 is no whole step of 4"),
         (
-            {"seq_len": 10},
+            {"seq_len": 10, "batch_size": 4},
+            {"total_epochs": 0.01},
+            "total_epochs: 0.01 is no whole step of 4",
+        ),
+        # 1,001 tokens hold 100 windows of 10 + 1
+        ({"seq_len": 10, "batch_size": 101}, {"total_iterations": 5}, "101 samples a step, while an epoch"),
+        (
+            {"seq_len": 10, "batch_size": 4},
             {"kind": "wsd", "total_iterations": 10, "warmup_iterations": 6, "decay_fraction": 0.5},
             "6 warm-up and 5 decay steps are more than the run's 10",
         ),
@@ -221,9 +243,8 @@ def test_a_broken_sidecar_is_one_sentence(corpus: str, text: str, sentence: str)
 
 def test_identity_follows_the_numbers_and_not_the_names(corpus: str) -> None:
     def identity(**sections: dict) -> str:
-        return plan_run(
-            build_config(minimal(**{"dataset": {"path_train": corpus, "seq_len": 10}, **sections}))
-        ).identity
+        data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
+        return plan_run(build_config(minimal(**{"dataset": data, **sections}))).identity
 
     same = identity()
     assert identity(logging={"run_dir": "elsewhere"}) == same

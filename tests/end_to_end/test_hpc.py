@@ -134,9 +134,28 @@ def test_a_container_job_asks_pyxis_for_the_image_the_mounts_and_the_folder(
 
 def test_a_container_job_without_an_image_says_what_to_set(root: Path, submitted: dict[str, str]) -> None:
     failed = bash(root, f"{HPC}/train_slurm_container.sh", **submitted)
-    assert failed.returncode == 1
-    assert "set IMAGE to a .sqsh file or registry#name:tag" in failed.stderr
+    told = "error: set IMAGE to a .sqsh file or registry#name:tag\n"
+    assert (failed.returncode, failed.stderr) == (2, told)
     assert not Path(submitted["RECORD"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            "examples_scaling/training/train_slurm.sh",
+            "error: no job of Slurm; submit this script with sbatch\n",
+        ),
+        (f"{HPC}/train_slurm_container.sh", "error: no job of Slurm; submit this script with sbatch\n"),
+        ("examples_scaling/training/sweep.sh", "usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]\n"),
+        (f"{HPC}/with_private_cache.sh", "usage: with_private_cache.sh COMMAND [WORD ...]\n"),
+    ],
+)
+def test_a_script_started_the_wrong_way_says_the_right_one_and_ends_with_2(
+    root: Path, script: str, told: str
+) -> None:
+    failed = bash(root, script, SLURM_SUBMIT_DIR="")
+    assert (failed.returncode, failed.stderr) == (2, told)
 
 
 def test_the_folder_inside_is_the_folder_of_the_image(root: Path) -> None:

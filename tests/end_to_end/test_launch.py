@@ -70,6 +70,26 @@ def test_a_script_trains_for_the_epochs_asked_without_editing(root, tmp_path, co
     assert not list(tmp_path.glob("cache-*")), "what a rank kept for itself stays behind"
 
 
+def test_a_setting_that_is_wrong_is_told_by_one_of_the_ranks(root, tmp_path, corpus) -> None:
+    failed = launch(root, "train", corpus, tmp_path / "run", "optim.lrr=1")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.endswith("unknown key 'optim.lrr'; did you mean 'lr'?\n")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_second_rank_that_alone_finds_a_wrong_setting_tells_it(root, tmp_path) -> None:
+    environment = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
+    failed = start(root, [sys.executable, "tools/pretrain.py", str(tmp_path / "none.yaml")], **environment)
+    assert failed.returncode == 1
+    assert failed.stderr == f"error: {tmp_path / 'none.yaml'}: no such configuration file\n"
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("launcher", ["train", "train_mpi"])
 def test_a_script_answers_75_where_its_ranks_were_asked_to_stop(root, tmp_path, corpus, launcher) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.run_dir import RESULT, read_metrics
+from megatron.scaling.ladder import expand, read_study_plan
+from megatron.scaling.local import Device, LocalLauncher
 
 N_TOKENS = 100
 STUDY = """
@@ -101,6 +103,19 @@ def test_a_run_that_fails_is_started_again_and_then_told_of(root, study, tmp_pat
     assert done.stdout.count("starts again") == 2
     assert "/nowhere/text" in done.stderr
     assert len(list(tmp_path.glob("runs/*/exit.json"))) == 1
+
+
+@pytest.mark.ranks
+def test_a_run_over_two_ranks_that_was_asked_to_stop_is_told_as_preempted(root, study) -> None:
+    plan = read_study_plan(study, ["share_trunks=false", "run.misc.max_hours=1e-9"])
+    (run, *_) = expand(plan)
+    launcher = LocalLauncher([Device(1, 1e12)] * 2, on_gpus=True, gpus_per_run=2)
+    (job,) = launcher.start([run])
+    job.handle.wait(timeout=240)
+    told = (run.folder / "log.txt").read_text()
+    assert [status for _, status in launcher.ended([job])] == [75], told
+    assert "2 rank(s) on cpu" in told
+    assert len(list(run.folder.glob("checkpoints/*.preempt"))) == 1
 
 
 @pytest.mark.slow

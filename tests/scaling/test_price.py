@@ -1,6 +1,7 @@
 """Prices before spending: memory beside what autograd keeps, named hardware, the table."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,3 +142,9 @@ def test_the_table_tells_what_each_run_is_and_trunks_are_paid_once(runs) -> None
     flops = trunk.plan.train_flops + short.plan.train_flops / 2
     assert told[3].startswith(f"2 of 2 runs to do: 3.2k tokens, {flops:.2e} FLOPs")
     assert told[4].startswith(f"{short.plan.train_flops / 2:.2e} FLOPs more without shared trunks")
+
+
+def test_runs_elsewhere_are_not_priced_by_this_machine() -> None:
+    unknown = speed_of([], elsewhere=True)
+    assert math.isnan(unknown.flops_per_s) and "--hardware" in unknown.basis
+    assert speed_of([], tflops=2.0, elsewhere=True).flops_per_s == 2e12

@@ -52,6 +52,12 @@ def test_every_word_is_explained_with_what_it_takes(tool: Path) -> None:
 
 
 @explained
+def test_only_what_has_to_be_given_is_asked_for(tool: Path) -> None:
+    for parser in parsers(load_tool(tool).build_parser()):
+        assert not [one.dest for one in parser._actions if one.nargs == "*" and one.required]
+
+
+@explained
 def test_the_examples_of_the_help_parse(tool: Path) -> None:
     epilog = load_tool(tool).build_parser().epilog
     lines = [line for line in epilog.splitlines() if line.startswith("    ")]

@@ -67,6 +67,18 @@ def test_a_signal_reaches_every_rank_and_they_have_time_to_save(root, tmp_path, 
     assert time.monotonic() - began < 100
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
+def test_killing_the_tool_leaves_no_rank_behind(root, tmp_path) -> None:
+    tool = start(root, tmp_path, 2, "say(os.getpid()); time.sleep(600)")
+    assert tool.stdout is not None
+    ranks = [int(tool.stdout.readline()) for _ in range(2)]
+    tool.kill()
+    # its output ends when the last rank has ended, far before 600 s
+    assert tool.communicate(timeout=120)[0] == ""
+    assert tool.returncode == -signal.SIGKILL
+    assert len(set(ranks)) == 2
+
+
 def test_no_ranks_at_all_is_a_usage_error(root) -> None:
     command = [sys.executable, str(root / "tools" / "start_ranks.py"), "0", "x.py"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)

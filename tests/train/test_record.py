@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from megatron.objective.base import Task
 from megatron.parallel.world import World
 from megatron.run_dir import read_metrics
 from megatron.train.memory import explained, memory_line
-from megatron.train.record import Record, log_line
+from megatron.train.record import Record, git_revision, log_line
 from megatron.train.state import TrainState
 
 CPU = World(0, 1, 0, torch.device("cpu"))
@@ -114,7 +115,8 @@ def test_the_memory_line_names_the_rank_with_most() -> None:
 def test_running_out_of_memory_says_what_to_change(root, words, tmp_path) -> None:
     run = tmp_path / "run"
     (tmp_path / "empty.yaml").write_text("name: test\n")
-    words = [*words, f"logging.run_dir={run}", "dataset.batch_size=4096", "model.d_ff=65536"]
+    synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=200"]
+    words = [*words, *synthetic, f"logging.run_dir={run}", "dataset.batch_size=4096", "model.d_ff=65536"]
     done = subprocess.run(
         [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words],
         capture_output=True,
@@ -193,3 +195,24 @@ def test_without_weights_and_biases_a_run_that_asks_for_it_says_so(
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
     assert "error: logging.wandb: no wandb here; pip install wandb, or leave the key out" in failed.stderr
     assert list(read_metrics(tmp_path / "run")) == []
+
+
+def test_asking_for_the_revision_tells_of_changes_and_writes_nothing_to_the_checkout(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        own = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(own, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert git_revision(tmp_path) is None
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "--quiet", "-m", "one")
+    os.utime(tmp_path / "file", (1, 1))  # git would like to note that only the time differs
+    index = tmp_path / ".git" / "index"
+    before = index.stat()
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert git_revision(tmp_path) == commit
+    (tmp_path / "file").write_text("b")
+    assert git_revision(tmp_path) == f"{commit}+"
+    after = index.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
