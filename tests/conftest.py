@@ -1,6 +1,7 @@
 """Where the tests find real data, how they say that it is absent, and tiny models."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what the tests start: a shell that put pytest in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
