@@ -28,6 +28,13 @@ from megatron.train.state import TrainState
 
 CPU = World(0, 1, 0, torch.device("cpu"))
 
+SMALL = {
+    "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
+    "dataset": {"path_train": "synthetic", "seq_len": 16, "batch_size": 4},
+    "lr_scheduler": {"total_iterations": 10},
+    "logging": {"tensorboard": False},
+}
+
 
 def test_the_log_line_is_that_of_torchtitan_to_the_letter() -> None:
     line = log_line(100, 6.4277, 2.9062, (158.61, 0.8620), 17_581, 1018.20, 0.4525)
@@ -38,12 +45,7 @@ def test_the_log_line_is_that_of_torchtitan_to_the_letter() -> None:
 
 
 def test_both_utilisations_follow_from_the_tokens_told_and_the_peak(tmp_path) -> None:
-    config = build_config({
-        "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
-        "dataset": {"path_train": "synthetic", "seq_len": 16, "batch_size": 4},
-        "lr_scheduler": {"total_iterations": 10},
-        "logging": {"tensorboard": False},
-    })  # fmt: skip
+    config = build_config(SMALL)
     record = Record(config, plan_run(config), CPU, tmp_path)
     record.peak_tflops = 1e-6  # of a very small device
     report = StepReport(torch.tensor(128.0, dtype=torch.float64), 64, torch.tensor(1.0))
@@ -60,12 +62,7 @@ def test_both_utilisations_follow_from_the_tokens_told_and_the_peak(tmp_path) ->
 
 
 def test_one_held_out_sample_tells_a_loss_without_an_error(tmp_path) -> None:
-    config = build_config({
-        "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
-        "dataset": {"path_train": "synthetic", "seq_len": 16, "batch_size": 4},
-        "lr_scheduler": {"total_iterations": 10},
-        "logging": {"tensorboard": False},
-    })  # fmt: skip
+    config = build_config(SMALL)
 
     class Even:
         """Two nats for each of 16 tokens."""
