@@ -7,12 +7,14 @@ cache=$(mktemp -d "${CACHE_ROOT:-${TMPDIR:-/tmp}}/cache-${SLURM_JOB_ID:-job}-${S
 export MIOPEN_USER_DB_PATH=$cache/miopen MIOPEN_CUSTOM_CACHE_DIR=$cache/miopen TRITON_CACHE_DIR=$cache/triton
 mkdir "$cache/miopen" "$cache/triton"
 trap 'rm -rf -- "$cache"' EXIT
-for signal in USR1 TERM INT; do
-    # shellcheck disable=SC2064
-    trap "kill -s $signal \$command 2>/dev/null || true" "$signal"
-done
+passed='' command=''
+trap 'passed+=" USR1"; kill -s USR1 "$command" 2>/dev/null || true' USR1
+# a terminal's Ctrl-C reaches the command too, where a second INT would end it before it has saved
+trap 'passed+=" TERM"; kill -s TERM "$command" 2>/dev/null || true' TERM INT
 "$@" &
 command=$!
-# a signal ends `wait` before the command has ended
-while status=0; wait "$command" || status=$?; kill -0 "$command" 2>/dev/null; do :; done
+# what came before there was a command to pass it on to
+for signal in $passed; do kill -s "$signal" "$command" 2>/dev/null || true; done
+# a signal ends `wait`, whether the command has ended by then or not: its own status is what a `wait` without one says
+while before=$passed status=0; wait "$command" || status=$?; [ "$passed" != "$before" ]; do :; done
 exit "$status"
