@@ -1,8 +1,8 @@
-"""What one key of a model or an objective says about another. Every ValueError names both."""
+"""What keys may be, and what one says about another, where the schema cannot. Every ValueError names them."""
 
 from dataclasses import fields
 
-from megatron.config.schema import ModelConfig, RunConfig
+from megatron.config.schema import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
 
 OF_OBJECTIVE = {
     "autoregressive": ("orders", "order_kind", "order_noise", "randmask_ratio"),
@@ -72,3 +72,27 @@ def check_objective(config: RunConfig) -> None:
         for key in keys:
             if name != objective.name and getattr(objective, key) != default[key]:
                 raise ValueError(f"objective.{key}: belongs to {name}, objective.name is {objective.name}")
+
+
+def check_optim(optim: OptimConfig) -> None:
+    """Numbers that AdamW would refuse in its own words, or take for something else."""
+    for key in ("beta1", "beta2"):
+        if not 0 <= getattr(optim, key) < 1:
+            raise ValueError(f"optim.{key}: found {getattr(optim, key)}, wanted 0 or more and less than 1")
+    for key in ("weight_decay", "grad_clip"):
+        if not getattr(optim, key) >= 0:
+            raise ValueError(f"optim.{key}: found {getattr(optim, key)}, wanted 0 or more")
+
+
+def check_checkpoint(checkpoint: CheckpointConfig) -> None:
+    """Checkpoints that nobody would find again, or that would never be made."""
+    if checkpoint.asynchronous and checkpoint.state_dict_type != "sharded":
+        raise ValueError("checkpoint.asynchronous: wants checkpoint.state_dict_type=sharded, found full")
+    if not checkpoint.prefix or "/" in checkpoint.prefix:
+        raise ValueError(
+            f"checkpoint.prefix: found {checkpoint.prefix!r}, wanted the first part of a name; folders are "
+            "for checkpoint.directory"
+        )
+    early = [step for step in checkpoint.chkpt_at or () if step < 1]
+    if early:
+        raise ValueError(f"checkpoint.chkpt_at: found {early[0]}, steps are counted from 1")

@@ -82,6 +82,7 @@ def check_layout(config: RunConfig) -> None:
     heads = dist.tensor_parallel * (dist.context_parallel if dist.context_method == "ulysses" else 1)
     stages = dist.pipeline_parallel * (dist.pipeline_chunks if dist.pipeline_schedule == "interleaved" else 1)
     split = dist.tensor_parallel * dist.context_parallel
+    _check_axes(dist)
     _check_shape(config)
     if model.n_heads % heads:
         raise ValueError(
@@ -124,6 +125,23 @@ def check_layout(config: RunConfig) -> None:
             "use ulysses"
         )
     _check_precision(dist)
+
+
+def _check_axes(dist: DistConfig) -> None:
+    """ValueError for how an axis is to work where there is no such axis."""
+    default = DistConfig()
+    for key, works in (
+        ("pipeline_schedule", dist.pipeline_parallel > 1),
+        ("pipeline_chunks", dist.pipeline_parallel > 1 and dist.pipeline_schedule == "interleaved"),
+        ("context_method", dist.context_parallel > 1),
+    ):
+        if getattr(dist, key) != getattr(default, key) and not works:
+            axis = key.partition("_")[0]
+            wanted = f"dist.{axis}_parallel of 2 or more"
+            wanted += " and dist.pipeline_schedule=interleaved" if key == "pipeline_chunks" else ""
+            raise ValueError(
+                f"dist.{key}: {getattr(dist, key)} has no effect here, it wants {wanted}; leave it out"
+            )
 
 
 def _check_shape(config: RunConfig) -> None:

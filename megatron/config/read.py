@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from megatron.config.check import check_model, check_objective
+from megatron.config.check import check_checkpoint, check_model, check_objective, check_optim
 from megatron.config.datapaths import SYNTHETIC, read_corpora, read_sidecar
+from megatron.config.engines import check_engine
 from megatron.config.hf import shape_from_hf
 from megatron.config.layout import check_layout
 from megatron.config.length import check_length
@@ -265,10 +266,10 @@ def _list(value: Any, wanted: Any, name: str) -> list[Any]:
 
 def _check(config: RunConfig) -> None:
     """What one key says about another. ValueError names both."""
-    if config.checkpoint.asynchronous and config.checkpoint.state_dict_type != "sharded":
-        raise ValueError("checkpoint.asynchronous: wants checkpoint.state_dict_type=sharded, found full")
+    check_checkpoint(config.checkpoint)
     check_model(config)
     check_objective(config)
+    check_optim(config.optim)
     # models from elsewhere have a row for each token and no more; only diffusion needs one for [MASK]
     spare = 0 if config.objective.name == "autoregressive" else 1
     if config.model.vocab_rows < config.model.n_tokens + spare:
@@ -287,6 +288,9 @@ def _check(config: RunConfig) -> None:
     window = config.logging.profile_steps
     if window is not None and (len(window) != 2 or not 1 <= window[0] <= window[1]):
         raise ValueError(f"logging.profile_steps: found {window}, wanted [first, last], counted from 1")
+    if config.misc.seed < 0:
+        raise ValueError(f"misc.seed: found {config.misc.seed}, wanted 0 or more")
+    check_engine(config.dist, config.optim)
     check_layout(config)
 
 

@@ -96,7 +96,10 @@ class DatasetConfig:
     seq_len: int = option(2048, "positions a sample has", above=0)
     batch_size: int = option(256, "samples a step, over all ranks", above=0)
     microbatch_size: int | None = option(
-        None, "samples a forward on one rank, at most; by itself all its share", above=0
+        None,
+        "samples a forward on one rank, at most; by itself all its share, in a pipeline the most that give "
+        "each of its ranks a microbatch",
+        above=0,
     )
 
 
@@ -275,7 +278,9 @@ class CheckpointConfig:
     )
     chkpt_at: list[int] | None = option(None, "checkpoints after these steps too, never deleted")
     keep_every: int | None = option(None, "those of a multiple of so many steps are never deleted", above=0)
-    keep_last: int | None = option(2, "older checkpoints are deleted; by itself all are kept", above=0)
+    keep_last: int | None = option(
+        2, "so many of the newest stay, older ones are deleted; null: all stay", above=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from megatron.checkpoint.weights import load_weights, start_from
 from megatron.config.datapaths import SYNTHETIC, read_corpora
 from megatron.config.exposure import Exposure
 from megatron.config.plan import RunPlan
-from megatron.config.schema import DistConfig, RunConfig
+from megatron.config.schema import RunConfig
 from megatron.config.shares import Shares
 from megatron.data.ahead import AHEAD
 from megatron.data.batches import Batches, SampleSource
@@ -92,7 +92,6 @@ def build_schedule(config: RunConfig, plan: RunPlan) -> Schedule:
 def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: World) -> Engine:
     """The engine of a configuration around a built model. ValueError for what it cannot honour."""
     if config.dist.engine == "torch":
-        _refuse_what_torch_lacks(config.dist)
         return TorchEngine(model, causal=objective.causal, dist=config.dist, optim=config.optim, world=world)
     rows = microbatch_rows(config, world)
     n_microbatches = config.dataset.batch_size // world.n_ranks // rows
@@ -102,20 +101,6 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
     model.to(world.device)
     optimizer = adamw(dict(model.named_parameters()), config.optim, config.model)
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=told, world=world)
-
-
-def _refuse_what_torch_lacks(dist: DistConfig) -> None:
-    found = [
-        f"dist.{key}={getattr(dist, key)}"
-        for key, plain in (
-            ("offload_optimizer", False),
-            ("offload_parameters", False),
-            ("deepspeed_config", None),
-        )
-        if getattr(dist, key) != plain
-    ]
-    if found:
-        raise ValueError(f"{', '.join(found)}: wants dist.engine=deepspeed, found torch")
 
 
 def build_objective(config: RunConfig) -> Objective:
@@ -210,16 +195,21 @@ def microbatch_rows(config: RunConfig, world: World) -> int:
     size, ranks, stages = config.dataset.batch_size, world.dp_size, world.layout.pipeline
     if size % ranks:
         raise ValueError(f"dataset.batch_size: {size} samples cannot be shared by {ranks} ranks")
-    share = size // ranks
-    micro = min(config.dataset.microbatch_size or max(1, share // stages), share)
+    share, told = size // ranks, config.dataset.microbatch_size
+    step = stages if config.dist.pipeline_schedule == "interleaved" else 1
+    if told is None:
+        numbers = (n for n in range(stages, share + 1, step) if share % n == 0)
+        micro = share // next(numbers, 1)
+    else:
+        micro = min(told, share)
     if share % micro:
         raise ValueError(f"dataset.microbatch_size: {micro} does not divide the {share} samples of a rank")
     n_microbatches = share // micro
-    interleaved = config.dist.pipeline_schedule == "interleaved"
-    if n_microbatches < stages or n_microbatches % stages and interleaved:
-        wanted = f"a multiple of {stages}" if interleaved else f"{stages} or more"
+    if n_microbatches < stages or n_microbatches % step:
+        wanted = f"a multiple of {stages}" if step > 1 else f"{stages} or more"
+        way_out = "choose another dataset.batch_size" if told is None else "make it smaller, or leave it out"
         raise ValueError(
             f"dataset.microbatch_size: {share} samples of a rank in microbatches of {micro} are "
-            f"{n_microbatches}, a pipeline of {stages} ranks wants {wanted}; make it smaller, or leave it out"
+            f"{n_microbatches}, a pipeline of {stages} ranks wants {wanted}; {way_out}"
         )
     return micro

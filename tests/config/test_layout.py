@@ -59,6 +59,18 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
         ({"pipeline_parallel": 2, "sharding_stage": "zero1"}, None),
         ({"pipeline_parallel": 5}, "5 stages for model.n_layers 4 blocks"),
         ({"pipeline_parallel": 4, "pipeline_schedule": "interleaved"}, "8 stages for model.n_layers 4"),
+        (
+            {"pipeline_schedule": "interleaved"},
+            "interleaved has no effect here, it wants dist.pipeline_parallel",
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_chunks": 3},
+            "pipeline_chunks: 3 .*pipeline_schedule=interleaved",
+        ),
+        (
+            {"context_method": "ring", "dtype": "bfloat16"},
+            "ring has no effect here, it wants dist.context_par",
+        ),
         ({"shard_size": 2}, "dist.shard_size: is for zero2_hybrid and zero3_hybrid"),
         ({"cpu_offload": True}, "dist.cpu_offload: zero0 keeps every weight"),
         (

@@ -22,7 +22,7 @@ def test_every_key_has_a_row_with_its_default_and_numbers_have_a_unit() -> None:
     assert rows["optim.lr"][1:4] == ("number", "`0.0003`", "-")
     assert rows["checkpoint.keep_last"][1:] == (
         "whole number", "`2`", "checkpoints",
-        "older checkpoints are deleted; by itself all are kept; more than 0",
+        "so many of the newest stay, older ones are deleted; null: all stay; more than 0",
     )  # fmt: skip
     assert rows["dist.timeout_s"][3] == "seconds" and rows["dataset.unique_tokens"][2] == "`null`"
     assert rows["dataset.order"][1] == "`epoch` or `megatron`"

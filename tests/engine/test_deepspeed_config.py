@@ -85,17 +85,3 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
         laid_over(tmp_path, [1])
     with pytest.raises(FileNotFoundError, match="no such file"):
         with_users_own(ours(), tmp_path / "none.json", OPTIM)
-
-
-@pytest.mark.parametrize(
-    ("dist", "sentence"),
-    [
-        ({"offload_optimizer": True}, "dist.offload_optimizer: wants"),
-        ({"offload_parameters": True, "sharding_stage": "zero2"}, "dist.offload_parameters: wants"),
-        ({"sharding_stage": "zero3_hybrid"}, "is the torch engine's"),
-        ({"tensor_parallel": 2}, "dist.tensor_parallel: wants dist.engine=torch"),
-    ],
-)
-def test_what_deepspeed_cannot_do_is_refused(dist: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        ours(**dist)
