@@ -20,8 +20,9 @@ class RmsNorm(nn.Module):
         self.multiplier = multiplier
 
     def forward(self, x: Tensor) -> Tensor:
-        # in float32 whatever the matrices are in: the mean square of a wide bf16 row loses digits
-        normed = F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        # in float32 whatever the matrices are in: the mean square of a wide bf16 row loses digits. The gain
+        # too, which FSDP gathers in bf16: torch's one-pass kernels want both of one kind, and layer_norm must
+        normed = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
         return (normed if self.multiplier == 1 else normed * self.multiplier).to(x.dtype)
 
 
@@ -36,7 +37,8 @@ class LayerNorm(nn.Module):
         self.multiplier = multiplier
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps)
+        bias = None if self.bias is None else self.bias.float()
+        normed = F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias, self.eps)
         return (normed if self.multiplier == 1 else normed * self.multiplier).to(x.dtype)
 
 
