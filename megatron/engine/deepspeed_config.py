@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,21 @@ OURS = {
     "compression_training": "model",
     "tensor_parallel": "dist",
     "sequence_parallel_size": "dist",
+    "pipeline": "dist.pipeline_parallel",
+    "activation_checkpointing": "dist.activation_checkpointing",
+    "elasticity": "dataset.batch_size",
+    "expert_parallel": "model",
+    "progressive_layer_drop": "model",
+    "weight_quantization": "model",
+    "hybrid_engine": "model",
+}
+# what we leave to DeepSpeed's default and count on
+DEFAULTS = {
+    "gradient_allreduce_op": "mean",
+    "managed_gradient_accumulation": True,
+    "disable_allgather": False,
+    "zero_optimization.cpu_offload": False,
+    "zero_optimization.cpu_offload_param": False,
 }
 ALIASES = {"bfloat16": "bf16"}
 ADAMW = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}  # theirs -> optim's
@@ -89,11 +105,17 @@ def with_users_own(ours: dict[str, Any], path: str | Path, optim: OptimConfig) -
     theirs = {ALIASES.get(key, key): value for key, value in theirs.items()}
     wrong = [f"{key} is for {ours_is} to say" for key, ours_is in OURS.items() if _asks(theirs.get(key))]
     wrong += _optimizer_contradictions(theirs.pop("optimizer", None), optim)
-    leaves = dict(_leaves(ours))
+    wrong += _misspelt(theirs, ours)
+    leaves = DEFAULTS | dict(_leaves(ours))
     for key, value in _leaves(theirs):
-        if value == "auto" or key in FREE or key not in leaves or value == leaves[key]:
+        if value == "auto" or key in FREE or key in leaves and value == leaves[key]:
             continue
-        wrong.append(f"{key} is {value!r}, ours {leaves[key]!r}")
+        if key in leaves:
+            wrong.append(f"{key} is {value!r}, ours {leaves[key]!r}")
+        elif any(leaf.startswith(f"{key}.") for leaf in leaves):
+            wrong.append(f"{key} is {value!r}, wanted a section of keys")
+        elif any(key.startswith(f"{leaf}.") for leaf in leaves):
+            wrong.append(f"{key} is {value!r}, wanted no section there")
     if wrong:
         raise ValueError(
             f"dist.deepspeed_config: {path} contradicts the run's settings: {'; '.join(wrong)}; "
@@ -109,16 +131,24 @@ def _asks(section: Any) -> bool:
     )
 
 
+def _misspelt(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """Keys that DeepSpeed would pass over in silence, and that are nearly one of those we know."""
+    known = [*ours, *OURS, "optimizer"]
+    near = {key: get_close_matches(key, known, 1, 0.85) for key in theirs if key not in known}
+    return [f"{key} is no key, did you mean {names[0]}?" for key, names in near.items() if names]
+
+
 def _optimizer_contradictions(section: Any, optim: OptimConfig) -> list[str]:
     if section is None:
         return []
-    if not isinstance(section, dict) or str(section.get("type", "AdamW")).lower() not in ("adamw", "adam"):
-        found = section.get("type") if isinstance(section, dict) else section
-        return [f"optimizer.type is {found!r}, ours 'AdamW'"]
-    told = section.get("params") or {}
+    told = (section.get("params") or {}) if isinstance(section, dict) else None
+    if not isinstance(told, dict):
+        return [f"optimizer is {section!r}, wanted a section with type and params"]
+    if str(section.get("type", "AdamW")).lower() not in ("adamw", "adam"):
+        return [f"optimizer.type is {section['type']!r}, ours 'AdamW'"]
     ours: dict[str, Any] = {name: getattr(optim, mine) for name, mine in ADAMW.items()}
     ours["betas"] = [optim.beta1, optim.beta2]
-    ours["adam_w_mode"] = True
+    ours |= {"adam_w_mode": True, "bias_correction": True, "amsgrad": False, "maximize": False}
     return [
         f"optimizer.params.{key} is {told[key]!r}, ours {value!r}"
         for key, value in ours.items()
