@@ -19,7 +19,7 @@ from megatron.model.gpt import Gpt
 from megatron.objective.base import Task
 from megatron.optim.adamw import MOMENTS
 from megatron.parallel.reduce import sum_over_ranks
-from megatron.parallel.world import World
+from megatron.parallel.world import World, ensure_group
 
 
 class DeepSpeedEngine:
@@ -43,12 +43,16 @@ class DeepSpeedEngine:
         if config["fp16"]["enabled"] and world.device.type == "cpu":
             raise ValueError("dist.dtype: DeepSpeed has no float16 on a CPU; use bfloat16 or float32")
         deepspeed = _deepspeed(world)
-        _group_of_one(world)
+        ensure_group(world)
         task_loss = TaskLoss(model, causal)
         optimizer.state.clear()  # DeepSpeed updates tensors of its own
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=task_loss, optimizer=optimizer, config=config, dist_init_required=False
-        )
+        try:
+            self.engine, self.optimizer, _, _ = deepspeed.initialize(
+                model=task_loss, optimizer=optimizer, config=config, dist_init_required=False
+            )
+        except (deepspeed.DeepSpeedConfigError, AssertionError, ValueError) as error:
+            told = " ".join(str(error).split())
+            raise ValueError(f"dist.deepspeed_config: DeepSpeed does not take it ({told})") from error
         if self.stage == 3:
             # read outside of the forward of the module that has them
             read_elsewhere = [model.head_weight]
@@ -62,7 +66,7 @@ class DeepSpeedEngine:
     def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:
         """One optimizer step; a gradient that is no number moves nothing."""
         count = sum(task.count for task in microbatches)
-        tokens = sum_over_ranks(torch.tensor(count, device=self.world.device), self.world)
+        tokens = sum_over_ranks(torch.full((), count, device=self.world.device), self.world)
         # DeepSpeed divides the gradient by the number of ranks: multiply, so that a sum over ranks remains
         share = self.world.n_ranks / tokens
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -195,10 +199,3 @@ def _deepspeed(world: World) -> Any:
     # an operator for inference that DeepSpeed would compile here, for 18 s, and that training never calls
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def _group_of_one(world: World) -> None:
-    """A process group in this process alone: DeepSpeed wants one even for a single rank."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -47,13 +47,15 @@ class TorchEngine:
             width = task.inputs.shape[1] // self.world.layout.context
             begin = self.world.coordinate.context * width
             task = task.of_positions(begin, begin + width)
+            task = task.pinned() if self.world.device.type == "cuda" else task
         return task.to(self.world.device)
 
     def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:
         """One optimizer step; the gradient is that of the mean over all tokens of all ranks."""
         tasks = [self._part(task) for task in microbatches]
         count = sum(task.count for task in tasks)
-        tokens = torch.tensor(count, dtype=torch.float64, device=self.world.device)
+        # filled there: a copy from ordinary memory would wait for all that the device has still to do
+        tokens = torch.full((), count, dtype=torch.float64, device=self.world.device)
         share = 1.0 / sum_over(tokens, self.mesh.samples)
         if self.loss_scale is not None:
             share = share * self.loss_scale.scale
@@ -145,9 +147,9 @@ def _put(held: Tensor, told: Tensor) -> None:
 def is_sharded(config: DistConfig, world: World) -> bool:
     """Whether FSDP2 holds the weights: in all stages but zero0, and under DTensors, which DDP does not take.
 
-    A pipeline adds its gradients up itself and needs neither.
+    A pipeline adds its gradients up itself and needs neither. Offloading is FSDP2's, for one rank too.
     """
     if world.n_ranks == 1:
-        return False
+        return config.cpu_offload
     by_ddp = world.layout.tensor == 1 or world.layout.pipeline > 1
     return config.sharding_stage != "zero0" or not by_ddp

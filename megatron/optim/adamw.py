@@ -66,7 +66,10 @@ def update(optimizer: torch.optim.Optimizer, lr: float, divisor: Tensor, is_fini
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
     if isinstance(optimizer, torch.optim.AdamW):
-        optimizer.grad_scale, optimizer.found_inf = divisor.float(), 1.0 - is_finite.float()
+        # offloaded weights are on the host, and torch would have the kernel read both before they are there
+        held = optimizer.param_groups[0]["params"][0].device
+        optimizer.grad_scale = divisor.float().to(held)
+        optimizer.found_inf = (1.0 - is_finite.float()).to(held)
         optimizer.step()
     elif bool(is_finite):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from megatron.parallel.world import World
+from megatron.parallel.world import World, ensure_group
 
 AXES = ("pipeline", "data", "context", "tensor")
 
@@ -34,8 +34,9 @@ class Mesh:
 
 def build_mesh(world: World, *, sharded: bool) -> Mesh:
     """The groups of this rank. Collective: every rank makes every group, in the same order."""
-    if world.n_ranks == 1:
+    if world.n_ranks == 1 and not sharded:
         return Mesh(None, None, None, None, None, None)
+    ensure_group(world)
     layout = world.layout
     fsdp = tensor = None
     if sharded or layout.tensor > 1:

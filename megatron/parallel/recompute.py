@@ -13,6 +13,7 @@ import megatron.model.cpu_attention  # noqa: F401  it makes an operator that is 
 KEPT = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,  # float8's
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,

@@ -47,9 +47,7 @@ def any_rank(flag: bool, world: World) -> bool:
     """Whether any rank says yes: the one collective by which all ranks decide the same."""
     if world.n_ranks == 1:
         return flag
-    asked = torch.tensor([int(flag)])
-    if dist.get_backend() == "nccl":
-        asked = asked.to(world.device)
+    asked = torch.tensor([int(flag)])  # on the host: every group of open_world has gloo
     dist.all_reduce(asked, op=dist.ReduceOp.MAX)
     return bool(asked.item())
 

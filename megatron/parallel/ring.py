@@ -35,17 +35,17 @@ class _RingAttention(torch.autograd.Function):
         rank, n = group.rank(), group.size()
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
-        travelling = torch.stack([k, v])
+        travelling, beside = torch.stack([k, v]), ()
         for turn in range(n):
             source = (rank - turn) % n  # whose keys are here now
             if not causal or source <= rank:
-                block, block_lse = _block(q, *travelling, causal and source == rank)
+                block, block_lse, beside = _block(q, *travelling, causal and source == rank)
                 joined = torch.logaddexp(lse, block_lse)
                 out = out * (lse - joined).exp()[..., None] + block * (block_lse - joined).exp()[..., None]
                 lse = joined
             if turn < n - 1:
                 travelling = _pass_on(travelling, group)
-        ctx.group, ctx.causal = group, causal
+        ctx.group, ctx.causal, ctx.beside = group, causal, beside
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -61,7 +61,8 @@ class _RingAttention(torch.autograd.Function):
         for turn in range(n):
             source = (rank - turn) % n
             if not ctx.causal or source <= rank:
-                by_q, *by_kv = _block_backward(grad, q, *travelling, out, lse, ctx.causal and source == rank)
+                is_own = ctx.causal and source == rank
+                by_q, *by_kv = _block_backward(grad, q, *travelling, out, lse, is_own, ctx.beside)
                 of_q += by_q
                 of_travelling += torch.stack(by_kv)
             if turn < n - 1:
@@ -81,21 +82,28 @@ def _pass_on(x: Tensor, group: ProcessGroup) -> Tensor:
     return incoming
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """(attention over these keys alone [B, H, S, K], log of the sum of exponentials [B, H, S])."""
+def _block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple]:
+    """(attention over these keys alone [B, H, S, K], log of the sum of exponentials [B, H, S], rest).
+
+    `rest` is what a GPU's backward wants beside: lengths of samples of unequal length (None: an empty tensor
+    would make it take ours for such), the longest, and where its random numbers stood.
+    """
     if q.device.type == "cpu":
-        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)
-    return out, lse
+        return *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal), ()
+    out, lse, *rest, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)
+    return out, lse, tuple(rest)
 
 
 def _block_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, rest: tuple
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v through these keys, of the attention over all keys with result out and lse."""
+    """Gradients of q, k and v through these keys, of the attention over all keys with result out and lse.
+
+    `rest` of any block: all are of one shape.
+    """
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
-    n, none = q.shape[-2], torch.empty(0, dtype=torch.int64, device=q.device)
+    *lengths, seed, offset = rest
     return aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, lse, none, none, n, n, 0.0, causal, none, none
+        grad, q, k, v, out, lse, *lengths, 0.0, causal, seed, offset
     )

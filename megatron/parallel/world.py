@@ -14,6 +14,8 @@ from megatron.config.layout import Coordinate, Layout, layout_of
 from megatron.config.schema import DistConfig
 from megatron.parallel.products import fastest_products
 
+GLOO = "gloo"
+
 
 @dataclass(frozen=True)
 class World:
@@ -72,8 +74,7 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     if on_gpu:
         torch.cuda.set_device(device)
     if n_ranks > 1:
-        # gloo beside nccl: small decisions on the host must not make the GPU wait
-        backend = (config.backend or "cpu:gloo,cuda:nccl") if on_gpu else "gloo"
+        backend = GLOO if config.backend == GLOO else backend_for(device)
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s))
     try:
         with nullcontext() if on_gpu else fastest_products():
@@ -85,6 +86,17 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def backend_for(device: torch.device) -> str:
+    """Of process groups: gloo, on GPUs nccl beside it, so that decisions of the hosts keep no GPU waiting."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else GLOO
+
+
+def ensure_group(world: World) -> None:
+    """Make a process group of one rank where there is none: DeepSpeed and FSDP want one even then."""
+    if not dist.is_initialized():
+        dist.init_process_group(backend_for(world.device), store=dist.HashStore(), rank=0, world_size=1)
 
 
 def device_index(local_rank: int, n_visible: int) -> int:

@@ -1,8 +1,12 @@
 """The torch engine on one process: what it refuses, skips and scales."""
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.loss_scale import BACKOFF, START, LossScale
@@ -120,3 +124,49 @@ def test_the_loss_scale_doubles_after_2000_good_steps() -> None:
 def test_float8_without_its_gpu_is_one_sentence() -> None:
     with pytest.raises(ValueError, match="dist.float8: wants a GPU of compute capability 8.9 or more"):
         engine(dtype="bfloat16", float8=True)
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that go through torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.seen[op] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_nothing_in_a_step_waits_for_the_device(dtype: str) -> None:
+    trained = engine(dtype=dtype)
+    tasks = [task(0), task(1)]
+    trained.step(tasks, 0.01)
+    with Counting() as ops:
+        trained.step(tasks, 0.02)
+    assert ops.seen[torch.ops.aten._fused_adamw_.default] > 0
+    # a number read back, and one copied there from the host's ordinary memory: both wait on a GPU
+    assert ops.seen[torch.ops.aten._local_scalar_dense.default] == 0
+    assert ops.seen[torch.ops.aten.lift_fresh.default] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("settings", [{}, {"compile": True}, {"activation_checkpointing": "selective"}])
+def test_on_a_gpu_a_step_never_synchronises(settings: dict[str, Any]) -> None:
+    device = torch.device("cuda", 0)
+    model = Gpt(SHAPE)
+    initialise(model, 0)
+    config = DistConfig(dtype="bfloat16", **settings)
+    trained = TorchEngine(
+        model, causal=True, dist=config, optim=OptimConfig(lr=0.01), world=World(0, 1, 0, device)
+    )
+    tasks = [task(i).pinned() for i in range(2)]
+    trained.step(tasks, 0.01)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        report = trained.step(tasks, 0.01)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(report.loss_sum)

@@ -1,8 +1,14 @@
-"""Which GPU is a process's own."""
+"""Which GPU is a process's own, and what connects it with the others."""
 
 import pytest
+import torch
 
-from megatron.parallel.world import device_index
+from megatron.parallel.world import backend_for, device_index
+
+
+def test_gloo_is_there_for_the_hosts_whatever_the_device() -> None:
+    assert backend_for(torch.device("cpu")) == "gloo"
+    assert backend_for(torch.device("cuda", 3)) == "cpu:gloo,cuda:nccl"
 
 
 @pytest.mark.parametrize("local_rank", [0, 3, 7])

@@ -195,6 +195,7 @@ def test_one_process_gives_the_same_with_microbatches_recomputation_and_any_stag
         "microbatches": {},
         "full": {"activation_checkpointing": "full"},
         "selective": {"activation_checkpointing": "selective", "sharding_stage": "zero3"},
+        "offload": {"cpu_offload": True, "sharding_stage": "zero2"},
     }
     jobs = [
         {"name": name, "objective": "masked_diffusion", "dist": job, "microbatches": 4}

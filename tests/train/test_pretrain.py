@@ -64,6 +64,16 @@ def test_bfloat16_products_give_nearly_the_losses_of_float32(pretrain, words, tm
     assert rough == pytest.approx(exact, abs=0.03)
 
 
+def test_weights_kept_on_the_host_of_a_single_rank_change_no_loss(pretrain, words, tmp_path) -> None:
+    offload = ["dist.cpu_offload=true", "dist.sharding_stage=zero3", "checkpoint.state_dict_type=sharded"]
+    for name, more in (("plain", []), ("offload", offload)):
+        done = pretrain([*words, *more, f"logging.run_dir={tmp_path / name}", "dataset.microbatch_size=8"])
+        assert done.returncode == 0, done.stderr
+    for kind in ("train", "validation"):
+        wanted = pytest.approx(losses(tmp_path / "plain", kind), abs=1e-5)
+        assert losses(tmp_path / "offload", kind) == wanted
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp_path, objective) -> None:
     words = [*words, f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=7"]
