@@ -10,6 +10,9 @@ from megatron.engine.base import StepReport
 from megatron.parallel.reduce import sum_over_ranks
 from megatron.parallel.world import World
 
+# float16's loss scale begins at 2^16 and is halved each time: after so many in a row it is not the scale
+OVERFLOWS = 24
+
 
 @dataclass(frozen=True)
 class Bad:
@@ -38,8 +41,9 @@ class Watch:
     """Keeps what each step told on the device until `found` reads it."""
 
     def __init__(self, world: World, gradients_may_overflow: bool) -> None:
-        """`gradients_may_overflow`: as float16's do while the loss scale is sought; that is no fault."""
-        self.world, self.may_overflow = world, gradients_may_overflow
+        """`gradients_may_overflow`: as float16's do while its scale is sought; OVERFLOWS are no fault."""
+        self.world, self.tolerated = world, OVERFLOWS if gradients_may_overflow else 0
+        self.in_a_row = 0  # gradients that were no numbers, up to the last step
         self.steps: list[tuple[int, int, int]] = []  # (step, this rank's first and last sample)
         self.flags: list[Tensor] = []
 
@@ -64,6 +68,7 @@ class Watch:
         bad = []
         for (step, _, _), ranks in zip(steps, rows, strict=True):
             shares = [(rank, int(told[2]), int(told[3])) for rank, told in enumerate(ranks) if told[0]]
-            if shares or not self.may_overflow and any(told[1] for told in ranks):
+            self.in_a_row = self.in_a_row + 1 if any(told[1] for told in ranks) else 0
+            if shares or self.in_a_row > self.tolerated:
                 bad.append(Bad(step, shares))
         return bad
