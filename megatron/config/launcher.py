@@ -71,16 +71,21 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks:
 
     Raises ValueError where only half of its variables are set, or where nobody says on which host rank 0 is.
     """
-    if "WORLD_SIZE" in environment or "RANK" in environment:
+    first = environment.get("LOCAL_RANK", "0") == "0"  # set for one process too, by some
+    if "WORLD_SIZE" in environment or "RANK" in environment or not first:
         rank, n_ranks, local_rank, port = _numbers(
             "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"), environment, ("MASTER_ADDR",)
         )
-        n_local = int(environment.get("LOCAL_WORLD_SIZE", n_ranks))
+        n_local = _number("LOCAL_WORLD_SIZE", environment) if "LOCAL_WORLD_SIZE" in environment else n_ranks
         return Ranks(rank, n_ranks, local_rank, n_local, environment["MASTER_ADDR"], port)
     for launcher in LAUNCHERS:
         if launcher.sign in environment:
             return _launched(launcher, environment)
-    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+    for launcher in LAUNCHERS:  # without its sign it is half there; Slurm's words are those of a batch script
+        told = {launcher.rank, launcher.n_ranks, launcher.local_rank} & environment.keys()
+        if told and launcher is not SRUN:
+            return _launched(launcher, environment)
+    if _number("SLURM_NTASKS", {"SLURM_NTASKS": "1", **environment}) > 1 and "SLURM_PROCID" in environment:
         raise ValueError(
             f"environment: a Slurm job of {environment['SLURM_NTASKS']} tasks, and this is its batch script; "
             "start with srun, or unset SLURM_NTASKS for one process"
@@ -118,10 +123,12 @@ def _launched(launcher: Launcher, environment: Mapping[str, str]) -> Ranks:
     if n_ranks == 1:
         return Ranks()
     job = "".join(environment.get(name, "") for name in launcher.jobs)
-    port = environment.get("MASTER_PORT") or FIRST_PORT + zlib.crc32(job.encode()) % N_PORTS
+    port = FIRST_PORT + zlib.crc32(job.encode()) % N_PORTS
+    if environment.get("MASTER_PORT"):
+        port = _number("MASTER_PORT", environment)
     n_local = _n_local(launcher, environment)
     address = _address(launcher, n_ranks, n_local, environment)
-    return Ranks(rank, n_ranks, local_rank, n_local or 1, address, int(port))
+    return Ranks(rank, n_ranks, local_rank, n_local or 1, address, port)
 
 
 def _n_local(launcher: Launcher, environment: Mapping[str, str]) -> int | None:
@@ -152,7 +159,10 @@ def _address(launcher: Launcher, n_ranks: int, n_local: int | None, environment:
 def _numbers(
     launcher: str, names: tuple[str, ...], environment: Mapping[str, str], beside: tuple[str, ...] = ()
 ) -> list[int]:
-    """The variables `names` as numbers; ValueError where one of them or of those `beside` is missing."""
+    """The variables `names` (rank and number of ranks first) as numbers.
+
+    ValueError where one of them or of those `beside` is missing, or the rank is none of the ranks.
+    """
     wanted = (*names, *beside)
     present = [name for name in wanted if name in environment]
     missing = [name for name in wanted if name not in environment]
@@ -161,7 +171,16 @@ def _numbers(
             f"environment: {', '.join(present)} set without {', '.join(missing)}; start with {launcher}, "
             "or unset them all for one process"
         )
-    for name in names:
-        if not environment[name].isdecimal():
-            raise ValueError(f"environment: {name} is {environment[name]!r}, wanted a number")
-    return [int(environment[name]) for name in names]
+    numbers = [_number(name, environment) for name in names]
+    if numbers[0] >= numbers[1]:
+        raise ValueError(
+            f"environment: {names[0]} is {numbers[0]} and {names[1]} {numbers[1]}, wanted a rank from 0 to "
+            f"{numbers[1] - 1}; start with {launcher}, or unset them all for one process"
+        )
+    return numbers
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int:
+    if not environment[name].isdecimal():
+        raise ValueError(f"environment: {name} is {environment[name]!r}, wanted a number")
+    return int(environment[name])

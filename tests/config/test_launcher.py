@@ -79,6 +79,14 @@ def test_ranks_are_found_from_every_launcher(told: dict[str, str], ranks: tuple)
             "2 tasks, and this is its batch script; start with srun",
         ),
         (TORCHRUN | {"RANK": "one"}, "RANK is 'one', wanted a number"),
+        (TORCHRUN | {"RANK": "8"}, "RANK is 8 and WORLD_SIZE 8, wanted a rank from 0 to 7"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "all"}, "LOCAL_WORLD_SIZE is 'all', wanted a number"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK set without RANK, WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE set without OMPI_COMM_WORLD_RANK"),
+        ({"MV2_COMM_WORLD_LOCAL_RANK": "1"}, "set without MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE"),
+        ({"PMI_SIZE": "4"}, "PMI_SIZE set without"),
+        (SRUN | {"MASTER_PORT": "any"}, "MASTER_PORT is 'any', wanted a number"),
+        ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 'two', wanted a number"),
     ],
 )
 def test_half_of_a_launchers_variables_are_refused(told: dict[str, str], sentence: str) -> None:
