@@ -1,5 +1,6 @@
 """Write checkpoints whole, read them verified, fall back to the one before a broken one."""
 
+import hashlib
 import json
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS, read_json
 
 log = get_logger(__name__)
+OWN_SUM = "sha256"  # key of meta.json: of all its other keys
 IN_BOTH = ("lr", "iter")  # parts that are files of their own in the sharded layout too
 
 
@@ -72,7 +74,8 @@ def seal(partial: Path, final: Path, meta: dict[str, Any]) -> None:
         path.name: {"sha256": told, "bytes": path.stat().st_size}
         for path, told in zip(written, sums, strict=True)
     }
-    (partial / META).write_text(json.dumps({**meta, "files": files}, indent=1))
+    told = {**meta, "files": files}
+    (partial / META).write_text(json.dumps({**told, OWN_SUM: _sum_of(told)}, indent=1))
     for path in partial.iterdir():
         sync(path)
     sync(partial)
@@ -142,14 +145,21 @@ def read_meta(path: Path) -> dict[str, Any]:
     refuse_folder_of_checkpoints(path)
     try:
         meta = json.loads((path / META).read_text())
-        files = set(meta["files"])
+        files, own_sum = set(meta["files"]), meta.pop(OWN_SUM, None)  # older checkpoints have none
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path / META}: cannot be read ({error}); the checkpoint is not whole") from error
+    if own_sum is not None and own_sum != _sum_of(meta):
+        raise ValueError(f"{path / META}: not as it was written; delete the checkpoint")
     wanted = {FILES[part] for part in (IN_BOTH if is_sharded(meta) else FILES)}
     wanted |= {sharded.METADATA} if is_sharded(meta) else set()
     if not wanted <= files or not is_sharded(meta) and files != wanted:
         raise ValueError(f"{path / META}: lists {sorted(files)}, wanted {sorted(wanted)}")
     return meta
+
+
+def _sum_of(meta: dict[str, Any]) -> str:
+    """Of what meta.json says beside its own sum."""
+    return hashlib.sha256(json.dumps(meta, indent=1).encode()).hexdigest()
 
 
 def newest_whole(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | None:

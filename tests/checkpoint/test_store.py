@@ -43,6 +43,21 @@ def test_the_newest_whole_one_is_taken_and_broken_ones_are_passed_over(tmp_path:
     assert found[1]["iter"]["step"] == 1
 
 
+def test_a_bit_that_flips_anywhere_in_meta_json_is_found_out(tmp_path: Path) -> None:
+    path = store.save(tmp_path, "run", parts(1), {**META, "config": {"optim": {"lr": 1e-3}, "name": "é"}})
+    content = (path / "meta.json").read_bytes()
+    own = content.rindex(b'"sha256"')  # the sum's own name guards nothing
+    for i in range(len(content)):
+        flipped = bytearray(content)
+        flipped[i] ^= 1
+        (path / "meta.json").write_bytes(flipped)
+        if not own <= i < own + len('"sha256"'):
+            with pytest.raises(ValueError, match="meta.json"):
+                store.verify(path)
+    (path / "meta.json").write_bytes(content)
+    assert store.verify(path)["config"]["optim"]["lr"] == 1e-3
+
+
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(content: object, file: IO[bytes]) -> None:
         file.write(b"half")
