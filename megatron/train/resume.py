@@ -111,7 +111,9 @@ def _compare(path: Path, meta: dict[str, Any], run: Run) -> None:
         for key, value in mine[section].items()
         if theirs.get(section, {}).get(key) != value
     ]
+    shared = run.config.checkpoint.directory is not None
+    choice = "checkpoint.prefix or checkpoint.directory" if shared else "logging.run_dir"
     raise ValueError(
         f"{path}: checkpoint of another run ({'; '.join(differ[:4]) or 'its corpus has changed'}); "
-        "choose another logging.run_dir, or checkpoint.resume=never to start anew"
+        f"choose another {choice}, or checkpoint.resume=never to start anew"
     )

@@ -16,12 +16,19 @@ class Scalars:
     """Passes the numbers of each line of metrics.jsonl on, as <kind>/<name> over steps."""
 
     def __init__(self, config: RunConfig, plan: RunPlan, run: Path, first_step: int) -> None:
-        """`first_step`: what an earlier attempt told of later steps is forgotten. ValueError: no wandb."""
+        """`first_step`: what an earlier attempt told of later steps is forgotten.
+
+        ValueError where wandb or tensorboard is asked for and not installed.
+        """
         self.wandb = None if config.logging.wandb is None else _wandb_run(config, plan, run)
         self.tensorboard = None
         if config.logging.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # imports slowly, and not everybody asks for it
-
+            try:
+                from torch.utils.tensorboard import SummaryWriter  # imports slowly, and not all ask for it
+            except ImportError as error:
+                raise ValueError(
+                    f"logging.tensorboard: {error}; pip install tensorboard, or set logging.tensorboard=false"
+                ) from error
             self.tensorboard = SummaryWriter(str(run / TENSORBOARD), purge_step=first_step + 1)
 
     def write(self, line: dict[str, Any]) -> None:

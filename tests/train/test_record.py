@@ -183,15 +183,41 @@ def test_weights_and_biases_is_told_offline_what_metrics_jsonl_is_told(
     assert len(told) == 12
 
 
-def test_without_weights_and_biases_a_run_that_asks_for_it_says_so(
-    pretrain, words, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("module", "word", "way_out"),
+    [
+        ("wandb", "logging.wandb=scaling", "pip install wandb, or leave the key out"),
+        ("tensorboard", "logging.tensorboard=true", "or set logging.tensorboard=false"),
+    ],
+)
+def test_a_run_that_asks_for_a_library_that_is_not_there_says_so(
+    pretrain, words, tmp_path, monkeypatch, module, word, way_out
 ) -> None:
-    (tmp_path / "wandb.py").write_text("raise ImportError('no wandb here')\n")
+    (tmp_path / f"{module}.py").write_text("raise ImportError('nothing here')\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    failed = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}", "logging.wandb=scaling"])
+    failed = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}", word])
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
-    assert "error: logging.wandb: no wandb here; pip install wandb, or leave the key out" in failed.stderr
+    last = failed.stderr.strip()
+    assert last.startswith(f"error: {word.partition('=')[0]}: nothing here;") and last.endswith(way_out)
     assert list(read_metrics(tmp_path / "run")) == []
+
+
+def test_tensorboard_is_told_what_metrics_jsonl_is_told(pretrain, words, tmp_path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    done = pretrain([*words, f"logging.run_dir={run}", "logging.tensorboard=true"])
+    assert done.returncode == 0, done.stderr
+    told = EventAccumulator(str(run / "tensorboard")).Reload()
+    for kind, names in (("train", ("loss", "lr", "grad_norm", "tps")), ("validation", ("loss", "loss_se"))):
+        lines = [line for line in read_metrics(run) if line["kind"] == kind]
+        assert lines
+        for name in names:
+            found = [(event.step, event.value) for event in told.Scalars(f"{kind}/{name}")]
+            assert [step for step, _ in found] == [line["step"] for line in lines]
+            # events hold float32
+            assert [value for _, value in found] == pytest.approx([line[name] for line in lines], rel=1e-6)
 
 
 def test_asking_for_the_revision_tells_of_changes_and_writes_nothing_to_the_checkout(tmp_path: Path) -> None:
