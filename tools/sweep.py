@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--gpus-per-run", type=count, default=1, metavar="N", help="GPUs that share each run"
     )
     running.add_argument(
-        "--retries", type=int, default=1, metavar="N", help="how often a run that failed is started again"
+        "--retries", type=whole, default=1, metavar="N", help="how often a run that failed is started again"
     )
     running.add_argument(
         "--sbatch", action="append", default=[], metavar="WORD", help="a word for sbatch; may be repeated"
@@ -68,10 +68,17 @@ def count(word: str) -> int:
     return int(word)
 
 
+def whole(word: str) -> int:
+    """A whole number, 0 too."""
+    if not word.isdigit():
+        raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of 0 or more")
+    return int(word)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan or run, and say how it ended."""
     args = parse_args(argv)
-    options = Options(args.launcher, args.jobs, args.gpus_per_run, max(0, args.retries), args.sbatch)
+    options = Options(args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch)
 
     def price(runs: Sequence[PlannedRun]) -> Speed:
         elsewhere = args.launcher == "slurm"

@@ -35,6 +35,14 @@ grids:
 """
 
 
+@pytest.mark.parametrize("word", ["--retries=-1", "--retries=two", "--jobs=0"])
+def test_a_count_that_is_none_is_a_usage_error(root: Path, word: str) -> None:
+    command = [sys.executable, str(root / "tools" / "sweep.py"), "study.yaml", word]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 2
+    assert f"argument {word.partition('=')[0]}: found" in told.stderr
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """Three runs of 10, 20 and 40 steps; the first two branch from the third at 5 and 10."""
