@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from megatron.command import STOPPED
 from megatron.run_dir import EXIT, is_done, write_json
@@ -32,6 +33,11 @@ class Progress:
 
         return sorted(filter(can_start, self.waiting), key=lambda run: -run.own_flops)
 
+    def killed(self) -> bool:
+        """Whether the stop file of a run that is not done is there: started again it would stop for ever."""
+        told = (run.config.misc.stop_file for run in [*self.waiting, *(job.run for job in self.running)])
+        return any(Path(file).exists() for file in set(told) if file is not None)
+
 
 def run_all(
     runs: Sequence[PlannedRun],
@@ -43,7 +49,8 @@ def run_all(
 ) -> tuple[Progress, bool]:
     """Run all, each failed one `retries` times more. Returns False beside the progress when asked to stop.
 
-    A run that was preempted goes on as often as it takes. `tick` is called about twice a second, `ended` with
+    A run that was preempted goes on as often as it takes; where the stop file of one that is not done
+    appears, all stop. `tick` is called about twice a second, `ended` with
     each job that ends, its exit status, and whether it will be started again.
     """
     state = Progress(list(runs))
@@ -52,7 +59,7 @@ def run_all(
             for job in launcher.running(runs):
                 state.waiting.remove(job.run)
                 state.running.append(job)
-            while (state.waiting or state.running) and not wish:
+            while (state.waiting or state.running) and not wish and not state.killed():
                 _start(state, launcher)
                 time.sleep(poll_s)
                 for job, status in launcher.ended(state.running):
@@ -61,7 +68,7 @@ def run_all(
                 tick(state)
         finally:
             launcher.stop(state.running)
-    return state, not wish
+    return state, not (state.waiting or state.running)
 
 
 def _start(state: Progress, launcher: Launcher) -> None:

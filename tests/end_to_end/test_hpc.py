@@ -135,6 +135,33 @@ def test_a_run_that_is_done_at_the_signal_is_not_put_into_the_queue_again(root: 
     assert started_then_told(root, ["bash", "-c", script], signal.SIGUSR1, "SIGUSR1", tmp_path) == 0
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_that_its_stop_file_has_stopped_is_not_put_into_the_queue_again(
+    root: Path, tmp_path: Path, is_there: bool
+) -> None:
+    for name, text in {"squeue": "echo RUNNING", "scontrol": f"touch {tmp_path}/asked; exit 3"}.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"misc:\n  seed: 0\n  stop_file: {tmp_path}/STOP\n")
+    if is_there:
+        (tmp_path / "STOP").touch()
+    script = f"set -euo pipefail; export SLURM_JOB_ID=7; source {REQUEUE}; requeue "
+    script += f"{sys.executable} -c 'exit(75)' train.yaml logging.run_dir={run}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=root,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, (tmp_path / "asked").exists()) == ((75, False) if is_there else (3, True))
+    assert (f"{tmp_path}/STOP is there; remove it" in done.stderr) == is_there
+
+
 @pytest.fixture
 def submitted(root: Path, tmp_path: Path) -> dict[str, str]:
     """As inside a job of Slurm whose srun writes down what it is asked."""

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -114,6 +115,21 @@ def test_preempted_runs_go_on_as_often_as_it_takes(runs) -> None:
     state, told = follow([runs[2]], fake := Fake({40: [STOPPED] * 5}), retries=0)
     assert len(fake.started) == 6
     assert not state.failed
+
+
+def test_a_stop_file_ends_the_sweep_instead_of_starting_the_run_again_for_ever(runs, tmp_path) -> None:
+    config = replace(runs[2].config, misc=replace(runs[2].config.misc, stop_file=str(tmp_path / "STOP")))
+    trunk = replace(runs[2], config=config)
+
+    class Stops(Fake):
+        def ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+            (tmp_path / "STOP").touch()
+            return [(job, STOPPED) for job in jobs]
+
+    fake = Stops({})
+    state, whole = run_all([trunk], fake, lambda state: None, lambda *job: None, poll_s=0)
+    assert not whole
+    assert (fake.started, state.waiting, state.failed) == ([40], [trunk], [])
 
 
 def test_branches_wait_for_their_trunk_and_start_at_its_checkpoint(runs) -> None:
