@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from megatron.engine.base import StepReport
+from megatron.engine.deepspeed_scale import loss_scale_of, set_loss_scale
 from megatron.engine.deepspeed_state import ShardedState
 from megatron.engine.task_loss import TaskLoss
 from megatron.model.gpt import Gpt
@@ -132,7 +133,11 @@ class DeepSpeedEngine:
                 model[name] = part
             else:
                 moments.setdefault(name, {"step": torch.tensor(step)})[kind] = part
-        return {"model": model, "optim": {"state": moments}} if model else {}
+        if not model:
+            return {}
+        scale = loss_scale_of(self.engine)
+        scaling = {} if scale is None else {"loss_scale": scale}
+        return {"model": model, "optim": {"state": moments, **scaling}}
 
     def _put(self, state: dict[str, Any], whole: Callable[[Tensor | None, torch.Size], Tensor]) -> None:
         """Take over a state of which `whole` makes each tensor whole on every rank, given its shape."""
@@ -143,11 +148,22 @@ class DeepSpeedEngine:
             steps = steps.to(self.world.device)
             dist.broadcast(steps, 0)
         self.state.set_steps_taken(int(steps))
+        self._put_loss_scale(state.get("optim", {}).get("loss_scale"))
         for name in self.state.parameters:
             shape = self.state.shape(name)
             self.state.put(name, "weight", whole(weights.get(name), shape))
             for kind in MOMENTS:
                 self.state.put(name, kind, whole(moments.get(name, {}).get(kind), shape))
+
+    def _put_loss_scale(self, told: dict[str, Tensor] | None) -> None:
+        """Take rank 0's; None leaves it as it is."""
+        if loss_scale_of(self.engine) is None:
+            return
+        said: list[Any] = [told]
+        if self.world.n_ranks > 1:
+            dist.broadcast_object_list(said, 0)
+        if said[0] is not None:
+            set_loss_scale(self.engine, said[0])
 
     def _from_rank_0(self, given: Tensor | None, shape: torch.Size) -> Tensor:
         whole = torch.empty(shape, device=self.world.device)
