@@ -7,13 +7,23 @@ from contextlib import contextmanager
 import torch
 
 from megatron.checkpoint import store
+from megatron.checkpoint.layout import find
 from megatron.checkpoint.preempt import Stop
 from megatron.config.read import as_dict, write_config
 from megatron.evaluation.validate import HeldOut, validate
 from megatron.log import get_logger
 from megatron.objective.base import Task
 from megatron.parallel.reduce import any_rank, wait_for_all
-from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, forget_metrics_after, lock, write_json
+from megatron.run_dir import (
+    CONFIG,
+    METRICS,
+    PLAN,
+    RESULT,
+    forget_metrics_after,
+    lock,
+    read_metrics,
+    write_json,
+)
 from megatron.train.build import Run, build_schedule, microbatch_rows
 from megatron.train.feed import open_feed
 from megatron.train.feedback import Feedback
@@ -79,6 +89,8 @@ def _steps(
     window = ProfileWindow(config.logging.profile_steps, run.folder, run.world)
     started = time.perf_counter()
     record.restart_clock()
+    if state.step == plan.n_steps:  # killed between the last checkpoint and the result
+        return _score_and_save(run, state, record, None), True
     while state.step < plan.n_steps:
         asked = any_rank(stop.asked(), run.world)
         if asked or saver.told.preempt_every_minutes and any_rank(saver.is_due(), run.world):
@@ -131,14 +143,24 @@ def _score_and_save(run: Run, state: TrainState, record: Record, saver: Saver | 
                 max_samples=evaluation.max_samples,
             )
         state = state.after_validation(held_out.loss)
-    path = None if saver is None else saver.save(state)
-    if held_out is not None:
-        record.validation(state, held_out, None if path is None else path.name)
-    if saver is not None and state.step == run.plan.n_steps:
-        saver.wait()  # the result says that the run is done: nothing may be missing behind it
+    name = None if saver is None else saver.save(state).name
+    ends = state.step == run.plan.n_steps
+    if ends and saver is None:
+        found = find(run.checkpoints, run.config.checkpoint.prefix)
+        name = found[-1].path.name if found else None
+    if held_out is not None and not (ends and saver is None and _is_scored(run, state.step)):
+        record.validation(state, held_out, name)
+    if ends:
+        if saver is not None:
+            saver.wait()  # the result says that the run is done: nothing may be missing behind it
         if run.world.is_first:
             write_json(run.folder / RESULT, _result(run, state, held_out))
     return state
+
+
+def _is_scored(run: Run, step: int) -> bool:
+    """Whether metrics.jsonl has the held-out loss of a step already."""
+    return any(line["kind"] == "validation" and line["step"] == step for line in read_metrics(run.folder))
 
 
 def _prepare_folder(run: Run, state: TrainState) -> None:

@@ -94,6 +94,25 @@ def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp
     assert first["loss"] == second["loss"]
 
 
+@pytest.mark.parametrize("was_told", [True, False])
+def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result(
+    pretrain, words, tmp_path, was_told
+) -> None:
+    run = tmp_path / "run"
+    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+    before, lines = json.loads((run / "result.json").read_text()), list(read_metrics(run))
+    assert lines[-1]["kind"] == "validation"
+    (run / "result.json").unlink()
+    if not was_told:
+        told = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run / "metrics.jsonl").write_text("".join(told[:-1]))
+    again = pretrain([*words, f"logging.run_dir={run}"])
+    assert again.returncode == 0, again.stderr
+    assert json.loads((run / "result.json").read_text()) == before
+    assert list(read_metrics(run)) == lines
+    assert len(layout.find(run / "checkpoints")) == 1
+
+
 # what is equal for both objectives in tests/ranks is tried here, in whole runs, with the one that draws noise
 @pytest.mark.ranks
 @pytest.mark.parametrize(
