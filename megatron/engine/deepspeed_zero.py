@@ -208,7 +208,7 @@ def _deepspeed(world: World) -> Any:
     except ImportError as error:
         raise ValueError(
             f"dist.engine: deepspeed cannot be imported ({error}); pip install deepspeed, as pinned in "
-            "requirements.txt, or set dist.engine=torch"
+            "requirements.txt, or set dist.engine=torch (ENGINE=torch for the scripts)"
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # of names that DeepSpeed calls
