@@ -15,6 +15,7 @@ from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.base import Task
+from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
 
 SHAPE = ModelConfig(d_model=16, d_ff=32, d_head=4, n_heads=4, n_layers=2, n_tokens=60, vocab_rows=64)
@@ -127,15 +128,29 @@ def test_float8_without_its_gpu_is_one_sentence() -> None:
 
 
 class Counting(TorchDispatchMode):
-    """Counts the operations that go through torch."""
+    """Counts the operations that go through torch, and the rows that the head is multiplied by."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[Any] = Counter()
+        self.rows_of_head = 0
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen[op] += 1
+        if op is torch.ops.aten.mm.out and args[1].shape == (SHAPE.d_model, SHAPE.vocab_rows):
+            self.rows_of_head += len(args[0])
         return op(*args, **(kwargs or {}))
+
+
+def test_the_head_of_diffusion_reads_hidden_positions_only() -> None:
+    tokens = np.random.default_rng(0).integers(0, 60, (4, 33))
+    hidden = MaskedDiffusion(60, 1e-3, seed=0).corrupt(tokens, np.arange(4))
+    n_hidden = int((hidden.inputs == 60).sum())
+    assert 0 < n_hidden < 4 * 32
+    trained = engine()
+    with Counting() as ops:
+        trained.step([hidden], 0.01)
+    assert ops.rows_of_head == n_hidden
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -1,8 +1,11 @@
 """The chunked loss against torch's, values and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.objective import linear_cross_entropy as module
 from megatron.objective.linear_cross_entropy import linear_cross_entropy, linear_log_p, linear_nll
@@ -79,3 +82,29 @@ def test_places_asked_for_in_any_order_have_torchs_log_p(monkeypatch: pytest.Mon
     assert likeliest.any() and not likeliest.all()
     none = torch.empty(0, dtype=torch.long)
     assert linear_log_p(hidden[:0], head, none, none)[0].shape == (0,)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes how many rows of logits any result has."""
+
+    def __init__(self, n_rows: int) -> None:
+        super().__init__()
+        self.n_rows, self.n_rows_of_logits = n_rows, 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(one, torch.Tensor) and one.shape[1:] == (self.n_rows,) and len(one) != 16:
+                self.n_rows_of_logits = max(self.n_rows_of_logits, len(one))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_the_whole_batch_are_never_held(dtype: torch.dtype, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MIN_ROWS_HALF", 4)
+    hidden, weight, targets, scale = inputs(dtype)
+    with Sizes(40) as seen:
+        linear_cross_entropy(hidden, weight, targets, scale).backward()
+    assert hidden.grad is not None and weight.grad is not None
+    # 50 rows of 40 logits: three rows at a time in float32, four where the head's gradient costs a pass
+    assert seen.n_rows_of_logits == (3 if dtype == torch.float32 else 4)

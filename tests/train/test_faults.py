@@ -136,9 +136,21 @@ def test_a_broken_newest_checkpoint_is_passed_over_with_a_warning(pretrain, word
 
 
 @pytest.mark.ranks
-def test_a_loss_that_is_no_number_ends_the_run_or_is_left_out(pretrain, words, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [
+        ["dist.engine=torch"],
+        pytest.param(["dist.engine=torch", "dist.sharding_stage=zero3"], marks=pytest.mark.slow),
+        pytest.param(["dist.engine=deepspeed"], marks=pytest.mark.slow),
+        pytest.param(["dist.engine=deepspeed", "dist.sharding_stage=zero2"], marks=pytest.mark.slow),
+        pytest.param(["dist.engine=deepspeed", "dist.sharding_stage=zero3"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_that_is_no_number_ends_the_run_or_is_left_out(pretrain, words, tmp_path, engine) -> None:
+    if "dist.engine=deepspeed" in engine:
+        pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
     script = Path(__file__).with_name("pretrain_with_bad_sample.py")
-    words = [*words, MDM, "logging.every_iterations=3"]
+    words = [*words, *engine, MDM, "logging.every_iterations=3"]
     # batches of 24, half of each on either rank: sample 110 is in the fifth, of samples 96 to 119
     bad = {"kind": "nonfinite", "step": 5, "ranks": [{"rank": 1, "first_sample": 108, "last_sample": 119}]}
     stopped = pretrain([*words, f"logging.run_dir={tmp_path / 'stop'}"], n_ranks=2, script=script)
