@@ -9,11 +9,10 @@ file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed; what is there
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.choices import TARGET_DTYPES, TARGETS
 
 
@@ -66,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             strip_rows=args.strip_rows,
         )
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.target}: {told}")
     return 0
 

@@ -9,11 +9,10 @@ finished tasks are not scored again.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, near, run
+from megatron.command import command, failed, near, run
 from megatron.config.choices import METHODS
 from megatron.evaluation.options import add_machine_options, open_asked_world
 
@@ -92,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         print(f"scored before: {', '.join(before)}")
                     print(near(folder / DOWNSTREAM_RESULTS))
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

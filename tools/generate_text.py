@@ -8,11 +8,10 @@ positions in --steps forwards, in the order that --order and --block-tokens say.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.choices import ORDERS
 
 
@@ -86,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             block_tokens=args.block_tokens,
         )
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
 

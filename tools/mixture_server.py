@@ -11,11 +11,10 @@ gives the same chunks; weights that follow a model are in slim.mixture/logs/RUN.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 
 STATUS_WAIT_S = 5.0
 
@@ -104,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

@@ -10,13 +10,12 @@ options of the shape. C is the training FLOPs of so many tokens.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.config.presets import model_sizes
 from megatron.config.read import build_config
@@ -90,8 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         shapes = {name: shape(name, args, options) for name in names}
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     if args.conventions:
         print(by_convention(shapes, args.seq_len))
         return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.run_dir import write_whole
 from megatron.scaling import wording
 from megatron.scaling.design import CRITERIA, Designer, Expected, Runs, candidates, simple_designs
@@ -124,8 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(listed(chosen))
     print(
         f"\nexpected standard errors at {designer.target:.2e} FLOPs, a run's log loss to {designer.noise:g}:"

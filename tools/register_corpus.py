@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import Help, command, run
+from megatron.command import Help, command, failed, run
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog, Registered
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
@@ -132,8 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 catalog.remove(args.corpus)
                 print(f"{args.catalog}: {args.corpus} removed")
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

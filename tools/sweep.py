@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import STOPPED, command, run
+from megatron.command import STOPPED, command, failed, run
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
 from megatron.scaling.price import GPU_EFFICIENCY, Speed, speed_of
 from megatron.scaling.price_table import price_table
@@ -86,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         outcome = sweep(study, options, price)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")
     for line in outcome.failed:
         print(f"error: {line}", file=sys.stderr)

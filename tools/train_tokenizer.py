@@ -4,11 +4,10 @@ python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.tokenizer.train_bpe import train_bpe_on_file
 
 
@@ -28,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         trained = train_bpe_on_file(args.text, args.key, args.n_tokens, args.out)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if trained else ", already there"))
     return 0
 

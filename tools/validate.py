@@ -11,12 +11,11 @@ that was scored in the same way before is not scored again.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import command, near, run
+from megatron.command import command, failed, near, run
 from megatron.config.choices import METHODS
 from megatron.evaluation.options import add_machine_options, open_asked_world
 from megatron.run_dir import write_json
@@ -88,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.compare and world.is_first:
                 _compare(paths, [model.path for model in models], args.n_bootstrap, args.seed)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

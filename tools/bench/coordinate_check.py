@@ -10,7 +10,6 @@ change follows, and writes the page.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig
 from megatron.scaling.plot_coordinates import Sweep, write_page
@@ -111,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         write_page(sweeps, settings, args.out)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.out}: written")
     return 0
 

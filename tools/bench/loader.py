@@ -11,7 +11,6 @@ All sides run in turn, several times, and the median counts; the tokens of all a
 
 import argparse
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.data.ahead import Ahead
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
@@ -140,8 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tokens = IndexedTokens(args.prefix or synthetic(folder))
             samples = Samples(tokens, args.seq_len, 0)
         except (OSError, ValueError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+            return failed(error)
         samples.take(np.arange(n_samples))  # into the page cache, for all sides
         print(f"{n_samples:,} samples of {args.seq_len} in batches of {args.batch_size}")
         for n_workers in args.workers:

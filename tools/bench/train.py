@@ -7,7 +7,7 @@ The same Llama-shaped model with the same weights learns the same tokens with th
 and clipping, ours through the code that tools/pretrain.py runs, theirs as its documentation does: SDPA
 attention, products under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is
 a process of its own, for its peak memory; they take turns, so that whatever else the machine does falls on
-both. The ratio is of medians; `CPU` counts processor seconds instead. Asked: 1.3 or more.
+both. The ratio is of medians; `CPU` counts processor seconds instead.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from megatron.checkpoint.huggingface import to_llama
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.count import n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch_native import TorchEngine
@@ -221,8 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):
             compare(dtype, args)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 
