@@ -43,7 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--sbatch", action="append", default=[], metavar="WORD", help="a word for sbatch; may be repeated"
     )
     price = parser.add_argument_group("price")
-    price.add_argument("--dry-run", action="store_true", help="print each run with its cost, and run nothing")
+    price.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print each run with its cost, and run nothing; before there is any text, with "
+        "run.dataset.path_train=synthetic run.dataset.path_eval=synthetic",
+    )
     price.add_argument(
         "--hardware", metavar="GPU", help="to price for, e.g. H100; by itself what this machine has"
     )
