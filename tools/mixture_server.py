@@ -85,11 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         token = None if args.token_file is None else args.token_file.read_text().strip()
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
-            connection = Connection(args.status, token, roots, STATUS_WAIT_S)
-            if args.prometheus:
-                print(connection.ask("metrics")["text"], end="")
-            else:
-                print(json.dumps(connection.ask("status"), indent=1))
+            with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:
+                if args.prometheus:
+                    print(connection.ask("metrics")["text"], end="")
+                else:
+                    print(json.dumps(connection.ask("status"), indent=1))
             return 0
         tls = None if args.tls_cert is None else (args.tls_cert.read_bytes(), args.tls_key.read_bytes())
         where = Listening(
