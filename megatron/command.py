@@ -85,7 +85,8 @@ def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """End the process with what `main` returns; Ctrl-C and a closed pipe (`| head`) leave no trace."""
+    """End the process with what `main` returns; what went wrong is a sentence, and Ctrl-C and a closed pipe
+    (`| head`) leave no trace."""
     try:
         status = main()
         sys.stdout.flush()
@@ -95,6 +96,8 @@ def run(main: Callable[[], int]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         status = 1
+    except (OSError, ValueError) as error:
+        status = failed(error)
     sys.exit(status)
 
 

@@ -85,10 +85,16 @@ class Connection:
                 raise ValueError(f"{self.location}: refuses the token; give the server's") from error
             except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
                 self.close()
+                why = str(error).rpartition("last error: ")[2]
+                if "handshake" in why:  # waiting would not help
+                    raise ConnectionError(
+                        f"{self.location}: its certificate is not trusted ({why.rpartition(': ')[2]}); "
+                        "give it, or the authority's, as tls_roots (--tls-roots)"
+                    ) from error
                 if time.monotonic() + wait_s > until:
                     raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s; start the server again, "
-                        "then go on from the last checkpoint"
+                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}); start the server "
+                        "again, then go on from the last checkpoint"
                     ) from error
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron.command import command, failed, run
+from megatron.command import command, run
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig
 from megatron.scaling.plot_coordinates import Sweep, write_page
@@ -107,10 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{args.steps} steps of AdamW at a rate of {args.lr:g}, {args.seeds} models a point. "
         f"Width is varied at {args.depths[0]} blocks, depth at width {args.widths[0]}; these are the base."
     )
-    try:
-        write_page(sweeps, settings, args.out)
-    except OSError as error:
-        return failed(error)
+    write_page(sweeps, settings, args.out)
     print(f"{args.out}: written")
     return 0
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.command import command, failed, run
+from megatron.command import command, run
 from megatron.data.ahead import Ahead
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
@@ -135,11 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = MaskedDiffusion(N_TOKENS, 1e-3, 0) if diffusion else Autoregressive()
     n_samples = args.batch_size * args.batches
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            tokens = IndexedTokens(args.prefix or synthetic(folder))
-            samples = Samples(tokens, args.seq_len, 0)
-        except (OSError, ValueError) as error:
-            return failed(error)
+        samples = Samples(IndexedTokens(args.prefix or synthetic(folder)), args.seq_len, 0)
         samples.take(np.arange(n_samples))  # into the page cache, for all sides
         print(f"{n_samples:,} samples of {args.seq_len} in batches of {args.batch_size}")
         for n_workers in args.workers:

@@ -73,7 +73,7 @@ def compile_loop(folder: Path) -> None:
         [*words, "-o", str(folder / "loop.so")], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 def megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool) -> tuple[np.ndarray, ...]:
@@ -173,7 +173,7 @@ def run_side(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -
     alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=alone)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
     return json.loads(done.stdout)
 
 

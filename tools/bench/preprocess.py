@@ -66,7 +66,7 @@ def measure(command: Sequence[str]) -> Cost:
     watcher.join()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
+        raise OSError(f"{' '.join(command)}: exit status {process.returncode}")
     return Cost(wall_s, usage.ru_utime + usage.ru_stime, peak, said)
 
 
