@@ -84,6 +84,17 @@ def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
     return Parser(description=head, epilog=epilog, formatter_class=Help)
 
 
+def count(word: str) -> int:
+    """A whole number above 0."""
+    try:
+        found = int(word)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of 1 or more")
+    return found
+
+
 def run(main: Callable[[], int]) -> NoReturn:
     """End the process with what `main` returns; what went wrong is a sentence, and Ctrl-C and a closed pipe
     (`| head`) leave no trace."""

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, failed, run
+from megatron.command import command, count, failed, run
 from megatron.config.choices import TARGET_DTYPES, TARGETS
 
 
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     source.add_argument(
         "--n-tokens",
-        type=int,
+        type=count,
         metavar="N",
         help="ids of the tokenizer, where a Megatron checkpoint is padded",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, failed, run
+from megatron.command import command, count, failed, run
 from megatron.run_dir import write_json
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     fit.add_argument(
         "--approach",
-        type=int,
+        type=count,
         choices=(1, 2, 3),
         default=3,
         help="Chinchilla's: 1 envelope, 2 isoFLOP parabolas, 3 parametric, by --form",

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from megatron.command import command, failed, run
+from megatron.command import command, count, failed, run
 from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.config.presets import model_sizes
 from megatron.config.read import build_config
@@ -36,9 +36,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="sizes (by itself all), options",
     )
     parser.add_argument(
-        "--n-tokens", type=int, default=GPT2_TOKENS, metavar="N", help="of the tokenizer; by itself GPT-2's"
+        "--n-tokens", type=count, default=GPT2_TOKENS, metavar="N", help="of the tokenizer; by itself GPT-2's"
     )
-    parser.add_argument("--seq-len", type=int, default=2048, metavar="TOKENS", help="of a sample, for FLOPs")
+    parser.add_argument(
+        "--seq-len", type=count, default=2048, metavar="TOKENS", help="of a sample, for FLOPs"
+    )
     parser.add_argument("--tokens", type=float, metavar="TOKENS", help="for C; by itself 20 a parameter")
     parser.add_argument(
         "--conventions", action="store_true", help="training FLOPs a token as the literature counts them"

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, failed, run
+from megatron.command import command, count, failed, run
 from megatron.data.corpus import prepare_corpus
 
 
@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-mb", type=float, default=8.0, metavar="MB", help="take the first MB of text")
     parser.add_argument(
         "--max-documents",
-        type=int,
+        type=count,
         metavar="N",
         help="take the first N documents; by itself all",
     )

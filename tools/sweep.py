@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import STOPPED, command, failed, run
+from megatron.command import STOPPED, command, count, failed, run
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
 from megatron.scaling.price import GPU_EFFICIENCY, Speed, speed_of
 from megatron.scaling.price_table import price_table
@@ -64,13 +64,6 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options may stand between other words."""
     return build_parser().parse_intermixed_args(argv)
-
-
-def count(word: str) -> int:
-    """A whole number above 0."""
-    if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of 1 or more")
-    return int(word)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

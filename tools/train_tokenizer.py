@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, failed, run
+from megatron.command import command, count, failed, run
 from megatron.tokenizer.train_bpe import train_bpe_on_file
 
 
@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("text", type=Path, metavar="TEXT.jsonl", help="one JSON object a line")
     parser.add_argument("--key", metavar="KEY", default="text", help="key of the text")
-    parser.add_argument("--n-tokens", type=int, default=4096, metavar="N", help="size of the vocabulary")
+    parser.add_argument("--n-tokens", type=count, default=4096, metavar="N", help="size of the vocabulary")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where tokenizer.json goes")
     return parser
 

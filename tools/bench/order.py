@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.data.indexed import CODES, HEADER, MAGIC, VERSION, IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
@@ -219,12 +219,12 @@ def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__)
     add = parser.add_argument_group("what is ordered").add_argument
-    add("--documents", type=int, default=10_000_000, metavar="N", help="of random lengths")
-    add("--tokens", type=int, default=5_000_000_000, metavar="N", help="of all documents together")
-    add("--seq-len", type=int, default=2048, metavar="N", help="positions of a sample")
+    add("--documents", type=count, default=10_000_000, metavar="N", help="of random lengths")
+    add("--tokens", type=count, default=5_000_000_000, metavar="N", help="of all documents together")
+    add("--seq-len", type=count, default=2048, metavar="N", help="positions of a sample")
     add = parser.add_argument_group("how it is measured").add_argument
-    add("--epochs", type=int, nargs="+", default=[1, 10, 100], metavar="N", help="numbers of them, in turn")
-    add("--repeat", type=int, default=3, metavar="N", help="turns; the median counts")
+    add("--epochs", type=count, nargs="+", default=[1, 10, 100], metavar="N", help="numbers of them, in turn")
+    add("--repeat", type=count, default=3, metavar="N", help="turns; the median counts")
     add("--side", metavar="NAME", help=argparse.SUPPRESS)
     add("--prefix", metavar="PREFIX", help=argparse.SUPPRESS)
     return parser

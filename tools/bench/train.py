@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from megatron.checkpoint.huggingface import to_llama
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.config.count import n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch_native import TorchEngine
@@ -200,12 +200,12 @@ def build_parser() -> argparse.ArgumentParser:
     threads = torch.get_num_threads()
     add = parser.add_argument_group("what is trained").add_argument
     add("--dtype", choices=("float32", "bfloat16", "both"), default="both", help="of the products")
-    add("--batch", type=int, default=4, metavar="N", help=f"samples of {SEQ} tokens a step")
+    add("--batch", type=count, default=4, metavar="N", help=f"samples of {SEQ} tokens a step")
     add("--compile", action="store_true", help="compile our blocks in the untimed turn")
     add = parser.add_argument_group("how it is measured").add_argument
-    add("--rounds", type=int, default=5, metavar="N", help="timed turns of each side")
-    add("--steps", type=int, default=4, metavar="N", help="steps of a turn")
-    add("--threads", type=int, default=threads, metavar="N", help="of each side")
+    add("--rounds", type=count, default=5, metavar="N", help="timed turns of each side")
+    add("--steps", type=count, default=4, metavar="N", help="steps of a turn")
+    add("--threads", type=count, default=threads, metavar="N", help="of each side")
     add("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     return parser
 
