@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompt", action="append", metavar="TEXT", help="text to continue; several are one batch")
     add("--prompt-file", type=Path, metavar="FILE", help="a prompt a line")
     add("--n-samples", type=count, default=1, metavar="N", help="continuations of each prompt")
-    add("--max-new-tokens", type=count, default=128, metavar="N", help="tokens of a continuation, at most")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of a continuation, at most")
     add("--ignore-end", action="store_true", help="go on after the end of a document")
     add("--tokenizer", metavar="PATH", help="by itself the one that the model says")
     add = parser.add_argument_group("how tokens are drawn").add_argument
