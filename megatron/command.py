@@ -1,6 +1,7 @@
 """What the commands in tools/ have in common: the layout of their help, and what their exit statuses say."""
 
 import argparse
+import errno
 import importlib.util
 import os
 import sys
@@ -13,6 +14,15 @@ from typing import Any, NoReturn
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run me again
 STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
+WHY = {  # what the system's errors mean to who typed the path, and the way out
+    errno.ENOENT: "no such file or folder",
+    errno.EEXIST: "a file is in the way; choose another place",
+    errno.ENOTDIR: "a file stands where a folder is wanted; choose another place",
+    errno.EISDIR: "a folder, where a file is wanted; choose another name",
+    errno.EACCES: "no permission; choose another place, or ask its owner",
+    errno.EROFS: "cannot be written to; choose another place",
+    errno.ENOSPC: "the disk is full; make room and run the same command again",
+}
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -23,7 +33,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
         default = action.default
         if default is argparse.SUPPRESS or default is None or default is False or default in ([], (), ""):
             return told
-        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+        each = default if isinstance(default, (list, tuple)) else [default]
+        shown = " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in each)
         return f"{told} (default {shown.replace('%', '%%')})".lstrip()
 
 
@@ -38,15 +49,15 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Say it, how the command is used, and what a misspelt option may have meant."""
-        known = self._options()
+        """Say it in one line, with what a misspelt option may have meant."""
+        known = {one.lstrip("-"): one for one in self._options()}
         words = [word.partition("=")[0] for word in self.given if word.startswith("--")]
         for word in words:
-            if not any(one.startswith(word) for one in known) and (
-                nearest := get_close_matches(word, known, 1)
+            if not any(one.startswith(word) for one in known.values()) and (
+                nearest := get_close_matches(word.lstrip("-"), known, 1)
             ):
-                message += f"; {word}: did you mean {nearest[0]}?"
-        super().error(message)
+                message += f"; {word}: did you mean {known[nearest[0]]}?"
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help tells more)\n")
 
     def _options(self) -> list[str]:
         """Its own, and those of its actions (`register_corpus.py CATALOG add`), which leave errors to it."""
@@ -73,8 +84,29 @@ def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
     return Parser(description=head, epilog=epilog, formatter_class=Help)
 
 
+def count(word: str) -> int:
+    """A whole number above 0."""
+    return _at_least(1, word)
+
+
+def whole(word: str) -> int:
+    """A whole number, 0 too."""
+    return _at_least(0, word)
+
+
+def _at_least(least: int, word: str) -> int:
+    try:
+        found = int(word)
+    except ValueError:
+        found = least - 1
+    if found < least:
+        raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of {least} or more")
+    return found
+
+
 def run(main: Callable[[], int]) -> NoReturn:
-    """End the process with what `main` returns; Ctrl-C and a closed pipe (`| head`) leave no trace."""
+    """End the process with what `main` returns; what went wrong is a sentence, and Ctrl-C and a closed pipe
+    (`| head`) leave no trace."""
     try:
         status = main()
         sys.stdout.flush()
@@ -84,7 +116,24 @@ def run(main: Callable[[], int]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         status = 1
+    except (OSError, ValueError) as error:
+        status = failed(error)
     sys.exit(status)
+
+
+def failed(error: Exception) -> int:
+    """Say in one sentence on standard error what went wrong; the exit status."""
+    print(f"error: {sentence(error)}", file=sys.stderr)
+    return 1
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong. Of an error of the operating system: where, and what that means."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    told = WHY.get(error.errno, error.strerror)
+    where = error.filename2 or error.filename  # of a renaming the place, not the file that is still partial
+    return f"{str(where).removesuffix('.partial')}: {told}" if where is not None else told
 
 
 def near(path: Path) -> Path:

@@ -9,12 +9,11 @@ python tools/collect.py published.csv --from csv --map loss=val_loss n_params=pa
 """
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.scaling import wording
 from megatron.scaling.foreign import FACTS, KINDS, fact, read_facts, read_foreign
 from megatron.scaling.scores import beside, read_scores, write_scores
@@ -122,8 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_table(rows, out)
         write_parquet(rows, out.with_suffix(".parquet"))
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(aligned(rows))
     print(told_scores, end="")
     counts = Counter(row["status"] for row in rows)

@@ -10,11 +10,10 @@ tool takes them, and file names elsewhere. No Python is started while one types.
 
 import argparse
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.command import command, load_tool, run
+from megatron.command import command, failed, load_tool, run
 from megatron.config.reference import sections
 from megatron.run_dir import write_whole
 
@@ -122,8 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         write_whole(args.out, script())
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.out}: source it")
     return 0
 

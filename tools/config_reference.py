@@ -6,11 +6,10 @@ python tools/config_reference.py --out reference.md
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.reference import PAGE, reference
 from megatron.run_dir import write_whole
 
@@ -40,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         write_whole(out, text)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{out}: {text.count(chr(10) + '| `')} keys")
     return 0
 

@@ -9,11 +9,10 @@ file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed; what is there
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.config.choices import TARGET_DTYPES, TARGETS
 
 
@@ -43,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     source.add_argument(
         "--n-tokens",
-        type=int,
+        type=count,
         metavar="N",
         help="ids of the tokenizer, where a Megatron checkpoint is padded",
     )
@@ -66,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             strip_rows=args.strip_rows,
         )
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.target}: {told}")
     return 0
 

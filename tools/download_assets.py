@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import STOPPED, Help, command, run
+from megatron.command import STOPPED, Help, command, failed, run
 from megatron.data.amounts import amount
 from megatron.data.hub_assets import (
     STYLES,
@@ -96,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

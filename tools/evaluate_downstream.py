@@ -9,11 +9,10 @@ finished tasks are not scored again.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, near, run
+from megatron.command import command, count, failed, near, run
 from megatron.config.choices import METHODS
 from megatron.evaluation.options import add_machine_options, open_asked_world
 
@@ -32,14 +31,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the tasks' data from files there; else lm-eval downloads",
     )
-    add("--limit", type=int, metavar="N", help="first documents of each task; by itself all")
+    add("--limit", type=count, metavar="N", help="first documents of each task; by itself all")
     add(
         "--num-fewshot", type=int, metavar="N", help="examples before each question; by itself the task's own"
     )
     how = parser.add_argument_group("how it is scored")
     add = how.add_argument
     add("--method", choices=METHODS, help="masked diffusion: mc, its bound (by itself), or ar, left to right")
-    add("--num-mc", type=int, default=32, metavar="N", help="mc: masks for an answer")
+    add("--num-mc", type=count, default=32, metavar="N", help="mc: masks for an answer")
     only = how.add_mutually_exclusive_group()
     only.add_argument("--only-generate", action="store_true", help="masked diffusion: exact match alone")
     only.add_argument(
@@ -92,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         print(f"scored before: {', '.join(before)}")
                     print(near(folder / DOWNSTREAM_RESULTS))
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

@@ -5,11 +5,10 @@ python tools/find_crossover.py law_autoregressive.json law_masked_diffusion.json
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.scaling.crossover import crossover
 from megatron.scaling.law import Law
 
@@ -43,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         laws = [Law.load(args.first), Law.load(args.second)]
         found = crossover(*laws, args.unique, n_replicates=args.replicates)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     for i, (u, c) in enumerate(zip(found.U, found.C, strict=True)):
         ends = "" if found.ends is None else f"  95 % [{found.ends[0][i]:.3g}, {found.ends[1][i]:.3g}]"
         print(f"U {u:.3g} tokens: " + (f"C_crit {c:.4g} FLOPs{ends}" if math.isfinite(c) else "no crossover"))

@@ -5,13 +5,12 @@ python tools/fit_downstream.py table.csv --score-column error --law law.json --p
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.scaling.downstream import CONSTANTS, chained, fit_downstream
 from megatron.scaling.law import Law
 from megatron.scaling.selection import Columns, known_of, select_runs
@@ -65,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             value, low, high = chained(Law.load(args.law), curve, *args.predict)
             print(f"predicted {float(value):.4f}  95 % [{float(low):.4f}, {float(high):.4f}]")
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

@@ -7,14 +7,13 @@ python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.run_dir import write_json
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
@@ -59,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     fit.add_argument(
         "--approach",
-        type=int,
+        type=count,
         choices=(1, 2, 3),
         default=3,
         help="Chinchilla's: 1 envelope, 2 isoFLOP parabolas, 3 parametric, by --form",
@@ -225,8 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         law = fitted(args, runs)
         law.save(args.out)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.out}: {summary(law)}")
     return 0
 

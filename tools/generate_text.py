@@ -8,11 +8,10 @@ positions in --steps forwards, in the order that --order and --block-tokens say.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.config.choices import ORDERS
 
 
@@ -28,27 +27,27 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("what to continue").add_argument
     add("--prompt", action="append", metavar="TEXT", help="text to continue; several are one batch")
     add("--prompt-file", type=Path, metavar="FILE", help="a prompt a line")
-    add("--n-samples", type=int, default=1, metavar="N", help="continuations of each prompt")
+    add("--n-samples", type=count, default=1, metavar="N", help="continuations of each prompt")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of a continuation, at most")
     add("--ignore-end", action="store_true", help="go on after the end of a document")
     add("--tokenizer", metavar="PATH", help="by itself the one that the model says")
     add = parser.add_argument_group("how tokens are drawn").add_argument
     add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest token")
-    add("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    add("--top-k", type=count, metavar="K", help="only the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="only the likeliest that together reach P, of 1")
     add("--seed", type=int, default=0, metavar="N", help="of the drawing")
     diffusion = parser.add_argument_group("masked-diffusion models")
-    diffusion.add_argument("--steps", type=int, metavar="N", help="forwards; by itself one a token")
+    diffusion.add_argument("--steps", type=count, metavar="N", help="forwards; by itself one a token")
     diffusion.add_argument(
         "--order", choices=ORDERS, default=ORDERS[0], help="in which hidden positions are settled"
     )
     diffusion.add_argument(
-        "--block-tokens", type=int, metavar="N", help="settle blocks of N tokens from left to right"
+        "--block-tokens", type=count, metavar="N", help="settle blocks of N tokens from left to right"
     )
     add = parser.add_argument_group("machine and screen").add_argument
     add("--stream", action="store_true", help="print a single text as it is written")
     add("--device", metavar="NAME", help="of torch; by itself cuda where there is a GPU, else cpu")
-    add("--threads", type=int, metavar="N", help="CPU threads; by itself torch's choice")
+    add("--threads", type=count, metavar="N", help="CPU threads; by itself torch's choice")
     return parser
 
 
@@ -86,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             block_tokens=args.block_tokens,
         )
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
 

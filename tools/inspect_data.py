@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.inspect import Summary, faults, summarise
 from megatron.tokenizer.kinds import load
@@ -83,8 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         print(tokenizer.decode(pair.document(args.document).tolist()))
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

@@ -5,11 +5,10 @@ python tools/make_report.py experiments/quickstart --figures paper/figures  # PN
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.scaling.export import export_figures
 from megatron.scaling.law import Law
 from megatron.scaling.report import colours_of, figures_of, write_report
@@ -43,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             study = read_study(args.study_dir)
             drawn = export_figures(figures_of(study), colours_of(study), args.figures)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     law = args.study_dir / "law.json"
     if law.is_file():
         print(f"law: {Law.load(law).formula()}")

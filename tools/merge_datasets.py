@@ -4,11 +4,10 @@ python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --o
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.data.merge import merge
 from megatron.run_dir import room_in
 
@@ -35,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with room_in(args.output.parent):
             joined = merge(args.prefixes, args.output)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.output}.bin: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")
     return 0
 

@@ -11,11 +11,10 @@ gives the same chunks; weights that follow a model are in slim.mixture/logs/RUN.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 
 STATUS_WAIT_S = 5.0
 
@@ -86,11 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         token = None if args.token_file is None else args.token_file.read_text().strip()
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
-            connection = Connection(args.status, token, roots, STATUS_WAIT_S)
-            if args.prometheus:
-                print(connection.ask("metrics")["text"], end="")
-            else:
-                print(json.dumps(connection.ask("status"), indent=1))
+            with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:
+                if args.prometheus:
+                    print(connection.ask("metrics")["text"], end="")
+                else:
+                    print(json.dumps(connection.ask("status"), indent=1))
             return 0
         tls = None if args.tls_cert is None else (args.tls_cert.read_bytes(), args.tls_key.read_bytes())
         where = Listening(
@@ -104,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

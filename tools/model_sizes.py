@@ -10,13 +10,12 @@ options of the shape. C is the training FLOPs of so many tokens.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.config.presets import model_sizes
 from megatron.config.read import build_config
@@ -37,9 +36,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="sizes (by itself all), options",
     )
     parser.add_argument(
-        "--n-tokens", type=int, default=GPT2_TOKENS, metavar="N", help="of the tokenizer; by itself GPT-2's"
+        "--n-tokens", type=count, default=GPT2_TOKENS, metavar="N", help="of the tokenizer; by itself GPT-2's"
     )
-    parser.add_argument("--seq-len", type=int, default=2048, metavar="TOKENS", help="of a sample, for FLOPs")
+    parser.add_argument(
+        "--seq-len", type=count, default=2048, metavar="TOKENS", help="of a sample, for FLOPs"
+    )
     parser.add_argument("--tokens", type=float, metavar="TOKENS", help="for C; by itself 20 a parameter")
     parser.add_argument(
         "--conventions", action="store_true", help="training FLOPs a token as the literature counts them"
@@ -90,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         shapes = {name: shape(name, args, options) for name in names}
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     if args.conventions:
         print(by_convention(shapes, args.seq_len))
         return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.run_dir import write_whole
 from megatron.scaling import wording
 from megatron.scaling.design import CRITERIA, Designer, Expected, Runs, candidates, simple_designs
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"spread of a run's log loss; else the law's, or {NOISE}",
     )
     runs = parser.add_argument_group("which runs may be")
-    runs.add_argument("--runs", type=int, default=20, metavar="N", help="new runs, at most")
+    runs.add_argument("--runs", type=count, default=20, metavar="N", help="new runs, at most")
     runs.add_argument(
         "--largest-share",
         type=float,
@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     runs.add_argument("--sizes", type=float, nargs="+", metavar="N", help="only these sizes, in parameters")
     runs.add_argument("--unique", type=float, metavar="TOKENS", help="unique text; more is repetition")
-    runs.add_argument("--repeats", type=int, default=1, metavar="N", help="seeds of one run, at most")
+    runs.add_argument("--repeats", type=count, default=1, metavar="N", help="seeds of one run, at most")
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="write the runs here too")
     return parser
 
@@ -124,8 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(listed(chosen))
     print(
         f"\nexpected standard errors at {designer.target:.2e} FLOPs, a run's log loss to {designer.noise:g}:"

@@ -5,11 +5,10 @@ python tools/prepare_corpus.py --corpus my_documents.jsonl --out text
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.data.corpus import prepare_corpus
 
 
@@ -28,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-mb", type=float, default=8.0, metavar="MB", help="take the first MB of text")
     parser.add_argument(
         "--max-documents",
-        type=int,
+        type=count,
         metavar="N",
         help="take the first N documents; by itself all",
     )
@@ -42,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         told, is_new = prepare_corpus(args.corpus, args.out, int(args.max_mb * 1e6), args.max_documents)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     there = "" if is_new else " (already there)"
     print(f"{args.out}{there}: {told['corpus']}, because {told['why']}")
     n_train, n_held_out = told["train_documents"], told["held_out_documents"]

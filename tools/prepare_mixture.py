@@ -7,10 +7,9 @@ by itself. Run again, it does only what is missing.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from megatron.command import command, run
+from megatron.command import command, failed, run
 from megatron.config.mixture_use import Resolved, folder_of
 from megatron.mixture.spec import prepare
 
@@ -39,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         resolved = prepare(args.mixture)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(table(resolved))
     print(f"{folder_of(args.mixture)}: ready for dataset.mixture={args.mixture}")
     return 0

@@ -27,7 +27,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # by itself a tenth of the start goes into looking at modules over and over
 
-from megatron.command import STOPPED, command, run
+from megatron.command import STOPPED, command, count, failed, run
 from megatron.data.amounts import amount
 from megatron.data.preprocess import Options, preprocess
 from megatron.run_dir import room_in
@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_tokenizer_options(parser)
     work = parser.add_argument_group("work")
-    work.add_argument("--workers", type=int, default=1, metavar="N", help="cores that tokenise")
+    work.add_argument("--workers", type=count, default=1, metavar="N", help="cores that tokenise")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
     work.add_argument("--timing", action="store_true", help="say where the CPU time went")
     return parser
@@ -108,8 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     for one in totals.outputs:
         print(
             f"{one.prefix}.bin: {one.n_tokens:,} tokens per epoch, {one.n_documents:,} documents "

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from megatron.command import STOPPED, command
+from megatron.command import STOPPED, command, failed
 from megatron.config.launcher import ranks_from_environment
 from megatron.config.plan import RunPlan, plan_run
 from megatron.config.read import read_config, read_yaml
@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         if local_rank:  # the first rank of a host tells first, and its launcher then ends the others
             time.sleep(AFTER_FIRST_S)
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     try:
         if is_done(Path(config.logging.run_dir), plan.identity):
             if ranks.rank == 0:
@@ -57,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return trained(config, plan)
     except (OSError, ValueError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
 
 
 def planned(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import Help, command, run
+from megatron.command import Help, command, count, failed, run
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog, Registered
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add.add_argument("--text-key", metavar="KEY", default="text", help="key or column of the text")
     add.add_argument(
-        "--threads", type=int, metavar="N", help="of DuckDB and of counting; by itself all cores"
+        "--threads", type=count, metavar="N", help="of DuckDB and of counting; by itself all cores"
     )
     add_tokenizer_options(add)
     actions.add_parser("list", help="the corpora, with files, documents and tokens")
@@ -132,8 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 catalog.remove(args.corpus)
                 print(f"{args.catalog}: {args.corpus} removed")
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

@@ -11,13 +11,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__, may_stop=True)
-    parser.add_argument("n_ranks", type=int, metavar="N", help="processes to start, 1 or more")
+    parser.add_argument("n_ranks", type=count, metavar="N", help="processes to start, 1 or more")
     parser.add_argument("script", metavar="SCRIPT", help="Python file that each of them runs")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own words")
     return parser
@@ -25,10 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and pass the status on."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.n_ranks < 1:
-        parser.error(f"N: {args.n_ranks}, wanted 1 or more")
+    args = build_parser().parse_args(argv)
     # after the words: --help should not wait for torch
     from megatron.train.local_ranks import run_ranks
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import STOPPED, command, run
+from megatron.command import STOPPED, command, failed, run
 from megatron.data.amounts import amount, amount_or_share
 from megatron.data.subset import Counter, Selection, Subset, pair_of, subset_pair, subset_text
 from megatron.run_dir import room_in
@@ -112,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped; nothing was written", file=sys.stderr)
         return STOPPED
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     tokens = "tokens not counted (no tokenizer given)"
     if subset.n_tokens is not None:
         tokens = f"{subset.n_tokens:,} tokens"

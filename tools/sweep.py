@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import STOPPED, command, run
+from megatron.command import STOPPED, command, count, failed, run, whole
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
 from megatron.scaling.price import GPU_EFFICIENCY, Speed, speed_of
 from megatron.scaling.price_table import price_table
@@ -43,7 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--sbatch", action="append", default=[], metavar="WORD", help="a word for sbatch; may be repeated"
     )
     price = parser.add_argument_group("price")
-    price.add_argument("--dry-run", action="store_true", help="print each run with its cost, and run nothing")
+    price.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print each run with its cost, and run nothing; before there is any text, with "
+        "run.dataset.path_train=synthetic run.dataset.path_eval=synthetic",
+    )
     price.add_argument(
         "--hardware", metavar="GPU", help="to price for, e.g. H100; by itself what this machine has"
     )
@@ -59,20 +64,6 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options may stand between other words."""
     return build_parser().parse_intermixed_args(argv)
-
-
-def count(word: str) -> int:
-    """A whole number above 0."""
-    if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of 1 or more")
-    return int(word)
-
-
-def whole(word: str) -> int:
-    """A whole number, 0 too."""
-    if not word.isdigit():
-        raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of 0 or more")
-    return int(word)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         outcome = sweep(study, options, price)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")
     for line in outcome.failed:
         print(f"error: {line}", file=sys.stderr)

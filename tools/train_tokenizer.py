@@ -4,11 +4,10 @@ python tools/train_tokenizer.py text/train.jsonl --n-tokens 4096 --out tokenizer
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, run
+from megatron.command import command, count, failed, run
 from megatron.tokenizer.train_bpe import train_bpe_on_file
 
 
@@ -17,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("text", type=Path, metavar="TEXT.jsonl", help="one JSON object a line")
     parser.add_argument("--key", metavar="KEY", default="text", help="key of the text")
-    parser.add_argument("--n-tokens", type=int, default=4096, metavar="N", help="size of the vocabulary")
+    parser.add_argument("--n-tokens", type=count, default=4096, metavar="N", help="size of the vocabulary")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where tokenizer.json goes")
     return parser
 
@@ -28,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         trained = train_bpe_on_file(args.text, args.key, args.n_tokens, args.out)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if trained else ", already there"))
     return 0
 

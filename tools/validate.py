@@ -11,12 +11,11 @@ that was scored in the same way before is not scored again.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import command, near, run
+from megatron.command import command, count, failed, near, run
 from megatron.config.choices import METHODS
 from megatron.evaluation.options import add_machine_options, open_asked_world
 from megatron.run_dir import write_json
@@ -30,11 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("what is scored").add_argument
     add("--data", required=True, metavar="PREFIX|DATAPATH", help="a .bin/.idx pair, or a .txt of several")
-    add("--max-samples", type=int, metavar="N", help="first windows of each corpus; by itself all")
-    add("--seq-len", type=int, metavar="N", help="tokens of a window; by itself as trained")
+    add("--max-samples", type=count, metavar="N", help="first windows of each corpus; by itself all")
+    add("--seq-len", type=count, metavar="N", help="tokens of a window; by itself as trained")
     add(
         "--stride",
-        type=int,
+        type=count,
         metavar="N",
         help="autoregressive: a window every N tokens; by itself its length",
     )
@@ -42,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--method", choices=METHODS, help="masked diffusion: mc, the bound (by itself), or ar, exact and slow"
     )
-    add("--num-mc", type=int, default=8, metavar="N", help="mc: masks for each window")
+    add("--num-mc", type=count, default=8, metavar="N", help="mc: masks for each window")
     add("--seed", type=int, default=0, metavar="N", help="of masks")
     add("--tokenizer", metavar="PATH", help="for bits per byte; by itself the one that data or model say")
     add = parser.add_argument_group("results").add_argument
@@ -88,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.compare and world.is_first:
                 _compare(paths, [model.path for model in models], args.n_bootstrap, args.seed)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Downstream scores of checkpoints on this machine.   downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]
+# Relative paths are seen from the checkout, from wherever this is started.
 # A process for each GPU (one process where there is none; GPUS says another number). What was scored before is skipped.
 set -euo pipefail
 if (($# < 2)); then echo "usage: downstream.sh ranking|generation CHECKPOINT|RUN|STUDY [option ...]" >&2; exit 2; fi

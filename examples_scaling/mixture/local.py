@@ -38,7 +38,9 @@ def main(text: str, folder: str) -> None:
     (work / "mixture.yaml").write_text(MIXTURE)
     opened = partial(DocumentChunks, work / "mixture.yaml", seed=1)
 
-    names, state = opened().names, {}
+    with opened() as source:
+        names = source.names
+    state = {}
     for group in (0, 1):  # on a cluster: the data-parallel rank, of so many
         dataset = MixtureDataset(opened, group, n_groups=2)
         for chunk in islice(DataLoader(dataset, batch_size=None), 3):

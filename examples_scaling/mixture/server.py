@@ -33,19 +33,18 @@ def main(path: str) -> None:
     token_file.chmod(0o600)
     server, address = start(mixture, token_file)
     try:
-        connection = Connection(f"grpc+tcp://{address}", token_file.read_text())
-        remote = RemoteChunks(connection, mixture.stem)
-        parts = [remote.read(i, 1) for i in range(4)]
-        server.kill()
-        server.wait()
-        server, _ = start(mixture, token_file, port=address.rpartition(":")[2])
-        parts += [remote.read(i, 1) for i in range(4, 8)]  # connects again by itself
-        local = DocumentChunks(mixture)
-        same = all(part.equals(local.read(i, 1)) for i, part in enumerate(parts))
-        print(
-            f"{len(parts)} chunks of {remote.chunk_size} documents, {'the same' if same else 'NOT the same'}"
-        )
-        status = connection.ask("status")
+        with Connection(f"grpc+tcp://{address}", token_file.read_text()) as connection:
+            remote = RemoteChunks(connection, mixture.stem)
+            parts = [remote.read(i, 1) for i in range(4)]
+            server.kill()
+            server.wait()
+            server, _ = start(mixture, token_file, port=address.rpartition(":")[2])
+            parts += [remote.read(i, 1) for i in range(4, 8)]  # connects again by itself
+            status = connection.ask("status")
+        with DocumentChunks(mixture) as local:
+            same = all(part.equals(local.read(i, 1)) for i, part in enumerate(parts))
+        told = "the same" if same else "NOT the same"
+        print(f"{len(parts)} chunks of {remote.chunk_size} documents, {told}")
         print(f"the second server gave {status['chunks']} chunks, {status['documents']} documents")
     finally:
         server.kill()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # From raw text to a fitted scaling law.   quickstart.sh [CORPUS]   (CORPUS: auto, c4, stdlib or a path; see README)
+# Relative paths are seen from the checkout, from wherever this is started.
 # Every step skips what it finds done, so that running this again goes on where it stopped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

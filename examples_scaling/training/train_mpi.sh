@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Train one run through mpirun, a process for each GPU of each host. Run it on the first host.
 #   MODEL=425M DATA=utils/datapaths/c4.txt EPOCHS=100 OBJECTIVE=mdm RANKS=16 train_mpi.sh [section.key=value ...]
+# Relative paths are seen from the checkout, from wherever this is started.
 # settings.sh lists the variables. RANKS: by itself the GPUS of this host. MPI_FLAGS: further words for mpirun, such
 # as "--hostfile hosts". Run the same command again to go on after a stop.
 set -euo pipefail

@@ -281,8 +281,12 @@ def _check(config: RunConfig) -> None:
     if data.mixture is not None and (data.path_train is not None or data.order != "epoch"):
         raise ValueError("dataset.mixture: stands in for path_train and order; leave those out")
     check_length(config.lr_scheduler)
-    if config.dataset.path_train == SYNTHETIC and config.lr_scheduler.total_epochs is not None:
-        raise ValueError("lr_scheduler.total_epochs: synthetic tokens have no epochs; give total_iterations")
+    endless = data.path_train == SYNTHETIC and data.unique_tokens is None
+    if endless and config.lr_scheduler.total_epochs is not None:
+        raise ValueError(
+            "lr_scheduler.total_epochs: synthetic tokens have no epochs; give total_iterations, or "
+            "dataset.unique_tokens for them to repeat"
+        )
     if config.dataset.unique_tokens is not None:
         _check_unique_tokens(config.dataset)
     window = config.logging.profile_steps
@@ -300,8 +304,6 @@ def _check_unique_tokens(data: DatasetConfig) -> None:
         raise ValueError(
             "dataset.unique_tokens: a mixture says itself what it holds; leave out one of the two"
         )
-    if data.path_train == SYNTHETIC:
-        raise ValueError("dataset.unique_tokens: synthetic tokens never repeat; give a corpus")
     if data.order == "megatron":
         raise ValueError(
             "dataset.unique_tokens: wants dataset.order=epoch; in Megatron's order samples are cut anew in "

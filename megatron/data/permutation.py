@@ -63,3 +63,31 @@ class Permutation:
             mixed = mixed * PLAIN_MIX & WORD
             left, right = right, left ^ (mixed >> 29 & mask)
         return left << half | right
+
+
+class Epochs:
+    """Positions 0, 1, 2, ... without end over n things: each n of them visit all, in their own order."""
+
+    def __init__(self, n: int, key: Sequence[int]) -> None:
+        self.n, self._key = n, list(key)
+        self._order: tuple[int, Permutation] | None = None  # of the epoch last asked for
+
+    def one(self, i: int) -> int:
+        """Which of the things stands at position i."""
+        epoch, position = divmod(i, self.n)
+        return self._order_of(epoch).one(position)
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """`one` of positions int64 [n] of any epochs."""
+        epochs, positions = np.divmod(numbers, self.n)
+        found = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            found[of_epoch] = self._order_of(int(epoch))(positions[of_epoch])
+        return found
+
+    def _order_of(self, epoch: int) -> Permutation:
+        held = self._order
+        if held is None or held[0] != epoch:
+            held = self._order = epoch, Permutation(self.n, [*self._key, epoch])
+        return held[1]

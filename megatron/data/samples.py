@@ -3,7 +3,7 @@
 import numpy as np
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.permutation import Permutation
+from megatron.data.permutation import Epochs
 
 ORDER = 0x6F72646572  # keeps the key of the order apart from other uses of the seed
 
@@ -36,23 +36,15 @@ class Samples:
             raise ValueError(
                 f"{tokens.prefix}: {tokens.n_tokens:,} tokens hold no window of {seq_len} + 1; lower seq_len"
             )
-        self._order: tuple[int, Permutation] | None = None  # of the epoch last asked for
+        self._order = Epochs(self.samples_per_epoch, [ORDER, seed])
 
     def window_of(self, i: int) -> int:
         """Which window of the corpus sample i is."""
-        epoch, position = divmod(i, self.samples_per_epoch)
-        return self._order_of(epoch).one(position) if self.shuffle else position
+        return self._order.one(i) if self.shuffle else i % self.samples_per_epoch
 
     def windows_of(self, numbers: np.ndarray) -> np.ndarray:
         """`window_of` for samples int64 [n] of any epochs."""
-        epochs, positions = np.divmod(numbers, self.samples_per_epoch)
-        if not self.shuffle:
-            return positions
-        windows = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            of_epoch = epochs == epoch
-            windows[of_epoch] = self._order_of(int(epoch))(positions[of_epoch])
-        return windows
+        return self._order(numbers) if self.shuffle else numbers % self.samples_per_epoch
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Sample i, for any i >= 0: int64 [seq_len + 1]."""
@@ -70,9 +62,3 @@ class Samples:
     def _copy(self, window: int, row: np.ndarray) -> None:
         begin = window * self.seq_len
         row[:] = self.tokens.tokens[begin : begin + self.seq_len + 1]
-
-    def _order_of(self, epoch: int) -> Permutation:
-        held = self._order
-        if held is None or held[0] != epoch:
-            held = self._order = epoch, Permutation(self.samples_per_epoch, [ORDER, self.seed, epoch])
-        return held[1]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.config.schema import ModelConfig
-from megatron.engine.weights import Weights
+from megatron.engine.rank_weights import RankWeights
 from megatron.model.gpt import Gpt
 from megatron.optim.adamw import MOMENTS, tell_steps
 from megatron.parallel.world import World
@@ -28,7 +28,7 @@ def shapes_of(config: ModelConfig) -> dict[str, torch.Size]:
 
 
 def collect(
-    weights: Weights, optimizer: torch.optim.Optimizer, shapes: dict[str, torch.Size]
+    weights: RankWeights, optimizer: torch.optim.Optimizer, shapes: dict[str, torch.Size]
 ) -> dict[str, Any]:
     """The whole state on rank 0, {} on the others. Collective."""
     world = weights.world
@@ -53,7 +53,7 @@ def _entries(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, str, torch.Si
             yield name, kind, torch.Size(())
 
 
-def _mine(weights: Weights, optimizer: torch.optim.Optimizer, name: str, kind: str) -> Tensor | None:
+def _mine(weights: RankWeights, optimizer: torch.optim.Optimizer, name: str, kind: str) -> Tensor | None:
     """What this rank holds of an entry; None where the parameter is another stage's."""
     if name not in weights.own:
         return None
@@ -61,7 +61,9 @@ def _mine(weights: Weights, optimizer: torch.optim.Optimizer, name: str, kind: s
     return own.detach() if kind == "weight" else optimizer.state[own][kind]
 
 
-def _tell(mine: Tensor | None, name: str, weights: Weights, shape: torch.Size, world: World) -> Tensor | None:
+def _tell(
+    mine: Tensor | None, name: str, weights: RankWeights, shape: torch.Size, world: World
+) -> Tensor | None:
     """An entry in one piece on the CPU of rank 0, from the first stage that holds it; None elsewhere."""
     whole = None
     if mine is not None:
@@ -86,7 +88,7 @@ def _first_holder(holds: bool, world: World) -> int:
 @torch.no_grad()
 def spread(
     state: dict[str, Any],
-    weights: Weights,
+    weights: RankWeights,
     optimizer: torch.optim.Optimizer,
     shapes: dict[str, torch.Size],
 ) -> None:

@@ -12,7 +12,7 @@ from megatron.engine import full_state
 from megatron.engine.base import StepReport
 from megatron.engine.layouts import build_passes
 from megatron.engine.loss_scale import LossScale
-from megatron.engine.weights import Weights
+from megatron.engine.rank_weights import RankWeights
 from megatron.model.gpt import Gpt
 from megatron.objective.base import Task
 from megatron.optim.adamw import adamw, update
@@ -33,7 +33,7 @@ class TorchEngine:
         self.shapes = full_state.shapes_of(model.config)
         self.mesh = build_mesh(world, sharded=is_sharded(dist, world))
         self.passes = build_passes(model, causal, dist, world, self.mesh)
-        self.weights = Weights(self.passes.named_parameters(), world, self.passes.copied)
+        self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.copied)
         self.optimizer = adamw(self.weights.own, optim, model.config)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
 

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from megatron.command import count
 from megatron.config.choices import DEVICES
 
 if TYPE_CHECKING:  # --help should not wait for torch
@@ -13,9 +14,9 @@ if TYPE_CHECKING:  # --help should not wait for torch
 def add_machine_options(parser: ArgumentParser, batch_size: int, unit: str) -> None:
     """--batch-size (by itself `batch_size`, of `unit`), --device and --threads."""
     add = parser.add_argument_group("machine").add_argument
-    add("--batch-size", type=int, default=batch_size, metavar="N", help=f"{unit} of a forward")
+    add("--batch-size", type=count, default=batch_size, metavar="N", help=f"{unit} of a forward")
     add("--device", choices=DEVICES, help="by itself cuda where there is a GPU")
-    add("--threads", type=int, metavar="N", help="CPU threads of a rank; by itself torch's choice")
+    add("--threads", type=count, metavar="N", help="CPU threads of a rank; by itself torch's choice")
 
 
 def open_asked_world(args: Namespace) -> AbstractContextManager["World"]:

@@ -16,7 +16,7 @@ AT_ONCE_UNITS = 1 << 15  # made in one go, for the sake of speed
 HELD = 16  # positions, for those who read side by side
 
 
-class Weights(Protocol):
+class DomainWeights(Protocol):
     """Weights of the domains over the chunks of a run.
 
     known_to  the first chunk whose weights are still to be found; None: all are known
@@ -38,7 +38,7 @@ class Constant:
         self.weights = np.asarray(weights, dtype=np.float64)
 
     def at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """As in `Weights`."""
+        """As in `DomainWeights`."""
         return self.weights, None
 
 
@@ -46,7 +46,7 @@ class Distributor:
     """The chunks of a mixture over domains that hold `n_units` units each."""
 
     def __init__(
-        self, n_units: Sequence[int], names: Sequence[str], weights: Weights,
+        self, n_units: Sequence[int], names: Sequence[str], weights: DomainWeights,
         chunk_size: int, seed: int, dry: str = "repeat", shuffle: bool = True,
     ) -> None:  # fmt: skip
         """`dry`: what happens when a domain has given all its units: the data end, it begins anew, or the

@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,7 +33,10 @@ class DocumentChunks:
 
     counts    documents of each domain, int64 [K]
     at_once   chunks that may be read in one go without a thought; 1 where the next may wait for losses
+    is_shared what reads the documents belongs to another, see `of_run`
     """
+
+    is_shared = False
 
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
@@ -72,6 +75,7 @@ class DocumentChunks:
         if not RUN_NAME.fullmatch(run):
             raise ValueError("run: letters, digits, _ . and -, at most 64")
         one = copy(self)
+        one.is_shared = True
         one._deal(self._result, run)
         return one
 
@@ -99,10 +103,18 @@ class DocumentChunks:
         """Wait for the weights that follow from what was reported; False where that takes longer."""
         return self.learner is None or self.learner.settle(wait_s)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Let go of the run's log."""
+        """Let go of the run's log and, but for one of `of_run`, of what reads the documents."""
         if self.learner is not None:
             self.learner.close()
+        if not self.is_shared:
+            self._scratch.close()
 
     def places(self, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
         """(file int32 [n], row int64 [n]) of the documents of some turns."""

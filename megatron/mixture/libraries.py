@@ -1,5 +1,6 @@
 """The libraries that only mixtures want, imported when they are first used."""
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ def pyarrow() -> ModuleType:
 
 def flight() -> ModuleType:
     """Arrow Flight, over which a server is asked. ValueError where this pyarrow was built without it."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed handshake is a line on the terminal
     try:
         import pyarrow.flight as found
     except ImportError as error:

@@ -1,10 +1,11 @@
 """Where chunks come from: what gives them, here or on a server, and is told what the model lost on them."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from megatron.mixture.libraries import flight
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two questions for a chunk that waits for losses
 NOT_YET = "not yet: "
+LOCATION = re.compile(r"grpc\+(tcp|tls)://.+:\d+")
 
 
 class ChunkSource(Protocol):
@@ -41,10 +43,24 @@ class Connection:
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls."""
+        """location: grpc+tcp://host:port, or grpc+tls. ValueError for another form."""
+        if not LOCATION.fullmatch(location):
+            raise ValueError(f"{location}: wanted grpc+tcp://HOST:PORT, or grpc+tls://HOST:PORT for TLS")
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; the next question connects again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def ask(self, action: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the server says to `describe`, `status`, `metrics` or a `report`."""
@@ -68,11 +84,17 @@ class Connection:
             except fl.FlightUnauthenticatedError as error:
                 raise ValueError(f"{self.location}: refuses the token; give the server's") from error
             except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
-                self._client = None
+                self.close()
+                why = str(error).rpartition("last error: ")[2]
+                if "handshake" in why:  # waiting would not help
+                    raise ConnectionError(
+                        f"{self.location}: its certificate is not trusted ({why.rpartition(': ')[2]}); "
+                        "give it, or the authority's, as tls_roots (--tls-roots)"
+                    ) from error
                 if time.monotonic() + wait_s > until:
                     raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s; start the server again, "
-                        "then go on from the last checkpoint"
+                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}); start the server "
+                        "again, then go on from the last checkpoint"
                     ) from error
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)

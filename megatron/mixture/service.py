@@ -99,7 +99,11 @@ def serve(
     if where.metrics_port is not None:
         metrics = listen(where.metrics_host, where.metrics_port, desk.exposition)
     ready(server.port, None if metrics is None else metrics.server_address[1])
-    server.serve()
+    try:
+        server.serve()
+    finally:
+        for one in [*desk.runs.values(), *opened.values()]:
+            one.close()
 
 
 class Desk:

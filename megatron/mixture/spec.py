@@ -34,7 +34,7 @@ from megatron.data.preprocess import Options, preprocess
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Adaptive, Ado, AdoConfig, Log, LossProportional
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.distributor import DRY, Constant, Weights
+from megatron.mixture.distributor import DRY, Constant, DomainWeights
 from megatron.mixture.query import Query, Result, SourceFile
 from megatron.mixture.tars import TARS, write_texts
 from megatron.mixture.weights import Schedule, weights_of
@@ -190,7 +190,7 @@ def _shares(spec: Spec, written: Any, result: Result, natural: np.ndarray, turne
 
 def weights_over_time(
     spec: Spec, result: Result, tokens: np.ndarray, tokens_per_step: int
-) -> tuple[Weights, Adaptive | None]:
+) -> tuple[DomainWeights, Adaptive | None]:
     """The weights of each step, and the rule that finds them if they follow the model."""
     first = first_weights(spec, result, tokens)
     schedule = spec.told.get("schedule")
@@ -205,7 +205,7 @@ def weights_over_time(
     ), None
 
 
-def document_weights(spec: Spec, result: Result) -> tuple[Weights, Adaptive | None]:
+def document_weights(spec: Spec, result: Result) -> tuple[DomainWeights, Adaptive | None]:
     """Weights of chunks of whole documents, over chunks where they have a schedule in steps, and the rule
     that finds them if they follow the model: its every_steps and delay_steps are chunks.
 
@@ -230,7 +230,7 @@ def document_weights(spec: Spec, result: Result) -> tuple[Weights, Adaptive | No
     return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear"), None
 
 
-def _following(spec: Spec, first: np.ndarray, natural: np.ndarray) -> tuple[Weights, Adaptive | None]:
+def _following(spec: Spec, first: np.ndarray, natural: np.ndarray) -> tuple[DomainWeights, Adaptive | None]:
     told = spec.adaptive
     if told is None:
         return Constant(first), None

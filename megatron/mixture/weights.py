@@ -121,7 +121,7 @@ class Schedule:
         )
 
     def at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """As in distributor.Weights."""
+        """As in distributor.DomainWeights."""
         here = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
         if here + 1 == len(self.chunks):
             return self.weights[here], None

@@ -14,12 +14,12 @@ MOST_DOMAINS = 8  # the ones whose weights move furthest: more lines cannot be t
 MAX_POINTS = 250
 DASHES = ("solid", "dash", "dot", "dashdot")
 
-Weights = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of a domain: tokens, weights
+WeightsOverTime = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of a domain: tokens, weights
 
 
-def weights_over_time(study: Study) -> dict[str, Weights]:
+def weights_over_time(study: Study) -> dict[str, WeightsOverTime]:
     """Of every run of a mixture, what its training records say; of a step that was done twice the later."""
-    found: dict[str, Weights] = {}
+    found: dict[str, WeightsOverTime] = {}
     for row in study.rows:
         points: dict[float, dict[str, float]] = {}
         for record in sound_metrics(study.folder / row["path"]) if row["path"] else ():
@@ -36,7 +36,7 @@ def weights_over_time(study: Study) -> dict[str, Weights]:
     return found
 
 
-def domains_shown(runs: Mapping[str, Weights]) -> list[str]:
+def domains_shown(runs: Mapping[str, WeightsOverTime]) -> list[str]:
     """At most MOST_DOMAINS, those that move furthest in any run, then the heaviest; in order of names."""
     moved: dict[str, tuple[float, float]] = {}
     for weights in runs.values():
@@ -94,7 +94,7 @@ def mixture_figure(study: Study) -> Figure | None:
     return Figure("mixture", title, caption.strip(), f"{title}.", data, layout, chips)
 
 
-def mixture_words(runs: Mapping[str, Weights]) -> str:
+def mixture_words(runs: Mapping[str, WeightsOverTime]) -> str:
     """Which weight moved furthest, in which run."""
     moves = [
         (abs(share[-1] - share[0]), run, name, share[0], share[-1])

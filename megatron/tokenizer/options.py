@@ -2,6 +2,7 @@
 
 import argparse
 
+from megatron.command import count
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec
 
 
@@ -18,7 +19,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: its vocab.json")
     group.add_argument("--merge-file", metavar="PATH", help="GPT2BPETokenizer: its merges.txt")
     group.add_argument(
-        "--vocab-size", type=int, metavar="N", help="NullTokenizer: the text is numbers from 0 to N - 1"
+        "--vocab-size", type=count, metavar="N", help="NullTokenizer: the text is numbers from 0 to N - 1"
     )
     group.add_argument(
         "--append-eod", action="store_true", help="end each document with the end-of-document token"

@@ -138,9 +138,10 @@ def train_samples(config: RunConfig, n_samples: int) -> SampleSource:
         return _mixture(config.dataset.mixture, config)
     path = config.dataset.path_train
     assert path is not None, "plan_run refuses a run without data"
-    if path == SYNTHETIC:
-        return SyntheticSamples(config.model.n_tokens, seq_len, seed)
     exposure = Exposure(config)
+    if path == SYNTHETIC:
+        n_unique = None if config.dataset.unique_tokens is None else exposure.held[0]
+        return SyntheticSamples(config.model.n_tokens, seq_len, seed, n_unique=n_unique)
     corpora, shares = exposure.corpora, exposure.shares
     each: list[Samples] = []
     for corpus, held, n in zip(corpora, exposure.held, shares.counts(n_samples), strict=True):

@@ -91,7 +91,7 @@ def describe(run: Run, state: TrainState) -> str:
 
 def describe_data(plan: RunPlan) -> list[str]:
     """A line for each corpus: how often the run will read it."""
-    if [corpus.prefix for corpus in plan.corpora] == [SYNTHETIC]:
+    if [corpus.prefix for corpus in plan.corpora] == [SYNTHETIC] and not plan.repeated_tokens:
         return ["  synthetic: random tokens, none read twice"]
     return [
         f"  {corpus.name}: {corpus.share:.2%} of the samples, {corpus.epochs:.2f} epochs of "

@@ -51,7 +51,7 @@ def test_decay_is_the_last_fifth_by_itself_and_only_of_wsd() -> None:
     assert decay(kind="cosine") == 0
 
 
-def test_synthetic_tokens_need_no_file_no_vocabulary_and_never_repeat() -> None:
+def test_synthetic_tokens_need_no_file_no_vocabulary_and_repeat_only_when_told() -> None:
     raw = {
         "model": {"hf_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}},
         "dataset": {"path_train": "synthetic", "path_eval": "synthetic", "seq_len": 10, "batch_size": 8},
@@ -65,6 +65,8 @@ def test_synthetic_tokens_need_no_file_no_vocabulary_and_never_repeat() -> None:
     plan = plan_run(config)
     assert (plan.n_steps, plan.unique_tokens) == (12, 960)
     assert plan.epochs < 1e-12
+    part = plan_run(build_config({**raw, "dataset": {**raw["dataset"], "unique_tokens": 240}}))
+    assert (part.epochs, part.unique_tokens, part.repeated_tokens) == (4.0, 240, 720)
     spelt = plan_run(build_config({**raw, "objective": {"name": "masked_diffusion"}}))
     assert spelt.identity == plan.identity
 

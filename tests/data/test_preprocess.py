@@ -143,19 +143,19 @@ def test_a_bad_line_is_named_and_nothing_is_left(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "status", "sentence"),
     [
-        (["--input", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["--tokenizer-model", "./nowhere"], "nowhere: no such tokenizer folder"),
-        (["--workers", "0"], "workers: found 0, wanted 1 or more"),
+        (["--input", "nowhere.jsonl"], 1, "nowhere.jsonl: no such file"),
+        (["--tokenizer-model", "./nowhere"], 1, "nowhere: no such tokenizer folder"),
+        (["--workers", "0"], 2, "--workers: found '0', wanted a whole number of 1 or more"),
     ],
 )
 def test_bad_words_are_one_sentence(
-    root: Path, tmp_path: Path, tokenizer: Path, words: list, sentence: str
+    root: Path, tmp_path: Path, tokenizer: Path, words: list, status: int, sentence: str
 ) -> None:
     source = write(tmp_path / "in.jsonl", [{"text": "x"}])
     done = run(root, source, tokenizer, tmp_path / "tokens", *words)
-    assert done.returncode == 1
+    assert done.returncode == status
     assert done.stderr.count("\n") == 1
     assert sentence in done.stderr
     assert not list(tmp_path.glob("tokens/*"))

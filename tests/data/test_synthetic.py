@@ -24,3 +24,12 @@ def test_synthetic_tokens_are_uniform_and_held_out_ones_are_others() -> None:
     assert np.abs(counts - 10_000).max() < 5 * 94
     assert (held_out[0] == samples[0]).mean() < 0.2  # equal by chance in one of 8
     assert np.array_equal(SyntheticSamples(8, 7999, seed=9, held_out=True)[5], held_out[5])
+
+
+def test_the_first_synthetic_samples_repeat_where_so_many_are_asked_for_each_epoch_in_another_order() -> None:
+    endless, repeated = SyntheticSamples(1000, 16, seed=3), SyntheticSamples(1000, 16, seed=3, n_unique=20)
+    wanted = {endless[i].tobytes() for i in range(20)}
+    epochs = [[repeated[20 * epoch + i].tobytes() for i in range(20)] for epoch in range(3)]
+    assert all(set(epoch) == wanted for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert np.array_equal(repeated.take(np.arange(10, 50)), np.stack([repeated[i] for i in range(10, 50)]))

@@ -49,8 +49,10 @@ def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
 
     same = compare_documents(write("a", [3, 4, 0]), write("b", [3, 4, 0]), n_bootstrap=10)
     assert (same.n_documents, same.loss_a) == (2, pytest.approx(3 / 7))
-    with pytest.raises(ValueError, match="differ in the tokens of 1 of 2 documents; score both on the"):
-        compare_documents(tmp_path / "a", write("c", [3, 5, 0]))
+    with pytest.raises(ValueError, match="differ in the tokens of 3 of 3 documents; score both on the"):
+        compare_documents(tmp_path / "a", write("c", [4, 5, 1]))
+    with pytest.raises(ValueError, match="^1 documents: a bootstrap wants two or more"):
+        compare_documents(tmp_path / "a", write("d", [3, 5, 0]))
     with pytest.raises(FileNotFoundError, match="no such parquet file"):
         compare_documents(tmp_path / "a", tmp_path / "none")
     (tmp_path / "text").write_text("no parquet")
@@ -60,10 +62,11 @@ def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
 
 def test_a_document_that_one_scored_a_token_more_of_is_left_out(tmp_path: Path) -> None:
     """An autoregressive model has no first token of the corpus."""
-    for name, first in (("ar", 4), ("diffusion", 5)):
-        tokens = np.full(20, 5)
-        tokens[0] = first
-        columns = {"domain": ["a"] * 20, "document": np.arange(20), "tokens": tokens}
-        write_parquet(tmp_path / name, {**columns, "nats": np.arange(20.0)})
-    found = compare_documents(tmp_path / "ar", tmp_path / "diffusion", n_bootstrap=10)
-    assert (found.n_documents, found.loss_a) == (19, pytest.approx(10 / 5))
+    for n in (3, 20):
+        for name, first in (("ar", 4), ("diffusion", 5)):
+            tokens = np.full(n, 5)
+            tokens[0] = first
+            columns = {"domain": ["a"] * n, "document": np.arange(n), "tokens": tokens}
+            write_parquet(tmp_path / name, {**columns, "nats": np.arange(float(n))})
+        found = compare_documents(tmp_path / "ar", tmp_path / "diffusion", n_bootstrap=10)
+        assert (found.n_documents, found.loss_a) == (n - 1, pytest.approx(n / 2 / 5))

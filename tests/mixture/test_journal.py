@@ -191,6 +191,15 @@ def local(follows: Path) -> Iterator[Callable[[str], DocumentChunks]]:
         one.close()
 
 
+def test_a_run_that_is_closed_leaves_the_documents_to_the_others(follows) -> None:
+    with DocumentChunks(follows, run=None) as shared:
+        tables = []
+        for name in ("one", "two"):
+            with shared.of_run(name) as run:
+                tables.append(run.read(0, 1))
+        assert tables[0].equals(tables[1])
+
+
 def test_chunks_follow_the_losses_and_nobody_can_run_ahead_of_them(local) -> None:
     source = local("one")
     tables = read_all(source, 0, 12)

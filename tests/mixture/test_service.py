@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow.flight
 import pytest
@@ -163,8 +164,25 @@ def test_what_goes_over_tls_is_for_those_who_know_the_certificate(mixture, start
     location = location.replace("+tcp", "+tls")
     roots = certificate.read_bytes()
     assert len(RemoteChunks(Connection(location, tls_roots=roots), "code").read(0, 1)) == SIZE
-    with pytest.raises(ConnectionError, match="no answer"):
-        Connection(location, patience_s=1).ask("status")
+    with pytest.raises(ConnectionError, match="certificate is not trusted .self-signed certificate.; give"):
+        Connection(location, patience_s=60).ask("status")
+    with pytest.raises(ConnectionError, match="no answer"):  # without TLS
+        Connection(location.replace("+tls", "+tcp"), patience_s=1).ask("status")
+
+
+def test_a_connection_that_was_closed_connects_again_and_closed_documents_are_read_no_more(
+    mixture, start
+) -> None:
+    _, location = start(mixture, "--port", 0)
+    with Connection(location) as connection:
+        remote = RemoteChunks(connection, "code")
+        first = remote.read(0, 1)
+        connection.close()
+        assert remote.read(0, 1).equals(first)
+    with DocumentChunks(mixture) as local:
+        assert local.read(0, 1).equals(first)
+    with pytest.raises(duckdb.ConnectionException):
+        local.read(0, 1)
 
 
 def test_nonsense_is_refused_and_the_server_lives(mixture, start) -> None:
@@ -185,6 +203,8 @@ def test_nonsense_is_refused_and_the_server_lives(mixture, start) -> None:
     with pytest.raises(pyarrow.flight.FlightServerError, match="refused"):
         list(client.do_action("stop"))
     assert len(good.read(0, 1)) == SIZE
+    with pytest.raises(ValueError, match=r"^host:1: wanted grpc\+tcp://HOST:PORT, or grpc\+tls"):
+        Connection("host:1")
     with pytest.raises(ValueError, match="has no mixture 'cod', only code"):
         RemoteChunks(Connection(location), "cod")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
+from megatron.command import failed, load_tool
 from tests.guide_commands import parse_tool, split_commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,9 @@ def test_the_examples_of_the_help_parse(tool: Path) -> None:
 
 
 @named
-def test_help_comes_without_slow_libraries_and_a_wrong_word_is_status_2(tool: Path) -> None:
+def test_help_comes_without_slow_libraries_and_a_wrong_word_is_a_line_and_status_2(
+    tool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = [sys.executable, "-X", "importtime", str(tool), "--help"]
     told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
     imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
@@ -78,6 +80,8 @@ def test_help_comes_without_slow_libraries_and_a_wrong_word_is_status_2(tool: Pa
     with pytest.raises(SystemExit) as ended:
         getattr(load_tool(tool), "parse_args", load_tool(tool).build_parser().parse_args)(["--no-such-word"])
     assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "--help tells more)" in said
 
 
 def test_a_misspelt_option_is_offered_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,11 +94,12 @@ def test_a_misspelt_option_is_offered_the_nearest(capsys: pytest.CaptureFixture[
             load_tool(ROOT / "tools" / f"{tool}.py").build_parser().parse_args(words)
         assert ended.value.code == 2
         assert told in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        load_tool(ROOT / "tools" / "merge_datasets.py").build_parser().parse_args(
-            ["a", "--out", "c", "--zzz"]
-        )
-    assert "did you mean" not in capsys.readouterr().err
+    for far in ("--zzz", "--nosuch"):
+        with pytest.raises(SystemExit):
+            load_tool(ROOT / "tools" / "merge_datasets.py").build_parser().parse_args(
+                ["a", "--out", "c", far]
+            )
+        assert "did you mean" not in capsys.readouterr().err
 
 
 def test_defaults_are_told_as_they_are_and_absent_ones_are_not() -> None:
@@ -102,3 +107,23 @@ def test_defaults_are_told_as_they_are_and_absent_ones_are_not() -> None:
     told = " ".join(parser.format_help().split())
     assert "masks for each window (default 8)" in told
     assert "(default None)" not in told and "(default False)" not in told
+    parser = load_tool(ROOT / "tools" / "find_crossover.py").build_parser()
+    assert "(default 1e+07 1e+08 1e+09 1e+10)" in " ".join(parser.format_help().split())
+
+
+def test_what_the_system_refuses_is_told_with_its_place_and_a_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    completion = load_tool(ROOT / "tools" / "completion.py").main
+    for out, told in (
+        ("file/out", "a file stands where a folder is wanted; choose another place"),
+        ("folder", "a folder, where a file is wanted; choose another name"),
+        ("absent/out", "no such file or folder"),
+    ):
+        assert completion(["--out", str(tmp_path / out)]) == 1
+        assert capsys.readouterr().err == f"error: {tmp_path / out}: {told}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert failed(ValueError("a sentence of ours")) == 1
+    assert capsys.readouterr().err == "error: a sentence of ours\n"

@@ -83,4 +83,4 @@ def test_no_ranks_at_all_is_a_usage_error(root) -> None:
     command = [sys.executable, str(root / "tools" / "start_ranks.py"), "0", "x.py"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert told.returncode == 2
-    assert "N: 0, wanted 1 or more" in told.stderr
+    assert "N: found '0', wanted a whole number of 1 or more" in told.stderr

@@ -67,7 +67,6 @@ def test_of_a_blend_each_corpus_gives_its_share_and_they_repeat_together(config_
     ("more", "sentence"),
     [
         ("dataset.unique_tokens=1e6", "ask for fewer, or preprocess more"),
-        ("dataset.path_train=synthetic", "synthetic tokens never repeat"),
         ("dataset.order=megatron", "tools/subset_corpus.py"),
     ],
 )

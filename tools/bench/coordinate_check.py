@@ -10,7 +10,6 @@ change follows, and writes the page.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig
 from megatron.scaling.plot_coordinates import Sweep, write_page
@@ -32,16 +31,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     add = parser.add_argument_group("models").add_argument
     widths, depths = [64, 128, 256, 512], [2, 4, 8, 16, 32]
-    add("--widths", type=int, nargs="+", default=widths, metavar="D", help="d_model; the first is the base")
-    add("--depths", type=int, nargs="+", default=depths, metavar="N", help="layers; the first is the base")
-    add("--d-head", type=int, default=32, metavar="D", help="channels of an attention head")
-    add("--n-tokens", type=int, default=255, metavar="N", help="of the vocabulary")
+    add("--widths", type=count, nargs="+", default=widths, metavar="D", help="d_model; the first is the base")
+    add("--depths", type=count, nargs="+", default=depths, metavar="N", help="layers; the first is the base")
+    add("--d-head", type=count, default=32, metavar="D", help="channels of an attention head")
+    add("--n-tokens", type=count, default=255, metavar="N", help="of the vocabulary")
     add("--untied", action="store_true", help="with a head of its own")
     add = parser.add_argument_group("training").add_argument
     add("--lr", type=float, default=4e-3, metavar="RATE", help="of AdamW, for every size")
-    add("--steps", type=int, default=10, metavar="N", help="of each model")
-    add("--seeds", type=int, default=2, metavar="N", help="models a point: their root mean square is drawn")
-    add("--threads", type=int, metavar="N", help="by itself torch's choice")
+    add("--steps", type=count, default=10, metavar="N", help="of each model")
+    add("--seeds", type=count, default=2, metavar="N", help="models a point: their root mean square is drawn")
+    add("--threads", type=count, metavar="N", help="by itself torch's choice")
     add("--out", type=Path, default=Path("coordinates.html"), metavar="PAGE.html", help="the page")
     return parser
 
@@ -108,11 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{args.steps} steps of AdamW at a rate of {args.lr:g}, {args.seeds} models a point. "
         f"Width is varied at {args.depths[0]} blocks, depth at width {args.widths[0]}; these are the base."
     )
-    try:
-        write_page(sweeps, settings, args.out)
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    write_page(sweeps, settings, args.out)
     print(f"{args.out}: written")
     return 0
 

@@ -25,7 +25,7 @@ from megatron.checkpoint.convert import read_any
 from megatron.checkpoint.huggingface import write_huggingface
 from megatron.checkpoint.tokenizer_files import write_tokenizer
 from megatron.checkpoint.weights import Weights
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.config.presets import padded_rows, shape_of_size
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.harness import harness_model, hf_model, open_tasks
@@ -67,11 +67,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--model", type=Path, metavar="PATH", help="an autoregressive model instead")
     add("--tokenizer", metavar="NAME", help="of the model, where it does not say")
     add("--tasks", default="hellaswag,lambada_openai", metavar="TASK,TASK", help="of lm-eval")
-    add("--limit", type=int, default=100, metavar="N", help="documents of a task")
+    add("--limit", type=count, default=100, metavar="N", help="documents of a task")
     add = parser.add_argument_group("how it is measured").add_argument
-    add("--batch-size", type=int, default=16, metavar="N", help="requests of a forward")
-    add("--repeat", type=int, default=3, metavar="N", help="turns of each side; medians count")
-    add("--threads", type=int, metavar="N", help="by itself torch's choice")
+    add("--batch-size", type=count, default=16, metavar="N", help="requests of a forward")
+    add("--repeat", type=count, default=3, metavar="N", help="turns of each side; medians count")
+    add("--threads", type=count, metavar="N", help="by itself torch's choice")
     return parser
 
 

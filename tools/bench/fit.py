@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.scaling.fit import fit_law
 from megatron.scaling.selection import Columns, select_runs
 
@@ -85,8 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this")
     add("--forms", default="", metavar="FORM,FORM", help="other forms to time too, on synthetic repetition")
     add = parser.add_argument_group("how it is measured").add_argument
-    add("--starts", type=int, default=N_STARTS, metavar="N", help=f"of the {N_STARTS:,} of the other side")
-    add("--repeat", type=int, default=9, metavar="N", help="fits of ours; the median counts")
+    add("--starts", type=count, default=N_STARTS, metavar="N", help=f"of the {N_STARTS:,} of the other side")
+    add("--repeat", type=count, default=9, metavar="N", help="fits of ours; the median counts")
     return parser
 
 

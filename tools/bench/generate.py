@@ -18,7 +18,7 @@ import torch
 
 from megatron.checkpoint.huggingface import write_huggingface
 from megatron.checkpoint.weights import Weights
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.config.presets import padded_rows, shape_of_size
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.generate import generate
@@ -51,11 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     add = parser.add_argument
     add("--size", nargs="+", default=["7M"], metavar="NAME", help="of utils/model_sizes.yaml")
-    add("--batch", nargs="+", type=int, default=[1, 8], metavar="N", help="prompts at once")
-    add("--prompt-tokens", type=int, default=32, metavar="N", help="of each prompt")
-    add("--new-tokens", type=int, default=64, metavar="N", help="to write behind each")
-    add("--repeat", type=int, default=5, metavar="N", help="turns of each side; medians count")
-    add("--threads", type=int, metavar="N", help="by itself torch's choice")
+    add("--batch", nargs="+", type=count, default=[1, 8], metavar="N", help="prompts at once")
+    add("--prompt-tokens", type=count, default=32, metavar="N", help="of each prompt")
+    add("--new-tokens", type=count, default=64, metavar="N", help="to write behind each")
+    add("--repeat", type=count, default=5, metavar="N", help="turns of each side; medians count")
+    add("--threads", type=count, metavar="N", help="by itself torch's choice")
     return parser
 
 

@@ -11,7 +11,6 @@ All sides run in turn, several times, and the median counts; the tokens of all a
 
 import argparse
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.data.ahead import Ahead
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
@@ -114,15 +113,15 @@ def build_parser() -> argparse.ArgumentParser:
         "prefix", nargs="?", metavar="PREFIX", help="of a .bin/.idx pair; by itself 100 M random tokens"
     )
     add = parser.add_argument_group("what is made").add_argument
-    add("--seq-len", type=int, default=2048, metavar="N", help="positions of a sample")
-    add("--batch-size", type=int, default=32, metavar="N", help="samples of a batch")
+    add("--seq-len", type=count, default=2048, metavar="N", help="positions of a sample")
+    add("--batch-size", type=count, default=32, metavar="N", help="samples of a batch")
     add("--corrupt", action="store_true", help="up to what the model reads")
     objectives = ("autoregressive", "masked_diffusion")
     add("--objective", default="autoregressive", choices=objectives, help="whose corruption")
     add = parser.add_argument_group("how it is measured").add_argument
     add("--workers", type=int, nargs="+", default=[0, 2, 4], metavar="N", help="numbers of them, in turn")
-    add("--batches", type=int, default=200, metavar="N", help="of each measurement")
-    add("--repeat", type=int, default=5, metavar="N", help="measurements of each; the median counts")
+    add("--batches", type=count, default=200, metavar="N", help="of each measurement")
+    add("--repeat", type=count, default=5, metavar="N", help="measurements of each; the median counts")
     return parser
 
 
@@ -136,12 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = MaskedDiffusion(N_TOKENS, 1e-3, 0) if diffusion else Autoregressive()
     n_samples = args.batch_size * args.batches
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            tokens = IndexedTokens(args.prefix or synthetic(folder))
-            samples = Samples(tokens, args.seq_len, 0)
-        except (OSError, ValueError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+        samples = Samples(IndexedTokens(args.prefix or synthetic(folder)), args.seq_len, 0)
         samples.take(np.arange(n_samples))  # into the page cache, for all sides
         print(f"{n_samples:,} samples of {args.seq_len} in batches of {args.batch_size}")
         for n_workers in args.workers:

@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.mixture.adaptive import fit_law
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import Constant, Distributor
@@ -61,8 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     add = parser.add_argument
     add("--documents", type=float, nargs="+", default=[1e5, 1e6], metavar="N", help="in the catalog")
-    add("--threads", type=int, default=2, metavar="N", help="of DuckDB while registering")
-    add("--repeat", type=int, default=3, metavar="N", help="measurements of each; the median counts")
+    add("--threads", type=count, default=2, metavar="N", help="of DuckDB while registering")
+    add("--repeat", type=count, default=3, metavar="N", help="measurements of each; the median counts")
     add("--growth", action="store_true", help="growth with the number of documents instead")
     add("--folder", type=Path, metavar="DIR", help="where files may lie for a while; by itself the system's")
     return parser

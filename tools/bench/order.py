@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.data.indexed import CODES, HEADER, MAGIC, VERSION, IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
@@ -73,7 +73,7 @@ def compile_loop(folder: Path) -> None:
         [*words, "-o", str(folder / "loop.so")], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 def megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool) -> tuple[np.ndarray, ...]:
@@ -173,7 +173,7 @@ def run_side(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -
     alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=alone)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
     return json.loads(done.stdout)
 
 
@@ -219,12 +219,12 @@ def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__)
     add = parser.add_argument_group("what is ordered").add_argument
-    add("--documents", type=int, default=10_000_000, metavar="N", help="of random lengths")
-    add("--tokens", type=int, default=5_000_000_000, metavar="N", help="of all documents together")
-    add("--seq-len", type=int, default=2048, metavar="N", help="positions of a sample")
+    add("--documents", type=count, default=10_000_000, metavar="N", help="of random lengths")
+    add("--tokens", type=count, default=5_000_000_000, metavar="N", help="of all documents together")
+    add("--seq-len", type=count, default=2048, metavar="N", help="positions of a sample")
     add = parser.add_argument_group("how it is measured").add_argument
-    add("--epochs", type=int, nargs="+", default=[1, 10, 100], metavar="N", help="numbers of them, in turn")
-    add("--repeat", type=int, default=3, metavar="N", help="turns; the median counts")
+    add("--epochs", type=count, nargs="+", default=[1, 10, 100], metavar="N", help="numbers of them, in turn")
+    add("--repeat", type=count, default=3, metavar="N", help="turns; the median counts")
     add("--side", metavar="NAME", help=argparse.SUPPRESS)
     add("--prefix", metavar="PREFIX", help=argparse.SUPPRESS)
     return parser

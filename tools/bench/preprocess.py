@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import command, run
+from megatron.command import command, count, run
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.tokenizer.bpe import load_tokenizer
@@ -66,7 +66,7 @@ def measure(command: Sequence[str]) -> Cost:
     watcher.join()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
+        raise OSError(f"{' '.join(command)}: exit status {process.returncode}")
     return Cost(wall_s, usage.ru_utime + usage.ru_stime, peak, said)
 
 
@@ -155,10 +155,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more, with a key 'text'")
     add = parser.add_argument
     add("--tokenizer-model", default="gpt2", metavar="NAME", help="a folder, or a name")
-    add("--workers", type=int, default=2, metavar="N", help="cores for every side")
+    add("--workers", type=count, default=2, metavar="N", help="cores for every side")
     sides = ["tokenizers", "batch"]
     add("--sides", nargs="+", default=sides, metavar="SIDE", help="to run beside ours; also fastokens")
-    add("--repeat", type=int, default=3, metavar="N", help="runs of ours; the median counts")
+    add("--repeat", type=count, default=3, metavar="N", help="runs of ours; the median counts")
     add("--side", metavar="SIDE", help=argparse.SUPPRESS)
     add("--out", metavar="PATH", help=argparse.SUPPRESS)
     return parser

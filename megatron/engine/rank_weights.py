@@ -16,7 +16,7 @@ from megatron.parallel.world import World
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
-class Weights:
+class RankWeights:
     """Parameters under the one-GPU model's names, of which this rank holds all or a shard.
 
     The optimizer works on `own`, plain tensors that share the memory of the parameters: it need not know of
