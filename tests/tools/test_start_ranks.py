@@ -1,5 +1,6 @@
 """Ranks of one machine: who they are, and the status that tells what became of them."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from megatron.train import local_ranks
 
 # one write a line: under PYTHONUNBUFFERED print makes several, and those of two ranks get mixed
 WORDS = """import os, signal, sys, time
@@ -31,6 +34,23 @@ def test_each_rank_knows_its_number_and_all_one_address(root, tmp_path) -> None:
     assert tool.returncode == 0
     port = said[0][5]
     assert said == [[str(k), str(k), "3", "3", "127.0.0.1", port, "--word"] for k in range(3)]
+
+
+def test_the_port_is_for_the_ranks_alone(root, tmp_path) -> None:
+    body = (
+        "import socket\n"
+        "for who in ('a rank', 'another'):\n"
+        "    with socket.socket() as tried:\n"
+        "        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, who == 'a rank')\n"
+        "        try:\n"
+        "            tried.bind(('127.0.0.1', int(os.environ['MASTER_PORT']))); tried.listen()\n"
+        "            say(who, 'has it')\n"
+        "        except OSError as error:\n"
+        "            say(who, error.strerror)\n"
+    )
+    said = start(root, tmp_path, 1, body).communicate(timeout=120)[0].splitlines()
+    wanted = "Address already in use" if sys.platform == "linux" else "has it"
+    assert said == ["a rank has it", f"another {wanted}"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +85,28 @@ def test_a_signal_reaches_every_rank_and_they_have_time_to_save(root, tmp_path, 
     said = tool.communicate(timeout=120)[0].split()
     assert (tool.returncode, sorted(said)) == (75, ["0", "1", "saved", "saved"])
     assert time.monotonic() - began < 100
+
+
+def test_a_signal_that_comes_before_there_are_ranks_is_kept_for_them(monkeypatch) -> None:
+    class Early(subprocess.Popen):
+        """A rank just before whose start the tool is told to stop."""
+
+        def __init__(self, *words: object, **more: object) -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            super().__init__(*words, **more)
+
+    monkeypatch.setattr(local_ranks.subprocess, "Popen", Early)
+    # what has no handler is ended by it
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert local_ranks.run_ranks(command, 1) == 128 + signal.SIGUSR1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
+def test_a_rank_whose_starter_is_gone_already_does_not_begin(monkeypatch) -> None:
+    ask_the_kernel = local_ranks._kill_with_parent()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    begun = subprocess.run(["echo", "begun"], preexec_fn=ask_the_kernel, capture_output=True, timeout=120)
+    assert (begun.returncode, begun.stdout) == (1, b"")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
