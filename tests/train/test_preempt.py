@@ -20,10 +20,11 @@ def test_one_rank_is_signalled_and_all_save_once_and_exit_75(start, pretrain, wo
     words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=30000"]
     ranks = start(words, n_ranks=2)
     deadline = time.monotonic() + 240
-    while len(losses(run)) < 3 and time.monotonic() < deadline:
+    while len(losses(run)) < 3:
+        assert time.monotonic() < deadline and ranks[1].poll() is None
         time.sleep(0.02)
     ranks[1].send_signal(signal.SIGUSR1)
-    told = [rank.communicate(timeout=120) for rank in ranks]
+    told = [rank.communicate(timeout=240) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [75, 75], told
     saved = layout.find(run / "checkpoints")
     assert [found.is_preempt for found in saved] == [True]
