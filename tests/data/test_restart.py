@@ -78,7 +78,7 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(
             file.write(json.dumps({"text": f"{i} " + " ".join(rng.choice(words, 200))}) + "\n")
     command = [sys.executable, "-c", CHILD, str(source)]
     whole = tmp_path / "whole"
-    subprocess.run([*command, str(whole), tokenizer], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, str(whole), tokenizer], check=True, timeout=240, stdout=subprocess.DEVNULL)
     killed = tmp_path / "killed"
     shards = tmp_path / ".killed.shards"
     moments = random.Random(0)
@@ -104,7 +104,7 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(
             for suffix in ("bin", "idx", "json"):
                 Path(f"{killed}_text_document.{suffix}").unlink()
     done = subprocess.run(
-        [*command, str(killed), tokenizer], check=True, timeout=120, capture_output=True, text=True
+        [*command, str(killed), tokenizer], check=True, timeout=240, capture_output=True, text=True
     )
     n_resumed += "pieces are done already" in done.stderr
     assert outputs(killed) == outputs(whole)
@@ -222,7 +222,7 @@ def test_standard_input_is_read(root: Path, tmp_path: Path, plain: Path, tokeniz
     preprocess([str(plain)], tmp_path / "plain", tokenizer, Options())
     command = [sys.executable, str(root / "tools" / "preprocess_data_many_cores.py"), "--input", "-"]
     command += ["--output-prefix", "piped", "--root", str(tmp_path), "--tokenizer-model", tokenizer]
-    done = subprocess.run(command, input=plain.read_bytes(), capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, input=plain.read_bytes(), capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert outputs(tmp_path / "piped") == outputs(tmp_path / "plain")
 

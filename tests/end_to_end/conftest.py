@@ -61,7 +61,7 @@ class Slurm:
     def __call__(self, *words: str, cwd: Path | None = None, **variables: str) -> str:
         """Run a command of Slurm; what it prints. An error ends the test."""
         environment = {**self.variables, **variables}
-        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout.strip()
 
@@ -137,7 +137,7 @@ def _start(slurm: Slurm, folder: Path, host: str) -> None:
 
     def idle() -> bool:
         told = subprocess.run(
-            ["sinfo", "-h", "-o", "%D %T"], env=slurm.variables, capture_output=True, text=True, timeout=30
+            ["sinfo", "-h", "-o", "%D %T"], env=slurm.variables, capture_output=True, text=True, timeout=240
         )
         return told.stdout.strip() == "2 idle"
 

@@ -126,7 +126,7 @@ def test_a_run_that_fails_is_said_and_the_others_are_run(walk: Walk) -> None:
              "grids=[{sizes: [small], train_tokens: [2560]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}"]  # fmt: skip
     done = subprocess.run(
-        walk.command("sweep", walk.study, *words), capture_output=True, text=True, timeout=120, check=False
+        walk.command("sweep", walk.study, *words), capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")

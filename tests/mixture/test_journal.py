@@ -237,7 +237,7 @@ def test_a_killed_server_goes_on_with_the_weights_that_clients_have_seen(follows
     found = read_all(remote, 0, 9)
     for first, n in ((9, 6), (15, 9)):
         server.send_signal(signal.SIGKILL)
-        server.wait(timeout=30)
+        server.wait(timeout=240)
         server, _ = start(follows, "--port", location.rpartition(":")[2])
         found += read_all(remote, first, n)
     assert all(a.equals(b) for a, b in zip(tables, found, strict=True))
@@ -275,7 +275,7 @@ def test_groups_that_report_with_any_timing_get_the_chunks_of_one(follows, local
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=240)
     assert not failed
     assert all(found[chunk].equals(table) for chunk, table in enumerate(tables))
 
