@@ -1,8 +1,10 @@
 """Where the tests find real data, how they say that it is absent, and tiny models."""
 
+import atexit
 import os
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from megatron.checkpoint import store
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
+from megatron.train.local_ranks import held_port
 
 ROOT = Path(__file__).resolve().parents[1]
+HELD_PORTS = ExitStack()
+atexit.register(HELD_PORTS.close)
 
 
 def pytest_configure() -> None:
@@ -47,6 +52,11 @@ def laws(scaling_data: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no published runs at {folder}")
     return folder
+
+
+def free_port() -> int:
+    """A port for ranks to meet at, which nobody else is given until the tests end."""
+    return HELD_PORTS.enter_context(held_port())
 
 
 def load_newest(directory: Path, prefix: str) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:

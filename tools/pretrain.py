@@ -11,6 +11,7 @@ Every key, with its type, default and unit: examples_scaling/training/CONFIG.md.
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -88,7 +89,12 @@ def trained(config: RunConfig, plan: RunPlan) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process. With DeepSpeed at once: its threads sometimes abort while the interpreter ends."""
+    """End the process. With DeepSpeed at once: its threads sometimes abort while the interpreter ends.
+
+    Told to stop once more while it ends, which takes seconds, it keeps this status: the work is done.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     if "deepspeed" not in sys.modules:
         sys.exit(status)
     logging.shutdown()

@@ -121,9 +121,9 @@ class Learner:
         ValueError where they are not the losses of one chunk, or the thread has failed.
         """
         check_losses(nats, tokens, len(self.distributor.n_units))
-        if chunk % self.every or chunk < self._next:
-            return False
         with self._changed:
+            if chunk % self.every or chunk < self._next:
+                return False
             if self._failed:
                 raise ValueError(f"{self.journal.path}: {self._failed}")
             known_to = self.weights.known_to

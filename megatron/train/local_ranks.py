@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from megatron.checkpoint.preempt import SIGNALS
@@ -27,29 +28,47 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     on Linux none outlives this process, whatever ends it.
     """
     ranks: list[subprocess.Popen] = []
+    told: list[int] = []  # signals that are still to be passed on: one may come before there are ranks
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.send_signal(number)
+    def remember(number: int, frame: FrameType | None) -> None:
+        told.append(number)
 
     die_with_parent = _kill_with_parent()
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = {number: signal.signal(number, remember) for number in SIGNALS}
     try:
-        words = _common_words(n_ranks)
-        for rank in range(n_ranks):
-            mine = {**words, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            # a session of its own: Ctrl-C in a terminal would else arrive twice, and twice means at once
-            ranks.append(
-                subprocess.Popen(
-                    command, env=os.environ | mine, start_new_session=True, preexec_fn=die_with_parent
+        with held_port() as port:
+            words = _common_words(n_ranks, port)
+            for rank in range(n_ranks):
+                mine = {**words, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # a session of its own: Ctrl-C in a terminal would else arrive twice, and twice means at once
+                ranks.append(
+                    subprocess.Popen(
+                        command, env=os.environ | mine, start_new_session=True, preexec_fn=die_with_parent
+                    )
                 )
-            )
-        return _wait(ranks)
+            return _wait(ranks, told)
     finally:
-        _end(ranks)
+        _end(ranks, told)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port for rank 0 to listen on, which nobody else is given for the length of a `with`.
+
+    Ranks listen seconds after they are started, and who asks the kernel for any port may meanwhile get one
+    that was only looked up. One that is bound is given to nobody, and Linux lets those listen on it who set
+    SO_REUSEADDR, as torch does; other systems would refuse them.
+    """
+    with socket.socket() as holder:
+        if sys.platform == "linux":
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port
 
 
 def _kill_with_parent() -> Callable[[], None] | None:
@@ -57,24 +76,24 @@ def _kill_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may wait for a lock
+    parent = os.getpid()
 
     def ask_the_kernel() -> None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # gone before the kernel was asked
+            os._exit(1)
 
     return ask_the_kernel
 
 
-def _common_words(n_ranks: int) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def _common_words(n_ranks: int, port: int) -> dict[str, str]:
     words = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
     # each rank's share of the cores is one, as under torchrun, unless somebody says otherwise
     return words if "OMP_NUM_THREADS" in os.environ else words | {"OMP_NUM_THREADS": "1"}
 
 
-def _wait(ranks: Sequence[subprocess.Popen]) -> int:
+def _wait(ranks: Sequence[subprocess.Popen], told: list[int]) -> int:
     while True:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status not in (None, 0, STOPPED)]
@@ -82,18 +101,28 @@ def _wait(ranks: Sequence[subprocess.Popen]) -> int:
             return failed[0] if failed[0] > 0 else 128 - failed[0]
         if None not in statuses:
             return STOPPED if STOPPED in statuses else 0
+        _pass_on(told, ranks)
         time.sleep(POLL_S)
 
 
-def _end(ranks: Sequence[subprocess.Popen]) -> None:
+def _pass_on(told: list[int], ranks: Sequence[subprocess.Popen]) -> None:
+    """Each signal to each rank once; those that come meanwhile are added at the end."""
+    while told:
+        number = told.pop(0)
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+
+def _end(ranks: Sequence[subprocess.Popen], told: list[int]) -> None:
     """Nothing is left running."""
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
     deadline = time.monotonic() + GRACE_S
-    for rank in ranks:
-        try:
-            rank.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
+    while any(rank.poll() is None for rank in ranks):
+        if time.monotonic() > deadline:
+            for rank in ranks:
+                rank.kill()
+        _pass_on(told, ranks)
+        time.sleep(POLL_S)

@@ -93,4 +93,4 @@ def test_workers_make_items_while_the_last_one_is_used() -> None:
 
     with Ahead(make, 2, 1) as feed:
         assert next(feed) == 0
-        assert begun.wait(10)
+        assert begun.wait(60)

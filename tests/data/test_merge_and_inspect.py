@@ -89,7 +89,7 @@ def test_the_tools_print_what_a_person_asks_for(
 ) -> None:
     def run(tool: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(root / "tools" / f"{tool}.py"), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     joined = str(tmp_path / "joined")
     assert "6 documents, 15 tokens" in run("merge_datasets", *pairs.values(), "--output", joined).stdout

@@ -38,7 +38,7 @@ def write(path: Path, records: list) -> Path:
 
 
 def run(
-    root: Path, source: object, tokenizer: Path, out: Path, *words: object, timeout_s: float = 120
+    root: Path, source: object, tokenizer: Path, out: Path, *words: object, timeout_s: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """Tokenise `source` into <out>/out_text_document."""
     tool = root / "tools" / "preprocess_data_many_cores.py"
@@ -255,7 +255,7 @@ def test_memory_stays_while_a_document_grows(
         )
         command = [sys.executable, "-c", script, tool, "--input", source, "--output-prefix", "out", "--root",
                    tmp_path, "--tokenizer-model", tokenizer]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
         return int(done.stdout.split()[-1]) / 1024
 
     assert peak_mb(60_000_000) < peak_mb(1000) + 30

@@ -49,5 +49,5 @@ def test_an_error_and_a_kill_end_the_whole_at_once(item: int, error: type, sente
     begun = time.monotonic()
     with pytest.raises(error, match=sentence):
         list(as_finished(functools.partial(begin, 1), [-3, item, 5], 2))  # -3 would take 10 minutes
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
     assert not multiprocessing.active_children()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import free_port
+
 DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "setpriv")
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -59,7 +61,7 @@ class Slurm:
     def __call__(self, *words: str, cwd: Path | None = None, **variables: str) -> str:
         """Run a command of Slurm; what it prints. An error ends the test."""
         environment = {**self.variables, **variables}
-        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout.strip()
 
@@ -74,15 +76,6 @@ def wait_until(true: Callable[[], bool], seconds: float, what: Callable[[], str]
     while not true():
         assert time.monotonic() < end, what()
         time.sleep(0.1)
-
-
-def free_ports(n: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 @pytest.fixture
@@ -114,7 +107,7 @@ def _start(slurm: Slurm, folder: Path, host: str) -> None:
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
-    conf = CONF.format(host=host, ports=free_ports(3), folder=folder, cpus=os.cpu_count())
+    conf = CONF.format(host=host, ports=[free_port() for _ in range(3)], folder=folder, cpus=os.cpu_count())
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(GRES)
     files = {name: folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
@@ -140,15 +133,15 @@ def _start(slurm: Slurm, folder: Path, host: str) -> None:
                 )
             )
         if words[0] == "munged":
-            wait_until(files["socket"].exists, 20, lambda: "munged does not start")
+            wait_until(files["socket"].exists, 120, lambda: "munged does not start")
 
     def idle() -> bool:
         told = subprocess.run(
-            ["sinfo", "-h", "-o", "%D %T"], env=slurm.variables, capture_output=True, text=True, timeout=30
+            ["sinfo", "-h", "-o", "%D %T"], env=slurm.variables, capture_output=True, text=True, timeout=240
         )
         return told.stdout.strip() == "2 idle"
 
-    wait_until(idle, 60, (folder / "daemons.log").read_text)
+    wait_until(idle, 180, (folder / "daemons.log").read_text)
 
 
 def _stop(slurm: Slurm) -> None:

@@ -19,7 +19,7 @@ def bash(root: Path, *words: str, **variables: str) -> subprocess.CompletedProce
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"HOME": os.environ.get("HOME", "/"), "PATH": path, **variables}
     return subprocess.run(
-        ["bash", *words], cwd=root, env=environment, capture_output=True, text=True, timeout=60
+        ["bash", *words], cwd=root, env=environment, capture_output=True, text=True, timeout=240
     )
 
 
@@ -84,7 +84,7 @@ def started_then_told(root: Path, words: list[str], number: signal.Signals, hear
         "import pathlib, signal, sys, time\n"
         f"signal.signal(signal.{heard}, lambda *_: sys.exit(75))\n"
         f"pathlib.Path({str(ready)!r}).touch()\n"
-        "time.sleep(50)\n"
+        "time.sleep(600)\n"
     )
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "BASH_ENV": str(folder / "slow_kill.sh")}
@@ -97,7 +97,7 @@ def started_then_told(root: Path, words: list[str], number: signal.Signals, hear
             assert time.monotonic() < end
             time.sleep(0.02)
         process.send_signal(number)
-        return process.wait(timeout=30)
+        return process.wait(timeout=240)
     finally:
         process.kill()
         process.wait()

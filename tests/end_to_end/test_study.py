@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron.run_dir import read_metrics
+
 STUDY = """
 name: tiny study
 directory: {out}
@@ -124,7 +126,7 @@ def test_a_run_that_fails_is_said_and_the_others_are_run(walk: Walk) -> None:
              "grids=[{sizes: [small], train_tokens: [2560]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}"]  # fmt: skip
     done = subprocess.run(
-        walk.command("sweep", walk.study, *words), capture_output=True, text=True, timeout=120, check=False
+        walk.command("sweep", walk.study, *words), capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
@@ -133,17 +135,17 @@ def test_a_run_that_fails_is_said_and_the_others_are_run(walk: Walk) -> None:
 
 def test_an_interrupted_sweep_stops_its_runs_in_order_and_goes_on(walk: Walk) -> None:
     out = walk.out / "interrupted"
-    words = [f"directory={out}", "grids=[{sizes: [small], train_tokens: [2_560_000]}]",
+    words = [f"directory={out}", "grids=[{sizes: [small], train_tokens: [25_600_000]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}",
              f"run.dataset.path_eval={walk.out / 'tokens' / 'held_out_text_document'}"]  # fmt: skip
     command = walk.command("sweep", walk.study, *words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
-        deadline = time.monotonic() + 60
-        while not list(out.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 240
+        while not any(list(read_metrics(run)) for run in out.glob("runs/*")):
+            assert time.monotonic() < deadline and sweep.poll() is None
             time.sleep(0.1)
-        time.sleep(1.0)
         os.kill(sweep.pid, signal.SIGINT)
-        _, told = sweep.communicate(timeout=90)
+        _, told = sweep.communicate(timeout=240)
     assert sweep.returncode == 75, told
     assert "run the same command again" in told
     assert len(list(out.glob("runs/*/checkpoints/*.preempt"))) == 1

@@ -152,7 +152,7 @@ def test_on_slurm_a_sweep_that_was_killed_is_taken_up_and_one_signal_stops_the_t
     words = command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     first = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
     first.kill()
-    first.communicate(timeout=30)
+    first.communicate(timeout=240)
     (run,) = runs_of(tmp_path).values()
     task = (run / "slurm_task").read_text()
     assert slurm("squeue", "--noheader", "--array", "--format=%i") == task.strip()
@@ -162,7 +162,7 @@ def test_on_slurm_a_sweep_that_was_killed_is_taken_up_and_one_signal_stops_the_t
     time.sleep(8)
     assert (run / "slurm_task").read_text() == task, "the task goes on, no other is submitted"
     os.kill(second.pid, signal.SIGINT)
-    _, told = second.communicate(timeout=120)
+    _, told = second.communicate(timeout=240)
     assert second.returncode == 75, told
     assert slurm("squeue", "--noheader") == ""
     assert len(list(run.glob("checkpoints/*.preempt"))) == 1

@@ -2,13 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import free_port
 
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
 
@@ -24,12 +25,9 @@ def zero(stage: int, **dist: Any) -> dict[str, Any]:
 def told_by(cases: list[Case], n_ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Run several_steps.py on so many gloo ranks; what rank 0 told of each case."""
     script = Path(__file__).with_name("several_steps.py")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = {**os.environ, "OMP_NUM_THREADS": "1"}
     if n_ranks > 1:
-        shared |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, str(script), json.dumps(cases), str(folder)],

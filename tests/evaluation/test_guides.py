@@ -15,7 +15,7 @@ PLAIN = {"--help", "--device", "--threads"}  # say all in --help
 def test_a_guide_names_every_option_of_its_command_and_no_other(root: Path, tool: str) -> None:
     text = (root / "examples_scaling" / GUIDES[tool]).read_text()
     asked = [sys.executable, str(root / "tools" / tool), "--help"]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True).stdout
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=240, check=True).stdout
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", told)) - PLAIN
     assert options - set(re.findall(r"--[a-z][a-z-]+", text)) == set()
     lines = [line for line in text.splitlines() if "torchrun" not in line and "preprocess" not in line]
@@ -27,5 +27,5 @@ def test_a_guide_names_every_option_of_its_command_and_no_other(root: Path, tool
 @pytest.mark.parametrize("script", ["evaluation/validate.sh", "downstream/downstream.sh"])
 def test_a_script_without_its_words_says_how_it_is_used(root: Path, script: str) -> None:
     path = root / "examples_scaling" / script
-    failed = subprocess.run(["bash", str(path)], capture_output=True, text=True, timeout=30)
+    failed = subprocess.run(["bash", str(path)], capture_output=True, text=True, timeout=240)
     assert failed.returncode == 2 and "usage: " in failed.stderr

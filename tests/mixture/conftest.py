@@ -79,4 +79,4 @@ def start(root: Path) -> Iterator[Start]:
     yield begin
     for process in started:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=240)

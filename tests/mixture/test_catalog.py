@@ -157,8 +157,8 @@ def test_a_registration_that_was_killed_goes_on(root, tmp_path) -> None:
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(0.7)
     first.kill()
-    first.communicate(timeout=60)
-    again = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    first.communicate(timeout=240)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert again.returncode == 0, again.stderr
     with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
         query = "SELECT count(*), count(DISTINCT stars), max(stars) FROM documents_1"
@@ -280,7 +280,7 @@ def test_killed_before_any_statement_a_file_is_in_the_catalog_whole_or_not_at_al
         done = subprocess.run(
             [sys.executable, "-c", KILLED_AT, str(path), *files, str(moment)],
             capture_output=True,
-            timeout=120,
+            timeout=240,
         )
         assert done.returncode == -signal.SIGKILL, done.stderr
         with Catalog(path, n_threads=1) as catalog:

@@ -2,13 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import free_port
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 TOLERANCE = 1e-5
@@ -74,12 +75,6 @@ CASES = [
     for objective in OBJECTIVES
     if group != "compiled" or objective == "autoregressive"
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def spawn(jobs: list[Job], n_ranks: int, folder: Path, root: Path) -> dict[str, Told]:

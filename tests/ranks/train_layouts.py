@@ -115,7 +115,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(sys.argv[1]).read_text())
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     for layout in job["layouts"]:
         run(layout, rank, n_ranks, Path(job["out"]))
     dist.barrier()

@@ -35,7 +35,7 @@ FLAGS = (
     "--virtual-time-budget=20000",
     "--dump-dom",
 )
-LIMIT_S = 120
+LIMIT_S = 300
 PHONE_PX = 360
 N_TRACES = {
     "curves": 42,

@@ -104,13 +104,13 @@ def test_the_tool_trains_once_and_says_so(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, root / "tools" / "train_tokenizer.py", source, "--n-tokens", "270"]
     for said in ("270 tokens\n", "270 tokens, already there\n"):
         done = subprocess.run(
-            [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=60, check=False
+            [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith(said)
     command[2] = tmp_path / "none.jsonl"
     done = subprocess.run(
-        [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
     assert done.stderr == f"error: {tmp_path}/none.jsonl: no such text; tools/prepare_corpus.py writes one\n"

@@ -24,7 +24,7 @@ def check(root: Path):
         environment["PATH"] = os.pathsep.join(filter(None, (path, os.environ["PATH"])))
         done = subprocess.run(
             [sys.executable, *python, str(root / "tools" / "check_environment.py"), *words],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
+            env=environment, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         lines = re.findall(r"^(ok|missing|-) +(.{20}\S*) +(.*)$", done.stdout, re.MULTILINE)
         return done.returncode, {what.strip(): (mark, rest) for mark, what, rest in lines}, done.stderr
@@ -83,7 +83,7 @@ print(*{name.split(".")[0] for name in sys.modules})
 def test_what_it_requires_is_what_training_imports(root: Path) -> None:
     asked = [sys.executable, "-c", IMPORTED]
     environment = os.environ | {"PYTHONPATH": str(root)}
-    told = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    told = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240, check=True)
     text = (root / "requirements.txt").read_text()
     pinned = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
     required = load_tool(root / "tools" / "check_environment.py").TRAINING

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def run(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / tool), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_published_runs_are_collected_and_fitted(root: Path, laws: Path, tmp_path: Path) -> None:

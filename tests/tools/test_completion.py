@@ -21,7 +21,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 TYPE = """
 zmodload zsh/zpty
 zpty shell zsh -f -i
-heard() { local part all=; for i in {1..100}; do sleep 0.1
+heard() { local part all=; for i in {1..600}; do sleep 0.1
     while zpty -r -t shell part; do all+=$part; done; [[ $all == *$1* ]] && break; done; print -r -- $all }
 zpty -w shell "autoload -U compinit bashcompinit; compinit -u -D; bashcompinit; source $1; echo rea''dy"
 heard ready >/dev/null
@@ -35,11 +35,11 @@ def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
     """A function: a line that is being typed -> the words that are offered for its last."""
     script = tmp_path_factory.mktemp("completion") / "completion.bash"
     made = [sys.executable, str(root / "tools" / "completion.py"), "--out", str(script)]
-    subprocess.run(made, check=True, timeout=120, capture_output=True)
+    subprocess.run(made, check=True, timeout=240, capture_output=True)
 
     def ask(line: str) -> set[str]:
         words = ["bash", "--norc", "-c", ASK, "bash", str(script), line]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True)
         return set(done.stdout.split())
 
     ask.script = script
@@ -76,7 +76,7 @@ def test_every_tool_is_in_the_script_and_bash_reads_it(offered, root: Path) -> N
     text = offered.script.read_text()
     for tool in root.glob("tools/*.py"):
         assert f"'{tool.stem} .')" in text
-    subprocess.run(["bash", "-n", str(offered.script)], check=True, timeout=30)
+    subprocess.run(["bash", "-n", str(offered.script)], check=True, timeout=240)
 
 
 def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: P
     words = ["bash", "--norc", "--noprofile", "-i"]
     done = subprocess.run(
         ["script", "-qec", " ".join(words), "/dev/null"], input=typed + "exit\n",
-        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        capture_output=True, text=True, timeout=240, cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "TERM": "dumb"},
     )  # fmt: skip
     assert "tools/fit_law.py --help" in done.stdout
@@ -103,5 +103,5 @@ def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: P
 )
 def test_zsh_completes_the_same(offered, line: str, completed: str) -> None:
     words = ["zsh", "-f", "-c", TYPE, "zsh", str(offered.script), line, completed]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True)
     assert completed in re.sub(r"\x1b\[[\d;]*[A-Za-z]|\x08", "", done.stdout)

@@ -15,7 +15,7 @@ def run(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "1",
         *words,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_it_prints_a_slope_for_each_sweep_and_writes_a_page(root: Path, tmp_path: Path) -> None:

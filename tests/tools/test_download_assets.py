@@ -38,7 +38,7 @@ def run(root: Path, tmp_path: Path) -> Run:
     def start(hub: FakeHub, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command(root, *words), env=environment(root, hub, token), cwd=tmp_path,
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     return start
@@ -145,20 +145,20 @@ def test_a_killed_download_leaves_no_final_name_and_goes_on_when_run_again(
     hub = FakeHub({"models/m": {"model.safetensors": content}}, drop_after=0, drops=10**6)
     with serving(hub):
         hub.drop_after, hub.drops = 100_000, 1
-        process = subprocess.Popen(
-            command(root, "weights", "m", "--out", "w"), env=environment(root, hub), cwd=tmp_path,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
         hub_holds = tmp_path / "w" / "model.safetensors.partial"
         hub.give = lambda handler, content, give=hub.give: (
             give(handler, content) if not hub_holds.exists() else time.sleep(60)
         )
+        process = subprocess.Popen(
+            command(root, "weights", "m", "--out", "w"), env=environment(root, hub), cwd=tmp_path,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         end = time.monotonic() + 60
         while not (hub_holds.is_file() and hub_holds.stat().st_size == 100_000):
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=240)
         assert process.returncode == 75 and told == "stopped; run the same command again to go on\n"
         assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["model.safetensors.partial"]
         del hub.give

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from megatron.checkpoint.weights import save_weights
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
+from tests.conftest import free_port
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,10 +44,11 @@ def typed(root: Path, scaling_data: Path) -> Typed:
         command = [sys.executable, str(root / "tools" / "evaluate_downstream.py"), *map(str, words), *data]
         shared = {**os.environ, "OMP_NUM_THREADS": "1"}
         if n_ranks > 1:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = str(probe.getsockname()[1])
-            shared |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            shared |= {
+                "WORLD_SIZE": str(n_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()),
+            }
         ranks = [{} if n_ranks == 1 else {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(n_ranks)]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started = [subprocess.Popen(command, env={**shared, **rank}, **pipes) for rank in ranks]

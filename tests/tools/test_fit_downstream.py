@@ -13,7 +13,7 @@ from megatron.scaling.forms import FORM
 
 def run(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / tool), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_score_is_fitted_and_predicted_through_the_law(root: Path, tmp_path: Path) -> None:

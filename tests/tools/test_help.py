@@ -73,7 +73,7 @@ def test_help_comes_without_slow_libraries_and_a_wrong_word_is_a_line_and_status
     tool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [sys.executable, "-X", "importtime", str(tool), "--help"]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=240, check=True)
     imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
     assert not imported & set(SLOW)
     assert "argparse" in imported and "exit status:" in told.stdout.lower()

@@ -7,7 +7,7 @@ import pytest
 
 def run(root: Path, *words: object) -> subprocess.CompletedProcess:
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")

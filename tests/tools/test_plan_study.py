@@ -8,7 +8,7 @@ from pathlib import Path
 
 def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "plan_study.py"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_plan_is_shown_beside_simple_designs_and_written(root: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 def run(root: Path, *words: object, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "prepare_corpus.py"), *map(str, words)]
     env = os.environ | {"HF_HUB_OFFLINE": "0"} | environ  # other tests forbid the hub to all that come after
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
 
 
 def test_with_no_sample_and_no_network_there_is_text_and_it_is_said_which(root: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+LIMIT_S = 240  # for what takes seconds on a machine of one's own
 TEXT = "One fish, two fish, red fish, blue fish. "
 
 
@@ -51,17 +52,19 @@ def workers_of(process: subprocess.Popen[str], out: Path, n: int) -> list[int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not listed.exists():
         pytest.skip("this system does not list the children of a process")
-    for _ in range(1000):
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
         if len(list(out.glob(".x.shards/*.ids"))) >= n:
             found = [int(pid) for pid in listed.read_text().split()]
             return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    raise AssertionError("no workers within 20 s")
+    raise AssertionError(f"no workers within {LIMIT_S} s")
 
 
 def wait_for_end(pids: list[int]) -> None:
-    for _ in range(600):
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
             return
         time.sleep(0.05)
@@ -74,14 +77,14 @@ def test_a_killed_worker_is_one_sentence_and_the_same_command_finishes(
     process = start(root, tokenizer, source, tmp_path / "out", "--workers", 2)
     workers = workers_of(process, tmp_path / "out", 2)
     os.kill(workers[0], signal.SIGKILL)
-    _, words = process.communicate(timeout=60)
+    _, words = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "error: a worker ended with exit code -9 before its work was done" in words
     assert "Traceback" not in words
     wait_for_end(workers)
     assert list((tmp_path / "out").glob("x*")) == []
-    assert start(root, tokenizer, source, tmp_path / "out", "--workers", 2).wait(timeout=100) == 0
-    assert start(root, tokenizer, source, tmp_path / "undisturbed").wait(timeout=100) == 0
+    assert start(root, tokenizer, source, tmp_path / "out", "--workers", 2).wait(timeout=240) == 0
+    assert start(root, tokenizer, source, tmp_path / "undisturbed").wait(timeout=240) == 0
     for suffix in ("bin", "idx", "json"):
         one, other = (tmp_path / name / f"x_text_document.{suffix}" for name in ("out", "undisturbed"))
         assert one.read_bytes() == other.read_bytes()
@@ -98,7 +101,7 @@ def test_no_worker_outlives_the_command(
     workers = workers_of(process, tmp_path / "out", 2)
     assert len(workers) == 2
     process.send_signal(number)
-    _, words = process.communicate(timeout=60)
+    _, words = process.communicate(timeout=240)
     assert process.returncode == (-9 if number == signal.SIGKILL else 75)
     assert "Traceback" not in words
     wait_for_end(workers)
@@ -115,7 +118,7 @@ def test_megatrons_own_files_come_out_of_their_text(
         shutil.copy(folder / f"gpt2-tiny-{name}", tmp_path / "tiny" / name)
     source = folder / "openwebtext-1000.decoded.jsonl.gz"
     process = start(root, tmp_path / "tiny", source, tmp_path, "--append-eod", "--workers", n_workers)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert "1,361,845 tokens per epoch, 1,000 documents (0 empty)" in said
     for suffix in (".bin", ".idx"):
@@ -130,7 +133,7 @@ def test_empty_documents_are_counted_with_and_without_their_end(
     source.write_text('{"text": ""}\n\n{"text": "\\u0000"}\n{"text": ""}\n')  # the second line is no document
     for words, n_tokens in (((), 1), (("--append-eod",), 4)):
         process = start(root, tokenizer, source, tmp_path, *words)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
         assert f"{n_tokens} tokens per epoch, 3 documents (2 empty)" in said
         told = json.loads((tmp_path / "x_text_document.json").read_text())
@@ -150,7 +153,7 @@ def test_what_is_named_twice_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("in.jsonl").write_text('{"text": "x"}\n')
     process = start(root, tokenizer, Path("in.jsonl"), tmp_path / "out", *words)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert errors.startswith("error: ") and sentence in errors and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()

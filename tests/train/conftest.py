@@ -1,7 +1,6 @@
 """A small corpus and a small run, and how to start runs as a person would."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.run_dir import read_metrics
+from tests.conftest import free_port
 
 N_TOKENS = 200
 
@@ -58,13 +58,6 @@ def words(corpus: Path) -> list[str]:
         "misc.n_threads=1",
         "evaluation.num_mc=2",
     ]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 Pretrain = Callable[..., subprocess.CompletedProcess[str]]

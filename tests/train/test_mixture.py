@@ -267,7 +267,7 @@ def test_weights_are_found_off_the_way_and_waited_for_by_who_needs_them(folder) 
         late = pool.submit(samples.take, np.arange(4 * 12, 5 * 12))
         assert not late.done()
         finding.set()
-        after = late.result(timeout=60)
+        after = late.result(timeout=240)
     assert samples.weights_at(4)[0] > 2 * samples.weights_at(3)[0]
     again = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
     again.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))

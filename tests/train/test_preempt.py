@@ -1,6 +1,8 @@
 """Asked to stop, all ranks save once and leave with 75; nothing is lost."""
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,10 +22,11 @@ def test_one_rank_is_signalled_and_all_save_once_and_exit_75(start, pretrain, wo
     words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=30000"]
     ranks = start(words, n_ranks=2)
     deadline = time.monotonic() + 240
-    while len(losses(run)) < 3 and time.monotonic() < deadline:
+    while len(losses(run)) < 3:
+        assert time.monotonic() < deadline and ranks[1].poll() is None
         time.sleep(0.02)
     ranks[1].send_signal(signal.SIGUSR1)
-    told = [rank.communicate(timeout=120) for rank in ranks]
+    told = [rank.communicate(timeout=240) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [75, 75], told
     saved = layout.find(run / "checkpoints")
     assert [found.is_preempt for found in saved] == [True]
@@ -34,6 +37,18 @@ def test_one_rank_is_signalled_and_all_save_once_and_exit_75(start, pretrain, wo
     assert again.returncode == 75
     assert f"going on after step {step}" in again.stderr
     assert "misc.max_hours=1e-09" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_comes_while_the_process_ends_does_not_change_its_status(root, number) -> None:
+    code = (
+        "import atexit, os, pathlib, sys\n"
+        f"sys.path.insert(0, {str(root)!r})\n"
+        "from megatron.command import load_tool\n"
+        f"atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
+        f"load_tool(pathlib.Path({str(root / 'tools' / 'pretrain.py')!r})).leave(75)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 75
 
 
 def test_checkpoints_to_go_on_from_are_made_by_the_clock(pretrain, words, tmp_path) -> None:

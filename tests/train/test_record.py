@@ -118,7 +118,7 @@ def test_running_out_of_memory_says_what_to_change(root, words, tmp_path) -> Non
         [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         # the first feed-forward makes [4096 x 32, 65536] float32: 32 GiB
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
     )

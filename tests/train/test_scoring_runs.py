@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,15 +13,9 @@ import pytest
 from megatron.data.documents import read_parquet
 from megatron.data.indexed import IndexedTokens
 from megatron.run_dir import read_metrics
+from tests.conftest import free_port
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
