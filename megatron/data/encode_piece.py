@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -35,11 +35,15 @@ BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """How documents become ids. `eod` -1: none is appended."""
+    """How documents become ids. `eod` -1: none is appended.
+
+    enough   tokens after which no more of a piece need be encoded; None: all of it
+    """
 
     eod: int
     dtype: str
     skip_bad_lines: bool
+    enough: int | None = None
 
 
 class Sink:
@@ -65,6 +69,11 @@ class Sink:
         self.n_documents += len(lengths)
         self.n_tokens += len(ids)
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether no more is wanted of this piece."""
+        return self.settings.enough is not None and self.n_tokens >= self.settings.enough
+
 
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
@@ -75,55 +84,73 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def encode_piece(piece: Piece, number: int, shards: Shards, settings: Settings, encoder: Encoder) -> Done:
     """Encode one piece and mark it done.
 
-    Raises ValueError with file, line and reason for a line that is no document, unless those are skipped:
-    then they stand in the piece's rejects. OSError for a full disk.
+    A line that is no document ends the piece, and `Done.error` has file, line and reason: whether it is
+    needed at all who joins the pieces knows. Where bad lines are skipped they stand in the piece's rejects.
+    Raises OSError for a full disk.
     """
-    bad = _BadLines(piece, settings.skip_bad_lines)
+    error = None
     with ExitStack() as stack:
         sinks = {key: stack.enter_context(Sink(shards, number, key, settings)) for key in shards.keys}
-        if piece.path.name.endswith(COLUMNS):
-            if isinstance(encoder, FastEncoder) and len(sinks) == 1:
-                n_lines = _column_fast(piece, next(iter(sinks.items())), settings, encoder, bad)
-            else:
-                n_lines = _columns(piece, sinks, settings, encoder, bad)
-        elif isinstance(encoder, FastEncoder) and len(sinks) == 1:
-            fast = _FastLines(next(iter(sinks.items())), settings, encoder, bad)
-            if piece.is_plain:
-                with piece.path.open("rb") as file:
-                    fast.of_range(file, piece.begin, piece.end)
-            else:
-                fast.of_blocks(blocks_of(piece.path), shards.long_line(number))
-            n_lines = fast.n_lines
-        else:
-            n_lines = _lines(piece, sinks, settings, encoder, bad)
-    if bad.rejects:
-        in_order = sorted(bad.rejects, key=lambda one: one["line"])
-        shards.rejects(number).write_text("".join(json.dumps(one) + "\n" for one in in_order))
+        rejects = stack.enter_context(shards.rejects(number).open("w")) if settings.skip_bad_lines else None
+        bad = _BadLines(piece, rejects, next(iter(sinks.values())))
+        try:
+            n_lines = _encode(piece, number, shards, settings, encoder, sinks, bad)
+        except ValueError as found:
+            n_lines, error = 0, str(found)
+            error = error if str(piece.path) in error else f"{piece.path}: {error}"
     done = Done(
         n_lines=n_lines,
         n_documents=next(iter(sinks.values())).n_documents,
         n_tokens=sum(sink.n_tokens for sink in sinks.values()),
-        n_rejected=len(bad.rejects),
+        n_rejected=bad.n_rejected,
         n_bytes=sum(sink.n_tokens for sink in sinks.values()) * np.dtype(settings.dtype).itemsize,
+        error=error,
     )
     shards.mark_done(number, done)
     return done
 
 
-class _BadLines:
-    """Lines that are no documents: the first one ends the work, or all are kept for the rejects."""
+def _encode(
+    piece: Piece,
+    number: int,
+    shards: Shards,
+    settings: Settings,
+    encoder: Encoder,
+    sinks: dict[str, Sink],
+    bad: "_BadLines",
+) -> int:
+    """The documents of one piece to the sinks; returns how many lines it has. ValueError for a bad one."""
+    if piece.path.name.endswith(COLUMNS):
+        if isinstance(encoder, FastEncoder) and len(sinks) == 1:
+            return _column_fast(piece, next(iter(sinks.items())), settings, encoder, bad)
+        return _columns(piece, sinks, settings, encoder, bad)
+    if isinstance(encoder, FastEncoder) and len(sinks) == 1:
+        fast = _FastLines(next(iter(sinks.items())), settings, encoder, bad)
+        if piece.is_plain:
+            with piece.path.open("rb") as file:
+                fast.of_range(file, piece.begin, piece.end)
+        else:
+            fast.of_blocks(blocks_of(piece.path), shards.long_line(number))
+        return fast.n_lines
+    return _lines(piece, sinks, settings, encoder, bad)
 
-    def __init__(self, piece: Piece, skip: bool) -> None:
-        self.piece, self.skip = piece, skip
-        self.rejects: list[dict[str, Any]] = []
+
+class _BadLines:
+    """Lines that are no documents: the first one ends the work, or all are written to the rejects."""
+
+    def __init__(self, piece: Piece, rejects: IO[str] | None, sink: Sink) -> None:
+        self.piece, self.rejects, self.sink = piece, rejects, sink
+        self.n_rejected = 0
 
     def add(self, line: int, error: ValueError) -> None:
         """Take note of line `line` of the piece, from 0. ValueError with its number in the file."""
-        if not self.skip:
+        if self.rejects is None:
             where = line + 1 + (lines_before(self.piece) if self.piece.is_plain else 0)
             unit = "row" if self.piece.path.name.endswith(COLUMNS) else "line"
             raise ValueError(f"{self.piece.path}, {unit} {where}: {error}") from error
-        self.rejects.append({"line": line, "reason": str(error)})
+        told = {"line": line, "reason": str(error), "documents_before": self.sink.n_documents}
+        self.rejects.write(json.dumps(told) + "\n")
+        self.n_rejected += 1
 
 
 class _FastLines:
@@ -178,6 +205,8 @@ class _FastLines:
                 held = held[n_whole:]
             elif len(held) > HELD_LINE:
                 held = self._of_long_line(held, blocks, spool)
+            if self.sink.has_enough:
+                return
         self.of_buffer(held)
 
     def _of_long_line(self, begun: bytes, blocks: Iterator[bytes], spool: Path) -> bytes:
@@ -275,6 +304,8 @@ def _column_fast(
                 sink.write(*encoder.encode_joined(part, ends[begin:end] - base, settings.eod))
                 begin = end
         n_rows += len(column)
+        if sink.has_enough:
+            break
     return n_rows
 
 
@@ -288,6 +319,7 @@ def _encode_batches(
     """Encode documents a few at a time; one that lacks a key, or cannot be encoded, is none, for all keys."""
     batch: list[tuple[int, dict[str, str]]] = []
     n_characters = 0
+    first = next(iter(sinks.values()))
 
     def write(some: Sequence[tuple[int, dict[str, str]]]) -> None:
         encoded = {key: encoder.encode([texts[key] for _, texts in some], settings.eod) for key in sinks}
@@ -318,15 +350,24 @@ def _encode_batches(
         if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
             flush()
             n_characters = 0
+            if first.has_enough:
+                return
     flush()
 
 
-def rejected_lines(shards: Shards, number: int, path: Path, lines_of_file_before: int) -> Iterator[str]:
-    """The rejects of a piece as lines for people: file, line in the file from 1, reason."""
+def rejected_lines(
+    shards: Shards, number: int, path: Path, lines_of_file_before: int, n_documents: int | None
+) -> Iterator[str]:
+    """The rejects of a piece as lines for people: file, line in the file from 1, reason.
+
+    Those only that stand before the last of its first `n_documents` documents; None: all.
+    """
     held = shards.rejects(number)
     if not held.is_file():
         return
-    for line in held.read_text().splitlines():
-        told = json.loads(line)
-        where = told["line"] + 1 + lines_of_file_before
-        yield json.dumps({"file": str(path), "line": where, "reason": told["reason"]}) + "\n"
+    with held.open() as lines:
+        for told in map(json.loads, lines):
+            if n_documents is not None and told["documents_before"] >= n_documents:
+                return
+            where = told["line"] + 1 + lines_of_file_before
+            yield json.dumps({"file": str(path), "line": where, "reason": told["reason"]}) + "\n"
