@@ -54,8 +54,8 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
     """Files that words name: a file, a folder (all below it, sorted), a glob pattern (sorted), or `-`.
 
     In folders and patterns what preprocessing left there is passed over, in folders hidden names, too; of a
-    folder that `datasets` saved the files of its state.json are taken. Raises FileNotFoundError for a word that names none, ValueError for
-    a file of another kind or named twice and for a folder of several splits.
+    folder that `datasets` saved the files of its state.json are taken. Raises FileNotFoundError for a word
+    that names none, ValueError for a file of another kind or named twice and for a folder of several splits.
     """
     found: list[Path] = []
     for word in words:
