@@ -184,7 +184,7 @@ def opened(path: Path) -> IO[bytes]:
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
-def columns_of(path: Path, key: str, n_rows: int = 1024) -> Iterator[Any]:
+def columns_of(path: Path, key: str, n_rows: int = 256) -> Iterator[Any]:
     """One column of a parquet file or of an .arrow file of `datasets`, as arrow arrays of some rows.
 
     Raises ValueError for a file of another kind or without the column.
@@ -194,15 +194,17 @@ def columns_of(path: Path, key: str, n_rows: int = 1024) -> Iterator[Any]:
 
     try:
         if path.name.endswith(".parquet"):
-            with pyarrow.parquet.ParquetFile(path) as file:
+            # a buffer: else a row group of the column is read as a whole, however its writer cut them
+            with pyarrow.parquet.ParquetFile(path, buffer_size=LINE_PART, pre_buffer=False) as file:
                 if key not in file.schema_arrow.names:
                     raise ValueError(
                         f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}"
                     )
-                for batch in file.iter_batches(n_rows, columns=[key]):
+                for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
                     yield batch.column(0)
             return
-        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        # not mapped: all that was read of a mapped file counts as memory held
+        with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
             if key not in stream.schema.names:
                 raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
             for batch in stream:
