@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
-from megatron.data.encode_piece import Settings, encode_piece
+from megatron.data.encode_piece import encode_piece
 from megatron.data.indexed_writer import dtype_for, publish
 from megatron.data.join import Joining, Output, finished, may_go_on, pair_prefix, rejects_of
 from megatron.data.shards import Done, Shards, job_of
+from megatron.data.sink import Settings
 from megatron.log import get_logger
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.fast_bpe import FastBpe

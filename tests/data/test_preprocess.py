@@ -313,33 +313,6 @@ def test_a_text_that_cannot_be_encoded_is_a_bad_line_of_its_own(root: Path, tmp_
     assert [tokens.document(i).tolist() for i in range(2)] == [[1, 2], [5]]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    "part", [b"one fish two \\n fish ", "\u4e2d\u6587".encode()], ids=["words", "one word"]
-)
-def test_memory_stays_while_a_document_grows(
-    root: Path, tmp_path: Path, tokenizer: Path, part: bytes, packed: bool
-) -> None:
-    def peak_mb(n_bytes: int) -> float:
-        """Largest resident memory of tokenising one document of so many bytes."""
-        line = b'{"text": "' + part * (n_bytes // len(part)) + b'"}\n'
-        source = tmp_path / ("in.jsonl.gz" if packed else "in.jsonl")
-        source.write_bytes(gzip.compress(line, 1) if packed else line)
-        tool = root / "tools" / "preprocess_data_many_cores.py"
-        script = (
-            "import resource, runpy, sys; sys.argv = sys.argv[1:]\n"
-            "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-            "except SystemExit as end: assert not end.code\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-        )
-        command = [sys.executable, "-c", script, tool, "--input", source, "--output-prefix", "out", "--root",
-                   tmp_path, "--tokenizer-model", tokenizer]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        return int(done.stdout.split()[-1]) / 1024
-
-    assert peak_mb(60_000_000) < peak_mb(1000) + 30
-
-
 def test_a_line_too_long_to_be_parsed_otherwise_is_a_bad_one(
     root: Path, tmp_path: Path, tokenizer: Path
 ) -> None:
