@@ -16,7 +16,7 @@ WORDS = b"one fish two \\n fish "
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(["one fish two fish"] * 9, 300, folder)
+    train_bpe(["one fish two fish"] * 9, 262, folder)
     return folder
 
 
