@@ -42,7 +42,7 @@ void read_block(Worker& w, int input, int64_t at, size_t n) {
             if (errno == EINTR) continue;
             fail();
         }
-        if (got == 0) throw std::runtime_error("the input became shorter while it was read");
+        if (got == 0) throw std::invalid_argument("the input became shorter while it was read");
         held += static_cast<size_t>(got);
     }
     std::memset(w.block.data() + n, 0, kPadding);
@@ -146,7 +146,7 @@ class Encoding {
 
     void document(int64_t n_tokens) {
         if (n_tokens > std::numeric_limits<int32_t>::max())
-            throw std::runtime_error("a document has more tokens than the layout on disk can count");
+            throw std::invalid_argument("a document has more tokens than the layout on disk can count");
         w_.lengths.push_back(static_cast<int32_t>(n_tokens));
         told.n_tokens += n_tokens;
         ++told.n_documents;

@@ -16,10 +16,15 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # of an OSError: no room, or no leave to take it
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
 EXIT, LOCK = "exit.json", ".lock"
 DOWNSTREAM, DOWNSTREAM_RESULTS = "downstream", "results.json"
@@ -56,9 +61,34 @@ def room_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         raise OSError(f"{folder}: {error.strerror}; make room and run the same command again") from error
+
+
+def open_alone(path: Path, name: Path | None = None) -> IO[bytes]:
+    """Open a file, made if it is not there, for this process alone until it is closed.
+
+    ValueError, which says `name`, where another process has it. The lock is the kernel's and ends with the
+    process, however it ends; a file system without locks gives the file without one.
+    """
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(
+                f"{name or path}: another process is at work on it; let that one end, or choose another name"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                file.close()
+                raise
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()  # it was renamed or deleted in between by who had it
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -8,6 +8,9 @@ python tools/inspect_data.py tokens/train_text_document --verify
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
 
 from megatron.command import command, failed, run
 from megatron.data.indexed import IndexedTokens, prefix_of
@@ -22,16 +25,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("prefix", metavar="PREFIX", help="a .bin/.idx pair without its suffix")
     what = parser.add_argument_group("what to do (default: count documents and tokens, draw their lengths)")
-    what.add_argument("--document", type=int, metavar="I", help="show document I, counted from 0, as text")
+    one = what.add_mutually_exclusive_group()
+    one.add_argument("--document", type=int, metavar="I", help="show document I, counted from 0, as text")
     what.add_argument(
         "--tokenizer-model",
         metavar="NAME",
         help="folder, tokenizer.json or hub name for --document; by itself the one that the sidecar names",
     )
-    what.add_argument(
+    one.add_argument(
         "--verify",
         action="store_true",
-        help="read both files through: sums and counts against the sidecar, ids against the vocabulary",
+        help="read both files through: sums and counts against the sidecar, ids against the vocabulary, ends "
+        "of documents",
     )
     return parser
 
@@ -55,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.prefix = prefix_of(args.prefix)
     try:
         if args.verify:
-            found = list(faults(args.prefix))
+            size = Path(f"{args.prefix}.bin")
+            total = size.stat().st_size if size.is_file() else 0
+            with tqdm(total=total, unit="B", unit_scale=True, disable=None, desc="verifying") as bar:
+                found = list(faults(args.prefix, bar.update))
             for sentence in found:
                 print(f"error: {sentence}", file=sys.stderr)
             if not found:
@@ -82,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "its words would be others"
             )
         print(tokenizer.decode(pair.document(args.document).tolist()))
+    except BrokenPipeError:
+        raise  # `| head`: nothing is wrong
     except (OSError, ValueError) as error:
         return failed(error)
     return 0

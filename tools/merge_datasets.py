@@ -4,17 +4,19 @@ python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --o
 """
 
 import argparse
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, failed, run
+from megatron.command import STOPPED, command, failed, run
 from megatron.data.merge import merge
 from megatron.run_dir import room_in
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = command(__doc__)
+    parser = command(__doc__, may_stop=True)
     parser.add_argument(
         "prefixes",
         nargs="+",
@@ -30,9 +32,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Join, and say what came out."""
     args = build_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half written goes
     try:
         with room_in(args.output.parent):
             joined = merge(args.prefixes, args.output)
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return STOPPED
     except (OSError, ValueError) as error:
         return failed(error)
     print(f"{args.output}.bin: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")

@@ -9,22 +9,25 @@ import glob
 import gzip
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from megatron.run_dir import write_whole_bytes
+from megatron.run_dir import read_json, write_whole_bytes
 
 PLAIN = (".jsonl", ".json")
 COMPRESSED = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 COLUMNS = (".parquet", ".arrow")
 SUFFIXES = (*PLAIN, *COMPRESSED, *COLUMNS)
 STDIN = Path("-")
+REJECTS = ".rejects.jsonl"
 LINE_PART = 1 << 20  # bytes of a long line that are held at a time
 LONGEST_ODD_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which is read without being held
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -48,30 +51,32 @@ class Piece:
 
 
 def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """Files that words name: a file, a folder (its files, sorted), a glob pattern (sorted), or `-`.
+    """Files that words name: a file, a folder (all below it, sorted), a glob pattern (sorted), or `-`.
 
-    Raises FileNotFoundError for a word that names none, ValueError for a file of another kind or named twice.
+    In folders and patterns what preprocessing left there is passed over, in folders hidden names, too; of a
+    folder that `datasets` saved the files of its state.json are taken. Raises FileNotFoundError for a word
+    that names none, ValueError for a file of another kind or named twice and for a folder of several splits.
     """
     found: list[Path] = []
     for word in words:
         path = Path(word)
-        if path == STDIN:
+        if path == STDIN or path.is_file():
             here = [path]
         elif path.is_dir():
-            here = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(suffixes)))
-            here = [p for p in here if not _belongs_to_datasets(p)]
-        elif path.is_file():
-            here = [path]
+            here = _files_below(path, suffixes)
         else:
-            here = [Path(p) for p in sorted(glob.glob(word, recursive=True)) if Path(p).is_file()]
+            matched = [Path(p) for p in sorted(glob.glob(word, recursive=True))]
+            inside = [_files_below(p, suffixes) if p.is_dir() else [p] for p in matched if not _was_left(p)]
+            here = list(dict.fromkeys(p for some in inside for p in some))  # ** gives files and their folders
         if not here:
             raise FileNotFoundError(f"{word}: no such file, nor a folder or pattern of {', '.join(suffixes)}")
         found += here
     seen: set[Path] = set()
     for path in found:
-        if path in seen:
+        place = path if path == STDIN else path.resolve()
+        if place in seen:
             raise ValueError(f"{path}: named twice; an input is read once")
-        seen.add(path)
+        seen.add(place)
         if path != STDIN and not path.name.endswith(tuple(suffixes)):
             raise ValueError(f"{path}: wanted one of {', '.join(suffixes)}, or - for standard input")
     return found
@@ -82,9 +87,34 @@ def named(words: Sequence[str]) -> str:
     return ", ".join("standard input" if word == str(STDIN) else word for word in words)
 
 
-def _belongs_to_datasets(path: Path) -> bool:
-    """state.json and dataset_info.json, which Dataset.save_to_disk writes beside its .arrow files."""
-    return path.name in ("state.json", "dataset_info.json") and (path.parent / "dataset_info.json").is_file()
+def _files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files that a folder stands for, sorted by path."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if "dataset_dict.json" in names:
+            told = read_json(Path(place, "dataset_dict.json")) or {}
+            splits = [str(Path(place, split)) for split in told.get("splits", [])]
+            raise ValueError(
+                f"{place}: holds splits that datasets saved; name those you want: {' '.join(splits)}"
+            )
+        state = read_json(Path(place, "state.json")) if "dataset_info.json" in names else None
+        if state is not None and "_data_files" in state:
+            # what else lies there datasets may have cached from the same documents
+            found += [Path(place, one["filename"]) for one in state["_data_files"]]
+            folders.clear()
+            continue
+        here = [Path(place, name) for name in names if name.endswith(tuple(suffixes)) and name[0] != "."]
+        found += [path for path in here if not _was_left(path)]
+    return sorted(found)
+
+
+def _was_left(path: Path) -> bool:
+    """Whether a file is the sidecar of a pair, or the rejects of the job that made one."""
+    if path.name.endswith(REJECTS):
+        job = glob.escape(path.name.removesuffix(REJECTS))
+        return any(path.parent.glob(f"{job}_*_document.idx"))
+    return path.suffix == ".json" and path.with_suffix(".idx").is_file()
 
 
 def cut(paths: Sequence[Path], piece_bytes: int) -> list[Piece]:
@@ -154,7 +184,7 @@ def opened(path: Path) -> IO[bytes]:
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
-def columns_of(path: Path, key: str, n_rows: int = 1024) -> Iterator[Any]:
+def columns_of(path: Path, key: str, n_rows: int = 256) -> Iterator[Any]:
     """One column of a parquet file or of an .arrow file of `datasets`, as arrow arrays of some rows.
 
     Raises ValueError for a file of another kind or without the column.
@@ -164,15 +194,17 @@ def columns_of(path: Path, key: str, n_rows: int = 1024) -> Iterator[Any]:
 
     try:
         if path.name.endswith(".parquet"):
-            with pyarrow.parquet.ParquetFile(path) as file:
+            # a buffer: else a row group of the column is read as a whole, however its writer cut them
+            with pyarrow.parquet.ParquetFile(path, buffer_size=LINE_PART, pre_buffer=False) as file:
                 if key not in file.schema_arrow.names:
                     raise ValueError(
                         f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}"
                     )
-                for batch in file.iter_batches(n_rows, columns=[key]):
+                for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
                     yield batch.column(0)
             return
-        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        # not mapped: all that was read of a mapped file counts as memory held
+        with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
             if key not in stream.schema.names:
                 raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
             for batch in stream:
@@ -206,26 +238,50 @@ def joined_text(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
 def text_of(line: bytes, key: str) -> str:
     """The text under `key` of one line. ValueError says what the line is instead."""
     try:
+        told = line.decode("utf-8-sig", "surrogatepass")  # Python's json would also guess at UTF-16 and 32
         # numbers are not looked at; Python would refuse to convert very long ones
-        record: Any = json.loads(line, parse_int=lambda digits: 0)
+        record: Any = json.loads(told, parse_int=lambda digits: 0)
     except json.JSONDecodeError as error:  # its own words count lines, of which there is one
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from error
+        found = repr(told[error.pos : error.pos + 20]) if error.pos < len(told.rstrip()) else "the line ends"
+        raise ValueError(
+            f"not JSON ({error.msg} at character {error.pos + 1}: {found}){_over_lines(line)}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"not JSON ({error})") from error
+        raise ValueError(
+            f"not UTF-8 (byte {error.start + 1} of the line is 0x{line[error.start]:02x})"
+        ) from error
     except RecursionError as error:
         raise ValueError("JSON nested too deep") from error
     if not isinstance(record, dict):
-        raise ValueError(f"wanted an object, found {type(record).__name__}")
+        raise ValueError(f"found {_kind(record)}, wanted an object{_over_lines(line)}")
     if key not in record:
-        raise ValueError(f"no key '{key}'; it has {', '.join(map(repr, record)) or 'none'}")
+        some = [repr(one) for one in islice(record, 10)] + ["others"] * (len(record) > 10)
+        raise ValueError(f"no key '{key}'; it has {', '.join(some) or 'none'}")
     return checked_text(record[key], key)
 
 
 def checked_text(text: Any, key: str) -> str:
     """A string without unpaired surrogates: such an escape stands for no character and becomes U+FFFD."""
     if not isinstance(text, str):
-        raise ValueError(f"'{key}' is {type(text).__name__}, wanted a string")
+        raise ValueError(f"'{key}' is {_kind(text)}, wanted a string")
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
+
+
+def _over_lines(line: bytes) -> str:
+    """A way out for a file that is one array, or one object, and not an object a line."""
+    if line.strip().startswith(b"["):
+        return "; jq -c '.[]' FILE makes a line of each element of an array"
+    return "; jq -c . FILE makes one line of an object over several" if line.strip() == b"{" else ""
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in the words of JSON."""
+    if value is None:
+        return "null"
+    words = {str: "a string", bool: "true or false", dict: "an object", list: "an array"}
+    if type(value) in words:
+        return words[type(value)]
+    return "a number" if isinstance(value, int | float) else type(value).__name__
 
 
 def without_lone_surrogates(lines: bytes) -> bytes:

@@ -112,6 +112,10 @@ class IndexedTokens:
             )
         return self.tokens[begin : begin + n]
 
+    def copied(self, begin: int, n: int) -> np.ndarray:
+        """As tokens[begin : begin + n], read, not mapped: what was read of a mapped file counts as held."""
+        return np.fromfile(f"{self.prefix}.bin", self.dtype, n, offset=begin * self.dtype.itemsize)
+
     def document(self, i: int) -> np.ndarray:
         """The tokens of document i, a view of the file."""
         if not 0 <= i < self.n_documents:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -15,10 +16,12 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data.indexed import CODES, HEADER, MAGIC, VERSION
+from megatron.run_dir import open_alone
 
 PARTIAL = ".partial"
 SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar is the last to appear
 SPOOL = ".lengths"
+COUNTED_IDS = 1 << 22  # a vocabulary with more is none of text, and counting them takes memory
 BLOCK = 1 << 20  # documents, or tokens, looked at a time
 
 
@@ -49,18 +52,22 @@ class IndexedWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.about = about or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
-        self._counts = np.zeros(1 << 16, dtype=np.int64)  # of each token id, for the entropy
+        # of each token id, for the entropy; None where there are too many kinds of them
+        self._counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
         self._sum = hashlib.sha256()
+        self._is_prepared = False
         self._bin: IO[bytes] | None = None
         self._spool: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._bin = open_alone(self._partial(".bin"), self.prefix)
         if any(self.begun):
-            self._bin, self._spool = self._partial(".bin").open("r+b"), self._partial(SPOOL).open("r+b")
+            self._spool = self._partial(SPOOL).open("r+b")
             self._read_again(*self.begun)
         else:
-            self._bin, self._spool = self._partial(".bin").open("wb"), self._partial(SPOOL).open("w+b")
+            self._bin.truncate(0)
+            self._spool = self._partial(SPOOL).open("w+b")
         return self
 
     def has_begun(self) -> bool:
@@ -93,15 +100,19 @@ class IndexedWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._bin is not None and self._spool is not None, "__enter__ comes first"
+        is_whole = False
         try:
             if kind is None:
-                self._finish()
+                self.prepare()
+                publish(self.prefix, self.scratch)
+                is_whole = True
         finally:
-            self._bin.close()
-            self._spool.close()
-            if kind is None or not self.keep_partial:
+            if is_whole or not self.keep_partial:  # before they are closed: then another process may begin
                 for suffix in (*SUFFIXES, SPOOL):
                     self._partial(suffix).unlink(missing_ok=True)
+            for file in (self._bin, self._spool):
+                with suppress(*(() if is_whole else (OSError,))):  # of a full disk it has been said
+                    file.close()
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:
         """Append one document. ValueError for an id that the dtype cannot hold."""
@@ -132,18 +143,23 @@ class IndexedWriter:
     def _count(self, ids: np.ndarray) -> None:
         if self.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
             ids = ids.astype("<i4")
+        if self._counts is None:
+            return
         if len(ids) and self.dtype.itemsize > 2 and int(ids.max()) >= len(self._counts):
+            if int(ids.max()) >= COUNTED_IDS:
+                self._counts = None
+                return
             self._counts = np.pad(self._counts, (0, int(ids.max()) + 1 - len(self._counts)))
         _csrc.count_ids(ids, self._counts)
 
     def _partial(self, suffix: str) -> Path:
         return self.scratch / (self.prefix.name + suffix + PARTIAL)
 
-    def _final(self, suffix: str) -> Path:
-        return self.prefix.with_name(self.prefix.name + suffix)
-
-    def _finish(self) -> None:
-        assert self._bin is not None and self._spool is not None
+    def prepare(self) -> None:
+        """Write all that is to be written, so that only the names are missing; a second call does nothing."""
+        assert self._bin is not None and self._spool is not None, "prepare inside the `with`"
+        if self._is_prepared:
+            return
         index_sum = hashlib.sha256()
         with self._partial(".idx").open("wb") as file:
             for block in self._index():
@@ -157,7 +173,7 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            "unigram_entropy_nats": unigram_entropy(self._counts),
+            "unigram_entropy_nats": None if self._counts is None else unigram_entropy(self._counts),
             **self.about,
             "sha256": {"bin": self._sum.hexdigest(), "idx": index_sum.hexdigest()},
         }
@@ -166,11 +182,7 @@ class IndexedWriter:
         for suffix in SUFFIXES:
             with self._partial(suffix).open("rb") as file:
                 os.fsync(file.fileno())
-        # an older pair goes first: killed in between, this must not leave new tokens under an old index
-        for suffix in reversed(SUFFIXES):
-            self._final(suffix).unlink(missing_ok=True)
-        for suffix in SUFFIXES:
-            self._partial(suffix).rename(self._final(suffix))
+        self._is_prepared = True
 
     def _lengths(self) -> Iterator[np.ndarray]:
         assert self._spool is not None
@@ -192,6 +204,19 @@ class IndexedWriter:
             begin = int(ends[-1])
         for first in range(0, n + 1, BLOCK):
             yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
+
+
+def publish(prefix: Path, scratch: Path) -> None:
+    """Give the partial files of a prepared pair their names; killed in between, it may be called again."""
+    final = {suffix: prefix.with_name(prefix.name + suffix) for suffix in SUFFIXES}
+    partial = {suffix: scratch / (prefix.name + suffix + PARTIAL) for suffix in SUFFIXES}
+    if partial[".bin"].exists():
+        # an older pair goes first: killed in between, this must not leave new tokens under an old index
+        for suffix in reversed(SUFFIXES):
+            final[suffix].unlink(missing_ok=True)
+    for suffix in SUFFIXES:
+        if partial[suffix].exists():
+            partial[suffix].rename(final[suffix])
 
 
 def unigram_entropy(counts: np.ndarray) -> float | None:

@@ -6,8 +6,7 @@ killed job goes on from there.
 """
 
 import hashlib
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.documents import STDIN, Piece
+from megatron.data.documents import REJECTS, STDIN, Piece
 from megatron.data.encode_piece import rejected_lines
-from megatron.data.indexed_writer import PARTIAL, IndexedWriter
+from megatron.data.indexed import HEADER
+from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.shards import Done, Joined, Shards
 from megatron.log import get_logger
+from megatron.run_dir import FULL, read_json, written_whole
 
 log = get_logger(__name__)
 JOINED_BYTES = 1 << 20  # read at a time: what is summed, counted and written stays in the core's cache
@@ -39,7 +40,7 @@ class Output:
 class Joining:
     """The outputs of a job while they grow: a context manager.
 
-    Left by an exception it keeps what is there if it was told `keep`, for the same job to go on from.
+    Left by an exception after which the same job may go on it keeps what is there.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Joining:
         self.pieces, self.shards, self.prefix, self.max_tokens = pieces, shards, prefix, max_tokens
         self.length_of_empty = int(about["append_eod"])
         self.sums = {piece.path: hashlib.sha256() for piece in pieces if piece.path != STDIN}
+        self.summed = dict.fromkeys(self.sums, 0)  # bytes
         nothing = Joined(0, dict.fromkeys(shards.keys, (0, 0)), dict.fromkeys(shards.keys, 0))
         self.joined = shards.read_joined() or nothing
         self.writers = self._writers(dtype, about)
@@ -69,7 +71,7 @@ class Joining:
     def _writers(self, dtype: np.dtype, about: dict[str, Any]) -> dict[str, IndexedWriter]:
         return {
             key: IndexedWriter(
-                self.prefix.with_name(f"{self.prefix.name}_{key}_document"),
+                pair_prefix(self.prefix, key),
                 dtype,
                 about | {"json_key": key},
                 begun,
@@ -81,17 +83,15 @@ class Joining:
     def __enter__(self) -> "Joining":
         for writer in self.writers.values():
             self._stack.enter_context(writer)
-        for number in range(self.joined.n_pieces):
+        for number in range(min(self.joined.n_pieces, len(self.kept()))):
             self._sum(number)
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if may_go_on(error[1]):
+            for writer in self.writers.values():
+                writer.keep_partial = True
         self._stack.__exit__(*error)
-
-    def keep(self) -> None:
-        """Leave the partial outputs on disk when an exception comes."""
-        for writer in self.writers.values():
-            writer.keep_partial = True
 
     @property
     def has_enough(self) -> bool:
@@ -100,7 +100,10 @@ class Joining:
         return self.max_tokens is not None and first.n_tokens >= self.max_tokens
 
     def take(self) -> None:
-        """Join all shards whose turn it is."""
+        """Join all shards whose turn it is.
+
+        Raises the ValueError of a piece that ended early, unless max_tokens were there before.
+        """
         while self.joined.n_pieces in self.done:
             number = self.joined.n_pieces
             n_documents: int | None = None
@@ -110,7 +113,9 @@ class Joining:
                     before = writer.n_documents
                     empty[key] += self._join(number, key, writer, n_documents)
                     n_documents = writer.n_documents - before  # as many of every key
-            self._sum(number)
+                if (error := self.done[number].error) and not self.has_enough:
+                    raise ValueError(error)
+                self._sum(number)
             outputs = {key: writer.flush() for key, writer in self.writers.items()}
             self.joined = Joined(number + 1, outputs, empty)
             self.shards.mark_joined(self.joined)
@@ -144,23 +149,64 @@ class Joining:
             left = piece.end - piece.begin
             while left > 0 and (block := file.read(min(left, JOINED_BYTES))):
                 self.sums[piece.path].update(block)
+                self.summed[piece.path] += len(block)
                 left -= len(block)
 
-    def tell_sources(self, paths: Sequence[Path]) -> None:
-        """Put name, sum, size and documents read of each source into the sidecars, and the empty ones."""
-        n_documents = dict.fromkeys(paths, 0)
-        for number, one in self.done.items():
-            n_documents[self.pieces[number].path] += one.n_documents
+    def kept(self) -> list[int]:
+        """Documents that are kept of each piece that is joined, up to the last one that any is wanted of."""
+        left = next(iter(self.writers.values())).n_documents
+        found: list[int] = []
+        for number in range(self.joined.n_pieces):
+            if self.has_enough and not left:
+                break
+            found.append(min(left, self.done[number].n_documents))
+            left -= found[-1]
+        return found
+
+    def finish(self, paths: Sequence[Path], job: str | None) -> tuple[int, Path | None]:
+        """Write all there is to write, up to the names of the outputs; (rejected lines, their file).
+
+        Of each source that was read the sidecars tell name, documents, bytes and the sum of these. A process
+        that is killed while the outputs get their names leaves a folder that says so.
+        """
+        kept = self.kept()
+        n_documents: dict[Path, int] = {path: 0 for path in paths if path not in self.sums}
+        for number, n in enumerate(kept):
+            path = self.pieces[number].path
+            n_documents[path] = n_documents.get(path, 0) + n
         told: list[dict[str, Any]] = []
-        for path in paths:
+        for path in (path for path in paths if path in n_documents):
             held = {"documents_read": n_documents[path]}
             if path == STDIN:
                 told.append({"path": "-", **held})
                 continue
-            sha256 = self.sums[path].hexdigest() if path in self.sums else hashlib.sha256().hexdigest()
-            told.append({"path": path.name, "sha256": sha256, "bytes": path.stat().st_size, **held})
+            sum_ = self.sums.get(path, hashlib.sha256())
+            n_bytes, size = self.summed.get(path, 0), path.stat().st_size
+            of = {"of_bytes": size} if n_bytes < size else {}
+            told.append({"path": path.name, "sha256": sum_.hexdigest(), "bytes": n_bytes, **of, **held})
+        n_rejected = sum(1 for _ in self._rejects(kept))
+        about = {"sources": told, "rejected_lines": n_rejected, "job": job}
         for key, writer in self.writers.items():
-            writer.about |= {"empty_documents": self.joined.empty[key], "sources": told}
+            writer.about |= {"empty_documents": self.joined.empty[key], **about}
+            writer.prepare()
+        rejects = rejects_of(self.prefix)
+        if n_rejected:
+            with written_whole(rejects) as partial, partial.open("w") as file:
+                file.writelines(self._rejects(kept))
+        else:
+            rejects.unlink(missing_ok=True)
+        self.shards.mark_prepared(job)
+        return n_rejected, rejects if n_rejected else None
+
+    def _rejects(self, kept: Sequence[int]) -> Iterator[str]:
+        """The rejected lines of the pieces, in order; of the last one those before the last document."""
+        before: dict[Path, int] = {}
+        for number, n in enumerate(kept):
+            source = self.pieces[number].path
+            n_before = before.get(source, 0)
+            is_last = self.has_enough and number == len(kept) - 1
+            yield from rejected_lines(self.shards, number, source, n_before, n if is_last else None)
+            before[source] = n_before + self.done[number].n_lines
 
     def outputs(self) -> list[Output]:
         """What came out, an output for each key."""
@@ -170,22 +216,38 @@ class Joining:
         ]
 
 
-def write_rejects(
-    pieces: Sequence[Piece], shards: Shards, done: dict[int, Done], prefix: Path
-) -> Path | None:
-    """<prefix>.rejects.jsonl, in the order of the input; None, and no file, where nothing was rejected."""
-    path = prefix.with_name(f"{prefix.name}.rejects.jsonl")
-    if not any(one.n_rejected for one in done.values()):
-        path.unlink(missing_ok=True)
-        return None
-    partial = path.with_name(path.name + PARTIAL)
-    before: dict[Path, int] = {}
-    with partial.open("w") as file:
-        for number in sorted(done):
-            source = pieces[number].path
-            file.writelines(rejected_lines(shards, number, source, before.get(source, 0)))
-            before[source] = before.get(source, 0) + done[number].n_lines
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    return path
+def may_go_on(error: BaseException | None) -> bool:
+    """Whether the same call can go on from what is finished: stopped, a worker lost, or no room."""
+    is_full = isinstance(error, OSError) and error.errno in FULL
+    return is_full or isinstance(error, KeyboardInterrupt | ChildProcessError)
+
+
+def rejects_of(prefix: Path) -> Path:
+    """Where the rejected lines of a job are written."""
+    return prefix.with_name(prefix.name + REJECTS)
+
+
+def pair_prefix(prefix: Path, key: str) -> Path:
+    """The output of one key."""
+    return prefix.with_name(f"{prefix.name}_{key}_document")
+
+
+def finished(
+    prefix: Path, keys: Sequence[str], job: str | None
+) -> tuple[list[Output], int, Path | None] | None:
+    """(outputs, rejected lines, their file) where they lie there whole, made by the same job; else None."""
+    outputs: list[Output] = []
+    n_rejected = 0
+    for one in (pair_prefix(prefix, key) for key in keys):
+        told = read_json(Path(f"{one}.json"))
+        if job is None or told is None or told.get("job") != job:
+            return None
+        n, n_tokens = told["documents"], told["tokens"]
+        sizes = {".bin": n_tokens * np.dtype(told["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
+        paths = {Path(f"{one}{suffix}"): size for suffix, size in sizes.items()}
+        if not all(path.is_file() and path.stat().st_size == size for path, size in paths.items()):
+            return None
+        outputs.append(Output(one, n, n_tokens, told["empty_documents"], told["longest_document"]))
+        n_rejected = told["rejected_lines"]
+    rejects = rejects_of(prefix) if n_rejected else None
+    return (outputs, n_rejected, rejects) if rejects is None or rejects.is_file() else None

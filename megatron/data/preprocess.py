@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
-from megatron.data.encode_piece import Settings, encode_piece
-from megatron.data.indexed_writer import dtype_for
-from megatron.data.join import Joining, Output, write_rejects
-from megatron.data.shards import Done, Shards
+from megatron.data.encode_piece import encode_piece
+from megatron.data.indexed_writer import dtype_for, publish
+from megatron.data.join import Joining, Output, finished, may_go_on, pair_prefix, rejects_of
+from megatron.data.shards import Done, Shards, job_of
+from megatron.data.sink import Settings
 from megatron.log import get_logger
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.fast_bpe import FastBpe
@@ -75,46 +76,73 @@ def preprocess(
     for a full disk. Then no output exists
     that was not there, and none that was has changed.
     """
-    if options.n_workers < 1:
-        raise ValueError(f"workers: found {options.n_workers}, wanted 1 or more")
-    if len(set(options.keys)) < len(options.keys):
-        raise ValueError(f"json keys: {', '.join(options.keys)} has one twice; an output is made for each")
     clock = _Clock()
     paths = find_inputs(inputs)
+    _check(options, prefix, paths)
     known = load(tokenizer)
-    fast, reason = fast_of(known)
-    if fast is None:
-        log.warning("%s: encoded by its own library, several times slower, as %s", known.name, reason)
-    clock.lap("tokenizer")
-    pieces = cut(paths, PIECE_BYTES)
     settings = Settings(
         eod=known.eod_id if options.append_eod else NO_EOD,
         dtype=dtype_for(known.n_tokens).str,
         skip_bad_lines=options.skip_bad_lines,
+        enough=options.max_tokens,
     )
-    shards = Shards(prefix.with_name(f".{prefix.name}.shards"), options.keys)
     made_by = [known.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
-    done = shards.open_folder(pieces, {"made_by": [*made_by, options.max_tokens, *options.keys]})
-    about = {"append_eod": options.append_eod, "special_text": options.special_text} | _about(known)
-    dtype = np.dtype(settings.dtype)
-    try:
-        with Joining(pieces, shards, prefix, dtype, about, options.max_tokens, done) as joining:
-            work = _Work(pieces, shards, settings, options, tokenizer, fast, done, joining)
-            work.run()
-            if not any(one.n_documents or one.n_rejected for one in work.done.values()):
-                raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
-            joining.tell_sources(paths)
-            clock.lap("encoding, joining and sums")
-        rejects = write_rejects(pieces, shards, work.done, prefix)
-    except ChildProcessError:
-        raise  # what is finished stays, for the same call to go on from
-    except (ValueError, OSError):
+    job = job_of(paths, [*made_by, options.max_tokens, *options.keys])
+    shards = Shards(prefix.with_name(f".{prefix.name}.shards"), options.keys)
+    with shards.take(prefix):
+        if shards.is_prepared(job):  # killed while the outputs got their names
+            for key in options.keys:
+                publish(pair_prefix(prefix, key), shards.folder)
+        if found := finished(prefix, options.keys, job):
+            shards.remove()
+            log.info("%s: is there already, made of the same files in the same way", prefix)
+            return Totals(*found, clock.cpu_s)
+        fast, reason = fast_of(known)
+        if fast is None:
+            log.warning("%s: encoded by its own library, several times slower, as %s", known.name, reason)
+        clock.lap("tokenizer")
+        pieces = cut(paths, PIECE_BYTES)
+        about = {"append_eod": options.append_eod, "special_text": options.special_text} | _about(known)
+        done = shards.open_folder(pieces, job)
+        try:
+            joining = Joining(
+                pieces, shards, prefix, np.dtype(settings.dtype), about, options.max_tokens, done
+            )
+            with joining:
+                _Work(pieces, shards, settings, options, tokenizer, fast, done, joining).run()
+                if not any(one.n_documents or one.n_rejected for one in done.values()):
+                    raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
+                n_rejected, rejects = joining.finish(paths, job)
+                clock.lap("encoding, joining and sums")
+        except (ValueError, OSError) as error:
+            if not may_go_on(error):
+                shards.remove()
+            raise
         shards.remove()
-        raise
-    shards.remove()
-    clock.lap("index")
-    n_rejected = sum(one.n_rejected for one in work.done.values())
+    clock.lap("names")
+    if options.max_tokens is not None and not joining.has_enough:
+        wanted = f"{options.max_tokens:,}"
+        log.warning("%s: holds less than the %s tokens asked for; all is kept", named(inputs), wanted)
     return Totals(joining.outputs(), n_rejected, rejects, clock.cpu_s)
+
+
+def _check(options: Options, prefix: Path, paths: Sequence[Path]) -> None:
+    """ValueError for options that make no sense together, and for an output that is an input."""
+    if options.n_workers < 1:
+        raise ValueError(f"workers: found {options.n_workers}, wanted 1 or more")
+    if len(set(options.keys)) < len(options.keys):
+        raise ValueError(f"json keys: {', '.join(options.keys)} has one twice; an output is made for each")
+    for key in options.keys:
+        if "/" in key:
+            raise ValueError(
+                f"json keys: '{key}' has a slash, which no file may have in its name; rename the key"
+            )
+    outputs = {Path(f"{pair_prefix(prefix, key)}.json").resolve() for key in options.keys}
+    for path in paths:
+        if path.resolve() in outputs | {rejects_of(prefix).resolve()}:
+            raise ValueError(
+                f"{path}: is an input, and would be written over; choose another --output-prefix"
+            )
 
 
 def _about(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -152,14 +180,7 @@ class _Work:
         self.tokenizer, self.fast, self.done, self.joining = tokenizer, fast, done, joining
 
     def run(self) -> None:
-        """Encode what is not done, join what is, and show how far it is."""
-        try:
-            self._run()
-        except (KeyboardInterrupt, ChildProcessError):
-            self.joining.keep()  # the same call goes on from there
-            raise
-
-    def _run(self) -> None:
+        """Encode what is not done, add it to `done`, join what is, and show how far it is."""
         waiting = [i for i in range(len(self.pieces)) if i not in self.done]
         if self.done:
             log.info("going on: %d of %d pieces are done already", len(self.done), len(self.pieces))

@@ -6,28 +6,31 @@ a process killed at any moment leaves whole shards and rubbish that is written a
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from megatron.data.documents import STDIN, Piece
-from megatron.run_dir import read_json, write_json
+from megatron.run_dir import open_alone, read_json, write_json
 
 PLAN = "plan.json"
 JOINED = "joined.json"
+PREPARED = "prepared.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of one piece; the sizes are of its shards, over all keys."""
+    """What became of one piece; tokens and bytes are of its shards, over all keys."""
 
     n_lines: int
     n_documents: int
     n_tokens: int
     n_rejected: int
     n_bytes: int
+    error: str | None = None  # what ended the piece early
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,26 @@ class Shards:
     folder: Path
     keys: tuple[str, ...]
 
-    def open_folder(self, pieces: Sequence[Piece], settings: dict[str, Any]) -> dict[int, Done]:
-        """Make the folder, and give the pieces that are done in it already by the same job on the same files.
+    def take(self, name: Path) -> IO[bytes]:
+        """Make the folder, for this process alone until what is given is closed.
+
+        ValueError, which says `name`, where another process has it.
+        """
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # removed in between by who had it
+                return open_alone(self.folder / LOCK, name)
+
+    def open_folder(self, pieces: Sequence[Piece], job: str | None) -> dict[int, Done]:
+        """The pieces that are done in the folder already, by the same job; None is never the same.
 
         A folder of another job is emptied: its outputs are about to be replaced anyway.
         """
-        plan = {"settings": settings, "pieces": [_identity(piece) for piece in pieces]}
-        wanted = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-        held = read_json(self.folder / PLAN) if self.folder.is_dir() else None
-        if held is None or held.get("sha256") != wanted or any(piece.path == STDIN for piece in pieces):
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+        plan = [job, [[piece.begin, piece.end] for piece in pieces]]
+        wanted = hashlib.sha256(json.dumps(plan).encode()).hexdigest()
+        held = read_json(self.folder / PLAN)
+        if held is None or held.get("sha256") != wanted or job is None:
+            self._empty({LOCK})
             write_json(self.folder / PLAN, {"sha256": wanted})
             return {}
         joined = self.read_joined()
@@ -121,19 +133,38 @@ class Shards:
             self.ids(piece, key).unlink(missing_ok=True)
             self.lengths(piece, key).unlink(missing_ok=True)
 
+    def mark_prepared(self, job: str | None) -> None:
+        """Say that only the names of the outputs are missing."""
+        write_json(self.folder / PREPARED, {"job": job})
+
+    def is_prepared(self, job: str | None) -> bool:
+        """Whether only the names of this job's outputs are missing."""
+        held = read_json(self.folder / PREPARED)
+        return job is not None and held is not None and held["job"] == job
+
     def forget_all(self) -> None:
         """Delete what any piece has left."""
-        for path in self.folder.iterdir():
-            if path.name != PLAN:
-                path.unlink()
+        self._empty({LOCK, PLAN})
 
     def remove(self) -> None:
         """Delete the folder with all that is in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._empty({LOCK})
+        (self.folder / LOCK).unlink(missing_ok=True)  # last: until then no other process begins
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _empty(self, but: set[str]) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in but:
+                path.unlink(missing_ok=True)
 
 
-def _identity(piece: Piece) -> list[Any]:
-    if piece.path == STDIN:
-        return ["-"]
-    status = piece.path.stat()
-    return [str(piece.path.resolve()), status.st_size, status.st_mtime_ns, piece.begin, piece.end]
+def job_of(paths: Sequence[Path], settings: Sequence[Any]) -> str | None:
+    """What is equal for two jobs whose outputs are: a sum over the files as they are now and the settings.
+
+    None where standard input is read, of which nobody knows what it will be.
+    """
+    if STDIN in paths:
+        return None
+    files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    return hashlib.sha256(json.dumps([list(settings), files]).encode()).hexdigest()

@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron.log import get_logger
 from megatron.run_dir import read_json, written_whole
 from megatron.tokenizer.hub import cached_file, why_hub_is_silent
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer  # imported where it is used: the C++ encoder of GPT-2 wants none
 
+log = get_logger(__name__)
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -34,6 +36,8 @@ class BpeTokenizer:
 
     def __init__(self, inner: "Tokenizer", name: str, end: str | None = None) -> None:
         """`end`: the token that ends a document, where somebody says. ValueError for a tokenizer without."""
+        inner.no_truncation()  # a tokenizer.json may say so for another use; documents are taken whole
+        inner.no_padding()
         self.inner, self.name = inner, name
         found = (inner.token_to_id(word) for word in ((end,) if end else EOD_NAMES))
         eod = next((i for i in found if i is not None), None)
@@ -106,7 +110,17 @@ def bpe_of_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
     sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (vocab, merges)]
     if sums == [GPT2_VOCAB_SHA256, GPT2_MERGES_SHA256]:
         return Gpt2Tokenizer(vocab, merges, name)
-    return BpeTokenizer(gpt2_tokenizer(vocab, merges), name)
+    made = BpeTokenizer(gpt2_tokenizer(vocab, merges), name)
+    pieces, n_merges = made.told["model"]["vocab"], len(made.told["model"]["merges"])
+    n_unmade = len(pieces) - 256 - n_merges
+    if n_unmade > len(pieces) // 10:
+        log.warning(
+            "%s: has %s pieces that %s never makes; are the two of one tokenizer?",
+            vocab,
+            f"{n_unmade:,}",
+            merges,
+        )
+    return made
 
 
 def load_tokenizer(name_or_folder: str) -> BpeTokenizer:

@@ -98,10 +98,8 @@ def _unlike(told: dict[str, Any]) -> str:
     added = told.get("added_tokens") or []
     if len(added) > 1:
         return f"it has {len(added)} added tokens"
-    if (
-        any(added[0].get(key) for key in ("single_word", "lstrip", "rstrip", "normalized"))
-        if added
-        else False
-    ):
+    if added and any(added[0].get(key) for key in ("single_word", "lstrip", "rstrip", "normalized")):
         return "its added token is matched with conditions"
+    if added and not added[0].get("special", True):
+        return "its added token is no special one"  # which its library finds in a text whatever is asked
     return ""

@@ -9,6 +9,7 @@ from typing import Protocol
 from megatron.tokenizer.bpe import bpe_of_files, load_tokenizer
 
 KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "Llama2cTokenizer", "NullTokenizer")
+MOST_IDS = 2**31 - 1
 
 
 class Tokenizer(Protocol):
@@ -99,6 +100,8 @@ class Null:
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
             raise ValueError(f"--vocab-size: found {vocab_size}, wanted 1 or more")
+        if vocab_size > MOST_IDS:
+            raise ValueError(f"--vocab-size: found {vocab_size}, wanted at most {MOST_IDS}: ids are int32")
         self.name = f"null-{vocab_size}"
         self.n_tokens, self.eod_id = vocab_size + 1, vocab_size
         self.sha256 = hashlib.sha256(self.name.encode()).hexdigest()
@@ -109,9 +112,10 @@ class Null:
     def _encode(self, text: str) -> list[int]:
         ids = []
         for word in text.split():
-            if not (word.isascii() and word.isdigit()) or int(word) >= self.eod_id:
+            digits = word.lstrip("0")[:20]  # more would be too large, and Python would not convert very many
+            if not (word.isascii() and word.isdigit()) or int(digits or 0) >= self.eod_id:
                 raise ValueError(f"NullTokenizer: found '{word[:20]}', wanted numbers under {self.eod_id}")
-            ids.append(int(word))
+            ids.append(int(digits or 0))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -132,7 +136,7 @@ class SentencePiece:
         try:
             self._processor.LoadFromSerializedProto(raw)
         except RuntimeError as error:
-            raise ValueError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+            raise ValueError(f"{path}: not a SentencePiece model") from error  # its words are of its own code
         self.name, self.sha256 = str(path), hashlib.sha256(raw).hexdigest()
         self.n_tokens, self.eod_id = self._processor.vocab_size(), self._processor.eos_id()
         if self.eod_id < 0:

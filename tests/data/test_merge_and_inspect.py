@@ -13,6 +13,8 @@ from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import faults, summarise
 from megatron.data.merge import merge
+from megatron.data.preprocess import Options, preprocess
+from megatron.tokenizer.kinds import TokenizerSpec
 
 DOCUMENTS = {"a": [[1, 2, 3], [], [4]], "b": [[], [5, 6]], "c": [[7] * 9]}
 
@@ -82,6 +84,86 @@ def test_verifying_finds_a_flipped_bit_a_wrong_count_and_an_id_past_the_vocabula
     assert "says 4 documents, the pair has 3" in found
     assert ".bin: its sum is not the sidecar's" in found
     assert "id 260 is past the tokenizer's 8" in found
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """A pair as preprocessing makes it: numbers, each document with its end, the last of them empty."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("1 2 3", "4", "5 6 7 8", "")))
+    spec = TokenizerSpec("NullTokenizer", vocab_size=9)
+    preprocess([str(source)], tmp_path / "x", spec, Options(append_eod=True))
+    return tmp_path / "x_text_document"
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_verifying_finds_a_flip_of_any_bit(real: Path, suffix: str) -> None:
+    assert list(faults(real)) == []
+    path = Path(f"{real}.{suffix}")
+    whole = path.read_bytes()
+    for at in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[at // 8] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        try:
+            assert list(faults(real)), at
+        except ValueError as error:
+            assert str(real) in str(error)
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_verifying_finds_a_file_that_is_cut_or_longer(real: Path, suffix: str) -> None:
+    path = Path(f"{real}.{suffix}")
+    whole = path.read_bytes()
+    for content in [whole[:n] for n in range(len(whole))] + [whole + b"\0", whole * 2]:
+        path.write_bytes(content)
+        try:
+            assert list(faults(real)), len(content)
+        except ValueError as error:
+            assert str(real) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"documents": 5}, "says 5 documents, the pair has 4"),
+        ({"tokens": 1}, "says 1 tokens, the pair has 12"),
+        ({"dtype": "int32"}, "says int32 dtype, the pair has uint16"),
+        ({"longest_document": 4}, "says 4 longest_document, the pair has 5"),
+        ({"empty_documents": 0}, "says 0 empty_documents, the pair has 1"),
+        ({"sha256": {"bin": "0", "idx": "0"}}, "its sum is not the sidecar's"),
+        ({"sha256": {}}, "has no sums"),
+        ({"tokenizer": {"eod_id": 8, "n_tokens": 10}}, "document 0 does not end with id 8"),
+        ({"tokenizer": {"eod_id": 9, "n_tokens": 9}}, "id 9 is past the tokenizer's 9"),
+    ],
+)
+def test_verifying_compares_all_that_the_sidecar_says(real: Path, change: dict, sentence: str) -> None:
+    sidecar = Path(f"{real}.json")
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
+    assert sentence in " ".join(faults(real))
+
+
+def test_counts_are_those_of_all_lengths_however_many_documents_are_looked_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron.data.inspect.BLOCK_DOCUMENTS", 7)
+    lengths = np.random.default_rng(0).integers(0, 40, 100)
+    with IndexedWriter(tmp_path / "many", np.dtype(np.uint16)) as writer:
+        writer.add_documents(np.zeros(lengths.sum(), np.uint16), lengths)
+    told = summarise(IndexedTokens(tmp_path / "many"))
+    assert (told.shortest, told.longest, told.median) == (lengths.min(), lengths.max(), np.median(lengths))
+    assert told.mean == lengths.mean()
+    assert [n for _, n in told.histogram] == [
+        int(((lengths >= least) & (lengths < most)).sum())
+        for least, most in [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
+    ]
+
+
+def test_what_is_so_of_all_pairs_is_so_of_the_joined_one(real: Path, tmp_path: Path) -> None:
+    merge([str(real), str(real)], tmp_path / "joined")
+    told = json.loads((tmp_path / "joined.json").read_text())
+    assert (told["append_eod"], told["empty_documents"], told["documents"]) == (True, 2, 8)
+    assert list(faults(tmp_path / "joined")) == []
 
 
 def test_the_tools_print_what_a_person_asks_for(

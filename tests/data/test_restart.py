@@ -55,7 +55,7 @@ def plain(tmp_path: Path) -> Path:
 def outputs(prefix: Path) -> list[bytes]:
     """The three files of the key `text`; the sidecar without what names the input."""
     told = json.loads(Path(f"{prefix}_text_document.json").read_text())
-    told.pop("sources")
+    told.pop("sources"), told.pop("job")
     files = [Path(f"{prefix}_text_document.{suffix}").read_bytes() for suffix in ("bin", "idx")]
     return [*files, json.dumps(told).encode()]
 
@@ -121,7 +121,7 @@ def test_what_another_job_left_is_not_taken_over(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Joining, "tell_sources", stop)
+        patched.setattr(module.Joining, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
             preprocess([str(plain)], tmp_path / "out", tokenizer, Options())
     assert (tmp_path / ".out.shards").is_dir()
@@ -179,7 +179,7 @@ def test_what_was_joined_for_fewer_tokens_is_not_taken_over(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Joining, "tell_sources", stop)
+        patched.setattr(module.Joining, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
             preprocess([str(plain)], tmp_path / "out", tokenizer, Options(max_tokens=100))
     for name in ("out", "whole"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from megatron import _csrc
 from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
@@ -139,6 +139,8 @@ def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() ->
     assert "pre-tokeniser" in reason(bpe)
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     assert "lacks 256 of the 256 bytes" in reason(bpe)
+    bpe.add_tokens([AddedToken("<|endoftext|>", normalized=False, special=False)])
+    assert reason(bpe) == "its added token is no special one"
     bpe.normalizer = normalizers.NFC()
     assert "normaliser" in reason(bpe)
 

@@ -1,9 +1,11 @@
 """The kinds of tokenizer beside byte-level BPE, and GPT-2 without a network."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.preprocess import Options, preprocess
@@ -44,10 +46,55 @@ def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
     tokens = IndexedTokens(tmp_path / "out_text_document")
     assert tokens.dtype.name == "int32"
     assert [tokens.document(i).tolist() for i in range(2)] == [[5, 17, 70000, 70001], [70001]]
-    for text in ("5 x", "-1", "70001"):
+    for text in ("5 x", "-1", "70001", "9" * 5000, "\u0665"):
         source.write_text(json.dumps({"text": text}) + "\n")
         with pytest.raises(ValueError, match="wanted numbers under 70001"):
             preprocess([str(source)], tmp_path / "bad", spec, Options())
+    assert load(spec).encode_batch(["0 " + "0" * 5000 + "7"]) == [[0, 7]]
+    for size in (0, 2**31):
+        with pytest.raises(ValueError, match=f"--vocab-size: found {size}, wanted"):
+            load(TokenizerSpec("NullTokenizer", vocab_size=size))
+
+
+# Megatron's rule, which leaves room for a few more ids: uint16 under 65,500 of them, with the end's
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [
+        (65498, "uint16"),
+        (65499, "int32"),
+        (65534, "int32"),
+        (65535, "int32"),
+        (65536, "int32"),
+        (2**31 - 1, "int32"),
+    ],
+)
+def test_ids_at_the_edge_of_two_bytes_come_back(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+    source = tmp_path / "in.jsonl"
+    ids = [0, vocab_size // 2, vocab_size - 1]
+    source.write_text(json.dumps({"text": " ".join(map(str, ids))}) + "\n")
+    spec = TokenizerSpec("NullTokenizer", vocab_size=vocab_size)
+    preprocess([str(source)], tmp_path / "out", spec, Options(append_eod=True))
+    tokens = IndexedTokens(tmp_path / "out_text_document")
+    assert tokens.dtype.name == dtype
+    assert tokens.document(0).tolist() == [*ids, vocab_size]
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["fast", "library"])
+def test_a_tokenizer_file_that_cuts_and_pads_gives_documents_whole(
+    tmp_path: Path, normalizer: normalizers.Normalizer | None
+) -> None:
+    train_bpe(["the cat sat on the mat"] * 9, 262, tmp_path)
+    plain = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    plain.normalizer = normalizer
+    wanted = [plain.encode("the cat sat on the mat " * 9).ids, plain.encode("a").ids]
+    plain.enable_truncation(8)
+    plain.enable_padding(length=20)
+    plain.save(str(tmp_path / "short.json"))
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"text": "the cat sat on the mat " * 9}) + '\n{"text": "a"}\n')
+    preprocess([str(source)], tmp_path / "out", str(tmp_path / "short.json"), Options(n_workers=1))
+    tokens = IndexedTokens(tmp_path / "out_text_document")
+    assert [tokens.document(i).tolist() for i in range(2)] == wanted
 
 
 def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
@@ -103,3 +150,18 @@ def test_two_files_of_another_vocabulary_are_not_taken_for_gpt2(tmp_path: Path) 
     found = load_tokenizer(str(tmp_path / "two"))
     assert not isinstance(found, Gpt2Tokenizer)
     assert found.encode("the cat") == load_tokenizer(str(tmp_path)).encode("the cat")
+
+
+def test_a_vocabulary_beside_the_merges_of_another_is_told(
+    scaling_data: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("megatron"), "propagate", True)  # for caplog to hear it
+    vocab = scaling_data / "gpt2_tokenizer" / "vocab.json"
+    merges = scaling_data / "megatron_openwebtext" / "gpt2-tiny-merges.txt"
+    with caplog.at_level("WARNING"):
+        load(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(vocab), merge_file=str(merges)))
+    assert "pieces that" in caplog.text and "are the two of one tokenizer?" in caplog.text
+    caplog.clear()
+    own = scaling_data / "megatron_openwebtext" / "gpt2-tiny-vocab.json"
+    load(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(own), merge_file=str(merges)))
+    assert caplog.text == ""

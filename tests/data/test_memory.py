@@ -1,0 +1,74 @@
+"""Memory of preprocessing grows neither with a document nor with a file, whatever it is packed in."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.tokenizer.train_bpe import train_bpe
+
+WORDS = b"one fish two \\n fish "
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe(["one fish two fish"] * 9, 262, folder)
+    return folder
+
+
+def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
+    """Largest resident memory of tokenising a file."""
+    tool = root / "tools" / "preprocess_data_many_cores.py"
+    script = (
+        "import resource, runpy, sys; sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", script, tool, "--input", source, "--output-prefix", "out", "--root",
+               source.parent / "tokens", "--tokenizer-model", tokenizer, *words]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return int(done.stdout.split()[-1]) / 1024
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("part", "keys"),
+    [(WORDS, ["text"]), (WORDS, ["text", "n"]), ("\u4e2d\u6587".encode(), ["text"])],
+    ids=["words", "words of one key of two", "one word"],
+)
+def test_memory_stays_while_a_document_grows(
+    root: Path, tmp_path: Path, tokenizer: Path, part: bytes, packed: bool, keys: list[str]
+) -> None:
+    def peak(n_bytes: int) -> float:
+        line = b'{"n": "1", "text": "' + part * (n_bytes // len(part)) + b'"}\n'
+        source = tmp_path / ("in.jsonl.gz" if packed else "in.jsonl")
+        source.write_bytes(gzip.compress(line, 1) if packed else line)
+        return peak_mb(root, tokenizer, source, "--json-keys", *keys)
+
+    assert peak(60_000_000) < peak(1000) + 30
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_memory_stays_while_a_file_of_columns_grows(
+    root: Path, tmp_path: Path, tokenizer: Path, kind: str
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def peak(n_rows: int) -> float:
+        rng = np.random.default_rng(0)
+        texts = [str(number) * 50 for number in rng.integers(10**9, size=n_rows)]
+        table = pyarrow.table({"text": texts})
+        source = tmp_path / f"in.{kind}"
+        if kind == "parquet":
+            parquet.write_table(table, source, row_group_size=n_rows)  # all in one
+        else:
+            with pyarrow.ipc.new_stream(source, table.schema) as stream:
+                stream.write_table(table, max_chunksize=1000)  # as datasets does
+        return peak_mb(root, tokenizer, source)
+
+    assert peak(200_000) < peak(5_000) + 30  # 90 MB of text
