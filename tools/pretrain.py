@@ -64,7 +64,8 @@ def planned(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     """The run and what follows from it. Nothing here waits for torch: a misspelt word is told at once."""
     from megatron.mixture.spec import prepare
 
-    mixture = (read_yaml(path, overrides).get("dataset") or {}).get("mixture")
+    data = read_yaml(path, overrides).get("dataset")
+    mixture = data.get("mixture") if isinstance(data, dict) else None  # `read_config` refuses the rest
     if mixture is not None:
         prepare(mixture)
     config = read_config(path, overrides)

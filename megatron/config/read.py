@@ -69,9 +69,8 @@ def build_config(raw: Any, where: str = "configuration") -> RunConfig:
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: wanted sections with keys, found {type(raw).__name__}")
     model = raw.get("model") or {}
-    data = raw.get("dataset")
+    data = raw.get("dataset") or {}
     raw = {**raw, "objective": _whole_name(raw.get("objective"))} if "objective" in raw else raw
-    data = data if isinstance(data, dict) else {}  # `_section` refuses the rest
     try:
         _refuse_misspelt(raw)
         mixture = data.get("mixture")
@@ -197,7 +196,9 @@ def _eod_of_sidecar(prefix: str | None) -> int:
     return told
 
 
-def _refuse_unknown_keys(cls: type, raw: dict[str, Any], path: str) -> None:
+def _refuse_unknown_keys(cls: type, raw: Any, path: str) -> None:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path.rstrip('.')}: wanted keys, found {raw!r}")
     known = [f.name for f in fields(cls)]
     for key in raw:
         if key not in known:
@@ -211,16 +212,14 @@ def _refuse_misspelt(raw: dict[str, Any]) -> None:
     """
     _refuse_unknown_keys(RunConfig, raw, "")
     for name, hint in get_type_hints(RunConfig).items():
-        if is_dataclass(hint) and name != "model" and isinstance(raw.get(name), dict):
+        if is_dataclass(hint) and name != "model" and raw.get(name) is not None:
             _refuse_unknown_keys(hint, raw[name], f"{name}.")
 
 
 def _section(cls: type, raw: Any, path: str) -> Any:
     """One dataclass from one dictionary, recursively; every key known and every value of its type."""
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path.rstrip('.')}: wanted keys, found {raw!r}")
-    known = {f.name: f for f in fields(cls)}
     _refuse_unknown_keys(cls, raw, path)
+    known = {f.name: f for f in fields(cls)}
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in raw.items():

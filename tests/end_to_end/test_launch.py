@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from megatron.checkpoint import layout
+from megatron.command import load_tool
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.run_dir import PLAN, RESULT, read_json, read_metrics
 
@@ -47,6 +48,12 @@ def launch(root: Path, launcher: str, corpus: str, run: Path, *more: str) -> sub
     if launcher == "train_mpi":
         settings |= {"CLUSTER": "frontier", "GLOO_SOCKET_IFNAME": "lo", "CACHE_ROOT": str(run.parent)}
     return start(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
+
+
+def test_a_section_that_is_none_is_one_sentence(root) -> None:
+    pretrain = load_tool(root / "tools" / "pretrain.py")
+    with pytest.raises(ValueError, match="dataset: wanted keys, found 3"):
+        pretrain.planned(str(root / "examples_scaling" / "training" / "small.yaml"), ["dataset=3"])
 
 
 @pytest.mark.ranks
