@@ -45,7 +45,7 @@ class _Turn(torch.autograd.Function):
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: int) -> Tensor:
     """By the angle, or with -1 for `way` back."""
-    wide, n = x.to(cos.dtype), x.shape[-1] // 2
+    wide, n = x.to(torch.promote_types(x.dtype, cos.dtype)), x.shape[-1] // 2
     turned = wide * cos
     turned[..., :n].addcmul_(wide[..., n:], sin[..., :n], value=-way)
     turned[..., n:].addcmul_(wide[..., :n], sin[..., n:], value=way)
