@@ -140,6 +140,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
+            raise RuntimeError("linear_cross_entropy: keeps its gradients as numbers; they have none")
         grad_hidden, grad_weight = ctx.saved_tensors
         by = grads[0].float()
         return (

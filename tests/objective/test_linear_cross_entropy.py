@@ -27,8 +27,13 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return hidden, weight, targets, scale
 
 
+@pytest.mark.parametrize("rows_of_product", [1, 7])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_value_and_gradients_are_those_of_torch(weighted: bool) -> None:
+def test_value_and_gradients_are_those_of_torch(
+    weighted: bool, rows_of_product: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of three rows, and of seven whose softmax is taken three, three and one at a time."""
+    monkeypatch.setattr(module, "MIN_ROWS", rows_of_product)
     hidden, weight, targets, scale = inputs(torch.float32)
     ours = linear_cross_entropy(hidden, weight, targets, scale if weighted else None)
     (ours * 0.37).backward()
@@ -40,6 +45,14 @@ def test_value_and_gradients_are_those_of_torch(weighted: bool) -> None:
     torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=1e-6)
     for mine, reference in zip(grads, (hidden.grad, weight.grad), strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_of_the_gradient_is_refused_instead_of_being_wrong() -> None:
+    hidden, weight, targets, _ = inputs(torch.float32)
+    # with the square there is a graph, in which the slope of ours would be taken for a constant
+    value = linear_cross_entropy(hidden, weight, targets) + hidden.square().sum()
+    with pytest.raises(RuntimeError, match="keeps its gradients as numbers"):
+        torch.autograd.grad(value, hidden, create_graph=True)
 
 
 def test_under_autocast_products_are_bfloat16_and_gradients_come_back_in_float32() -> None:
