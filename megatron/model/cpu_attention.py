@@ -106,7 +106,7 @@ def _samples(q: Tensor) -> int:
 
 def _held(q: Tensor) -> Tensor:
     """Memory for the scores of one block, flat: asking for it each time costs as much as filling it."""
-    return torch.empty(_samples(q) * q.shape[1] * min(QUERIES, q.shape[2]) * q.shape[2])
+    return q.new_empty(_samples(q) * q.shape[1] * min(QUERIES, q.shape[2]) * q.shape[2], dtype=torch.float32)
 
 
 def _parts(q: Tensor) -> Iterator[slice]:
@@ -134,7 +134,7 @@ def _weights(queries: Tensor, keys: Tensor, causal: bool, held: Tensor) -> Tenso
     scores = held[: len(queries) * n * n_seen].view(len(queries), n, n_seen)
     torch.bmm(queries, keys.transpose(1, 2), out=scores)
     if causal:
-        scores[:, :, n_seen - n :] += torch.full((n, n), -torch.inf).triu_(1)
+        scores[:, :, n_seen - n :] += scores.new_full((n, n), -torch.inf).triu_(1)
     return torch.softmax(scores, -1, out=scores)
 
 
