@@ -89,8 +89,10 @@ def _kill_with_parent() -> Callable[[], None] | None:
 def _common_words(n_ranks: int, port: int) -> dict[str, str]:
     words = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
-    # each rank's share of the cores is one, as under torchrun, unless somebody says otherwise
-    return words if "OMP_NUM_THREADS" in os.environ else words | {"OMP_NUM_THREADS": "1"}
+    # one of several ranks has one core, as under torchrun, unless somebody says otherwise
+    if n_ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        words["OMP_NUM_THREADS"] = "1"
+    return words
 
 
 def _wait(ranks: Sequence[subprocess.Popen], told: list[int]) -> int:

@@ -54,6 +54,19 @@ def test_the_port_is_for_the_ranks_alone(root, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("n_ranks", "own", "told"), [(1, None, ["None"]), (2, None, ["1", "1"]), (2, "3", ["3", "3"])]
+)
+def test_one_of_several_ranks_has_one_core_and_a_single_one_all(
+    root, tmp_path, monkeypatch, n_ranks, own, told
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    tool = start(root, tmp_path, n_ranks, "say(os.environ.get('OMP_NUM_THREADS'))")
+    assert tool.communicate(timeout=120)[0].split() == told
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         ("sys.exit(75)", 75),
