@@ -51,8 +51,9 @@ def written_whole(path: Path) -> Iterator[Path]:
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.rename(path)
-    finally:
+    except BaseException:  # not after the renaming: what has the name then is another's
         partial.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

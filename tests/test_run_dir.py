@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and what is said where the disk does not take them."""
 
 from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import write_whole, written_whole
+from megatron.run_dir import room_in, write_whole, written_whole
+
+FULL = Path("/dev/full")  # takes nothing, as a full disk does
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -28,3 +30,35 @@ def test_the_new_file_is_seen_only_when_it_is_whole_and_on_disk(
         assert not path.exists()
     assert seen == [(True, False)]
     assert path.read_text() == "whole"
+
+
+def test_what_another_writer_begins_after_the_renaming_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "told.json"
+    rename = Path.rename
+
+    def renamed_and_begun_again(partial: Path, target: Path) -> Path:
+        done = rename(partial, target)
+        partial.write_text("another")
+        return done
+
+    monkeypatch.setattr(Path, "rename", renamed_and_begun_again)
+    with written_whole(path) as partial:
+        partial.write_text("ours")
+    assert (path.read_text(), partial.read_text()) == ("ours", "another")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="wants /dev/full")
+def test_a_full_disk_is_told_with_its_folder_and_the_way_out() -> None:
+    with (
+        pytest.raises(OSError, match="^tokens: No space left on device; make room and run"),
+        room_in(Path("tokens")),
+        FULL.open("wb", buffering=0) as file,
+    ):
+        file.write(b"x")
+
+
+def test_what_else_the_system_refuses_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"), room_in(tmp_path):
+        (tmp_path / "absent").read_bytes()
