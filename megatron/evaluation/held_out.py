@@ -25,7 +25,7 @@ from megatron.evaluation.corpus_loss import (
 from megatron.evaluation.scores import Scored, fingerprint, identity
 from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.reduce import wait_for_all
+from megatron.parallel.reduce import any_rank, wait_for_all
 from megatron.parallel.world import World
 from megatron.run_dir import TENSORBOARD, read_json, write_json
 from megatron.tokenizer.kinds import Tokenizer, load_by_name
@@ -186,19 +186,23 @@ def _bar(corpus: IndexedTokens, held: Held, world: World) -> Iterator[tqdm]:
 
 
 def _tokenizer(corpus: IndexedTokens, weights: Weights, asked: str | None, world: World) -> Tokenizer | None:
-    """To count bytes with: as asked, or what corpus or model say; None, told, where there is none.
+    """To count bytes with: as asked, or what corpus or model say; None, told, where a rank has none.
 
     Raises ValueError or FileNotFoundError where the one asked for is not to be had.
     """
     if asked is not None:
         return load_by_name(asked)
     named = [((corpus.sidecar or {}).get("tokenizer") or {}).get("name"), weights.tokenizer]
-    why = "neither corpus nor model names a tokenizer"
+    why, found = "neither corpus nor model names a tokenizer", None
     for name in (name for name in named if name):
         try:
-            return load_by_name(name)
+            found = load_by_name(name)
+            break
         except (OSError, ValueError) as error:
             why = str(error)
+    if not any_rank(found is None, world):  # they count together, or not at all
+        return found
+    why = why if found is None else f"a rank has no {found.name}"
     if world.is_first:
         log.warning("no bits per byte: %s; --tokenizer names one", why)
     return None
