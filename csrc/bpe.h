@@ -126,8 +126,8 @@ struct ShortWord {
     static constexpr size_t kIds = 7;
 
     bool holds(uint64_t wanted_low, uint64_t wanted_high) const {
-        return (__atomic_load_n(&high, __ATOMIC_ACQUIRE) == wanted_high) &
-               (__atomic_load_n(&low, __ATOMIC_RELAXED) == wanted_low);
+        const bool is_high = __atomic_load_n(&high, __ATOMIC_ACQUIRE) == wanted_high;  // before `low` is looked at
+        return is_high & (__atomic_load_n(&low, __ATOMIC_RELAXED) == wanted_low);
     }
 };
 
