@@ -41,6 +41,14 @@ def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder:
     assert run([str(folder / "ask.py")], folder, root) == output
 
 
+@pytest.mark.parametrize("name", ["local", "server"])
+def test_an_example_without_its_words_says_how_it_is_used_and_ends_with_2(root: Path, name: str) -> None:
+    path = f"examples_scaling/mixture/{name}.py"
+    failed = subprocess.run([sys.executable, path], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert f"python {path}" in failed.stderr
+
+
 def test_the_examples_read_a_mixture_here_and_from_a_server(root: Path, folder: Path) -> None:
     text = next((folder / "slimpajama").iterdir())
     (folder / "work").mkdir()
