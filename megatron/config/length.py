@@ -15,6 +15,7 @@ def check_length(length: LrSchedulerConfig) -> None:
     decays = ("decay_iterations", "decay_tokens", "decay_fraction")
     at_most_one(length, "the decay", *decays)
     told = [key for key in decays if getattr(length, key) is not None]
+    told += ["decay_shape"] if length.decay_shape != LrSchedulerConfig.decay_shape else []
     if told and length.kind != "wsd":
         raise ValueError(f"lr_scheduler.{told[0]}: kind {length.kind} has no decay of its own; set kind: wsd")
     for key in ("warmup_fraction", "decay_fraction", "lr_min_ratio"):

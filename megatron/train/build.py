@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,6 +59,7 @@ def build(config: RunConfig, plan: RunPlan, world: World) -> Run:
     """Build a run. ValueError where batch, ranks and data do not fit one another."""
     folder = Path(config.logging.run_dir)
     objective = build_objective(config)
+    deepspeed_settings(config, world)  # what is wrong with them is told before a large model is made
     model = Gpt(config.model)
     initialise(model, config.misc.seed)
     if config.checkpoint.init_from is not None:
@@ -93,14 +95,22 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
     """The engine of a configuration around a built model. ValueError for what it cannot honour."""
     if config.dist.engine == "torch":
         return TorchEngine(model, causal=objective.causal, dist=config.dist, optim=config.optim, world=world)
-    rows = microbatch_rows(config, world)
-    n_microbatches = config.dataset.batch_size // world.n_ranks // rows
-    told = translate(config.dist, config.optim, world.n_ranks, rows, n_microbatches)
-    if config.dist.deepspeed_config is not None:
-        told = with_users_own(told, config.dist.deepspeed_config, config.optim)
+    told = deepspeed_settings(config, world)
+    assert told is not None, "its engine is asked for"
     model.to(world.device)
     optimizer = adamw(dict(model.named_parameters()), config.optim, config.model)
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=told, world=world)
+
+
+def deepspeed_settings(config: RunConfig, world: World) -> dict[str, Any] | None:
+    """What `deepspeed.initialize` takes, with a user's JSON; None for the other engine. Errors as there."""
+    if config.dist.engine != "deepspeed":
+        return None
+    rows = microbatch_rows(config, world)
+    n_microbatches = config.dataset.batch_size // world.n_ranks // rows
+    ours = translate(config.dist, config.optim, world.n_ranks, rows, n_microbatches)
+    theirs = config.dist.deepspeed_config
+    return ours if theirs is None else with_users_own(ours, theirs, config.optim)
 
 
 def build_objective(config: RunConfig) -> Objective:

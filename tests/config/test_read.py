@@ -80,6 +80,10 @@ def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
             "give the length as either total_iterations, total_tokens or total_epochs, not as two of them",
         ),
         (
+            {"lr_scheduler": {"total_tokens": 9, "decay_shape": "linear"}},
+            "lr_scheduler.decay_shape: kind cosine has no decay of its own; set kind: wsd",
+        ),
+        (
             {"lr_scheduler": {"total_tokens": 9, "decay_tokens": 3}},
             "lr_scheduler.decay_tokens: kind cosine has no decay of its own; set kind: wsd",
         ),

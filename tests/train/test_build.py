@@ -1,12 +1,16 @@
 """How a rank's share of a batch is cut into microbatches."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from megatron.config.layout import Layout
+from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.parallel.world import World
-from megatron.train.build import microbatch_rows
+from megatron.train import build as module
+from megatron.train.build import build, microbatch_rows
 
 
 def rows(batch: int, stages: int = 1, told: int | None = None, schedule: str = "1f1b") -> int:
@@ -54,3 +58,23 @@ def test_what_gives_no_schedule_is_one_sentence(batch, stages, told, schedule, s
     with pytest.raises(ValueError) as caught:
         rows(batch, stages, told, schedule)
     assert sentence in str(caught.value)
+
+
+def test_a_deepspeed_json_that_contradicts_is_told_before_a_model_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_early(*words: object) -> None:
+        raise AssertionError("a model is made")
+
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 3}')
+    config = build_config(
+        {
+            "dist": {"engine": "deepspeed", "deepspeed_config": str(tmp_path / "ds.json"), "cpu_only": True},
+            "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "n_tokens": 10},
+            "dataset": {"path_train": "synthetic", "batch_size": 4},
+            "lr_scheduler": {"total_iterations": 1},
+        }
+    )
+    monkeypatch.setattr(module, "Gpt", too_early)
+    with pytest.raises(ValueError, match="train_batch_size is 3, ours 4"):
+        build(config, plan_run(config), World(0, 1, 0, torch.device("cpu")))
