@@ -14,11 +14,10 @@ environment, never from the command line, and is shown nowhere. HF_ENDPOINT name
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import STOPPED, Help, command, failed, run
+from megatron.command import Help, command, failed, run
 from megatron.data.amounts import amount
 from megatron.data.hub_assets import (
     STYLES,
@@ -92,9 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         _download(args)
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on", file=sys.stderr)
-        return STOPPED
     except (OSError, ValueError) as error:
         return failed(error)
     return 0
