@@ -1,6 +1,6 @@
 """Turn text into tokens on disk.
 
-    python tools/preprocess_data_many_cores.py --input 'c4/en/*.json.gz' --output-prefix c4_100M \\
+    python tools/preprocess_data_many_cores.py --input 'c4/train-*.json.gz' --output-prefix c4_100M \\
         --tokenizer-model gpt2 --append-eod --max-tokens 100M --workers 2 --root tokens
 
 writes tokens/c4_100M_text_document.bin, .idx (Megatron's MMIDIDX version 1) and .json (what they were made
