@@ -84,6 +84,14 @@ def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
     return Parser(description=head, epilog=epilog, formatter_class=Help)
 
 
+def action(actions: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
+    """A parser for one of a command's actions, with a help of its own: what it does, and an example."""
+    description = what[0].upper() + what[1:] + "."
+    return actions.add_parser(
+        name, help=what, description=description, epilog=f"example:\n    {example}", formatter_class=Help
+    )
+
+
 def count(word: str) -> int:
     """A whole number above 0."""
     return _at_least(1, word)

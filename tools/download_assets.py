@@ -14,11 +14,10 @@ environment, never from the command line, and is shown nowhere. HF_ENDPOINT name
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import STOPPED, Help, command, failed, run
+from megatron.command import action, command, failed, run
 from megatron.data.amounts import amount
 from megatron.data.hub_assets import (
     STYLES,
@@ -43,7 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__, may_stop=True)
     actions = parser.add_subparsers(dest="what", required=True, help="what to download")
     for name, (repo, files) in TEXTS.items():
-        text = actions.add_parser(name, help=f"text: {repo}", formatter_class=Help)
+        example = f"python tools/download_assets.py {name} --documents 20K --out {name}"
+        text = action(actions, name, f"download text, by itself of {repo}", example)
         part = text.add_argument_group("which part (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
         part.add_argument("--split", choices=("train", "validation"), default="train", help="which documents")
         part.add_argument("--shards", type=amount, metavar="N", help="the first N files; by itself all")
@@ -64,10 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
         )
         _add_common(text)
     for name, what in (
-        ("tokenizer", "the files of a tokenizer"),
-        ("weights", "a model's safetensors, with its tokenizer"),
+        ("tokenizer", "download the files of a tokenizer"),
+        ("weights", "download a model's safetensors, with its tokenizer"),
     ):
-        folder = actions.add_parser(name, help=what, formatter_class=Help)
+        folder = action(actions, name, what, f"python tools/download_assets.py {name} gpt2 --out gpt2")
         folder.add_argument("repo", metavar="NAME", help="model on the hub, as gpt2 or Qwen/Qwen3-0.6B")
         _add_common(folder)
     return parser
@@ -92,9 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         _download(args)
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on", file=sys.stderr)
-        return STOPPED
     except (OSError, ValueError) as error:
         return failed(error)
     return 0

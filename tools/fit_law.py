@@ -1,6 +1,6 @@
 """Fit a scaling law to a table of runs.
 
-python tools/fit_law.py experiments/quickstart/table.csv --form chinchilla --out law.json
+python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
 python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops

@@ -1,6 +1,6 @@
 """Turn text into tokens on disk.
 
-    python tools/preprocess_data_many_cores.py --input 'c4/en/*.json.gz' --output-prefix c4_100M \\
+    python tools/preprocess_data_many_cores.py --input 'c4/train-*.json.gz' --output-prefix c4_100M \\
         --tokenizer-model gpt2 --append-eod --max-tokens 100M --workers 2 --root tokens
 
 writes tokens/c4_100M_text_document.bin, .idx (Megatron's MMIDIDX version 1) and .json (what they were made
@@ -19,7 +19,6 @@ import argparse
 import gc
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # by itself a tenth of the start goes into looking at modules over and over
 
-from megatron.command import STOPPED, command, count, failed, run
+from megatron.command import command, count, failed, run
 from megatron.data.amounts import amount
 from megatron.data.preprocess import Options, preprocess
 from megatron.run_dir import room_in
@@ -104,9 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     quiet=args.quiet,
                 ),
             )
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on", file=sys.stderr)
-        return STOPPED
     except (OSError, ValueError) as error:
         return failed(error)
     for one in totals.outputs:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import Help, command, count, failed, run
+from megatron.command import action, command, count, failed, run
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog, Registered
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
@@ -34,7 +34,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("catalog", type=Path, metavar="CATALOG", help="a DuckDB file, made when missing")
     actions = parser.add_subparsers(dest="action", required=True, help="what to do")
-    add = actions.add_parser("add", help="register new and changed files", formatter_class=Help)
+    example = "python tools/register_corpus.py catalog.duckdb"
+    add = action(
+        actions,
+        "add",
+        "register new and changed files",
+        f"{example} add slim slimpajama --preset slimpajama --tokenizer-model gpt2",
+    )
     add.add_argument("corpus", metavar="NAME", help="of the corpus")
     add.add_argument(
         "inputs",
@@ -52,13 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--threads", type=count, metavar="N", help="of DuckDB and of counting; by itself all cores"
     )
     add_tokenizer_options(add)
-    actions.add_parser("list", help="the corpora, with files, documents and tokens")
+    action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
-        ("describe", "documents and tokens of each value of each property"),
-        ("broken", "file and line of what was no document, and why"),
+        ("describe", "count documents and tokens of each value of each property"),
+        ("broken", "list file and line of what was no document, and why"),
         ("remove", "forget a corpus; its files are left alone"),
     ):
-        actions.add_parser(name, help=what).add_argument("corpus", metavar="NAME", help="of the corpus")
+        one = action(actions, name, what, f"{example} {name} slim")
+        one.add_argument("corpus", metavar="NAME", help="of the corpus")
     return parser
 
 

@@ -1,6 +1,6 @@
 """Take a part of a corpus: the first documents, as many as hold some tokens, or a random sample.
 
-    python tools/subset_corpus.py --input 'c4/en/*.json.gz' --tokens 100M --tokenizer-model gpt2 \\
+    python tools/subset_corpus.py --input 'c4/train-*.json.gz' --tokens 100M --tokenizer-model gpt2 \\
         --append-eod --output c4_100M.jsonl
     python tools/subset_corpus.py --input tokens/c4_text_document --sample 0.1 --output tokens/c4_tenth
 

@@ -149,7 +149,8 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
 def tokens_held(prefix: str | Path) -> int:
     """Tokens of a pair: what its sidecar says, else, where another program made it, what its .bin holds.
 
-    Raises ValueError for a sidecar without the number and for an index of another layout than MMIDIDX 1.
+    Raises ValueError for a sidecar without the number and for an index of another layout than MMIDIDX 1,
+    FileNotFoundError where there is neither.
     """
     if prefix == SYNTHETIC or Path(f"{prefix}.json").is_file():
         n_tokens = read_sidecar(prefix).get("tokens")
@@ -158,6 +159,11 @@ def tokens_held(prefix: str | Path) -> int:
                 f"{prefix}.json: tokens is {n_tokens!r}, wanted a number; preprocess the corpus again"
             )
         return n_tokens
+    if not Path(f"{prefix}.idx").is_file():
+        raise FileNotFoundError(
+            f"{prefix}.idx: no such file; wanted the prefix of a .bin/.idx pair, "
+            "as tools/preprocess_data_many_cores.py writes it"
+        )
     with Path(f"{prefix}.idx").open("rb") as file:
         head = file.read(HEAD.size)
     magic, version, code = HEAD.unpack(head.ljust(HEAD.size, b"\0"))

@@ -13,6 +13,8 @@ VOCAB_MULTIPLE = 128  # rows of the embedding: matrix units work on multiples of
 
 def nearest(word: str, known: list[str]) -> str:
     """`did you mean 'x'?`, or the whole list where nothing is near."""
+    if not known:
+        return "there are none"
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
 

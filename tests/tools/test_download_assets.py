@@ -159,7 +159,7 @@ def test_a_killed_download_leaves_no_final_name_and_goes_on_when_run_again(
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=240)
-        assert process.returncode == 75 and told == "stopped; run the same command again to go on\n"
+        assert process.returncode == 75 and told == "stopped; run the same command again\n"
         assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["model.safetensors.partial"]
         del hub.give
         hub.asked.clear()

@@ -68,6 +68,14 @@ def test_the_examples_of_the_help_parse(tool: Path) -> None:
     assert any(str(tool.relative_to(ROOT)) in command.words for command in commands)
 
 
+@explained
+def test_each_action_of_a_command_has_a_sentence_and_an_example_that_parses(tool: Path) -> None:
+    for parser in list(parsers(load_tool(tool).build_parser()))[1:]:
+        assert parser.description.endswith(".") and parser.description[0].isupper()
+        (command,) = split_commands(parser.epilog.removeprefix("example:\n").splitlines())
+        parse_tool(command)
+
+
 @named
 def test_help_comes_without_slow_libraries_and_a_wrong_word_is_a_line_and_status_2(
     tool: Path, capsys: pytest.CaptureFixture[str]
