@@ -4,15 +4,17 @@ import argparse
 import errno
 import importlib.util
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run me again
+AGAIN_S = 0.05  # until a wish to stop that came within an import is heard
 STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
 WHY = {  # what the system's errors mean to who typed the path, and the way out
     errno.ENOENT: "no such file or folder",
@@ -110,6 +112,32 @@ def _at_least(least: int, word: str) -> int:
     if found < least:
         raise argparse.ArgumentTypeError(f"found '{word}', wanted a whole number of {least} or more")
     return found
+
+
+def stop_when_told() -> None:
+    """Let SIGTERM raise KeyboardInterrupt as Ctrl-C does, and neither of them within an import.
+
+    Modules that Cython makes are begun with an `except: pass`, numpy.random among them: what is raised there
+    is lost, and the command goes on as if nobody had told it to stop.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            raise KeyboardInterrupt
+
+    ctrl_c_is_heard = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    for number in (signal.SIGTERM, signal.SIGALRM, *([signal.SIGINT] if ctrl_c_is_heard else [])):
+        signal.signal(number, stop)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -13,11 +13,10 @@ environment, never from the command line, and is shown nowhere. HF_ENDPOINT name
 
 import argparse
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import action, command, failed, run
+from megatron.command import action, command, failed, run, stop_when_told
 from megatron.data.amounts import amount
 from megatron.data.hub_assets import (
     STYLES,
@@ -89,7 +88,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Download, with a line for each file."""
     args = build_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    stop_when_told()
     try:
         _download(args)
     except (OSError, ValueError) as error:

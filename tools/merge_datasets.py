@@ -4,12 +4,11 @@ python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --o
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import STOPPED, command, failed, run
+from megatron.command import STOPPED, command, failed, run, stop_when_told
 from megatron.data.merge import merge
 from megatron.run_dir import room_in
 
@@ -32,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Join, and say what came out."""
     args = build_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half written goes
+    stop_when_told()
     try:
         with room_in(args.output.parent):
             joined = merge(args.prefixes, args.output)

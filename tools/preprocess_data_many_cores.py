@@ -18,7 +18,6 @@ Killed at any moment, the same command goes on from the last finished piece.
 import argparse
 import gc
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # by itself a tenth of the start goes into looking at modules over and over
 
-from megatron.command import command, count, failed, run
+from megatron.command import command, count, failed, run, stop_when_told
 from megatron.data.amounts import amount
 from megatron.data.preprocess import Options, preprocess
 from megatron.run_dir import room_in
@@ -85,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise, and say what came out."""
     args = build_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers are ended in good order
+    stop_when_told()  # workers are ended in good order
     gc.freeze()  # modules stay; nor are they looked at when the program ends
     try:
         with room_in(args.root):

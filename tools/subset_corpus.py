@@ -8,12 +8,11 @@ Lines stay as they are; a .bin/.idx pair gives a pair. The output appears when i
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import STOPPED, command, failed, run
+from megatron.command import STOPPED, command, failed, run, stop_when_told
 from megatron.data.amounts import amount, amount_or_share
 from megatron.data.subset import Counter, Selection, Subset, pair_of, subset_pair, subset_text
 from megatron.run_dir import room_in
@@ -104,7 +103,7 @@ def take(args: argparse.Namespace) -> Subset:
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the part, and say what it holds."""
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half written goes
+    stop_when_told()  # what is half written goes
     try:
         with room_in(args.output.parent):
             subset = take(args)

@@ -6,7 +6,7 @@ Lengths are spooled to disk beside the tokens, so that memory does not grow with
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -120,8 +120,20 @@ class IndexedWriter:
 
     def add_documents(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append several documents laid end to end: ids [sum of lengths]."""
-        assert self._bin is not None and self._spool is not None, "add documents inside the `with`"
         assert lengths.sum() == len(ids), "lengths and ids are of the same documents"
+        self._append(ids)
+        self._end_documents(lengths)
+
+    def add_in_parts(self, parts: Iterable[np.ndarray]) -> None:
+        """Append one document, of which no more than a part is held at a time."""
+        n_tokens = 0
+        for ids in parts:
+            self._append(ids)
+            n_tokens += len(ids)
+        self._end_documents(np.array([n_tokens]))
+
+    def _append(self, ids: np.ndarray) -> None:
+        assert self._bin is not None, "add documents inside the `with`"
         if ids.dtype != self.dtype and len(ids):
             limits = np.iinfo(self.dtype)
             if ids.min() < limits.min or ids.max() > limits.max:
@@ -130,9 +142,12 @@ class IndexedWriter:
         ids = np.ascontiguousarray(ids, dtype=self.dtype)
         self._bin.write(ids.data)
         self._sum.update(ids.data)
+        self._count(ids)
+
+    def _end_documents(self, lengths: np.ndarray) -> None:
+        assert self._spool is not None, "add documents inside the `with`"
         self._spool.write(lengths.astype("<i4").data)
         self._tell(lengths)
-        self._count(ids)
 
     def _tell(self, lengths: np.ndarray) -> None:
         self.n_tokens += int(lengths.sum(dtype=np.int64))

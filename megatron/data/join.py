@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -135,7 +135,10 @@ class Joining:
                 sizes = np.cumsum(lengths[begin:], dtype=np.int64) * writer.dtype.itemsize
                 n = max(1, int(np.searchsorted(sizes, JOINED_BYTES, side="right")))
                 part = lengths[begin : begin + n]
-                writer.add_documents(np.fromfile(ids, writer.dtype, int(part.sum())), part)
+                if sizes[n - 1] > JOINED_BYTES:
+                    writer.add_in_parts(_parts_of(ids, writer.dtype, int(part[0])))
+                else:
+                    writer.add_documents(np.fromfile(ids, writer.dtype, int(part.sum())), part)
                 begin += n
         return int((lengths == self.length_of_empty).sum())
 
@@ -251,3 +254,12 @@ def finished(
         n_rejected = told["rejected_lines"]
     rejects = rejects_of(prefix) if n_rejected else None
     return (outputs, n_rejected, rejects) if rejects is None or rejects.is_file() else None
+
+
+def _parts_of(ids: IO[bytes], dtype: np.dtype, n_tokens: int) -> Iterator[np.ndarray]:
+    """The next so many ids of a file, JOINED_BYTES at a time."""
+    while n_tokens:
+        part = np.fromfile(ids, dtype, min(n_tokens, JOINED_BYTES // dtype.itemsize))
+        assert len(part), "a shard that is done holds all of its ids"
+        n_tokens -= len(part)
+        yield part

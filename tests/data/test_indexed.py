@@ -51,6 +51,15 @@ def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path,
             assert (tmp_path / f"again{suffix}").read_bytes() == Path(f"{source}{suffix}").read_bytes()
 
 
+def test_a_document_written_in_parts_gives_the_same_bytes(pair: Path, tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "parts", np.dtype(np.uint16)) as writer:
+        for parts in (([5], [6, 7]), (), ([1, 2], [], [3, 65535])):
+            writer.add_in_parts(np.array(part, dtype=np.uint16) for part in parts)
+    for suffix in (".bin", ".idx", ".json"):
+        wanted = pair.with_suffix(suffix).read_text("latin-1").replace("pair", "parts")
+        assert (tmp_path / f"parts{suffix}").read_text("latin-1") == wanted
+
+
 def test_what_is_written_is_read_across_documents(pair: Path) -> None:
     tokens = IndexedTokens(pair)
     assert tokens.document_tokens.tolist() == [3, 0, 4]

@@ -190,8 +190,8 @@ def watched(page: Path, folder: Path, asks: str) -> Visit:
     const frame = document.querySelector("iframe");
     const tell = (words) => {{ document.body.dataset.told = words; }};
     const look = () => {{
-      const root = frame.contentDocument.documentElement;
-      if (!root.dataset.drawn) return setTimeout(look, 100);
+      const root = frame.contentDocument?.documentElement;  // none before the frame's page is begun
+      if (!root?.dataset.drawn) return setTimeout(look, 100);
       {asks}
     }};
     look();

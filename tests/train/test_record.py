@@ -163,6 +163,8 @@ def test_weights_and_biases_is_told_offline_what_metrics_jsonl_is_told(
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")
+    for limit in ("X_SERVICE_WAIT", "INIT_TIMEOUT"):  # of its own process: 30 and 90 s by themselves
+        monkeypatch.setenv(f"WANDB_{limit}", "240")
     run = tmp_path / "run"
     done = pretrain([*words, f"logging.run_dir={run}", "logging.wandb=scaling"])
     assert done.returncode == 0, done.stderr
