@@ -64,7 +64,7 @@ def read_data_paths(path: Path) -> tuple[Corpus, ...]:
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """(file:line, content) without comments, quotes and empty lines."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text ({error}); wanted lines of: weight path-prefix") from error
     for number, line in enumerate(text.splitlines(), 1):
@@ -97,10 +97,13 @@ def _find(written: str, folder: Path, where: str) -> str:
     wanted = os.path.expanduser(os.path.expandvars(written))
     if "$" in wanted:
         raise ValueError(f"{where}: {written} names a variable that is not set")
+    wanted = wanted.removesuffix(".bin").removesuffix(".idx")  # the name of either file is as good
     places = list(dict.fromkeys((wanted, str(folder / wanted))))
     for prefix in places:
         if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
             return prefix
+    if " " in wanted:
+        raise FileNotFoundError(f"{where}: no pair {wanted}.bin/.idx; wanted one corpus a line")
     raise FileNotFoundError(
         f"{where}: no pair {' or '.join(f'{place}.bin/.idx' for place in places)}; "
         "make it with tools/preprocess_data_many_cores.py, or mend the path"

@@ -12,7 +12,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,6 +49,13 @@ class Piece:
     def is_plain(self) -> bool:
         """Whether it is lines that can be read from any byte on."""
         return self.path.name.endswith(PLAIN)
+
+
+@dataclass
+class Reading:
+    """How far a file is read: bytes of it as it lies on disk, of standard input as they come."""
+
+    at: int = 0
 
 
 def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
@@ -143,7 +151,7 @@ def _end_of_line(file: IO[bytes]) -> int:
     return file.tell()
 
 
-def lines_of(piece: Piece) -> Iterator[tuple[int, bytes]]:
+def lines_of(piece: Piece, reading: Reading | None = None) -> Iterator[tuple[int, bytes]]:
     """(line number within the piece from 0, line without its end). ValueError for a broken archive."""
     if piece.is_plain:
         with piece.path.open("rb") as file:
@@ -156,35 +164,50 @@ def lines_of(piece: Piece) -> Iterator[tuple[int, bytes]]:
                 i += 1
         return
     try:
-        with opened(piece.path) as file:
+        with _opened(piece.path) as (file, place):
             for i, line in enumerate(file):
+                if reading is not None:
+                    reading.at = place() if place else reading.at + len(line)
                 yield i, line.rstrip(b"\r\n")
     except (gzip.BadGzipFile, EOFError, OSError) as error:
         raise ValueError(f"{piece.path}: cannot be read to its end ({error})") from error
 
 
-def blocks_of(path: Path) -> Iterator[bytes]:
+def blocks_of(path: Path, reading: Reading | None = None) -> Iterator[bytes]:
     """The bytes of a compressed file or of standard input, in blocks. ValueError for a broken archive."""
+    reading = reading or Reading()
     try:
-        with opened(path) as file:
+        with _opened(path) as (file, place):
             while block := file.read(LINE_PART):
+                reading.at = place() if place else reading.at + len(block)
                 yield block
     except (gzip.BadGzipFile, EOFError, OSError) as error:
         raise ValueError(f"{path}: cannot be read to its end ({error})") from error
 
 
-def opened(path: Path) -> IO[bytes]:
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
     """What a compressed file holds, or standard input."""
+    with _opened(path) as (file, _):
+        yield file
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int] | None]]:
+    """What a compressed file holds, and how far the file itself is read; standard input, and None."""
     if path == STDIN:
-        return sys.stdin.buffer
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    import pyarrow  # for zstandard alone, and it is slow to import
+        yield sys.stdin.buffer, None
+    elif path.name.endswith(".gz"):
+        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as file:
+            yield file, raw.tell  # type: ignore[misc]
+    else:
+        import pyarrow  # for zstandard alone, and it is slow to import
 
-    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+        with pyarrow.OSFile(str(path)) as raw, pyarrow.CompressedInputStream(raw, "zstd") as packed:
+            yield io.BufferedReader(packed), raw.tell
 
 
-def columns_of(path: Path, key: str, n_rows: int = 256) -> Iterator[Any]:
+def columns_of(path: Path, key: str, n_rows: int = 256, reading: Reading | None = None) -> Iterator[Any]:
     """One column of a parquet file or of an .arrow file of `datasets`, as arrow arrays of some rows.
 
     Raises ValueError for a file of another kind or without the column.
@@ -192,6 +215,7 @@ def columns_of(path: Path, key: str, n_rows: int = 256) -> Iterator[Any]:
     import pyarrow  # slow to import, and only columns want it
     import pyarrow.parquet
 
+    reading = reading or Reading()
     try:
         if path.name.endswith(".parquet"):
             # a buffer: else a row group of the column is read as a whole, however its writer cut them
@@ -200,7 +224,9 @@ def columns_of(path: Path, key: str, n_rows: int = 256) -> Iterator[Any]:
                     raise ValueError(
                         f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}"
                     )
+                each = path.stat().st_size / max(1, file.metadata.num_rows)
                 for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
+                    reading.at += int(each * len(batch))
                     yield batch.column(0)
             return
         # not mapped: all that was read of a mapped file counts as memory held
@@ -208,14 +234,15 @@ def columns_of(path: Path, key: str, n_rows: int = 256) -> Iterator[Any]:
             if key not in stream.schema.names:
                 raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
             for batch in stream:
+                reading.at = source.tell()
                 yield batch.column(key)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
 
 
-def rows_of(path: Path, key: str) -> Iterator[list[Any]]:
+def rows_of(path: Path, key: str, reading: Reading | None = None) -> Iterator[list[Any]]:
     """The values of `columns_of`."""
-    for column in columns_of(path, key):
+    for column in columns_of(path, key, reading=reading):
         yield column.to_pylist()
 
 

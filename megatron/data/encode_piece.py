@@ -10,6 +10,7 @@ import numpy as np
 from megatron.data.documents import (
     COLUMNS,
     Piece,
+    Reading,
     blocks_of,
     checked_text,
     columns_of,
@@ -27,8 +28,18 @@ BATCH_DOCUMENTS = 128
 BATCH_CHARACTERS = 1 << 20
 
 
-def encode_piece(piece: Piece, number: int, shards: Shards, settings: Settings, encoder: Encoder) -> Done:
-    """Encode one piece and mark it done.
+Hear = Callable[[int, int, int], object]  # bytes of the piece's file that are read, documents, tokens
+
+
+def ignore(n_bytes: int, n_documents: int, n_tokens: int) -> None:
+    """A `Hear` that nobody listens to."""
+
+
+def encode_piece(
+    piece: Piece, number: int, shards: Shards, settings: Settings, encoder: Encoder,
+    hear: Hear = ignore,
+) -> Done:  # fmt: skip
+    """Encode one piece and mark it done; `hear` is told how far it is, and may raise.
 
     A line that is no document ends the piece, and `Done.error` has file, line and reason: whether it is
     needed at all who joins the pieces knows. Where bad lines are skipped they stand in the piece's rejects.
@@ -38,9 +49,15 @@ def encode_piece(piece: Piece, number: int, shards: Shards, settings: Settings, 
     with ExitStack() as stack:
         sinks = {key: stack.enter_context(Sink(shards, number, key, settings)) for key in shards.keys}
         rejects = stack.enter_context(shards.rejects(number).open("w")) if settings.skip_bad_lines else None
-        bad = BadLines(piece, rejects, next(iter(sinks.values())))
+        first, reading = next(iter(sinks.values())), Reading()
+        bad = BadLines(piece, rejects, first)
+
+        def hear_sinks() -> None:
+            hear(reading.at, first.n_documents, sum(sink.n_tokens for sink in sinks.values()))
+
+        first.hear = hear_sinks
         try:
-            n_lines = _encode(piece, number, shards, settings, encoder, sinks, bad)
+            n_lines = _encode(piece, number, shards, settings, encoder, sinks, bad, reading)
         except ValueError as found:
             n_lines, error = 0, str(found)
             error = error if str(piece.path) in error else f"{piece.path}: {error}"
@@ -64,30 +81,38 @@ def _encode(
     encoder: Encoder,
     sinks: dict[str, Sink],
     bad: BadLines,
+    reading: Reading,
 ) -> int:
     """The documents of one piece to the sinks; returns how many lines it has. ValueError for a bad one."""
     if piece.path.name.endswith(COLUMNS):
         if isinstance(encoder, FastEncoder) and len(sinks) == 1:
-            return _column_fast(piece, next(iter(sinks.items())), settings, encoder, bad)
-        return _columns(piece, sinks, settings, encoder, bad)
+            return _column_fast(piece, next(iter(sinks.items())), settings, encoder, bad, reading)
+        return _columns(piece, sinks, settings, encoder, bad, reading)
     if isinstance(encoder, FastEncoder):
         fast = FastLines(sinks, settings, encoder, bad)
         if piece.is_plain:
             with piece.path.open("rb") as file:
                 fast.of_range(file, piece.begin, piece.end)
         else:
-            fast.of_blocks(blocks_of(piece.path), shards.long_line(number))
+            fast.of_blocks(blocks_of(piece.path, reading), shards.long_line(number))
         return fast.n_lines
-    return _lines(piece, sinks, settings, encoder, bad)
+    return _lines(piece, sinks, settings, encoder, bad, reading)
 
 
-def _lines(piece: Piece, sinks: dict[str, Sink], settings: Settings, encoder: Encoder, bad: BadLines) -> int:
+def _lines(
+    piece: Piece,
+    sinks: dict[str, Sink],
+    settings: Settings,
+    encoder: Encoder,
+    bad: BadLines,
+    reading: Reading,
+) -> int:
     """JSON lines of any file, parsed here."""
     n_lines = 0
 
     def documents() -> Iterator[tuple[int, Callable[[str], str]]]:
         nonlocal n_lines
-        for i, line in lines_of(piece):
+        for i, line in lines_of(piece, reading):
             n_lines = i + 1
             if line.strip():
                 yield i, lambda key, line=line: text_of(line, key)
@@ -97,14 +122,19 @@ def _lines(piece: Piece, sinks: dict[str, Sink], settings: Settings, encoder: En
 
 
 def _columns(
-    piece: Piece, sinks: dict[str, Sink], settings: Settings, encoder: Encoder, bad: BadLines
+    piece: Piece,
+    sinks: dict[str, Sink],
+    settings: Settings,
+    encoder: Encoder,
+    bad: BadLines,
+    reading: Reading,
 ) -> int:
     """Rows of a parquet or arrow file."""
     n_rows = 0
 
     def documents() -> Iterator[tuple[int, Callable[[str], str]]]:
         nonlocal n_rows
-        columns = [rows_of(piece.path, key) for key in sinks]
+        columns = [rows_of(piece.path, key, Reading() if i else reading) for i, key in enumerate(sinks)]
         for batches in zip(*columns, strict=True):
             for values in zip(*batches, strict=True):
                 row = dict(zip(sinks, values, strict=True))
@@ -116,12 +146,17 @@ def _columns(
 
 
 def _column_fast(
-    piece: Piece, keyed: tuple[str, Sink], settings: Settings, encoder: FastEncoder, bad: BadLines
+    piece: Piece,
+    keyed: tuple[str, Sink],
+    settings: Settings,
+    encoder: FastEncoder,
+    bad: BadLines,
+    reading: Reading,
 ) -> int:
     """One column, from arrow's buffers as they are; values that are no strings are judged one by one."""
     key, sink = keyed
     n_rows = 0
-    for column in columns_of(piece.path, key):
+    for column in columns_of(piece.path, key, reading=reading):
         joined = joined_text(column)
         if joined is None:
             _encode_batches(

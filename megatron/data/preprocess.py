@@ -7,11 +7,9 @@ processes.
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import local
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
-from megatron.data.encode_piece import encode_piece
+from megatron.data.encode_piece import Hear, encode_piece, ignore
 from megatron.data.indexed_writer import dtype_for, publish
 from megatron.data.join import Joining, Output, finished, may_go_on, pair_prefix, rejects_of
+from megatron.data.progress import Progress
 from megatron.data.shards import Done, Shards, job_of
 from megatron.data.sink import Settings
 from megatron.log import get_logger
@@ -31,7 +30,7 @@ from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    pass
 
 PIECE_BYTES = 8 << 20
 
@@ -184,26 +183,24 @@ class _Work:
         waiting = [i for i in range(len(self.pieces)) if i not in self.done]
         if self.done:
             log.info("going on: %d of %d pieces are done already", len(self.done), len(self.pieces))
-        n_documents = sum(one.n_documents for one in self.done.values())
-        n_tokens = sum(one.n_tokens for one in self.done.values())
-        total = sum(piece.end - piece.begin for piece in self.pieces)
-        begun = sum(self.pieces[number].end - self.pieces[number].begin for number in self.done)
-        with _bar("tokenising", total, begun, self.options.quiet) as bar:
+        sizes = [piece.end - piece.begin for piece in self.pieces]
+        total = None if any(piece.path == STDIN for piece in self.pieces) else sum(sizes)
+        begun = sum(sizes[number] for number in self.done)
+        with Progress("tokenising", total, begun, self.options.quiet) as progress:
+            progress.n_documents = sum(one.n_documents for one in self.done.values())
+            progress.n_tokens = sum(one.n_tokens for one in self.done.values())
             self.joining.take()
-            for number, one in self._encoded(waiting):
+            for number, one in self._encoded(waiting, progress):
                 self.done[number] = one
                 self.joining.take()
-                n_documents += one.n_documents
-                n_tokens += one.n_tokens
-                if bar is not None:
-                    bar.set_postfix_str(f"{n_documents:,} documents, {n_tokens:,} tokens", refresh=False)
-                    bar.update(self.pieces[number].end - self.pieces[number].begin)
+                if self.pieces[number].path != STDIN:
+                    progress.hear(number, sizes[number], one.n_documents, one.n_tokens)
 
-    def _encoded(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
+    def _encoded(self, waiting: Sequence[int], progress: Progress) -> Iterator[tuple[int, Done]]:
         """Encode pieces, and give them as they are finished; none is begun once max_tokens are there."""
         fast = self.fast
         if fast is None:
-            yield from self._by_processes(waiting)
+            yield from self._by_processes(waiting, progress)
             return
         own = local()
 
@@ -212,18 +209,24 @@ class _Work:
                 return number, Done(0, 0, 0, 0, 0)
             if not hasattr(own, "encoder"):
                 own.encoder = FastEncoder(fast, self.options.special_text)
-            return number, encode_piece(self.pieces[number], number, self.shards, self.settings, own.encoder)
+            hear = functools.partial(progress.hear, number)
+            piece = self.pieces[number]
+            return number, encode_piece(piece, number, self.shards, self.settings, own.encoder, hear)
 
+        if any(piece.path == STDIN for piece in self.pieces):
+            yield from map(encode, waiting)  # a signal ends the wait for a pipe in the main thread only
+            return
         with ThreadPoolExecutor(self.options.n_workers) as pool:
             futures: list[Future[tuple[int, Done]]] = [pool.submit(encode, number) for number in waiting]
             try:
                 for future in as_completed(futures):
                     yield future.result()
             except BaseException:
+                progress.end()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _by_processes(self, waiting: Sequence[int]) -> Iterator[tuple[int, Done]]:
+    def _by_processes(self, waiting: Sequence[int], progress: Progress) -> Iterator[tuple[int, Done]]:
         from megatron.data.workers import as_finished  # threads need no processes, nor their slow import
 
         begin = functools.partial(
@@ -232,7 +235,8 @@ class _Work:
         jobs = ((number, self.pieces[number]) for number in waiting if not self.joining.has_enough)
         n_workers = min(self.options.n_workers, len(waiting))
         if n_workers < 2 or any(piece.path == STDIN for piece in self.pieces):
-            yield from map(begin(), jobs)
+            work = begin()
+            yield from (work(job, functools.partial(progress.hear, job[0])) for job in jobs)
         else:
             yield from as_finished(begin, jobs, n_workers)
 
@@ -250,14 +254,6 @@ class _LibraryWork:
         self.encoder: Encoder = LibraryEncoder(load(tokenizer), special_text)
         self.shards, self.settings = shards, settings
 
-    def __call__(self, job: tuple[int, Piece]) -> tuple[int, Done]:
+    def __call__(self, job: tuple[int, Piece], hear: Hear = ignore) -> tuple[int, Done]:
         number, piece = job
-        return number, encode_piece(piece, number, self.shards, self.settings, self.encoder)
-
-
-def _bar(title: str, total: int, begun: int, quiet: bool) -> "AbstractContextManager[tqdm | None]":
-    if quiet or not sys.stderr.isatty():
-        return nullcontext()
-    from tqdm import tqdm  # slow to import, and a log wants no bar
-
-    return tqdm(total=total, initial=begun, unit="B", unit_scale=True, desc=title)
+        return number, encode_piece(piece, number, self.shards, self.settings, self.encoder, hear)

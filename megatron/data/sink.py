@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -32,6 +33,7 @@ class Sink:
         self.lengths = shards.lengths(piece, key).open("wb", buffering=0)
         self.settings = settings
         self.n_documents = self.n_tokens = 0
+        self.hear: Callable[[], object] = lambda: None  # called when documents were appended
 
     def __enter__(self) -> "Sink":
         return self
@@ -50,6 +52,7 @@ class Sink:
         """Take note of documents that were appended."""
         self.n_documents += n_documents
         self.n_tokens += n_tokens
+        self.hear()
 
     def rewind(self) -> None:
         """Drop what was appended and not counted."""

@@ -55,6 +55,12 @@ def test_a_file_is_read_as_people_write_it(folder: Path, monkeypatch: pytest.Mon
     )
 
 
+def test_a_file_of_windows_and_the_name_of_either_file_of_a_pair_are_read(folder: Path) -> None:
+    path = written(folder, "")
+    path.write_bytes(b"\xef\xbb\xbf0.5 a.bin\r\n0.5 deep/c.idx\r\n")
+    assert read_data_paths(path) == (Corpus("a", Fraction(1, 2)), Corpus("deep/c", Fraction(1, 2)))
+
+
 def test_one_corpus_needs_no_weight_and_a_prefix_no_file(folder: Path) -> None:
     assert read_corpora(written(folder, "a")) == read_corpora("a") == (Corpus("a", Fraction(1)),)
 
@@ -64,6 +70,7 @@ def test_one_corpus_needs_no_weight_and_a_prefix_no_file(folder: Path) -> None:
     [
         ("", "blend.txt: names no corpus"),
         ("0.5 a\n# x\n0.5 nowhere", "blend.txt:3: no pair nowhere.bin/.idx or "),
+        ("0.5 a 0.5 b", "blend.txt:1: no pair a 0.5 b.bin/.idx; wanted one corpus a line"),
         ("0.5 a\nb", "blend.txt:2: 'b' is one word"),
         ("half a\n1 b", "blend.txt:1: weight 'half' is no number"),
         ("nan a", "weight 'nan' is no number"),

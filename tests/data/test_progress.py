@@ -1,0 +1,138 @@
+"""The bar of preprocessing moves within a piece, whatever it is packed in; a piece can be left half way."""
+
+import gzip
+import io
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron.data import preprocess as module
+from megatron.data.preprocess import Options, preprocess
+from megatron.data.progress import EndedError, Progress
+from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.train_bpe import train_bpe
+
+TEXTS = [f"document {i}: " + "red fish blue fish " * (i % 7) for i in range(2000)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe(TEXTS, 270, folder)
+    return str(folder)
+
+
+class Terminal(io.StringIO):
+    """A place for the bar."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_has_bytes_documents_tokens_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with Progress("tokenising", 4000, 1000, quiet=False) as progress:
+        assert progress.bar is not None
+        progress.bar.mininterval = 0.0
+        progress.hear(1, 400, 2, 30)
+        progress.hear(2, 500, 3, 40)
+        progress.hear(1, 1000, 5, 75)  # what was heard of the piece before is in it
+    last = shown.getvalue().split("\r")[-1]
+    assert "2.50k/4.00k" in last and "8 documents, 115 tokens" in last and "B/s" in last and "<" in last
+    for quiet, stream in ((True, Terminal()), (False, io.StringIO())):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress("tokenising", 4000, 0, quiet) as progress:
+            progress.hear(1, 400, 2, 30)
+        assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("by", ["fast", "library"])
+@pytest.mark.parametrize("kind", ["gz", "zst", "parquet", "arrow"])
+def test_a_packed_file_is_heard_of_while_it_is_read(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, kind: str, by: str
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = TEXTS if by == "fast" else ["1 2 3"] * len(TEXTS)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    path = tmp_path / (f"in.{kind}" if kind in ("parquet", "arrow") else f"in.jsonl.{kind}")
+    table = pyarrow.table({"text": texts})
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    elif kind == "arrow":
+        with pyarrow.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=100)
+    else:
+        pack = gzip.compress if kind == "gz" else pytest.importorskip("zstandard").compress
+        path.write_bytes(pack(lines))
+    monkeypatch.setattr("megatron.data.documents.LINE_PART", 5000)
+    heard: list[tuple[int, ...]] = []
+    hear = Progress.hear
+
+    def kept(progress: Progress, piece: int, *told: int) -> None:
+        heard.append(told)
+        hear(progress, piece, *told)
+
+    monkeypatch.setattr(Progress, "hear", kept)
+    spec = tokenizer if by == "fast" else TokenizerSpec("NullTokenizer", vocab_size=9)
+    totals = preprocess([str(path)], tmp_path / "out", spec, Options())
+    assert len(heard) > 5
+    assert heard == sorted(heard)
+    assert heard[-1] == (path.stat().st_size, len(TEXTS), totals.outputs[0].n_tokens)
+    assert heard[0][0] > 0 or kind == "gz"  # which is read ahead in its own blocks
+
+
+def test_a_piece_without_end_is_left_when_the_work_is_stopped(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def endless(*_: object) -> Iterator[bytes]:
+        for _ in itertools.count():
+            yield b'{"text": "fish"}\n'
+            begun.set()
+
+    def interrupted(_: object) -> None:
+        assert begun.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("megatron.data.encode_piece.blocks_of", endless)
+    monkeypatch.setattr(module, "as_completed", interrupted)
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(KeyboardInterrupt):
+        preprocess([str(tmp_path / "in.jsonl.gz")], tmp_path / "out", tokenizer, Options())
+    assert not list(tmp_path.glob("out*"))
+    with Progress("x", None, 0, quiet=True) as progress:
+        progress.end()
+        with pytest.raises(EndedError):
+            progress.hear(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_waiting_for_a_silent_pipe_can_be_stopped(
+    root: Path, tmp_path: Path, tokenizer: str, number: signal.Signals
+) -> None:
+    tool = root / "tools" / "preprocess_data_many_cores.py"
+    words = ["--input", "-", "--tokenizer-model", tokenizer, "--output-prefix", "x", "--root", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, str(tool), *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b'{"text": "fish"}\n')
+        process.stdin.flush()
+        for _ in range(600):
+            if (tmp_path / ".x.shards" / "plan.json").exists():
+                break
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(number)
+        assert process.wait(20) == 75
+        assert b"stopped; run the same command again" in process.stderr.read()
