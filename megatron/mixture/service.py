@@ -102,6 +102,11 @@ def serve(
     try:
         server.serve()
     finally:
+        if (
+            metrics is not None
+        ):  # a thread that outlives the interpreter would hold DuckDB, which then complains
+            metrics.shutdown()
+            metrics.server_close()
         for one in [*desk.runs.values(), *opened.values()]:
             one.close()
 

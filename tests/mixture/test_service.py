@@ -361,3 +361,11 @@ def test_prometheus_reads_what_the_server_did(mixture, start) -> None:
     command = [sys.executable, str(tool), "--status", location, "--prometheus"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert "mixture_chunks_total 4\n" in done.stdout
+
+
+def test_a_server_that_is_told_to_stop_ends_in_silence(mixture, start, capfd) -> None:
+    process, location = start(mixture, "--port", 0, "--metrics-port", 0)
+    assert len(remote_of(location).read(0, 1)) == SIZE
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=240) == 0
+    assert capfd.readouterr().err == ""
