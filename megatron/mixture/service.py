@@ -102,9 +102,8 @@ def serve(
     try:
         server.serve()
     finally:
-        if (
-            metrics is not None
-        ):  # a thread that outlives the interpreter would hold DuckDB, which then complains
+        if metrics is not None:
+            # a thread that outlives the interpreter would hold DuckDB, which then complains on the terminal
             metrics.shutdown()
             metrics.server_close()
         for one in [*desk.runs.values(), *opened.values()]:
