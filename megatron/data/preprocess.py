@@ -72,19 +72,13 @@ def preprocess(
 
     Raises FileNotFoundError, and ValueError with file, line and reason for a line that is not JSON, has no
     such key or no string under it, unless those are skipped, or where there is no document at all; OSError
-    for a full disk. Then no output exists
-    that was not there, and none that was has changed.
+    for a full disk. Then no output exists that was not there, and none that was has changed.
     """
     clock = _Clock()
     paths = find_inputs(inputs)
     _check(options, prefix, paths)
     known = load(tokenizer)
-    settings = Settings(
-        eod=known.eod_id if options.append_eod else NO_EOD,
-        dtype=dtype_for(known.n_tokens).str,
-        skip_bad_lines=options.skip_bad_lines,
-        enough=options.max_tokens,
-    )
+    settings = _settings(known, options)
     made_by = [known.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
     job = job_of(paths, [*made_by, options.max_tokens, *options.keys])
     shards = Shards(prefix.with_name(f".{prefix.name}.shards"), options.keys)
@@ -123,6 +117,16 @@ def preprocess(
         wanted = f"{options.max_tokens:,}"
         log.warning("%s: holds less than the %s tokens asked for; all is kept", named(inputs), wanted)
     return Totals(joining.outputs(), n_rejected, rejects, clock.cpu_s)
+
+
+def _settings(known: Tokenizer, options: Options) -> Settings:
+    """What every piece is encoded with."""
+    return Settings(
+        eod=known.eod_id if options.append_eod else NO_EOD,
+        dtype=dtype_for(known.n_tokens).str,
+        skip_bad_lines=options.skip_bad_lines,
+        enough=options.max_tokens,
+    )
 
 
 def _check(options: Options, prefix: Path, paths: Sequence[Path]) -> None:
