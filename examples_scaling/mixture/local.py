@@ -37,7 +37,6 @@ def main(text: str, folder: str) -> None:
     print(f"registered {done.n_documents:,} documents, {done.n_broken} broken lines")
     (work / "mixture.yaml").write_text(MIXTURE)
     opened = partial(DocumentChunks, work / "mixture.yaml", seed=1)
-
     with opened() as source:
         names = source.names
     state = {}
