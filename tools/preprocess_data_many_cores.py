@@ -41,8 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="PATH",
-        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders, also as datasets saves them; "
-        "patterns; or - for standard input",
+        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders with all below them, also as "
+        "datasets saves them; patterns; or - for standard input",
     )
     files.add_argument(
         "--output-prefix",

@@ -30,8 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="PATH",
-        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders, also as datasets saves them; "
-        "patterns; - for standard input; or one .bin/.idx pair without its suffix",
+        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders with all below them, also as "
+        "datasets saves them; patterns; - for standard input; or one .bin/.idx pair without its suffix",
     )
     files.add_argument(
         "--output",

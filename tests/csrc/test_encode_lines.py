@@ -172,6 +172,14 @@ def test_ranges_and_lines_longer_than_a_block_are_read_whole(tmp_path: Path, enc
     assert ids.tolist() == encoder.encode(texts[1:4])[0].tolist()
 
 
+def test_an_input_that_becomes_shorter_is_one_sentence(tmp_path: Path, encoder: FastEncoder) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "a"}\n')
+    with (tmp_path / "in.jsonl").open("rb") as lines, (tmp_path / "out").open("wb") as out:
+        files = lines.fileno(), 0, 100, "text", True, -1, False, out.fileno(), out.fileno()
+        with pytest.raises(ValueError, match="the input became shorter while it was read"):
+            _csrc.encode_lines(encoder.worker, *files)
+
+
 def test_a_full_disk_is_an_oserror(tmp_path: Path, encoder: FastEncoder) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full on this system")

@@ -205,3 +205,31 @@ def test_a_full_disk_leaves_nothing_of_a_joined_pair(tmp_path: Path, source: Pat
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EFBIG
     assert not list(tmp_path.glob("joined*"))
+
+
+def test_rejects_of_a_job_that_was_stopped_and_went_on_are_those_of_an_undisturbed_one(
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = source.read_text().splitlines()
+    for i in range(2990, 0, -37):
+        lines.insert(i, BAD if i % 2 else '{"text": null}')
+    source.write_text("\n".join(lines))
+    options = Options(skip_bad_lines=True)
+    whole = preprocess([str(source)], tmp_path / "whole", tokenizer, options)
+    take, n_taken = module.Joining.take, []
+
+    def stopping(joining: module.Joining) -> None:
+        n_taken.append(1)
+        if len(n_taken) == 4:
+            raise KeyboardInterrupt
+        take(joining)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Joining, "take", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess([str(source)], tmp_path / "out", tokenizer, options)
+    assert not list(tmp_path.glob("out*"))
+    told = preprocess([str(source)], tmp_path / "out", tokenizer, options)
+    assert told.n_rejected == whole.n_rejected == 81
+    assert held(tmp_path / "out") == held(tmp_path / "whole")
+    assert (tmp_path / "out.rejects.jsonl").read_text() == (tmp_path / "whole.rejects.jsonl").read_text()
