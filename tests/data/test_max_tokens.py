@@ -145,7 +145,7 @@ def test_a_pipe_without_end_is_read_as_far_as_it_is_wanted(root: Path, tmp_path:
     with subprocess.Popen(["yes", '{"text": "fish fish"}'], stdout=subprocess.PIPE) as endless:
         done = subprocess.run(
             [sys.executable, str(tool), *words, "--root", str(tmp_path)],
-            stdin=endless.stdout, capture_output=True, text=True, timeout=60, check=False,
+            stdin=endless.stdout, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         endless.kill()
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@ import resource
 import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,20 @@ def test_a_file_that_its_holder_renames_meanwhile_is_not_taken_for_the_new_one(
     assert path.read_text() == "other"
 
 
+def status_of_child(work: Callable[[], None]) -> int:
+    """How a copy of this process ends that does the work; whatever happens in it, it goes no further."""
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(240)  # one that waits for a lock that it has only copied is ended by the system
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @pytest.mark.parametrize("n_renamed", range(7))
 def test_killed_while_two_outputs_get_their_names_the_same_call_only_gives_them(
     tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, n_renamed: int
@@ -145,12 +161,11 @@ def test_killed_while_two_outputs_get_their_names_the_same_call_only_gives_them(
                 os._exit(9)  # nothing is tidied up, as by SIGKILL
         return rename(path, target)
 
-    child = os.fork()
-    if not child:
+    def work() -> None:
         monkeypatch.setattr(indexed_writer.Path, "rename", dying)
         preprocess([str(source)], tmp_path / "out", tokenizer, options)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (9 if n_renamed < 6 else 0)
+
+    assert status_of_child(work) == (9 if n_renamed < 6 else 0)
     monkeypatch.setattr(module, "encode_piece", None)  # none is encoded again
     preprocess([str(source)], tmp_path / "out", tokenizer, options)
     for key in options.keys:
@@ -175,7 +190,7 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_goes_on_from_what_is_fin
     n_bytes = 2 * totals.outputs[0].n_tokens
     words = [sys.executable, "-c", FULL_DISK, str(source), str(tmp_path / "out"), tokenizer]
     done = subprocess.run(
-        [*words, str(n_bytes // 2)], capture_output=True, text=True, timeout=60, check=False
+        [*words, str(n_bytes // 2)], capture_output=True, text=True, timeout=240, check=False
     )
     assert f"Errno {errno.EFBIG}" in done.stderr
     assert not list(tmp_path.glob("out*"))
@@ -194,16 +209,16 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_goes_on_from_what_is_fin
 def test_a_full_disk_leaves_nothing_of_a_joined_pair(tmp_path: Path, source: Path, tokenizer: str) -> None:
     preprocess([str(source)], tmp_path / "x", tokenizer, Options())
     n_bytes = (tmp_path / "x_text_document.bin").stat().st_size
-    child = os.fork()
-    if not child:
+
+    def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes + 1,) * 2)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:
             merge([str(tmp_path / "x_text_document")] * 2, tmp_path / "joined")
         except OSError as error:
             os._exit(error.errno or 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EFBIG
+
+    assert status_of_child(work) == errno.EFBIG
     assert not list(tmp_path.glob("joined*"))
 
 

@@ -156,7 +156,7 @@ def test_a_run_that_its_stop_file_has_stopped_is_not_put_into_the_queue_again(
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (done.returncode, (tmp_path / "asked").exists()) == ((75, False) if is_there else (3, True))
     assert (f"{tmp_path}/STOP is there; remove it" in done.stderr) == is_there
