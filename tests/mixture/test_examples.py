@@ -44,7 +44,7 @@ def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder:
 @pytest.mark.parametrize("name", ["local", "server"])
 def test_an_example_without_its_words_says_how_it_is_used_and_ends_with_2(root: Path, name: str) -> None:
     path = f"examples_scaling/mixture/{name}.py"
-    failed = subprocess.run([sys.executable, path], cwd=root, capture_output=True, text=True, timeout=120)
+    failed = subprocess.run([sys.executable, path], cwd=root, capture_output=True, text=True, timeout=240)
     assert (failed.returncode, failed.stdout) == (2, "")
     assert f"python {path}" in failed.stderr
 

@@ -63,7 +63,7 @@ def test_one_of_several_ranks_has_one_core_and_a_single_one_all(
     if own is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
     tool = start(root, tmp_path, n_ranks, "say(os.environ.get('OMP_NUM_THREADS'))")
-    assert tool.communicate(timeout=120)[0].split() == told
+    assert tool.communicate(timeout=240)[0].split() == told
 
 
 @pytest.mark.parametrize(
