@@ -51,14 +51,14 @@ def divisor(mesh: DeviceMesh) -> int:
     That of torch 2.7 does so, without a word, where it reduces to shards, and refuses to between copies.
     Collective over the mesh. ValueError where copies cannot be averaged.
     """
-    if mesh.device_type != "cpu":
+    shards, device = mesh.get_group(mesh.ndim - 1), mesh.device_type
+    if device != "cpu" and dist.get_backend(shards) != dist.Backend.GLOO:
         return mesh.size()
-    shards = mesh.get_group(mesh.ndim - 1)
-    share = torch.empty(1)
-    dist.reduce_scatter_tensor(share, torch.ones(shards.size()), dist.ReduceOp.AVG, shards)
+    share = torch.empty(1, device=device)
+    dist.reduce_scatter_tensor(share, torch.ones(shards.size(), device=device), dist.ReduceOp.AVG, shards)
     if mesh.ndim > 1:
         try:
-            dist.all_reduce(torch.ones(1), dist.ReduceOp.AVG, mesh.get_group(0))
+            dist.all_reduce(torch.ones(1, device=device), dist.ReduceOp.AVG, mesh.get_group(0))
         except RuntimeError as error:
             if "AVG" not in str(error):  # a rank that is gone
                 raise
