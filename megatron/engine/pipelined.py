@@ -48,7 +48,7 @@ class PipelinedModel:
         }
         sharded = mesh.fsdp is not None
         self.autocast = torch.float32 if sharded else dtype
-        self.n_added = world.layout.data * world.layout.context if sharded else 1  # FSDP divides by it
+        self.divisor = 1 if mesh.fsdp is None else fsdp.divisor(mesh.fsdp)
         self.device = world.device
         for stage in stages.values():
             if mesh.fsdp is not None:
@@ -71,7 +71,7 @@ class PipelinedModel:
     def backward(self, tasks: Sequence[Task], share: Tensor) -> Tensor:
         """Leave the gradient of share * nats, summed over all ranks; gives the nats of this rank, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        share = share * self.n_added
+        share = share * self.divisor
 
         def of_microbatch(hidden: Tensor, i: int) -> Tensor:
             assert self.last is not None, "called by the last stage"

@@ -24,7 +24,9 @@ class WholeModel:
         self.model, self.stage = task_loss.model, config.sharding_stage
         self.copied: frozenset[str] = frozenset()
         self.has_loss = world.coordinate.tensor == 0  # the others hold the same nats: they count once
-        self.n_added = world.layout.data * world.layout.context
+        # DDP and FSDP divide what they add up
+        n_added = world.layout.data * world.layout.context
+        self.divisor = n_added if mesh.fsdp is None else fsdp.divisor(mesh.fsdp)
         self.root: nn.Module = task_loss
         self.autocast = dtype if mesh.fsdp is None else torch.float32
         if mesh.fsdp is not None:
@@ -47,8 +49,7 @@ class WholeModel:
 
     def backward(self, tasks: Sequence[Task], share: Tensor) -> Tensor:
         """Leave the gradient of share * nats, summed over all ranks; gives the nats of this rank, float64."""
-        # DDP and FSDP divide by the number of ranks that they add up
-        share = share * self.n_added
+        share = share * self.divisor
         total = torch.zeros((), dtype=torch.float64, device=share.device)
         self.root.train()
         for i, task in enumerate(tasks):

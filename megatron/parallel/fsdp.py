@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -42,6 +43,30 @@ def shard(
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again, **offload)
     # the embedding is also the head: what the root holds is used at both ends of the forward
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, **offload)
+
+
+def divisor(mesh: DeviceMesh) -> int:
+    """What FSDP divides the summed gradients by: how many ranks, unless gloo adds what it should average.
+
+    That of torch 2.7 does so, without a word, where it reduces to shards, and refuses to between copies.
+    Collective over the mesh. ValueError where copies cannot be averaged.
+    """
+    shards, device = mesh.get_group(mesh.ndim - 1), mesh.device_type
+    if device != "cpu" and dist.get_backend(shards) != dist.Backend.GLOO:
+        return mesh.size()
+    share = torch.empty(1, device=device)
+    dist.reduce_scatter_tensor(share, torch.ones(shards.size(), device=device), dist.ReduceOp.AVG, shards)
+    if mesh.ndim > 1:
+        try:
+            dist.all_reduce(torch.ones(1, device=device), dist.ReduceOp.AVG, mesh.get_group(0))
+        except RuntimeError as error:
+            if "AVG" not in str(error):  # a rank that is gone
+                raise
+            raise ValueError(
+                f"dist.sharding_stage: gloo of torch {torch.__version__} cannot average copies of shards or "
+                "of cut matrices; install torch 2.11 or newer, or take zero1, zero2 or zero3 without copies"
+            ) from error
+    return mesh.size() // int(share)
 
 
 def prepare_microbatch(root: FSDPModule, stage: str, last: bool) -> None:

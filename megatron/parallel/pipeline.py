@@ -9,10 +9,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 
 from megatron.model.gpt import Gpt
 from megatron.model.rotary import rotary_table
+
+
+class _Exchange:
+    """Sends and receives that are waited for together."""
+
+    def __init__(self, pieces: list[dist.Work]) -> None:
+        self.pieces = pieces
+
+    def wait(self) -> None:
+        for piece in self.pieces:
+            piece.wait()
+
+
+def _start(pieces: list[dist.P2POp], desc: str | None = None) -> _Exchange | None:
+    return _Exchange(dist.batch_isend_irecv(pieces)) if pieces else None
+
+
+if not hasattr(schedules, "_wait_batch_p2p"):
+    # Schedules of torch 2.7 keep the last piece of an exchange alone. With NCCL that is the whole of it; gloo
+    # never sends those that nobody keeps, and the ranks wait for one another for good.
+    schedules._batch_p2p = _start
 
 
 class Stage(nn.Module):
