@@ -126,11 +126,11 @@ def test_bad_input_is_one_sentence(typed: Typed, stories: Path, tmp_path: Path) 
         ((tmp_path, "--tasks", "copa"), "no checkpoint there, nor in folders below it"),
         ((model, "--tasks", "copa", "--only-mc-nll"), "the model is autoregressive; leave them out"),
         ((stories, "--tasks", "copa", "--out", tmp_path), "2 models would write to"),
-        ((model, "--tasks", "copa", "--batch-size", 0), "--batch-size: found 0, wanted 1 or more"),
     ):
         failed = typed(*words)
         assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
         assert failed.stderr.startswith("error: ") and sentence in failed.stderr
     assert typed(model).returncode == 2
+    assert typed(model, "--tasks", "copa", "--batch-size", 0).returncode == 2
     assert typed(model, "--tasks", "copa", "--only-mc-nll", "--only-generate").returncode == 2
     assert not list(tmp_path.iterdir())
