@@ -59,7 +59,7 @@ class Stage(nn.Module):
             self.norm = model.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """x as the class says -> [B, S / (c t), D]."""
+        """x as the class says -> [B, S / (c t), D], from the last stage [B, S / c, D]."""
         n_positions = x.shape[1] * (1 if self.is_first else self.n_cuts)
         angles = rotary_table(
             n_positions,
@@ -117,7 +117,7 @@ class Pipeline:
                 self.n_stages,
                 tokens.device,
                 input_args=tokens if stage.is_first else self._hidden_like(tokens, stage),
-                output_args=self._hidden_like(tokens, stage),
+                output_args=self._hidden_like(tokens, stage, whole=stage.is_last),
                 group=self.group,
             )
             for index, stage in self.stages.items()
@@ -127,10 +127,13 @@ class Pipeline:
             return Schedule1F1B(parts[0], **settings)
         return ScheduleInterleaved1F1B(parts, **settings)
 
-    def _hidden_like(self, tokens: Tensor, stage: Stage) -> Tensor:
-        """A tensor of the shape of hidden states between stages; told, so that nothing runs to find out."""
+    def _hidden_like(self, tokens: Tensor, stage: Stage, whole: bool = False) -> Tensor:
+        """A tensor of the shape of hidden states between stages; told, so that nothing runs to find out.
+
+        whole: as the head reads them, with the positions that ranks of cut matrices share out.
+        """
         n_samples, n_positions = tokens.shape
-        shape = (n_samples, n_positions // stage.n_cuts, stage.config.d_model)
+        shape = (n_samples, n_positions // (1 if whole else stage.n_cuts), stage.config.d_model)
         return torch.empty(shape, dtype=self.dtype, device=tokens.device, requires_grad=True)
 
     def forward(self, tokens: Tensor) -> Tensor | None:
