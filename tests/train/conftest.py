@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.run_dir import read_metrics
@@ -62,6 +63,15 @@ def words(corpus: Path) -> list[str]:
 
 Pretrain = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., list[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As misc.n_threads of the small run has it: on a busy machine two wait for each other for minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

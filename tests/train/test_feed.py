@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,8 @@ from megatron.train.loop import train
 from tests.conftest import load_newest
 
 WORKERS = (0, 1, 2, 4)
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = World(0, 1, 0, torch.device("cpu"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As misc.n_threads of the small run has it: on a busy machine two wait for each other for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A mixture in the trainer: the samples it should have, stopped, resumed and spread over ranks."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,18 +24,10 @@ from megatron.train.build import Run, build
 from megatron.train.loop import train
 from tests.train.conftest import write_corpus
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = World(0, 1, 0, torch.device("cpu"))
 LOSS = "adaptive: {rule: loss, every_steps: 1, delay_steps: 4}"
 ADO = "adaptive: {rule: ado, every_steps: 1, delay_steps: 4}"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On a busy machine two threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What a checkpoint holds, and that going on brings all of it back."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,8 @@ from megatron.train.resume import resume
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = World(0, 1, 0, torch.device("cpu"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def built(words: list[str], folder: Path) -> Run:
