@@ -11,15 +11,14 @@ options of the shape. C is the training FLOPs of so many tokens.
 
 import argparse
 from collections.abc import Mapping, Sequence
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import Any
 
 from megatron.command import command, count, failed, run
 from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.config.presets import model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
+from megatron.config.yaml_file import merge, parse_override
 from megatron.scaling.conventions import training_flops_per_token
 
 GPT2_TOKENS = 50257
@@ -55,15 +54,17 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def shape(size: str, args: argparse.Namespace, options: Sequence[str]) -> ModelConfig:
     """The resolved shape of a size. ValueError for a name or an option that is not known."""
-    try:
-        more = OmegaConf.to_container(OmegaConf.from_dotlist(list(options)))
-    except OmegaConfBaseException as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    more: dict[str, Any] = {}
+    for word in options:
+        more = merge(more, parse_override(word))
     other = [key for key in more if key != "model"]
     if other:
         raise ValueError(f"'{other[0]}': options of the model only, such as model.n_kv_heads=4")
+    written = more.get("model", {})
+    if not isinstance(written, dict):
+        raise ValueError(f"model: got {written!r}, expected an option such as model.n_kv_heads=4")
     raw = {
-        "model": {"size": size, "n_tokens": args.n_tokens, **more.get("model", {})},
+        "model": merge({"size": size, "n_tokens": args.n_tokens}, written),
         "dataset": {"seq_len": args.seq_len},
         "lr_scheduler": {"total_iterations": 1},
     }

@@ -21,8 +21,9 @@ from typing import NoReturn
 from megatron.command import STOPPED, command, failed
 from megatron.config.launcher import ranks_from_environment
 from megatron.config.plan import RunPlan, plan_run
-from megatron.config.read import read_config, read_yaml
+from megatron.config.read import read_config
 from megatron.config.schema import RunConfig
+from megatron.config.yaml_file import read_yaml
 from megatron.run_dir import is_done
 
 AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what is wrong with the settings

@@ -103,7 +103,9 @@ def _find(written: str, folder: Path, where: str) -> str:
         if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
             return prefix
     if " " in wanted:
-        raise FileNotFoundError(f"{where}: no pair {wanted}.bin/.idx; wanted one corpus a line")
+        raise FileNotFoundError(f"{where}: no pair {written}.bin/.idx; wanted one corpus a line")
+    if wanted != written.removesuffix(".bin").removesuffix(".idx"):
+        places = [written]  # a variable's value may be a secret: it is in no message
     raise FileNotFoundError(
         f"{where}: no pair {' or '.join(f'{place}.bin/.idx' for place in places)}; "
         "make it with tools/preprocess_data_many_cores.py, or mend the path"

@@ -62,7 +62,7 @@ def shape_from_hf(hf_config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(hf_config, dict):
         raise ValueError(f"model.hf_config: wanted keys such as hidden_size, found {hf_config!r}")
     kind = hf_config.get("model_type", "llama")
-    if kind not in NAMES:
+    if not isinstance(kind, str) or kind not in NAMES:
         raise ValueError(f"model.hf_config.model_type: found {kind!r}, known: {', '.join(NAMES)}")
     names, fixed = NAMES[kind], FIXED[kind]
     shape: dict[str, Any] = dict(OPTIONS[kind])
@@ -70,9 +70,10 @@ def shape_from_hf(hf_config: dict[str, Any]) -> dict[str, Any]:
     shape |= _rope(left.pop("rope_parameters", None))
     if kind == "llama":
         shape |= _biases(left)
-    if any(kind != "full_attention" for kind in left.pop("layer_types", None) or []):
+    layer_types = left.pop("layer_types", None) or []
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
         raise ValueError("model.hf_config.layer_types: this model has full_attention in every layer")
-    for key, value in left.items():
+    for key, value in ((str(key), value) for key, value in left.items()):
         if key in names:
             if value is not None:
                 shape[names[key]] = value

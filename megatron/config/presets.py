@@ -4,7 +4,7 @@ import difflib
 from functools import cache
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from megatron.config.yaml_file import read_yaml
 
 SIZES_FILE = Path(__file__).resolve().parents[2] / "utils" / "model_sizes.yaml"
 
@@ -34,8 +34,7 @@ def model_sizes() -> dict[str, dict[str, int]]:
     """The named ladder, from utils/model_sizes.yaml."""
     if not SIZES_FILE.is_file():
         raise FileNotFoundError(f"{SIZES_FILE}: not found; install with `pip install -e .` in a checkout")
-    sizes = OmegaConf.to_container(OmegaConf.load(SIZES_FILE))
-    return {str(name): dict(shape) for name, shape in sizes.items()}
+    return {str(name): dict(shape) for name, shape in read_yaml(SIZES_FILE).items()}
 
 
 def shape_of_size(name: str) -> dict[str, int]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from megatron.config.check import check_checkpoint, check_model, check_objective, check_optim
 from megatron.config.datapaths import SYNTHETIC, read_corpora, read_sidecar
@@ -17,11 +15,22 @@ from megatron.config.hf import shape_from_hf
 from megatron.config.layout import check_layout
 from megatron.config.length import check_length
 from megatron.config.mixture_use import read_resolved
-from megatron.config.presets import model_sizes, nearest, padded_rows, shape_of_size, swiglu_width
+from megatron.config.presets import SIZES_FILE, model_sizes, nearest, padded_rows, shape_of_size, swiglu_width
 from megatron.config.schema import DatasetConfig, RunConfig
+from megatron.config.yaml_file import (
+    MOST_INT,
+    is_finite,
+    is_one_line,
+    load_file,
+    merge,
+    parse_override,
+    read_yaml,
+)
 
+MOST_FLOAT = 1e300  # sums and products of settings stay finite
 # keys of a shape that others are computed from before all are checked
 COMPUTED_WITH = ("d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows")
+SHAPE = ("d_model", "n_heads", "n_layers")  # what a name of a size stands for at least
 OBJECTIVE_ALIASES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
 
@@ -31,28 +40,35 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises FileNotFoundError for a missing file and ValueError for what cannot be read: one sentence that
     names the key and offers the nearest.
     """
-    return build_config(read_yaml(path, overrides), where=str(path))
+    raw = read_yaml(path, overrides)
+    _refuse_relabelling(path, overrides)
+    return build_config(raw, where=str(path))
 
 
-def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys of a YAML file with `key.key=value` words laid over them, references resolved.
+def _refuse_relabelling(path: str | Path, overrides: Sequence[str]) -> None:
+    """ValueError where `model.size=NAME` on the command line would only rename the shape of the file.
 
-    Raises FileNotFoundError, or ValueError for what is no YAML, has no keys, or refers to what is not there.
+    A name that is not one of the ladder labels a shape that is spelt out beside it: both in the file, or both
+    on the command line.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such configuration file")
+    words: dict[str, Any] = {}
     for word in overrides:
-        if "=" not in word:
-            raise ValueError(f"'{word}': wanted section.key=value, for example optim.lr=3e-4")
-    try:
-        held = OmegaConf.load(path)
-        if not OmegaConf.is_dict(held):
-            raise ValueError(f"{path}: wanted sections with keys")
-        merged = OmegaConf.merge(held, OmegaConf.from_dotlist(list(overrides)))
-        return OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+        words = merge(words, parse_override(word))
+    given = words.get("model")
+    size = given.get("size") if isinstance(given, dict) else None
+    if size is None or str(size) in model_sizes():
+        return
+    if given.get("hf_config") is not None or all(given.get(key) for key in SHAPE):
+        return
+    written = load_file(Path(path))
+    model = written.get("model") if isinstance(written, dict) else None
+    of_file = model if isinstance(model, dict) else {}
+    if str(of_file.get("size", "custom")) != str(size):
+        near = nearest(str(size), list(model_sizes()))
+        raise ValueError(
+            f"{path}: model.size: '{size}' is not in {SIZES_FILE.name}; {near} "
+            f"A new name is given with its shape, {' '.join(f'model.{key}=...' for key in SHAPE)}"
+        )
 
 
 def refuse_unknown(raw: Any, known: Sequence[str], where: str) -> None:
@@ -86,7 +102,7 @@ def build_config(raw: Any, where: str = "configuration") -> RunConfig:
 
 def _whole_name(objective: Any) -> Any:
     """The section with `ar` or `mdm` spelt out, so that one objective has one name wherever it is told."""
-    if isinstance(objective, dict) and objective.get("name") in OBJECTIVE_ALIASES:
+    if isinstance(objective, dict) and str(objective.get("name")) in OBJECTIVE_ALIASES:
         return {**objective, "name": OBJECTIVE_ALIASES[objective["name"]]}
     return objective
 
@@ -103,7 +119,7 @@ def resolve_model(raw: dict[str, Any], data_prefix: str | None) -> dict[str, Any
     if raw.get("size") is not None:
         shape = _named_shape(str(raw["size"]), shape)
     for key in COMPUTED_WITH:
-        if type(shape.get(key, 0)) not in (int, float):
+        if not is_finite(shape.get(key, 0)) or abs(shape.get(key, 0)) > MOST_INT:
             raise ValueError(f"model.{key}: found {shape[key]!r}, wanted int")
     if not shape.get("d_model"):
         raise ValueError(
@@ -141,8 +157,8 @@ def _named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
     if not shape.get("d_model"):
         shape = shape_of_size(size) | shape
     named = model_sizes().get(size, {})
-    for key in ("d_model", "n_heads", "n_layers"):
-        if named.get(key, shape.get(key)) != shape.get(key):
+    for key in SHAPE:
+        if key in named and named[key] != shape.get(key):
             raise ValueError(
                 f"model.size: '{size}' has {key} {named[key]}, the shape beside it {shape.get(key)}; set "
                 "model.size=null, or model.hf_config, d_model, n_heads and n_layers to null"
@@ -237,12 +253,20 @@ def _value(value: Any, hint: Any, of: Field, name: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     wanted = next(kind for kind in kinds if kind is not type(None))
+    if type(value) in (int, float) and not (is_finite(value) and abs(value) <= MOST_FLOAT):
+        raise ValueError(
+            f"{name}: got {value!r}, expected a finite number. Leave the key out for its default."
+        )
     if wanted is float and type(value) is int:
         value = float(value)
     if wanted is str and type(value) in (int, float):
         value = str(value)
     if wanted is int and type(value) is float and value.is_integer():
         value = int(value)  # 1e9 tokens
+    if wanted is int and type(value) is int and abs(value) > MOST_INT:
+        raise ValueError(f"{name}: got {value}, expected a number below 2^63. Write a smaller one.")
+    if wanted is str and type(value) is str and not is_one_line(value):
+        raise ValueError(f"{name}: got {value!r}, expected one line. Remove control characters.")
     if get_origin(wanted) is list:
         return _list(value, wanted, name)
     if type(value) is not wanted:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.convert import read_any
-from megatron.evaluation.harness import Results, harness_model, merged, open_tasks, score_task
+from megatron.evaluation.harness import Results, harness_model, merged, open_tasks, score_task, why_not
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scores import Scored, fingerprint, identity
 from megatron.log import get_logger
@@ -45,6 +45,8 @@ def evaluate_downstream(
 
     The folder, `out` or one of the model's own, has a JSON file a task and DOWNSTREAM_RESULTS, in lm-eval's
     form.
+    Tasks of another kind than the scoring (--only-generate, --only-mc-nll) are skipped, with a warning, and
+    named in the results' config. Raises ValueError where none is left.
     Raises ValueError or FileNotFoundError; what was finished by then stays, and is not scored again.
     """
     weights = read_any(model.path, tokenizer=tokenizer)
@@ -56,20 +58,25 @@ def evaluate_downstream(
     settings = identity({**told, "model": fingerprint(model.path), "tokenizer": weights.tokenizer})
     parts = {name: _held(folder, name, settings, asked.samples) for name in asked.tasks}
     before = [name for name, part in parts.items() if part is not None]
+    skipped: dict[str, str] = {}  # of another kind than the scoring: name -> why
     missing = [name for name in asked.tasks if name not in before]
     wait_for_all(world)  # all ranks have seen the same files before one writes another
     if missing:
         reader = Reader(weights, scoring, world)
-        if world.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
         with open_tasks(missing, asked.data) as tasks:
             lm = harness_model(reader)
             for name, task in tasks.items():
+                loaded = task.load()
+                if (reason := why_not(loaded, scoring)) is not None:
+                    skipped[name] = reason
+                    if world.is_first:
+                        log.warning("skipped %s", reason)
+                    continue
                 log.info("%s: %s", model.path.name, name)
                 part = score_task(
                     lm,
                     reader,
-                    task.load(),
+                    loaded,
                     limit=asked.limit,
                     num_fewshot=asked.num_fewshot,
                     samples=asked.samples,
@@ -82,9 +89,13 @@ def evaluate_downstream(
                         reader.max_length,
                     )
                 if world.is_first:
+                    folder.mkdir(parents=True, exist_ok=True)
                     _write(folder, name, part, settings)
                 parts[name] = part
-    results = merged([part for part in parts.values() if part is not None], {**told, "step": model.step})
+    if len(skipped) == len(asked.tasks):
+        raise ValueError(f"--tasks: none is left ({'; '.join(skipped.values())})")
+    about = {**told, "step": model.step} | ({"skipped": skipped} if skipped else {})
+    results = merged([part for part in parts.values() if part is not None], about)
     if world.is_first:
         write_whole(folder / DOWNSTREAM_RESULTS, _json(results))
     return results, before, folder

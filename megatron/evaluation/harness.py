@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from megatron.evaluation.likelihood import Request
-from megatron.evaluation.reader import Reader
+from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.sampling import Sampling
 from megatron.evaluation.tasks import write_local_tasks
 from megatron.tokenizer.hub import why_hub_is_silent
@@ -194,12 +194,9 @@ def score_task(
     """
     from lm_eval.evaluator import evaluate
 
+    if (reason := why_not(loaded, reader.scoring)) is not None:
+        raise ValueError(reason)
     kinds = {name: task.OUTPUT_TYPE for name, task in loaded["tasks"].items()}
-    for name, kind in kinds.items():
-        if reader.scoring.only_generate and kind not in ("loglikelihood", "generate_until"):
-            raise ValueError(f"{name}: ranks or measures, writes nothing; score it without --only-generate")
-        if reader.scoring.only_mc_nll and kind not in RANKS_ONLY:
-            raise ValueError(f"{name}: ranks no answers; score it without --only-mc-nll")
     for task in loaded["tasks"].values():
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
@@ -222,6 +219,17 @@ def score_task(
     if samples:
         told["samples"] = found["samples"]
     return told
+
+
+def why_not(loaded: Any, scoring: Scoring) -> str | None:
+    """Why a loaded task (or group) is of another kind than the scoring; None where it can be scored."""
+    for name, task in loaded["tasks"].items():
+        kind = task.OUTPUT_TYPE
+        if scoring.only_generate and kind not in ("loglikelihood", "generate_until"):
+            return f"{name}: ranks or measures, writes nothing; score it without --only-generate"
+        if scoring.only_mc_nll and kind not in RANKS_ONLY:
+            return f"{name}: ranks no answers; score it without --only-mc-nll"
+    return None
 
 
 def _drop_unmeasured(metrics: Results) -> None:

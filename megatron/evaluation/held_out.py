@@ -23,6 +23,7 @@ from megatron.evaluation.corpus_loss import (
     text_bytes,
 )
 from megatron.evaluation.scores import Scored, fingerprint, identity
+from megatron.evaluation.trained_length import warn_past_trained
 from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.reduce import any_rank, wait_for_all
@@ -106,7 +107,11 @@ def score_held_out(
     path = folder / f"{held.label}.json"
     told = {key: value for key, value in asdict(held).items() if key not in ("batch_size", "per_document")}
     pairs = [[corpus.prefix, fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora]
-    settings = identity([told, fingerprint(model.path), pairs])
+    assert held.seq_len is not None, "resolved"
+    warnings = warn_past_trained(weights, held.seq_len, "--seq-len")
+    for warning in warnings if world.is_first else ():
+        log.warning("%s", warning)
+    settings = identity([told, fingerprint(model.path), pairs, *warnings])
     before = read_json(path)
     documents = path.with_suffix(".documents.parquet")
     opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
@@ -129,6 +134,7 @@ def score_held_out(
         "objective": weights.objective,
         **told,
         **_figures(losses),
+        "warnings": warnings,
         "settings": settings,
     }
     if world.is_first:
@@ -138,7 +144,8 @@ def score_held_out(
         elif not same:
             documents.unlink(missing_ok=True)  # they belong to the figures that are replaced now
         write_json(path, found)
-        _to_tensorboard(model, held, found)
+        if out is None:  # the run's folder is left alone where results go elsewhere
+            _to_tensorboard(model, held, found)
     return found, path, False
 
 

@@ -1,12 +1,17 @@
 """From text to text with a model of either objective."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from megatron.checkpoint.weights import Weights
 from megatron.evaluation.generate import generate, stream
 from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.sampling import Sampling
+from megatron.evaluation.trained_length import warn_past_trained
+from megatron.log import get_logger
 from megatron.tokenizer.kinds import load_by_name
+
+log = get_logger(__name__)
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for a character whose bytes are not all there
 
@@ -31,6 +36,7 @@ class Writer:
         self.causal = weights.objective == "autoregressive"
         self.model = weights.model().to(device)
         self.ignore_end = ignore_end
+        self.weights = replace(weights, state={})  # what is known of them; the model has them
 
     def ids(self, prompt: str) -> list[int]:
         """A prompt's ids, after the one that begins a document where there is such or no prompt."""
@@ -54,6 +60,7 @@ class Writer:
         The keywords are for masked diffusion, as in `generate_diffusion`; n_steps by itself one a token.
         """
         ids = [self.ids(prompt) for prompt in prompts]
+        self._warn_past_trained(ids, max_new_tokens)
         end = self.tokenizer.eod_id
         if self.causal:
             if n_steps is not None or block_tokens is not None:
@@ -82,6 +89,7 @@ class Writer:
         if not self.causal or len(prompts) != 1:
             raise ValueError("stream: one prompt and an autoregressive model are wanted; leave --stream out")
         ids, end = self.ids(prompts[0]), self.tokenizer.eod_id
+        self._warn_past_trained([ids], max_new_tokens)
         yield prompts[0]
         new: list[int] = []
         told = ""
@@ -101,6 +109,15 @@ class Writer:
                 yield text[len(told) :]
                 told = text
         yield self.tail(ids, new)[len(told) :]
+
+    def _warn_past_trained(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Log once where a text may pass the positions that the model was trained on.
+
+        An autoregressive model does not read the last token that it writes.
+        """
+        n_positions = max(map(len, prompts), default=0) + max_new_tokens - self.causal
+        for warning in warn_past_trained(self.weights, n_positions, "--max-new-tokens"):
+            log.warning("%s", warning)
 
     def tail(self, read: Sequence[int], new: Sequence[int]) -> str:
         """What new tokens add to the text of those read: decoding a piece alone may lose a space."""

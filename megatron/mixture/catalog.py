@@ -131,7 +131,7 @@ class Catalog:
         """The one of a name. ValueError offers the nearest."""
         known = {one.name: one for one in self.corpora()}
         if name not in known:
-            raise ValueError(f"{self.path}: no corpus '{name}'; {nearest(name, list(known))}")
+            raise ValueError(f"{self.path}: no corpus {name!r}; {nearest(name, list(known))}")
         return known[name]
 
     def register(

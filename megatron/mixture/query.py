@@ -36,6 +36,7 @@ CLASSES = LOGIC | {"COLUMN_REF", "CONSTANT", "FUNCTION", "CAST"}
 COMPRESSED = (".gz", ".zst")
 ALWAYS = {"corpus": "category", "tokens": "integer", "size": "integer"}  # of every document, with their types
 BATCH_ROWS = 1 << 17
+MOST_DEPTH = 200  # of expressions within one another
 INTERVALS = ("domain", "file", "begin", "end")
 
 
@@ -60,7 +61,7 @@ class Query:
         kinds = {one.name: one.kind for corpus in corpora for one in corpus.properties} | ALWAYS
         for name in by:
             if name not in kinds:
-                raise ValueError(f"domains: no property '{name}'; {nearest(name, sorted(kinds))}")
+                raise ValueError(f"domains: no property {name!r}; {nearest(name, sorted(kinds))}")
             if kinds[name] == "list":
                 raise ValueError(f"domains: '{name}' is a list; a document has one domain")
         where, given = _where(catalog, self.conditions, kinds)
@@ -211,17 +212,30 @@ def _where(
     """All conditions in SQL, and the values of its parameters."""
     parts, given = ["true"], {}
     for condition in conditions:
-        if isinstance(condition, str):
-            _check(catalog, condition, sorted(kinds))
-            parts.append(f"({condition}\n)")
-            continue
-        if not isinstance(condition, Condition):
-            raise ValueError(f"where {condition!r}: wanted SQL, or a condition on a field")
-        for name in condition.names():
-            if name not in kinds:
-                raise _unknown(str(condition), name, sorted(kinds))
-        parts.append(condition.sql(kinds, given))
+        try:
+            parts.append(_one_where(catalog, condition, kinds, given))
+        except RecursionError:
+            raise _too_deep(condition) from None
     return " AND ".join(parts), given
+
+
+def _one_where(catalog: Catalog, condition: Any, kinds: Mapping[str, str], given: dict[str, Any]) -> str:
+    if isinstance(condition, str):
+        _check(catalog, condition, sorted(kinds))
+        return f"({condition}\n)"
+    if not isinstance(condition, Condition):
+        raise ValueError(f"where {condition!r}: wanted SQL, or a condition on a field")
+    for name in condition.names():
+        if name not in kinds:
+            raise _unknown(str(condition), name, sorted(kinds))
+    return condition.sql(kinds, given)
+
+
+def _too_deep(condition: Any) -> ValueError:
+    shown = f"{condition[:60]}..." if isinstance(condition, str) else "a Condition"
+    return ValueError(
+        f"where {shown!r}: got more than {MOST_DEPTH} levels within one another, expected fewer. Simplify it."
+    )
 
 
 def _unknown(condition: str, name: str, columns: Sequence[str]) -> ValueError:
@@ -246,7 +260,7 @@ def _check(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
     rest = ("modifiers", "group_expressions", "having", "qualify", "sample")
     if any(nodes[0].get(name) for name in rest):
         raise ValueError(f"where {condition!r}: wanted a condition and nothing behind it")
-    for node in _nodes(nodes[0]["where_clause"]):
+    for node in _nodes(nodes[0]["where_clause"], condition):
         kind = node["class"]
         if kind not in CLASSES:
             raise ValueError(f"where {condition!r}: {kind.lower().replace('_', ' ')} is not allowed in it")
@@ -261,16 +275,20 @@ def _check(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
                 raise _unknown(condition, ".".join(node["column_names"]), columns)
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every expression of a parsed condition."""
-    if isinstance(tree, dict):
-        if "class" in tree:
-            yield tree
-        for one in tree.values():
-            yield from _nodes(one)
-    elif isinstance(tree, list):
-        for one in tree:
-            yield from _nodes(one)
+def _nodes(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
+    """Every expression of a parsed condition. ValueError where they are nested too deep."""
+    rest = [(tree, 0)]
+    while rest:
+        part, depth = rest.pop()
+        if isinstance(part, dict):
+            if "class" in part:
+                depth += 1
+                yield part
+            rest += [(one, depth) for one in part.values()]
+        elif isinstance(part, list):
+            rest += [(one, depth) for one in part]
+        if depth > MOST_DEPTH:
+            raise _too_deep(condition)
 
 
 def _documents(

@@ -16,7 +16,6 @@ tokenizer: gpt2                    of text; pairs have theirs
 
 import fcntl
 import hashlib
-import importlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,23 +27,21 @@ import numpy as np
 
 from megatron.config.datapaths import read_sidecar
 from megatron.config.mixture_use import RESOLVED, Resolved, folder_of, read_resolved
-from megatron.config.read import read_yaml, refuse_unknown
+from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
 from megatron.data.preprocess import Options, preprocess
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Adaptive, Ado, AdoConfig, Log, LossProportional
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.distributor import DRY, Constant, DomainWeights
+from megatron.mixture.distributor import Constant, DomainWeights
+from megatron.mixture.own_rule import make_rule
 from megatron.mixture.query import Query, Result, SourceFile
+from megatron.mixture.spec_check import check_spec
 from megatron.mixture.tars import TARS, write_texts
 from megatron.mixture.weights import Schedule, weights_of
 from megatron.run_dir import write_json
 
-KEYS = ("catalog", "corpora", "where", "by", "weights", "count", "schedule", "adaptive", "dry", "shuffle")
-OWN = (*KEYS, "tokenizer")
 DOCUMENTS, TOKENS = "documents.arrow", "tokens"
-RULES = ("ado", "loss")
-POINT = ("at", "weights")  # keys of one point of a schedule
 
 log = get_logger(__name__)
 
@@ -93,38 +90,7 @@ class Spec:
 def read_spec(path: str | Path) -> Spec:
     """Read a mixture. FileNotFoundError, or ValueError with the key that cannot be used."""
     told = read_yaml(path)
-    refuse_unknown(told, OWN, str(path))
-    if not isinstance(told.get("catalog"), str):
-        raise ValueError(f"{path}: catalog is {told.get('catalog')!r}, wanted the path of a catalog")
-    for key, known in (("dry", DRY), ("count", ("tokens", "documents")), ("shuffle", (True, False))):
-        if key in told and told[key] not in known:
-            raise ValueError(f"{path}: {key} is {told[key]!r}, wanted one of {', '.join(map(str, known))}")
-    adaptive, schedule = told.get("adaptive"), told.get("schedule")
-    if adaptive is not None:
-        refuse_unknown(adaptive, ("rule", "every_steps", "delay_steps"), f"{path}: adaptive")
-        rule = adaptive.get("rule")
-        if rule not in RULES and not (isinstance(rule, str) and ":" in rule):
-            raise ValueError(
-                f"{path}: adaptive.rule is {rule!r}, wanted {' or '.join(RULES)}, or module:Class of your own"
-            )
-        for key in ("every_steps", "delay_steps"):
-            if not isinstance(adaptive.get(key, 1), int) or adaptive.get(key, 1) < 1:
-                raise ValueError(f"{path}: adaptive.{key} is {adaptive[key]!r}, wanted a number from 1")
-    if schedule is not None:
-        refuse_unknown(schedule, ("unit", "change", "points"), f"{path}: schedule")
-        if adaptive is not None:
-            raise ValueError(f"{path}: schedule and adaptive exclude each other; leave one out")
-        if schedule.get("unit", "steps") not in ("steps", "tokens"):
-            raise ValueError(f"{path}: schedule.unit is {schedule['unit']!r}, wanted steps or tokens")
-        if schedule.get("change", "at_once") not in ("at_once", "linear"):
-            raise ValueError(f"{path}: schedule.change is {schedule['change']!r}, wanted at_once or linear")
-        for point in _listed(schedule.get("points")):
-            refuse_unknown(point, POINT, f"{path}: schedule.points")
-            lacking = [key for key in POINT if key not in point]
-            if lacking or type(point["at"]) not in (int, float):
-                raise ValueError(
-                    f"{path}: schedule.points has {point}, wanted {{at: a number, weights: ...}}"
-                )
+    check_spec(told, str(path))
     return Spec(Path(path), told)
 
 
@@ -185,6 +151,8 @@ def _shares(spec: Spec, written: Any, result: Result, natural: np.ndarray, turne
         weights = weights_of(written, spec.by, result.domains, natural.astype(np.float64)) * turned
     except ValueError as error:
         raise ValueError(f"{spec.path}: {error}") from error
+    if not weights.sum() > 0:
+        raise ValueError(f"{spec.path}: got weights of domains without text alone. Give others a weight.")
     return weights / weights.sum()
 
 
@@ -243,13 +211,7 @@ def _rule(spec: Spec, name: str, first: np.ndarray, natural: np.ndarray) -> Adap
         return Ado(np.where(first > 0, natural, 0), AdoConfig())
     if name == "loss":
         return LossProportional(first)
-    module, _, made = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), made)(first)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{spec.path}: adaptive.rule {name} cannot be imported ({error}); put its folder on PYTHONPATH"
-        ) from error
+    return make_rule(name, first, str(spec.path))
 
 
 def tokens_of_domains(result: Result, pairs: Sequence[str]) -> np.ndarray:

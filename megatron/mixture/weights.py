@@ -39,12 +39,17 @@ def _share_out(
 ) -> None:  # fmt: skip
     """Write the weights of the domains `here`, which have `share` together."""
     if written is None or written == INFERRED:
-        weights[here] = share * natural[here] / natural[here].sum()
+        total = natural[here].sum()
+        if not total > 0:
+            raise ValueError(
+                f"{where}: no text in {len(here)} domains to infer weights from; give them no weight"
+            )
+        weights[here] = share * natural[here] / total
         return
     parts = _parts(written, by, where)
     total = sum(weight for _, weight, _, _ in parts)
-    if not total > 0:
-        raise ValueError(f"{where}: sum to {total}, wanted more than 0")
+    if not 0 < total < float("inf"):
+        raise ValueError(f"{where}: sum to {total}, wanted more than 0 and no infinity")
     taken: dict[int, str] = {}
     for wanted, weight, inner, place in parts:
         found = [
@@ -85,13 +90,17 @@ def _parts(written: Any, by: Sequence[str], where: str) -> list[tuple[dict[str, 
         listed = []
         for i, told in enumerate(written):
             refuse_unknown(told, ("where", "weight", "weights"), f"{where}[{i}]")
+            conditions = told.get("where") or {}
+            if not isinstance(conditions, Mapping):
+                raise ValueError(f"{where}[{i}].where: got {conditions!r}, expected {{property: value}}")
             wanted = {
-                name: value if isinstance(value, list) else [value]
-                for name, value in (told.get("where") or {}).items()
+                name: value if isinstance(value, list) else [value] for name, value in conditions.items()
             }
             for name in wanted:
                 if name not in by:
-                    raise ValueError(f"{where}[{i}].where: '{name}' is not in by; {nearest(name, list(by))}")
+                    raise ValueError(
+                        f"{where}[{i}].where: '{name}' is not in by; {nearest(str(name), list(by))}"
+                    )
             listed.append((wanted, {key: told[key] for key in told if key != "where"}, f"{where}[{i}]"))
     else:
         raise ValueError(f"{where}: found {written!r}, wanted '{INFERRED}', values with weights, or a list")

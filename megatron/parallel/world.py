@@ -1,6 +1,8 @@
 """The processes of a run: ranks, devices and the group that connects them."""
 
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from megatron.config.schema import DistConfig
 from megatron.parallel.products import fastest_products
 
 GLOO = "gloo"
+RESOLVE_S, RETRY_S = 10.0, 0.5  # for the name of rank 0's host
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     if on_gpu:
         torch.cuda.set_device(device)
     if n_ranks > 1:
+        if ranks.address is not None:
+            resolve_host(ranks.address)
         backend = GLOO if config.backend == GLOO else backend_for(device)
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s))
     try:
@@ -86,6 +91,38 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def resolve_host(host: str, wait_s: float = RESOLVE_S) -> None:
+    """Wait until the name of rank 0's host has an address. ConnectionError where it has none for `wait_s`.
+
+    torch retries such a name for dist.timeout_s without a word. A cluster's names may come some seconds after
+    a job's start; a lookup may itself take long, and is waited for in a thread.
+    """
+    reasons: list[str] = []
+    found = threading.Event()
+
+    def look_up() -> None:
+        while not gone.is_set():
+            try:
+                socket.getaddrinfo(host, None)
+            except (OSError, UnicodeError) as error:  # UnicodeError: a label of more than 63 letters
+                reasons.append(str(error))
+                gone.wait(RETRY_S)
+            else:
+                found.set()
+                return
+
+    gone = threading.Event()
+    threading.Thread(target=look_up, daemon=True).start()
+    resolved = found.wait(wait_s)
+    gone.set()
+    if not resolved:
+        reason = reasons[-1] if reasons else "no answer"
+        raise ConnectionError(
+            f"MASTER_ADDR: got {host!r}, expected the host of rank 0 ({reason} for {wait_s:g} s). Set it to "
+            "a name or an address that every host of the run resolves."
+        )
 
 
 def backend_for(device: torch.device) -> str:

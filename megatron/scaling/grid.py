@@ -1,5 +1,6 @@
 """One grid of a study: all combinations of what it lists, each a cell that becomes a run."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import product
@@ -8,12 +9,15 @@ from typing import Any
 from megatron.config.count import n_params
 from megatron.config.read import refuse_unknown
 from megatron.config.schema import ModelConfig
+from megatron.config.yaml_file import is_finite
 from megatron.scaling.conventions import training_flops_per_token
 from megatron.scaling.rules import read_rule
 
 LENGTHS = ("train_tokens", "train_flops", "tokens_per_param")
 CONVENTIONS = ("exact", "6nd", "kaplan", "palm", "megatron", "chinchilla")
 DEFAULTS: dict[str, Any] = {"objectives": ["autoregressive"], "seeds": [0]}
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=,@-]*")  # a part of a folder's name
+MOST_LETTERS = 200  # of a folder's name, which may have 255
 WHOLE = ("train_tokens", "unique_tokens", "seeds")
 
 
@@ -92,8 +96,10 @@ def read_grid(raw: Any, where: str) -> Grid:
         values[f.name] = [_plain(one) for one in value]
     values["sizes"] = [str(size) for size in values["sizes"]]
     values["label"] = str(values.get("label", ""))
+    for name in (*values["sizes"], *filter(None, [values["label"]])):
+        check_name(name, f"{where}: sizes and label")
     for key in (*LENGTHS, "unique_tokens", "epochs", "seeds"):
-        wrong = [n for n in values[key] if not isinstance(n, int | float) or isinstance(n, bool)]
+        wrong = [n for n in values[key] if not is_finite(n)]
         wrong += [n for n in values[key] if n not in wrong and n <= 0 and key != "seeds"]
         if wrong:
             raise ValueError(f"{where}.{key}: found {wrong[0]!r}, wanted numbers above 0")
@@ -107,6 +113,15 @@ def read_grid(raw: Any, where: str) -> Grid:
         raise ValueError(f"{where}.held_out: found {held_out!r}, wanted true or false")
     _check(values, where)
     return Grid(**values)
+
+
+def check_name(name: str, where: str) -> None:
+    """ValueError for a name that cannot be part of a folder's: lists of folders and shell scripts have it."""
+    if not NAME.fullmatch(name) or len(name) > MOST_LETTERS:
+        raise ValueError(
+            f"{where}: got the name {name!r}, expected letters, digits and . _ + = , @ -, at most "
+            f"{MOST_LETTERS}. Choose another."
+        )
 
 
 def _check(values: dict[str, Any], where: str) -> None:

@@ -11,10 +11,11 @@ from omegaconf import OmegaConf
 from megatron.config.exposure import Exposure
 from megatron.config.plan import RunPlan, plan_run
 from megatron.config.presets import model_sizes, nearest
-from megatron.config.read import build_config, read_yaml, refuse_unknown
+from megatron.config.read import build_config, refuse_unknown
 from megatron.config.schema import DatasetConfig, RunConfig
+from megatron.config.yaml_file import is_finite, is_one_line, merge, read_yaml
 from megatron.run_dir import write_whole
-from megatron.scaling.grid import Cell, Grid, read_grid
+from megatron.scaling.grid import Cell, Grid, check_name, read_grid
 from megatron.scaling.rules import read_rule, whole_batch
 
 STUDY = "study.yaml"  # in the study's directory
@@ -80,6 +81,10 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
     for key in ("name", "directory", "run", "grids"):
         if not raw.get(key):
             raise ValueError(f"{path}: no '{key}'; wanted the keys {', '.join(known)}")
+    for key in ("name", "directory"):
+        words = str(raw[key]) if key == "name" and is_finite(raw[key]) else raw[key]
+        if not isinstance(words, str) or not is_one_line(words):
+            raise ValueError(f"{path}: {key}: got {raw[key]!r}, expected one line of text. Write a word.")
     for key, kind in (("run", dict), ("sizes", dict), ("grids", list)):
         if raw.get(key) and not isinstance(raw[key], kind):
             raise ValueError(
@@ -87,6 +92,7 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
             )
     sizes = {}
     for name, shape in (raw.get("sizes") or {}).items():
+        check_name(str(name), f"{path}: sizes")
         if not isinstance(shape, dict):
             raise ValueError(f"{path}: sizes.{name}: found {shape!r}, wanted keys such as d_model")
         sizes[str(name)] = shape
@@ -114,7 +120,7 @@ def expand(study: StudyPlan) -> list[PlannedRun]:
 
 
 def _planned(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
-    base = OmegaConf.to_container(OmegaConf.merge(study.run, grid.run))
+    base = merge(study.run, grid.run)
     where = f"study {study.name}, run {cell.objective}-{cell.size}"
     if cell.size not in (known := [*study.sizes, *model_sizes()]):
         raise ValueError(f"{where}: there is no size '{cell.size}'; {nearest(cell.size, known)}")
@@ -126,7 +132,9 @@ def _planned(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
         return dict(held)
 
     rate = None if cell.lr is None else read_rule(cell.lr, "lr", f"{where}: lr")
-    schedule = {key: value for key, value in section("lr_scheduler").items() if not key.startswith("total_")}
+    schedule = {
+        key: value for key, value in section("lr_scheduler").items() if not str(key).startswith("total_")
+    }
     raw: dict[str, Any] = {
         **base,
         "model": {
@@ -184,7 +192,9 @@ def _name(cell: Cell, grid: Grid, tokens: float) -> str:
             kind = f"-{next(iter(told))}" if isinstance(told, dict) else ""
             shown = value if isinstance(value, str) else short_number(value)
             parts.append(f"{key.partition('_')[0]}{kind}{shown}")
-    return "-".join([*parts, f"seed{cell.seed}", *([grid.label] if grid.label else [])])
+    name = "-".join([*parts, f"seed{cell.seed}", *([grid.label] if grid.label else [])])
+    check_name(name, "run")
+    return name
 
 
 def _placed(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> PlannedRun:

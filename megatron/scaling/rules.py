@@ -16,7 +16,9 @@ from typing import Any
 from megatron.config.count import n_non_embedding, n_params
 from megatron.config.presets import nearest
 from megatron.config.schema import ModelConfig
+from megatron.config.yaml_file import is_finite
 
+MOST_EXPONENT = 10
 COUNTS = {"non_embedding": n_non_embedding, "all": n_params}
 TRANSFERS = {"mup": ("base_d_model", "base_d_head"),
              "completep": ("base_d_model", "base_n_layers", "base_d_head")}  # fmt: skip
@@ -47,7 +49,7 @@ def read_rule(told: Any, kind: str, where: str) -> Rule:
     """A rule as written; `kind` is lr or batch_tokens. ValueError says what was wanted."""
     if told == "steplaw":
         told = STEPLAW[kind]
-    if isinstance(told, int | float) and not isinstance(told, bool):
+    if is_finite(told):
         told = {"coefficient": told}
     if not isinstance(told, dict):
         raise ValueError(f"{where}: found {told!r}, wanted a number, steplaw, or coefficient with n and d")
@@ -58,7 +60,7 @@ def read_rule(told: Any, kind: str, where: str) -> Rule:
             return Rule(_number(told, name, where), model={"parametrization": name, **base})
     _refuse_others(told, ["coefficient", "n", "d", "params"], where)
     params = told.get("params", "non_embedding")
-    if params not in COUNTS:
+    if not isinstance(params, str) or params not in COUNTS:
         raise ValueError(f"{where}.params: found {params!r}, wanted one of {', '.join(COUNTS)}")
     exponents = {key: _number(told, key, where, positive=False) for key in ("n", "d") if key in told}
     return Rule(_number(told, "coefficient", where), params=params, **exponents)
@@ -71,8 +73,8 @@ def whole_batch(tokens: float, seq_len: int, multiple: int) -> int:
 
 def _number(told: dict[str, Any], key: str, where: str, positive: bool = True) -> float:
     value = told.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or positive and value <= 0:
-        wanted = "a number above 0" if positive else "a number"
+    if not is_finite(value) or (value <= 0 if positive else abs(value) > MOST_EXPONENT):
+        wanted = "a number above 0" if positive else f"a number from -{MOST_EXPONENT} to {MOST_EXPONENT}"
         raise ValueError(f"{where}.{key}: found {value!r}, wanted {wanted}")
     return float(value)
 

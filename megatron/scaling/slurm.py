@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.config.yaml_file import is_one_line
 from megatron.run_dir import is_done, write_whole
 from megatron.scaling.ladder import PlannedRun
 from megatron.scaling.launch import ROOT, STOP_WAIT_S, Job, prepare
@@ -29,6 +30,9 @@ class SlurmLauncher:
         """See Launcher: all of them, the queue has room. OSError with what sbatch said."""
         if not runs:
             return []
+        for run in runs:  # a task finds its folder by the number of a line
+            if not is_one_line(str(run.folder.resolve())):
+                raise ValueError(f"{str(run.folder.resolve())!r}: got a line end, expected none. Rename it.")
         for run in runs:
             prepare(run)
         self.folder.mkdir(parents=True, exist_ok=True)

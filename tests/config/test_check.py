@@ -19,7 +19,7 @@ RUN = {
         ("optim", {"beta2": -0.1}, "optim.beta2: found -0.1, wanted 0 or more"),
         ("optim", {"weight_decay": -0.1}, "optim.weight_decay: found -0.1, wanted 0 or more"),
         ("optim", {"grad_clip": -1.0}, "optim.grad_clip: found -1.0, wanted 0 or more"),
-        ("optim", {"grad_clip": float("nan")}, "optim.grad_clip: found nan"),
+        ("optim", {"grad_clip": float("nan")}, "optim.grad_clip: got nan, expected a finite number"),
         ("misc", {"seed": -1}, "misc.seed: found -1, wanted 0 or more"),
         ("checkpoint", {"prefix": ""}, "checkpoint.prefix: found '', wanted the first part of a name"),
         ("checkpoint", {"prefix": "a/b"}, "folders are for checkpoint.directory"),

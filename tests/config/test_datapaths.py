@@ -88,6 +88,16 @@ def test_what_cannot_be_used_is_told_with_file_and_line(folder: Path, text: str,
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("text", ["1 $SECRET_OF_TEST/a", "1 ${SECRET_OF_TEST}.bin", "1 $SECRET_OF_TEST a"])
+def test_what_a_variable_holds_is_in_no_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("SECRET_OF_TEST", "hunter2")
+    with pytest.raises(FileNotFoundError) as told:
+        read_data_paths(written(folder, text))
+    assert "hunter2" not in str(told.value) and "SECRET_OF_TEST" in str(told.value)
+
+
 def test_corpora_of_two_tokenizers_are_refused_and_pairs_without_a_sidecar_are_not(folder: Path) -> None:
     pair(folder / "other", 100, sha256="bb")
     with pytest.raises(ValueError, match="blend.txt:2: other was made with another tokenizer than a"):

@@ -300,3 +300,38 @@ def test_a_later_option_at_its_default_leaves_the_name_of_a_run_alone() -> None:
         assert run_identity(build_config(minimal(model=SHAPE | more))) != run_identity(plain)
     for more in ({"orders": 2}, {"randmask_ratio": 0.1}):
         assert run_identity(build_config(minimal(objective=more))) != run_identity(plain)
+
+
+SPELT = ["model.d_model=64", "model.n_heads=2", "model.n_layers=3"]
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "label"),
+    [
+        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=425"], None),
+        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=425", "model.d_ff=64"], None),
+        ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=yours"], None),
+        ("{size: 7M}", ["model.size=425"], None),
+        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model={size: 425}"], None),
+        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=425", *SPELT], "425"),
+        ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", [], "mine"),
+        ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=mine"], "mine"),
+        ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=null"], "custom"),
+        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=custom"], "custom"),
+        ("{size: 14M}", ["model.size=7M"], "7M"),
+    ],
+)
+def test_a_size_on_the_command_line_is_no_mere_label(
+    tmp_path: Path, model: str, words: list[str], label: str | None
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {model}\n")
+    words = [*words, "model.n_tokens=200", "lr_scheduler.total_iterations=1"]
+    if label is None:
+        with pytest.raises(ValueError, match="is not in model_sizes.yaml"):
+            read_config(path, words)
+    else:
+        config = read_config(path, words)
+        assert config.model.size == label
+        if label in ("7M", "425"):
+            assert config.model.d_model == {"7M": 128, "425": 64}[label]

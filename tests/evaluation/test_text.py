@@ -8,6 +8,7 @@ import pytest
 
 from megatron.checkpoint.convert import read_any
 from megatron.checkpoint.weights import Weights
+from megatron.evaluation import text as text_module
 from megatron.evaluation.sampling import Sampling
 from megatron.evaluation.text import Writer
 from megatron.model.gpt import Gpt
@@ -75,3 +76,21 @@ def test_a_model_without_its_own_tokenizer_is_refused(tiny: Gpt, story_weights: 
     small = replace(story_weights, config=tiny.config, state=tiny.state_dict())
     with pytest.raises(ValueError, match="has 512 ids, the model knows 40"):
         Writer(small)
+
+
+@pytest.mark.parametrize(("prompt", "n_new", "passes"), [("One day", 0, 0), ("One day", 1, 1), ("One", 1, 0)])
+def test_text_past_the_trained_positions_is_warned_of_once(
+    story_weights: Weights, monkeypatch: pytest.MonkeyPatch, prompt: str, n_new: int, passes: int
+) -> None:
+    """The last new token is not read: n tokens of a prompt and m new ones fill n + m - 1 positions."""
+    told: list[str] = []
+    monkeypatch.setattr(text_module.log, "warning", lambda words, *more: told.append(words % more))
+    writer = Writer(story_weights)
+    n_read = len(writer.ids("One day"))
+    monkeypatch.setattr(writer, "weights", replace(writer.weights, seq_len=n_read - (n_new > 0)))
+    writer.write([prompt, prompt], n_new, GREEDY)
+    "".join(writer.stream([prompt], n_new, GREEDY)) if n_new else None
+    assert len(told) == passes * 2  # of each call
+    for one in told:
+        assert one.startswith(f"--max-new-tokens: got {n_read + n_new - 1} positions")
+        assert f"was trained on {n_read - 1}" in one

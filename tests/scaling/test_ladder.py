@@ -1,6 +1,7 @@
 """Studies: which runs they name, and how wrong ones are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from megatron.config.count import flops_per_token
 from megatron.scaling.ladder import expand, read_study_plan, short_number
 from megatron.scaling.price import Speed, duration, makespan, speed_of
+from megatron.scaling.slurm import SlurmLauncher
 
 STUDY = """
 name: tiny
@@ -114,3 +116,37 @@ def test_the_longest_first_on_two_lanes() -> None:
     assert makespan([5.0], 4) == 5.0
     assert [duration(s) for s in (9, 300, 7200, 864000)] == ["9 s", "5 min", "2.0 h", "10.0 d"]
     assert [short_number(n) for n in (12, 250_000, 999_900, 1.28e9)] == ["12", "250k", "1M", "1.28B"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a b", "a/b", "..", "-a", "a\0", "$(id)", "a;b", "x" * 201, "\u00e9", ""]
+)
+def test_a_name_that_no_list_of_folders_can_have_is_refused(study: Path, name: str) -> None:
+    """An array task finds its run by the number of a line; a name is part of that line."""
+    written = json.dumps(name)
+    for words, key in (
+        ([f"sizes={{{written}: {{d_model: 16, n_heads: 2, n_layers: 1}}}}"], "sizes"),
+        ([f"grids=[{{sizes: [small], train_tokens: [640], label: {written}}}]"], "label"),
+        ([f"grids=[{{sizes: [{written}], train_tokens: [640]}}]"], "sizes"),
+    ):
+        if key == "label" and not name:
+            continue  # no label
+        with pytest.raises(ValueError, match="got the name") as caught:
+            expand(read_study_plan(study, words))
+        assert key in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["name", "directory"])
+def test_a_study_has_one_line_for_a_name_and_a_folder(study: Path, key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key}: got .*expected one line"):
+        read_study_plan(study, [f'{key}="a\\nb"'])
+    with pytest.raises(ValueError, match=f"{key}: got .*expected one line"):
+        read_study_plan(study, [f"{key}=[a]"])
+
+
+def test_a_folder_of_two_lines_is_not_given_to_slurm(study: Path, tmp_path: Path) -> None:
+    run = expand(read_study_plan(study))[0]
+    launcher = SlurmLauncher(tmp_path / "slurm", None)
+    with pytest.raises(ValueError, match="got a line end"):
+        launcher.start([run, replace(run, folder=tmp_path / "a\nb")])
+    assert not (tmp_path / "slurm").exists()

@@ -134,3 +134,17 @@ def test_bad_input_is_one_sentence(typed: Typed, stories: Path, tmp_path: Path) 
     assert typed(model, "--tasks", "copa", "--batch-size", 0).returncode == 2
     assert typed(model, "--tasks", "copa", "--only-mc-nll", "--only-generate").returncode == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_tasks_of_the_other_kind_are_skipped_and_named(typed: Typed, stories: Path, tmp_path: Path) -> None:
+    words = (stories / "diffusion", "--limit", 2, "--num-mc", 1, "--out", tmp_path / "out")
+    for option, other, scored in (("--only-mc-nll", "lambada_openai", "copa"),
+                                  ("--only-generate", "copa", "lambada_openai")):  # fmt: skip
+        done = typed(*words, "--tasks", f"{other},{scored}", option)
+        assert done.returncode == 0, done.stderr
+        assert f"skipped {other}: " in done.stderr and f"|{scored}" in done.stdout
+        results = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert list(results["config"]["skipped"]) == [other] and list(results["results"]) == [scored]
+    none = typed(*words[:-1], tmp_path / "none", "--tasks", "copa,piqa", "--only-generate")
+    assert none.returncode == 1 and "error: --tasks: none is left (copa: " in none.stderr
+    assert "piqa: ranks or measures" in none.stderr and not (tmp_path / "none").exists()

@@ -180,3 +180,33 @@ def test_bad_input_is_one_sentence(
     for more in ((), ("--data", data, "--stride", 0), ("--data", data, "--seq-len", 0)):
         assert typed("validate.py", run, *more).returncode == 2
     assert not (run / "validation").exists()
+
+
+def test_results_that_go_elsewhere_leave_the_run_alone_and_say_what_passes_the_trained_positions(
+    pretrain: Callable[..., subprocess.CompletedProcess[str]],
+    words: list[str],
+    corpus: Path,
+    tmp_path: Path,
+    typed: Typed,
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+
+    def files() -> list[tuple[str, int, int]]:
+        found = [path for path in sorted(run.rglob("*")) if path.is_file()]
+        return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+
+    before, told = files(), "--seq-len: got 64 positions, "
+    options = (run, "--data", corpus / "held_out", "--device", "cpu", "--out", out, "--seq-len")
+    trained = typed("validate.py", *options, 32)
+    assert trained.returncode == 0 and "positions" not in trained.stderr, trained.stderr
+    assert [json.loads(path.read_text())["warnings"] for path in out.glob("*.json")] == [[]]
+    for path in out.glob("*.json"):
+        path.unlink()
+    for words_before in ("", "scored before"):
+        longer = typed("validate.py", *options, 64)
+        assert longer.returncode == 0 and words_before in longer.stdout
+        assert longer.stderr.count(told) == 1 and "was trained on 32" in longer.stderr
+        (result,) = [json.loads(path.read_text()) for path in out.glob("*.json")]
+        assert len(result["warnings"]) == 1 and result["warnings"][0].startswith(told)
+    assert files() == before

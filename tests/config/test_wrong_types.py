@@ -1,0 +1,78 @@
+"""Runs and studies with values of wrong types: refused in one sentence, never a traceback or a long wait."""
+
+import time
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from megatron.config.plan import plan_run
+from megatron.config.read import read_config, write_config
+from megatron.config.schema import RunConfig
+from megatron.scaling.ladder import expand, read_study_plan
+from tests.wrong_values import READ_S, refusal, wrong_texts
+
+N = 150
+RUN: dict[str, Any] = {
+    "dist": {"dtype": "float32"},
+    "dataset": {"path_train": "synthetic", "seq_len": 32, "batch_size": 4},
+    "model": {"d_model": 32, "n_heads": 2, "n_layers": 2, "n_tokens": 200},
+    "objective": {"name": "autoregressive"},
+    "optim": {"lr": 1e-3},
+    "lr_scheduler": {"total_iterations": 3},
+    "logging": {"run_dir": "x"},
+}
+GRID = {
+    "objectives": ["autoregressive"], "sizes": ["small"], "seeds": [0], "train_tokens": [1280], "lr": [1e-3],
+    "batch_tokens": [128], "label": "a", "held_out": False, "flops_convention": "exact",
+    "run": {"optim": {"weight_decay": 0.2}},
+}  # fmt: skip
+KEYS: dict[tuple[str, ...], list[str]] = {(): [f.name for f in fields(RunConfig)]}
+for section, hint in get_type_hints(RunConfig).items():
+    if is_dataclass(hint):
+        KEYS[(section,)] = [f.name for f in fields(hint)]
+KEYS[("model",)].append("hf_config")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -> None:
+    def read() -> None:
+        config = read_config(tmp_path / "run.yaml")
+        plan_run(config)
+        write_config(config, tmp_path / "written.yaml")
+        assert read_config(tmp_path / "written.yaml") == config
+
+    refused = []
+    for text in wrong_texts({"name": "r", **RUN}, KEYS, N, seed):
+        (tmp_path / "run.yaml").write_text(text)
+        begin = time.monotonic()
+        refused.append(refusal(read))
+        assert time.monotonic() - begin < READ_S, text[:2000]
+    assert N / 2 < sum(one is not None for one in refused) < N  # both kinds were there
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_study_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -> None:
+    base = {
+        "name": "s", "directory": str(tmp_path / "study"), "share_trunks": True, "run": RUN,
+        "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "grids": [GRID],
+    }  # fmt: skip
+    known = {("run", *place): keys for place, keys in KEYS.items()}
+    known |= {("grids", "run", *place): keys for place, keys in KEYS.items()}
+    known |= {
+        (): list(base),
+        ("grids",): [*GRID, "unique_tokens", "epochs", "train_flops", "tokens_per_param"],
+    }
+
+    def read() -> None:
+        study = read_study_plan(tmp_path / "study.yaml")
+        expand(study)
+
+    refused = []
+    for text in wrong_texts(base, known, N, seed):
+        (tmp_path / "study.yaml").write_text(text)
+        begin = time.monotonic()
+        refused.append(refusal(read))
+        assert time.monotonic() - begin < READ_S, text[:2000]
+    assert N / 2 < sum(one is not None for one in refused) < N
