@@ -87,11 +87,19 @@ def read_huggingface(folder: Path) -> Weights:
         objective=objective,
         state={name: tensor.float() for name, tensor in state.items()},
         seq_len=n_positions,
-        tokenizer=str(folder) if (folder / "tokenizer.json").is_file() else None,
+        tokenizer=_tokenizer_in(folder),
         source=str(folder),
     )
     weights.model()  # ValueError where a tensor is missing or has another shape
     return weights
+
+
+def _tokenizer_in(folder: Path) -> str | None:
+    """The tokenizer beside a model, as `kinds.load_by_name` takes it; None: there is none."""
+    if (folder / "tokenizer.json").is_file():
+        return str(folder)
+    is_of_gpt2 = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    return str(folder) if is_of_gpt2 else None
 
 
 def _objective_of(own_keys: dict[str, Any], hf_config: dict[str, Any]) -> str:
@@ -163,7 +171,9 @@ def write_huggingface(
         if diffusion:
             code = resources.files("megatron.checkpoint") / "exported" / CODE
             (partial / CODE).write_text(code.read_text())
-        ends = {} if write_tokenizer is None else write_tokenizer(partial)
+        ids = {} if write_tokenizer is None else write_tokenizer(partial)
+        # a padding id past the rows, which a tokenizer may have, is none that the model can read
+        ends = {key: i for key, i in ids.items() if i < weights.config.vocab_rows}
         told |= ends
         if not diffusion:  # its `generate` writes no row that is none of the tokenizer's ids
             spare = list(range(weights.config.n_tokens, weights.config.vocab_rows))

@@ -7,6 +7,7 @@ from megatron.evaluation.generate import generate, stream
 from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.sampling import Sampling
 from megatron.tokenizer.kinds import load_by_name
+from megatron.tokenizer.special_tokens import prefix_id
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for a character whose bytes are not all there
 
@@ -15,6 +16,9 @@ class Writer:
     """A model with its tokenizer.
 
     ignore_end   go on after a token that ends a document
+    prefix_id    what stands before a text without context: the bos token that the tokenizer's settings name
+                 (tokenizer_config.json), without settings what the tokenizer itself puts before a text, else
+                 the end of a document, which stands there in the training data
     """
 
     def __init__(self, weights: Weights, device: str = "cpu", ignore_end: bool = False) -> None:
@@ -28,6 +32,7 @@ class Writer:
                 f"{weights.config.n_tokens}; another tokenizer is the model's"
             )
         self.begins_with: int | None = getattr(self.tokenizer, "bos_id", None)
+        self.prefix_id = prefix_id(weights.tokenizer, self.tokenizer)
         self.causal = weights.objective == "autoregressive"
         self.model = weights.model().to(device)
         self.ignore_end = ignore_end
@@ -37,7 +42,7 @@ class Writer:
         ids = list(self.tokenizer.encode_batch([prompt])[0]) if prompt else []
         if self.begins_with is not None:
             return [self.begins_with, *ids]
-        return ids or [self.tokenizer.eod_id]  # what stands before a document in the training data
+        return ids or [self.prefix_id]
 
     def write(
         self,
