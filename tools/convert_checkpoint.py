@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import command, count, failed, run
-from megatron.config.choices import TARGET_DTYPES, TARGETS
+from megatron.config.choices import OBJECTIVES, TARGET_DTYPES, TARGETS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -46,6 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="ids of the tokenizer, where a Megatron checkpoint is padded",
     )
+    source.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        help="what a Megatron checkpoint was trained for, where its saved arguments do not tell",
+    )
     return parser
 
 
@@ -61,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             to=args.to,
             tokenizer=args.tokenizer,
             n_tokens=args.n_tokens,
+            objective=args.objective,
             dtype=args.dtype,
             strip_rows=args.strip_rows,
         )

@@ -23,11 +23,14 @@ RESHAPED = {"full": to_full, "sharded": to_sharded}  # with the optimizer, for a
 DTYPES = {name: getattr(torch, name) for name in TARGET_DTYPES}
 
 
-def read_any(path: Path, *, tokenizer: str | None = None, n_tokens: int | None = None) -> Weights:
+def read_any(
+    path: Path, *, tokenizer: str | None = None, n_tokens: int | None = None, objective: str | None = None
+) -> Weights:
     """The weights at a path, whatever wrote them: what is there tells the format.
 
     tokenizer   overrides what the source says about it
     n_tokens    ids of the tokenizer, where a Megatron checkpoint does not say how many rows are padding
+    objective   what it was trained for, where a Megatron checkpoint does not say
 
     Raises FileNotFoundError or ValueError in one sentence.
     """
@@ -36,11 +39,13 @@ def read_any(path: Path, *, tokenizer: str | None = None, n_tokens: int | None =
     elif (path / CONFIG).is_file():
         weights = read_huggingface(path)
     elif path.is_dir() and is_megatron(path):
-        weights = read_megatron(path, n_tokens)
+        weights = read_megatron(path, n_tokens, objective)
     else:
         weights = load_weights(path)
     if n_tokens is not None and weights.config.n_tokens != n_tokens:
         raise ValueError(f"{path}: says that it has {weights.config.n_tokens} tokens, not {n_tokens}")
+    if objective is not None and weights.objective != objective:
+        raise ValueError(f"{path}: says that it is {weights.objective}, not {objective}")
     return weights if tokenizer is None else replace(weights, tokenizer=tokenizer)
 
 
@@ -51,6 +56,7 @@ def convert(
     to: str,
     tokenizer: str | None = None,
     n_tokens: int | None = None,
+    objective: str | None = None,
     dtype: str = "float32",
     strip_rows: bool = False,
 ) -> str:
@@ -64,12 +70,14 @@ def convert(
     if to != "huggingface" and (strip_rows or dtype != "float32"):
         raise ValueError(f"--strip-rows and --dtype are for --to huggingface, not {to}")
     if to in RESHAPED:
-        if tokenizer is not None or n_tokens is not None:
-            raise ValueError(f"--tokenizer and --n-tokens: --to {to} keeps what the run says; leave them out")
+        if not (tokenizer is None and n_tokens is None and objective is None):
+            raise ValueError(
+                f"--tokenizer, --n-tokens and --objective: --to {to} keeps what the run says; leave them out"
+            )
         checkpoint = newest_in(source)
         RESHAPED[to](checkpoint, target)
         return f"{to}, from {checkpoint}"
-    weights = read_any(source, tokenizer=tokenizer, n_tokens=n_tokens)
+    weights = read_any(source, tokenizer=tokenizer, n_tokens=n_tokens, objective=objective)
     if strip_rows and weights.objective == "masked_diffusion":
         raise ValueError(
             f"{source}: a diffusion model without the row of [MASK] can do nothing; keep the rows"

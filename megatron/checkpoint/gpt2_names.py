@@ -5,6 +5,8 @@ import re
 import torch
 from torch import Tensor
 
+from megatron.checkpoint.redundant import check_causal_mask
+
 OUTSIDE = {
     "embedding.weight": "transformer.wte.weight",
     "position_embedding.weight": "transformer.wpe.weight",
@@ -20,7 +22,8 @@ IN_BLOCK = {
     "mlp.down": "mlp.c_proj",
 }
 JOINED = ("attention.query", "attention.key", "attention.value")
-BUFFER = re.compile(r"\.attn\.(masked_)?bias$")  # causal masks, which older files keep
+PREFIX = "transformer."
+BUFFER = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 def to_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -36,22 +39,40 @@ def to_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `to_gpt2`. Files of the bare GPT2Model, without the prefix, are read too."""
-    prefix = "transformer."
-    state = {
-        name if name.startswith((prefix, "lm_head.")) else prefix + name: tensor
-        for name, tensor in state.items()
-        if not BUFFER.search(name)
-    }
-    named = {ours: state[theirs] for ours, theirs in OUTSIDE.items() if theirs in state}
-    for i in range(_n_blocks(state, "transformer.h.")):
+    """Undo `to_gpt2`. Files of the bare GPT2Model, without the prefix, are read too.
+
+    ValueError names a tensor that is missing, there twice, or none of GPT-2's. Older files keep causal masks:
+    these are left out where they are causal.
+    """
+    left: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        full = name if name.startswith((PREFIX, "lm_head.")) else PREFIX + name
+        if full in left:
+            raise ValueError(f"{name}: is there twice, with and without {PREFIX!r}")
+        left[full] = tensor
+    for name in [name for name in left if BUFFER.search(name)]:
+        check_causal_mask(name, left.pop(name))
+    named = {ours: left.pop(theirs) for ours, theirs in OUTSIDE.items() if theirs in left}
+    for i in range(_n_blocks(left, PREFIX + "h.")):
         for kind in ("weight", "bias"):
             for ours, theirs in IN_BLOCK.items():
-                named[f"blocks.{i}.{ours}.{kind}"] = _turned(state[f"transformer.h.{i}.{theirs}.{kind}"])
-            joined = _turned(state[f"transformer.h.{i}.attn.c_attn.{kind}"])
+                named[f"blocks.{i}.{ours}.{kind}"] = _turned(_take(left, f"{PREFIX}h.{i}.{theirs}.{kind}"))
+            joined = _turned(_take(left, f"{PREFIX}h.{i}.attn.c_attn.{kind}"))
+            if len(joined) % 3:
+                raise ValueError(
+                    f"{PREFIX}h.{i}.attn.c_attn.{kind}: {len(joined)} outputs, expected 3 x the width"
+                )
             for ours, part in zip(JOINED, joined.chunk(3), strict=True):
                 named[f"blocks.{i}.{ours}.{kind}"] = part.contiguous()
+    if left:
+        raise ValueError(f"{', '.join(sorted(left)[:4])}: got a tensor that GPT-2 does not have")
     return named
+
+
+def _take(left: dict[str, Tensor], name: str) -> Tensor:
+    if name not in left:
+        raise ValueError(f"{name}: missing; the file is incomplete")
+    return left.pop(name)
 
 
 def _turned(tensor: Tensor) -> Tensor:
@@ -59,6 +80,5 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 def _n_blocks(state: dict[str, Tensor], prefix: str) -> int:
-    return 1 + max(
-        (int(n.removeprefix(prefix).split(".")[0]) for n in state if n.startswith(prefix)), default=-1
-    )
+    numbers = [name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)]
+    return 1 + max((int(number) for number in numbers if number.isascii() and number.isdigit()), default=-1)

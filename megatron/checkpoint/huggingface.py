@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.folder import whole_folder
-from megatron.checkpoint.gpt2_names import from_gpt2, to_gpt2
+from megatron.checkpoint.gpt2_names import BUFFER, from_gpt2, to_gpt2
+from megatron.checkpoint.redundant import check_inverse_frequencies, check_tied_head
 from megatron.checkpoint.weights import Weights, own
 from megatron.config.hf import GPT2, LLAMA
-from megatron.config.read import resolve_model
+from megatron.config.hf_checkpoint import DIFFUSION_TYPE, read_hf_config
 from megatron.config.schema import ModelConfig
 from megatron.log import get_logger
 
@@ -36,7 +37,6 @@ CONFIG, GENERATION, INDEX, SINGLE = (
 OWN = ("n_tokens", "objective")  # our keys in config.json, which transformers keeps and does not read
 CODE = "modeling_masked_diffusion.py"
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
-DIFFUSION_TYPE = "megatron_masked_diffusion"
 LLAMA_NAMES = (
     ("unembedding.", "lm_head."),
     ("attention.query_norm.", "self_attn.q_norm."),
@@ -58,35 +58,79 @@ LLAMA_NAMES = (
 def read_huggingface(folder: Path) -> Weights:
     """The weights of a model folder, as float32.
 
+    Keys that config.json leaves out have transformers' defaults. Keys without influence on the logits are
+    logged; every tensor is used, or is left out because it repeats what is known (a tied head, rotary
+    frequencies, causal masks).
     Raises FileNotFoundError for what is no such folder, ValueError for a model that this one cannot be.
     """
-    told = _read_json(folder / CONFIG)
-    own = {key: told.pop(key) for key in OWN if key in told}
-    objective = own.get("objective", "autoregressive")
-    kind = told.get("model_type", "llama")
-    if kind == DIFFUSION_TYPE:
-        told.pop("auto_map", None)
-        kind = told["model_type"] = "qwen3" if told.pop("qk_norm", False) else "llama"
+    hf_config = _read_json(folder / CONFIG)
+    own = {key: hf_config.pop(key) for key in OWN if key in hf_config}
     try:
-        shape = resolve_model({"hf_config": told}, None)
+        shape, n_positions, ignored = read_hf_config(hf_config)
+        objective = _objective_of(own, hf_config)
+        rows = shape["n_tokens"]
+        n_tokens = own.get("n_tokens", rows)
+        if type(n_tokens) is not int or not 0 < n_tokens <= rows:
+            raise ValueError(f"n_tokens: got {n_tokens!r}, expected 1 to vocab_size {rows}")
+        config = ModelConfig(**{**shape, "n_tokens": n_tokens, "vocab_rows": rows})
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from error
-    rows = shape["n_tokens"]
-    config = ModelConfig(**{**shape, "n_tokens": own.get("n_tokens", rows), "vocab_rows": rows})
-    rename = from_gpt2 if kind == "gpt2" else _from_llama
-    state = rename({name: of.float() for name, of in _read_tensors(folder).items()})
-    if config.tied_embedding:
-        state.pop("unembedding.weight", None)
+    if ignored:
+        log.warning("%s: without influence on the logits, not read: %s", folder / CONFIG, ", ".join(ignored))
+    tensors = _read_tensors(folder)
+    try:
+        state = _own_names(tensors, config)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
     weights = Weights(
         config=config,
         objective=objective,
-        state=state,
-        seq_len=told.get("max_position_embeddings") or told.get("n_positions"),
-        tokenizer=str(folder) if (folder / "tokenizer.json").is_file() else None,
+        state={name: tensor.float() for name, tensor in state.items()},
+        seq_len=n_positions,
+        tokenizer=_tokenizer_in(folder),
         source=str(folder),
     )
     weights.model()  # ValueError where a tensor is missing or has another shape
     return weights
+
+
+def _tokenizer_in(folder: Path) -> str | None:
+    """The tokenizer beside a model, as `kinds.load_by_name` takes it; None: there is none."""
+    if (folder / "tokenizer.json").is_file():
+        return str(folder)
+    is_of_gpt2 = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    return str(folder) if is_of_gpt2 else None
+
+
+def _objective_of(own_keys: dict[str, Any], hf_config: dict[str, Any]) -> str:
+    """What an export says; other models are autoregressive. ValueError where type and objective disagree."""
+    diffusion = hf_config.get("model_type") == DIFFUSION_TYPE
+    expected = "masked_diffusion" if diffusion else "autoregressive"
+    objective = own_keys.get("objective", expected)
+    if objective != expected:
+        raise ValueError(f"objective: got {objective!r}, expected {expected!r} of this model_type")
+    return expected
+
+
+def _own_names(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Tensors under our names, without those that repeat others. ValueError names what does not fit."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() and not BUFFER.search(name):
+            raise ValueError(
+                f"{name}: got {tensor.dtype}, expected floating point; quantised models are not read"
+            )
+    gpt2 = config.positions == "learned"
+    state = from_gpt2(tensors) if gpt2 else _from_llama(tensors, config)
+    head = state.get("unembedding.weight")
+    if config.tied_embedding and head is not None and "embedding.weight" in state:
+        check_tied_head(head, state["embedding.weight"], "lm_head.weight")
+        del state["unembedding.weight"]
+    if not config.tied_embedding and head is None:
+        raise ValueError(
+            "lm_head.weight: missing, but tie_word_embeddings is false, which is transformers' default for "
+            "Llama and Qwen3. Set it to true in config.json if the embedding is the head."
+        )
+    return state
 
 
 def write_huggingface(
@@ -127,7 +171,9 @@ def write_huggingface(
         if diffusion:
             code = resources.files("megatron.checkpoint") / "exported" / CODE
             (partial / CODE).write_text(code.read_text())
-        ends = {} if write_tokenizer is None else write_tokenizer(partial)
+        ids = {} if write_tokenizer is None else write_tokenizer(partial)
+        # a padding id past the rows, which a tokenizer may have, is none that the model can read
+        ends = {key: i for key, i in ids.items() if i < weights.config.vocab_rows}
         told |= ends
         if not diffusion:  # its `generate` writes no row that is none of the tokenizer's ids
             spare = list(range(weights.config.n_tokens, weights.config.vocab_rows))
@@ -190,13 +236,23 @@ def to_llama(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def _from_llama(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    named = {}
+def _from_llama(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Undo `to_llama`. ValueError for two tensors of one name, and rotary frequencies that are others."""
+    named: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        for ours, theirs in reversed(LLAMA_NAMES):
-            name = name.replace(theirs, ours)
-        if not name.endswith("rotary_emb.inv_freq"):  # older files keep a table that follows from the shape
-            named[name.removeprefix("model.")] = tensor
+        if name.endswith("rotary_emb.inv_freq"):  # older files keep a table that follows from the shape
+            check_inverse_frequencies(name, tensor, config.d_head, config.rope_theta)
+            continue
+        full = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"  # of the bare LlamaModel
+        ours = full
+        for own_part, their_part in reversed(LLAMA_NAMES):
+            ours = ours.replace(their_part, own_part)
+        ours = ours.removeprefix("model.")
+        if list(to_llama({ours: tensor})) != [full]:
+            raise ValueError(f"{name}: got a tensor that Llama and Qwen3 do not have")
+        if ours in named:
+            raise ValueError(f"{name}: is there twice, with and without 'model.'")
+        named[ours] = tensor
     return named
 
 
@@ -205,9 +261,10 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = [SINGLE]
+    files, listed = [SINGLE], None
     if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        files = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
+        listed = _read_index(folder / INDEX)
+        files = sorted(set(listed.values()))
     state: dict[str, Tensor] = {}
     for i, name in enumerate(files):
         if not (folder / name).is_file():
@@ -215,10 +272,29 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         if len(files) > 1:
             log.info("reading %s (%d of %d)", name, i + 1, len(files))
         try:
-            state |= load_file(folder / name)
+            tensors = load_file(folder / name)
         except SafetensorError as error:
             raise ValueError(f"{folder / name}: not a safetensors file ({error}); fetch it again") from error
+        if listed is not None:
+            stray = set(tensors) ^ {tensor for tensor, file in listed.items() if file == name}
+            if stray:
+                raise ValueError(
+                    f"{folder / name}: {sorted(stray)[0]} is in this file or in {INDEX}, not in both; "
+                    "fetch both again"
+                )
+        state |= tensors
     return state
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """{tensor: name of its file} of an index. ValueError for others, and for files of other folders."""
+    files = _read_json(path).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ValueError(f"{path}: got no weight_map, expected tensors with the names of their files")
+    for file in files.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"{path}: got {file!r:.80}, expected the name of a file in the same folder")
+    return files
 
 
 def _write_json(path: Path, told: dict[str, Any]) -> None:

@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.foreign_pickle import read_foreign
-from megatron.checkpoint.megatron_names import ours_of_block, ours_outside, plain_names
+from megatron.checkpoint.megatron_args import (
+    MASKED_DIFFUSION,
+    check_args,
+    count_tokens,
+    place_mask_row,
+    rate_min_of,
+    read_objective,
+)
+from megatron.checkpoint.megatron_names import UNKNOWN, ours_of_block, ours_outside, plain_names
+from megatron.checkpoint.redundant import check_inverse_frequencies
 from megatron.checkpoint.weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.log import get_logger
@@ -42,15 +51,20 @@ def is_megatron(folder: Path) -> bool:
     return any(True for _ in _rank_paths(_step_folder(folder)))
 
 
-def read_megatron(folder: Path, n_tokens: int | None = None) -> Weights:
+def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | None = None) -> Weights:
     """The weights of a checkpoint, or of the newest step in a folder of them, as float32.
 
     `n_tokens` says how many rows of the padded vocabulary are ids; by itself what args.vocab_size says, else
-    all. Raises FileNotFoundError, or ValueError for shards that do not fit one another and for models that
-    this one cannot be.
+    all. `objective` is what it was trained for, where its args do not say.
+    Raises FileNotFoundError, or ValueError for shards that do not fit one another, for models that this one
+    cannot be, and where the objective is not known.
     """
     step = _step_folder(folder)
     args, shards = _read_shards(step)
+    check_args(args, step)
+    objective = read_objective(args, objective, step)
+    if unknown := sorted(name for shard in shards.values() for name in shard if name.startswith(UNKNOWN)):
+        raise ValueError(f"{step}: holds {unknown[0].removeprefix(UNKNOWN)}, which this model has not")
     try:
         merged = {
             name: _merge(name, [shards[rank][name] for rank in sorted(shards)], args) for name in shards[0]
@@ -59,9 +73,18 @@ def read_megatron(folder: Path, n_tokens: int | None = None) -> Weights:
         raise ValueError(
             f"{step}: tensor rank 0 has {error}, another rank has not; a file is missing"
         ) from error
-    config = _config_of(args, merged, n_tokens, step)
+    if "word_embeddings.weight" not in merged:
+        raise ValueError(f"{step}: holds no word_embeddings.weight; not a language model of Megatron")
+    ids = count_tokens(args, n_tokens, len(merged["word_embeddings.weight"]), objective, step)
+    if objective == MASKED_DIFFUSION:
+        place_mask_row(args, merged, ids, step)
+        log.info("%s: masked diffusion, row %d of the embedding is [MASK]", step, ids)
+    config = _config_of(args, merged, ids, step)
     state: dict[str, Tensor] = {}
     for name, tensor in merged.items():
+        if name.endswith("inv_freq"):
+            check_inverse_frequencies(f"{step}: {name}", tensor, config.d_head, config.rope_theta)
+            continue
         block = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
         if block is None:
             state |= ours_outside(name, tensor)
@@ -70,7 +93,8 @@ def read_megatron(folder: Path, n_tokens: int | None = None) -> Weights:
             state |= {f"blocks.{block[1]}.{ours}": of for ours, of in found.items()}
     weights = Weights(
         config=config,
-        objective="autoregressive",
+        objective=objective,
+        rate_min=rate_min_of(args, objective),
         state={name: of.float().contiguous() for name, of in state.items()},
         seq_len=getattr(args, "seq_length", None),
         source=str(step),
@@ -147,7 +171,7 @@ def _join_stages(stages: list[dict[str, Any]], step: Path) -> dict[str, Tensor]:
             if name.startswith("layers."):
                 _, number, rest = name.split(".", 2)
                 name = f"layers.{int(number) + n_before}.{rest}"
-            joined.setdefault(name, tensor)  # the last stage has the embedding again, as its head
+            _put(joined, name, tensor, step)  # the last stage has the embedding again, as its head
         n_before += len(blocks)
     if "word_embeddings.weight" not in joined:
         raise ValueError(f"{step}: holds no word_embeddings.weight; not a language model of Megatron")
@@ -166,11 +190,18 @@ def _read_layer_files(step: Path) -> Shards:
             shard |= plain_names({f"layers.{n_before}.{name}": tensor for name, tensor in held.items()})
         elif set(held) <= {"weight", "bias"}:
             shard |= {f"final_norm.{name}": tensor for name, tensor in held.items()}
-        elif "lm_head.weight" in held:
-            shard["output_layer.weight"] = held["lm_head.weight"]
-        else:  # the embedding, which stands again at the end where it is the head
-            shard |= {name: tensor for name, tensor in held.items() if name not in shard}
+        else:  # the embedding, which stands again at the end where it is the head, or a head
+            named = {name.replace("lm_head.", "output_layer."): tensor for name, tensor in held.items()}
+            for name, tensor in plain_names(named).items():
+                _put(shard, name, tensor, step)
     return shards
+
+
+def _put(shard: dict[str, Tensor], name: str, tensor: Tensor, step: Path) -> None:
+    """Add a tensor. ValueError where another one has its name."""
+    if name in shard and not torch.equal(shard[name], tensor):
+        raise ValueError(f"{step}: {name} is there twice and differs; its pipeline stages are of two models")
+    shard[name] = tensor
 
 
 def _args_of(part: dict[str, Any], path: Path) -> Namespace:
@@ -197,20 +228,13 @@ def _merge(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     return parts[0]
 
 
-def _config_of(args: Namespace, merged: dict[str, Tensor], n_tokens: int | None, step: Path) -> ModelConfig:
+def _config_of(args: Namespace, merged: dict[str, Tensor], n_tokens: int, step: Path) -> ModelConfig:
     """The shape that args tell. ValueError for what this model cannot be."""
 
     def told(name: str, default: Any) -> Any:
         value = getattr(args, name, None)
         return default if value is None else value
 
-    if told("num_experts", 1) not in (1, [1]):
-        raise ValueError(f"{step}: num_experts is {args.num_experts}, this model has no experts")
-    for name in ("apply_layernorm_1p", "rotary_interleaved"):
-        if told(name, False):
-            raise ValueError(f"{step}: it was trained with {name}, which this model has not")
-    if told("rotary_percent", 1.0) != 1.0:
-        raise ValueError(f"{step}: rotary_percent is {args.rotary_percent}, this model turns whole heads")
     if "layers.0.mlp.second.weight" not in merged:
         raise ValueError(f"{step}: its first layer holds no MLP; not a transformer of Megatron's")
     rows, d_model = merged["word_embeddings.weight"].shape
@@ -219,7 +243,6 @@ def _config_of(args: Namespace, merged: dict[str, Tensor], n_tokens: int | None,
         "use_rotary_position_embeddings", False
     )
     groups = told("num_query_groups", n_heads) if told("group_query_attention", False) else n_heads
-    ids = n_tokens or told("vocab_size", rows)
     positions = merged.get("position_embeddings.weight")
     return ModelConfig(
         d_model=d_model,
@@ -228,7 +251,7 @@ def _config_of(args: Namespace, merged: dict[str, Tensor], n_tokens: int | None,
         n_heads=n_heads,
         n_kv_heads=min(groups, told("num_key_value_heads", groups)),
         n_layers=len({name.split(".")[1] for name in merged if name.startswith("layers.")}),
-        n_tokens=min(ids, rows),
+        n_tokens=n_tokens,
         vocab_rows=rows,
         rope_theta=float(told("rotary_base", told("rope_theta", 10000.0))),
         norm_eps=told("norm_epsilon", told("layernorm_epsilon", 1e-5)),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from megatron.config.schema import ModelConfig
@@ -29,8 +30,10 @@ BLOCK = {
     "self_attention.k_layernorm": "k_norm",
 }
 OUTSIDE = re.compile(
-    r"(?:.*\.)?(word_embeddings|position_embeddings|output_layer|final_(?:layer)?norm)\.(weight|bias)"
+    r"(?:.*\.)?(word_embeddings|position_embeddings|output_layer|final_(?:layer)?norm)"
+    r"(?:_for_head)?\.(weight|bias)"
 )
+UNKNOWN = "unknown:"  # before the name of a tensor that no model here has
 IN_BLOCK = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+?)\.?(weight|bias)")
 OURS = {
     "norm1": "attention_norm",
@@ -50,14 +53,26 @@ OURS_OUTSIDE = {
 
 
 def plain_names(held: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors of one pipeline stage under plain names, without what is no weight (TE's extra states)."""
+    """Tensors of one pipeline stage under plain names, without extra states. ValueError where two differ.
+
+    A table of rotary frequencies keeps its name, and one that is not known has UNKNOWN before it.
+    """
     named: dict[str, Tensor] = {}
     for name, tensor in _flat(held, ""):
+        if name.endswith("_extra_state"):
+            continue
         if found := IN_BLOCK.fullmatch(name):
             part = BLOCK.get(found[2], found[2])
-            named[f"layers.{found[1]}.{part}.{found[3]}"] = tensor
+            plain = f"layers.{found[1]}.{part}.{found[3]}"
         elif found := OUTSIDE.fullmatch(name):
-            named[f"{found[1].replace('layernorm', 'norm')}.{found[2]}"] = tensor
+            plain = f"{found[1].replace('layernorm', 'norm')}.{found[2]}"
+        elif name.endswith("rotary_pos_emb.inv_freq"):
+            plain = "rotary_pos_emb.inv_freq"
+        else:
+            plain = UNKNOWN + name
+        if plain in named and not torch.equal(named[plain], tensor):
+            raise ValueError(f"{name}: differs from {plain} under another name, expected equal")
+        named[plain] = tensor
     return named
 
 

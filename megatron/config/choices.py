@@ -2,6 +2,7 @@
 
 METHODS = ("ar", "mc")  # of scoring: exact, token after token; the bound of masked diffusion
 ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion settles hidden positions
+OBJECTIVES = ("autoregressive", "masked_diffusion")
 TARGETS = ("native", "huggingface", "llama2c", "full", "sharded")  # of a conversion
 TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of huggingface's
 DEVICES = ("cpu", "cuda")

@@ -25,7 +25,7 @@ TEXTS = {
 }
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
 TOKENIZER_CORE = ("tokenizer.json", "tokenizer.model", "vocab.json")
 WEIGHT_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")

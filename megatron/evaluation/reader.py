@@ -79,8 +79,8 @@ class Reader:
 
     @property
     def prefix_id(self) -> int:
-        """What stands before a text that has no context."""
-        return self.end_id if self.begin_id is None else self.begin_id
+        """What stands before a text that has no context: lm-eval's `prefix_token_id` (see `Writer`)."""
+        return self.writer.prefix_id
 
     def encode(self, texts: Sequence[str], begin: bool = True) -> list[tuple[int, ...]]:
         """The ids of each text; `begin`: after the id that begins a text, where the tokenizer has one."""

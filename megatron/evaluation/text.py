@@ -10,6 +10,7 @@ from megatron.evaluation.sampling import Sampling
 from megatron.evaluation.trained_length import warn_past_trained
 from megatron.log import get_logger
 from megatron.tokenizer.kinds import load_by_name
+from megatron.tokenizer.special_tokens import prefix_id
 
 log = get_logger(__name__)
 
@@ -20,6 +21,9 @@ class Writer:
     """A model with its tokenizer.
 
     ignore_end   go on after a token that ends a document
+    prefix_id    what stands before a text without context: the bos token that the tokenizer's settings name
+                 (tokenizer_config.json), without settings what the tokenizer itself puts before a text, else
+                 the end of a document, which stands there in the training data
     """
 
     def __init__(self, weights: Weights, device: str = "cpu", ignore_end: bool = False) -> None:
@@ -33,6 +37,7 @@ class Writer:
                 f"{weights.config.n_tokens}; another tokenizer is the model's"
             )
         self.begins_with: int | None = getattr(self.tokenizer, "bos_id", None)
+        self.prefix_id = prefix_id(weights.tokenizer, self.tokenizer)
         self.causal = weights.objective == "autoregressive"
         self.model = weights.model().to(device)
         self.ignore_end = ignore_end
@@ -43,7 +48,7 @@ class Writer:
         ids = list(self.tokenizer.encode_batch([prompt])[0]) if prompt else []
         if self.begins_with is not None:
             return [self.begins_with, *ids]
-        return ids or [self.tokenizer.eod_id]  # what stands before a document in the training data
+        return ids or [self.prefix_id]
 
     def write(
         self,

@@ -1,0 +1,179 @@
+"""The config.json beside weights: keys that it leaves out have transformers' defaults, not this project's.
+
+No key of it may change the logits unnoticed. Keys of transformers' own classes are read or known to have no
+influence. transformers itself ignores every other key; here it is reported, and refused where its name
+belongs to a change of the computation (`logit_scale`, `num_experts`, ...) and its value switches that on.
+"""
+
+from typing import Any
+
+from megatron.config.hf import (
+    FIXED,
+    NAMES,
+    NO_DROPOUT,
+    OPTIONS,
+    check_layers,
+    is_without_influence,
+    take_biases,
+    take_rope_theta,
+)
+
+DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
+_LLAMA_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": None, "head_dim": None, "vocab_size": 32000, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 2048,
+    "rope_theta": 10000.0, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA_DEFAULTS,
+    "qwen3": {
+        "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 32768,
+        "rope_theta": 10000.0, "attention_bias": False,
+    },
+    "gpt2": {
+        "n_embd": 768, "n_inner": None, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
+        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "attn_pdrop": 0.1,
+    },
+    # exported/modeling_masked_diffusion.py: widths and counts have no meaningful default there
+    DIFFUSION_TYPE: {
+        **{key: ... for key in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+        **{key: ... for key in ("num_attention_heads", "vocab_size")},
+        "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "attention_dropout": 0.0, "max_position_embeddings": 2048, "rope_theta": 10000.0,
+        "attention_bias": False, "mlp_bias": False,
+    },
+}  # fmt: skip
+NULLABLE = ("num_key_value_heads", "head_dim", "n_inner")  # null: computed from other keys
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "LlamaModel"),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
+    DIFFUSION_TYPE: ("MaskedDiffusionLm",),
+}
+# keys of other model classes that change the computation, and the values at which they do not
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "position_embedding_type": ("rope", "rotary", "absolute"),
+    "norm_type": ("rms_norm", "rmsnorm"),
+    "pruned_heads": ({},),
+    "clip_qkv": (),
+    "parallel_residual": (False,),
+    "use_parallel_residual": (False,),
+}
+INFLUENTIAL_WORDS = (
+    "alibi", "attn_logit", "bidirectional", "expert", "moe", "mup_", "multiplier", "qk_layernorm", "qk_norm",
+    "quantization", "query_pre_attn", "residual_scal", "rope", "rotary", "scale_", "_scale", "scaling",
+    "sliding", "softcap", "window_size",
+)  # fmt: skip
+
+
+def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list[str]]:
+    """Return (keys of ModelConfig, positions it was made for, keys that were ignored as "key value").
+
+    ValueError, "key: got X, expected Y", for a model that this one cannot be, and for values of other types.
+    """
+    kind = _kind_of(hf_config)
+    shape_kind = kind
+    left = {key: value for key, value in hf_config.items() if key not in ("model_type", "architectures")}
+    if kind == DIFFUSION_TYPE:
+        left.pop("auto_map", None)
+        shape_kind = "qwen3" if left.pop("qk_norm", False) else "llama"
+    names, fixed = NAMES[shape_kind], FIXED[shape_kind]
+    values = _with_defaults(kind, left)
+    shape: dict[str, Any] = OPTIONS[shape_kind] | {
+        names[key]: value for key, value in values.items() if key in names and value is not None
+    }
+    if shape_kind != "gpt2":
+        theta = take_rope_theta(left)
+        shape["rope_theta"] = DEFAULTS[kind]["rope_theta"] if theta is None else theta
+    if shape_kind == "llama":
+        shape |= take_biases(left)
+    check_layers(shape_kind, left)
+    _check_heads(shape, values, kind)
+    ignored = []
+    for key, value in left.items():
+        if key in fixed:
+            if value not in fixed[key] or isinstance(value, bool) != isinstance(fixed[key][0], bool):
+                raise ValueError(f"{key}: got {value!r}, expected {fixed[key][0]!r}")
+        elif key not in names and key != "max_position_embeddings" and _is_ignored(key, value, shape_kind):
+            ignored.append(f"{key} {value!r:.40}")
+    n_positions = values["n_positions" if kind == "gpt2" else "max_position_embeddings"]
+    return shape, n_positions, ignored
+
+
+def _kind_of(hf_config: dict[str, Any]) -> str:
+    """The model_type, or what `architectures` say where it is missing. ValueError for any other model."""
+    architectures = hf_config.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ValueError(f"architectures: got {architectures!r}, expected a list of class names")
+    kind = hf_config.get("model_type")
+    if kind is None:
+        kinds = [name for name, classes in ARCHITECTURES.items() if set(architectures) & set(classes)]
+        if len(kinds) != 1:
+            raise ValueError(f"model_type: missing, expected one of {', '.join(NAMES)}. Add it to the file.")
+        kind = kinds[0]
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ValueError(f"model_type: found {kind!r}, known: {', '.join(NAMES)}")
+    if architectures and not set(map(str, architectures)) <= set(ARCHITECTURES[kind]):
+        raise ValueError(f"architectures: got {architectures!r}, expected {ARCHITECTURES[kind][0]}")
+    return kind
+
+
+def _with_defaults(kind: str, left: dict[str, Any]) -> dict[str, Any]:
+    """The values of all keys in DEFAULTS. ValueError for a missing, empty or wrongly typed one."""
+    values = {}
+    for key, default in DEFAULTS[kind].items():
+        value = left.get(key, default)
+        if value is ...:
+            raise ValueError(f"{key}: missing, expected a number. Export the model again.")
+        expected = int if default is ... or default is None else type(default)
+        allowed = (int, float) if expected is float else (expected,)
+        if key == "rope_theta" or (value is None and key in NULLABLE):
+            pass  # read by take_rope_theta; computed from other keys
+        elif type(value) not in allowed or value != value:
+            raise ValueError(f"{key}: got {value!r}, expected {expected.__name__}")
+        elif (expected is int and value < 1) or (expected is float and value < 0):
+            raise ValueError(f"{key}: got {value!r}, expected a number above 0")
+        values[key] = value
+    return values
+
+
+def _check_heads(shape: dict[str, Any], values: dict[str, Any], kind: str) -> None:
+    """Heads as transformers computes them where they are not given. ValueError where they do not divide."""
+    heads_key, width_key = ("n_head", "n_embd") if kind == "gpt2" else ("num_attention_heads", "hidden_size")
+    n_heads, width = values[heads_key], values[width_key]
+    if "d_head" not in shape:
+        if width % n_heads:
+            raise ValueError(f"{heads_key}: got {n_heads}, expected a divisor of {width_key} {width}")
+        shape["d_head"] = width // n_heads
+    if n_heads % shape.get("n_kv_heads", n_heads):
+        raise ValueError(f"num_key_value_heads: got {shape['n_kv_heads']}, expected a divisor of {n_heads}")
+    if kind != "gpt2" and shape["d_head"] % 2:
+        raise ValueError(f"head_dim: got {shape['d_head']}, expected an even number")
+    if kind == "gpt2":
+        shape.setdefault("d_ff", 4 * width)
+
+
+def _is_ignored(key: str, value: Any, kind: str) -> bool:
+    """Whether to report a key as ignored; False for keys of transformers without influence. ValueError."""
+    if key == "rope_theta" or key in DEFAULTS[kind] or is_without_influence(key):
+        return key.startswith("_") and key not in ("_name_or_path", "_attn_implementation_autoset")
+    if key in NO_DROPOUT or "dropout" in key or key.endswith("_pdrop"):
+        return bool(value)
+    if key in NEUTRAL:
+        is_neutral = value is None or any(value == one and type(value) is type(one) for one in NEUTRAL[key])
+    elif any(word in key for word in INFLUENTIAL_WORDS):
+        is_neutral = value is None or value is False or (type(value) in (int, float) and value in (0, 1))
+        is_neutral = is_neutral or value in ({}, [], "")
+    else:
+        is_neutral = True
+    if not is_neutral:
+        raise ValueError(
+            f"{key}: got {value!r:.80}, expected none: it changes the computation, and this model does not "
+            f"have it. Delete the key from the file if the {kind} model does not use it."
+        )
+    return key != "is_encoder_decoder"  # which transformers writes into every file

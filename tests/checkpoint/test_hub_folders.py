@@ -1,0 +1,308 @@
+"""Folders as the Hugging Face hub has them: keys left out, keys added, older names, beside transformers."""
+
+import inspect
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.exported.modeling_masked_diffusion import MaskedDiffusionConfig
+from megatron.checkpoint.huggingface import read_huggingface
+from megatron.config.hf_checkpoint import DEFAULTS, DIFFUSION_TYPE, read_hf_config
+
+with pytest.MonkeyPatch.context() as patched:  # read at the import, and no test after these wants it
+    patched.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+
+TOKENS = torch.randint(0, 50, (2, 30), generator=torch.Generator().manual_seed(2))
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+CLASSES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen3": {**SMALL, "num_attention_heads": 64, "num_key_value_heads": 32},  # head_dim: the default
+    "gpt2": {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40},
+}
+
+
+def make(folder: Path, kind: str, left_out: tuple[str, ...] = (), **more: Any) -> Any:
+    """A model of transformers saved in a folder whose config.json lacks some keys."""
+    config_class, model_class = CLASSES[kind]
+    torch.manual_seed(0)
+    model = model_class(config_class(**{**SHAPES[kind], "initializer_range": 0.3, **more}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # gains that are not 1, biases that are not 0
+                parameter += 0.3 * torch.randn(parameter.shape)
+        for name, parameter in model.named_parameters():
+            if "embed_tokens" in name:  # so small that the epsilon of a norm matters
+                parameter *= 1e-2
+    model.save_pretrained(folder)
+    change_config(folder, remove=left_out)
+    return model_class.from_pretrained(folder).eval()
+
+
+def change_config(folder: Path, add: dict[str, Any] | None = None, remove: tuple[str, ...] = ()) -> None:
+    path = folder / "config.json"
+    kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in remove}
+    path.write_text(json.dumps(kept | (add or {})))
+
+
+def change_tensors(folder: Path, add: dict[str, torch.Tensor], rename: Any = str) -> None:
+    path = folder / "model.safetensors"
+    state = {rename(name): tensor for name, tensor in load_file(path).items()} | add
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, {"format": "pt"})
+
+
+def assert_same_logits(folder: Path, theirs: Any) -> None:
+    with torch.no_grad():
+        expected = theirs(TOKENS).logits
+        assert expected.std() > 0.01
+        ours = read_any(folder).model()(TOKENS, causal=True)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=2e-5 * float(expected.std()))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_default_is_the_one_of_transformers(kind: str) -> None:
+    expected = CLASSES[kind][0]()
+    for key, default in DEFAULTS[kind].items():
+        if key == "rope_theta":
+            assert default == expected.rope_parameters["rope_theta"]
+        elif default is not None:
+            value = getattr(expected, key)
+            assert (default, type(default)) == (value, type(value)), key
+    assert set(DEFAULTS[kind]) - {"rope_theta"} <= set(inspect.signature(type(expected)).parameters)
+    shape, n_positions, ignored = read_hf_config({"model_type": kind})
+    names = {"llama": ("num_key_value_heads", "head_dim"), "qwen3": ("num_key_value_heads", "head_dim")}
+    ours = (shape.get("n_kv_heads", shape["n_heads"]), shape["d_head"], shape["d_ff"])
+    if kind == "gpt2":
+        assert ours == (12, 64, 3072)  # as its weights are
+    else:
+        assert ours == (*(getattr(expected, name) for name in names[kind]), expected.intermediate_size)
+    assert n_positions == expected.max_position_embeddings and ignored == []
+
+
+def test_defaults_of_an_exported_diffusion_model_are_those_of_its_code() -> None:
+    parameters = inspect.signature(MaskedDiffusionConfig.__init__).parameters
+    for key, default in DEFAULTS[DIFFUSION_TYPE].items():
+        if default is not ... and key in parameters:
+            assert parameters[key].default == default, key
+    with pytest.raises(ValueError, match="hidden_size: missing, expected a number"):
+        read_hf_config({"model_type": DIFFUSION_TYPE})
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_whole_configuration_of_transformers_is_read(kind: str) -> None:
+    config = CLASSES[kind][0](**SHAPES[kind])
+    shape, _, ignored = read_hf_config(json.loads(config.to_json_string(use_diff=False)))
+    assert shape == read_hf_config(json.loads(config.to_json_string()))[0]
+    assert {word.split()[0] for word in ignored} == (
+        {"resid_pdrop", "embd_pdrop"} if kind == "gpt2" else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out", "more"),
+    [
+        ("llama", ("tie_word_embeddings",), {"tie_word_embeddings": False}),
+        ("qwen3", ("tie_word_embeddings", "head_dim"), {"tie_word_embeddings": False}),
+        ("llama", ("rms_norm_eps", "tie_word_embeddings", "rope_parameters", "hidden_act"), {}),
+        ("qwen3", ("rms_norm_eps", "rope_parameters", "num_key_value_heads", "attention_bias"), {}),
+        ("llama", ("num_key_value_heads", "head_dim"), {"num_key_value_heads": 4}),
+        ("gpt2", ("layer_norm_epsilon", "n_inner", "tie_word_embeddings", "activation_function"), {}),
+        ("gpt2", ("attn_pdrop", "resid_pdrop", "embd_pdrop", "architectures"), {}),
+        ("llama", ("max_position_embeddings", "model_type"), {"rope_theta": 777.0}),
+    ],
+)
+def test_keys_left_out_have_the_defaults_of_transformers(
+    tmp_path: Path, kind: str, left_out: tuple[str, ...], more: dict[str, Any]
+) -> None:
+    without = tuple(key for key in left_out if key != "model_type")
+    theirs = make(tmp_path, kind, without, **more)
+    change_config(tmp_path, remove=left_out)
+    assert_same_logits(tmp_path, theirs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "add", "remove"),
+    [
+        ("llama", {"rope_theta": 321.0, "rope_scaling": None}, ("rope_parameters",)),
+        ("llama", {"rope_theta": 5.0, "rope_scaling": {"type": "default", "rope_theta": 321.0}}, ()),
+        ("llama", {"rope_theta": 321.0, "rope_parameters": {"rope_type": "default"}}, ()),
+        ("llama", {"rope_theta": 5.0, "rope_parameters": {"rope_type": "default", "rope_theta": 321.0}}, ()),
+        ("qwen3", {"rope_theta": 321, "partial_rotary_factor": 1.0}, ("rope_parameters",)),
+        ("qwen3", {"sliding_window": 2, "use_sliding_window": False, "max_window_layers": 0}, ()),
+        ("qwen3", {"layer_types": ["full_attention"] * 2}, ()),
+        ("gpt2", {"reorder_and_upcast_attn": True, "activation_function": "gelu_pytorch_tanh"}, ()),
+    ],
+)
+def test_older_and_newer_spellings_mean_what_transformers_reads(
+    tmp_path: Path, kind: str, add: dict[str, Any], remove: tuple[str, ...]
+) -> None:
+    make(tmp_path, kind)
+    change_config(tmp_path, add, remove)
+    assert_same_logits(tmp_path, CLASSES[kind][1].from_pretrained(tmp_path).eval())
+
+
+def test_gpt2_as_the_hub_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """openai-community/gpt2: names of the bare model, causal masks, dropout, settings of generation."""
+    theirs = make(tmp_path, "gpt2")
+    hub_keys = {
+        "n_ctx": 40, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "summary_type": "cls_index",
+        "summary_first_dropout": 0.1, "task_specific_params": {"text-generation": {"do_sample": True}},
+        "bos_token_id": 50256, "eos_token_id": 50256, "architectures": ["GPT2LMHeadModel"],
+    }  # fmt: skip
+    change_config(tmp_path, hub_keys, ("n_inner", "scale_attn_weights", "tie_word_embeddings"))
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 40, 40).tril() for i in range(2)}
+    masks |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
+    change_tensors(tmp_path, masks, lambda name: name.removeprefix("transformer."))
+    with caplog.at_level(logging.WARNING):
+        assert_same_logits(tmp_path, theirs)
+    assert "resid_pdrop 0.1" in caplog.text and "embd_pdrop 0.1" in caplog.text
+    assert "summary" not in caplog.text and "task_specific" not in caplog.text
+    convert(tmp_path, tmp_path / "native", to="native")
+    convert(tmp_path / "native", tmp_path / "back", to="huggingface")
+    assert_same_logits(tmp_path / "back", theirs)
+
+
+def test_llama_with_the_keys_of_other_programs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs = make(tmp_path, "llama")
+    added = {
+        "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
+        "_model_name_or_path": "made/elsewhere", "unk_token_id": 0, "hidden_dropout": 0.0, "resid_pdrop": 0.1,
+        "my_label": "third try", "quantization_config": None, "num_experts": 0, "logit_scale": 1.0,
+    }  # fmt: skip
+    change_config(tmp_path, added)
+    change_tensors(
+        tmp_path,
+        {
+            "model.layers.0.self_attn.rotary_emb.inv_freq": 10000.0 ** -(torch.arange(0, 8, 2) / 8),
+            "model.layers.1.self_attn.rotary_emb.inv_freq": (10000.0 ** -(torch.arange(0, 8, 2) / 8)).half(),
+        },
+    )
+    with caplog.at_level(logging.WARNING):
+        assert_same_logits(tmp_path, theirs)
+    for key in ("is_llama_config", "rope_interleaved", "transformers.js_config", "resid_pdrop", "my_label"):
+        assert key in caplog.text
+    assert "unk_token_id" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "add", "sentence"),
+    [
+        ("llama", {"rope_interleaved": True}, "rope_interleaved: got True, expected none: it changes"),
+        ("llama", {"logit_scale": 0.5}, "logit_scale: got 0.5"),
+        ("llama", {"residual_multiplier": 0.22}, "residual_multiplier: got 0.22"),
+        ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: got 30.0"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: got"),
+        ("llama", {"num_local_experts": 8}, "num_local_experts: got 8"),
+        ("llama", {"use_qk_norm": True}, "use_qk_norm: got True"),
+        ("llama", {"is_causal": False}, "is_causal: got False"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1.0"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: found"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters: found"),
+        ("llama", {"sliding_window": 8}, "sliding_window: got 8, expected None"),
+        ("llama", {"attention_bias": True}, "attention_bias True and mlp_bias False"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
+        ("llama", {"architectures": ["LlamaBiModel"]}, "architectures: got ['LlamaBiModel'], expected Llama"),
+        ("llama", {"model_type": "mistral"}, "model_type: found 'mistral', known: llama, qwen3, gpt2"),
+        ("llama", {"rms_norm_eps": "1e-6"}, "rms_norm_eps: got '1e-6', expected float"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps: got nan, expected float"),
+        ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings: got None, expected bool"),
+        ("llama", {"hidden_size": -32}, "hidden_size: got -32, expected a number above 0"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads: got 3, expected a divisor of 4"),
+        ("llama", {"n_tokens": 51}, "n_tokens: got 51, expected 1 to vocab_size 50"),
+        ("llama", {"objective": "masked_diffusion"}, "objective: got 'masked_diffusion', expected 'autor"),
+        ("llama", {"tie_word_embeddings": True}, "lm_head.weight: differs from the embedding"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 4}, "sliding_window: got 4"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: this model has"),
+        ("qwen3", {"model_type": "llama", "architectures": None}, "weights and shape do not fit"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: got True"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights: got False, expected True"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function: got 'relu', expected 'gelu_new'"),
+        ("gpt2", {"tie_word_embeddings": False}, "lm_head.weight: missing, but tie_word_embeddings is false"),
+        ("gpt2", {"n_layer": 3}, "weights and shape do not fit"),
+    ],
+)
+def test_what_would_change_the_logits_is_refused_by_name(
+    tmp_path: Path, kind: str, add: dict[str, Any], sentence: str
+) -> None:
+    make(tmp_path / "hub", kind)
+    change_config(tmp_path / "hub", add)
+    with pytest.raises(ValueError) as caught:
+        convert(tmp_path / "hub", tmp_path / "out", to="native")
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "add", "sentence"),
+    [
+        (
+            "llama",
+            {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+            "other rotary frequencies",
+        ),
+        ("llama", {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, "do not fit each other"),
+        ("llama", {"score.weight": torch.ones(2, 32)}, "a tensor that Llama and Qwen3 do not have"),
+        ("llama", {"embed_tokens.weight": torch.ones(50, 32)}, "is there twice, with and without"),
+        ("llama", {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "quantised models are not read"),
+        ("gpt2", {"transformer.h.0.attn.bias": torch.ones(1, 1, 40, 40)}, "another mask than the causal"),
+        ("gpt2", {"transformer.h.0.attn.bias": torch.tensor(1.0)}, "another mask than the causal"),
+        ("gpt2", {"transformer.h.0.attn.masked_bias": torch.tensor(-1.0)}, "another mask than the causal"),
+        ("gpt2", {"lm_head.weight": torch.ones(50, 32)}, "lm_head.weight: differs from the embedding"),
+        ("gpt2", {"score.weight": torch.ones(2, 32)}, "score.weight: got a tensor that GPT-2 does not have"),
+        ("gpt2", {"transformer.h.0.crossattention.c_attn.weight": torch.ones(32, 64)}, "crossattention"),
+        ("gpt2", {"wte.weight": torch.ones(50, 32)}, "is there twice, with and without"),
+        ("gpt2", {"transformer.h.0.attn.c_attn.bias": torch.ones(95)}, "expected 3 x the width"),
+    ],
+)
+def test_a_tensor_that_would_be_left_out_and_says_something_is_refused(
+    tmp_path: Path, kind: str, add: dict[str, torch.Tensor], sentence: str
+) -> None:
+    make(tmp_path, kind)
+    change_tensors(tmp_path, add)
+    with pytest.raises(ValueError) as caught:
+        read_huggingface(tmp_path)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_tensor_of_gpt2_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "gpt2")
+    change_tensors(tmp_path, {}, lambda name: name.replace("h.1.mlp.c_fc.bias", "h.1.mlp.c_fc.other"))
+    with pytest.raises(ValueError, match="transformer.h.1.mlp.c_fc.bias: missing"):
+        read_huggingface(tmp_path)
+
+
+def test_a_head_that_repeats_the_embedding_is_no_fault(tmp_path: Path) -> None:
+    theirs = make(tmp_path, "llama", tie_word_embeddings=True)
+    change_tensors(tmp_path, {"lm_head.weight": theirs.model.embed_tokens.weight.detach().clone()})
+    assert read_huggingface(tmp_path).config.tied_embedding
+    assert_same_logits(tmp_path, theirs)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "sentence"),
+    [
+        (None, "got no weight_map"),
+        ({"a": 3}, "got 3, expected the name of a file in the same folder"),
+        ({"a": "../other/model.safetensors"}, "expected the name of a file in the same folder"),
+        ({"a": "part.safetensors"}, "is in this file or in model.safetensors.index.json, not in both"),
+    ],
+)
+def test_an_index_lists_the_tensors_of_files_beside_it(
+    tmp_path: Path, weight_map: Any, sentence: str
+) -> None:
+    make(tmp_path, "llama")
+    (tmp_path / "model.safetensors").rename(tmp_path / "part.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=sentence):
+        read_huggingface(tmp_path)

@@ -1,0 +1,244 @@
+"""What a Megatron checkpoint was trained for: read from its saved arguments, asked for, never guessed."""
+
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.megatron_args import read_objective
+from megatron.checkpoint.megatron_layouts import read_megatron
+from megatron.model.gpt import Gpt
+from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, write_deepspeed, write_megatron_lm
+
+# of wmn-231314/diffusion-data-constraint, as its parser leaves them
+FORK = {
+    "low_noise_start": False, "low_noise_iter": 1000, "low_noise_ratio": 0.5, "ar_ratio": 0.0,
+    "untie_with_additional_mask": False, "randmask_ratio": 0.0, "target_random_ratio": 0.0,
+    "use_order_list": False, "block_size": 2048, "wandb_project": "diffusion_data_constraint",
+}  # fmt: skip
+EVERYTHING = torch.zeros(1, 1, 16, 16, dtype=torch.bool)  # as its pretrain_diff_gpt.py saves it
+CAUSAL = torch.ones(1, 1, 16, 16, dtype=torch.bool).triu(1)
+RANDOM = CAUSAL | (torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0)) < 0.3)
+TIED = LLAMA | {"qk_norm": False}
+
+
+def change_args(folder: Path, **changes: Any) -> None:
+    for path in folder.rglob("*.pt"):
+        part = torch.load(path, weights_only=False)
+        if "args" in part:
+            vars(part["args"]).update(changes)
+            torch.save(part, path)
+
+
+@pytest.mark.parametrize(
+    ("args", "requested", "objective"),
+    [
+        ({}, None, "autoregressive"),
+        ({}, "masked_diffusion", "masked_diffusion"),
+        ({"attn_mask": CAUSAL}, None, "autoregressive"),
+        (FORK | {"attn_mask": EVERYTHING}, None, "masked_diffusion"),
+        (FORK | {"attn_mask": EVERYTHING.half()}, None, "masked_diffusion"),
+        (FORK | {"attn_mask": CAUSAL}, None, "autoregressive"),
+        (FORK | {"attn_mask": RANDOM, "randmask_ratio": 0.1}, None, "autoregressive"),
+        (FORK | {"attn_mask": CAUSAL, "low_noise_start": True}, None, "autoregressive"),
+        (FORK | {"low_noise_start": True}, None, "masked_diffusion"),
+        (FORK | {"ar_ratio": 0.25, "attn_mask": None}, None, "masked_diffusion"),
+        (FORK | {"untie_with_additional_mask": True}, None, "masked_diffusion"),
+        (FORK | {"randmask_ratio": 0.1}, None, "autoregressive"),
+        (FORK | {"use_order_list": True}, None, "autoregressive"),
+        (FORK, "autoregressive", "autoregressive"),
+        (FORK, "masked_diffusion", "masked_diffusion"),
+        (FORK | {"low_noise_start": True}, "autoregressive", "autoregressive"),  # who says so knows
+        ({"attn_mask": EVERYTHING}, "masked_diffusion", "masked_diffusion"),
+    ],
+)
+def test_arguments_and_the_caller_say_the_objective(
+    args: dict[str, Any], requested: str | None, objective: str
+) -> None:
+    assert read_objective(Namespace(**args), requested, Path("step")) == objective
+
+
+@pytest.mark.parametrize(
+    ("args", "requested", "sentence"),
+    [
+        (FORK, None, "do not say whether it is autoregressive or masked diffusion"),
+        (FORK | {"attn_mask": None}, None, "do not say"),
+        (FORK | {"attn_mask": "a stranger's"}, None, "do not say"),
+        (FORK | {"attn_mask": torch.zeros(1, 1, 1, 1)}, None, "do not say"),
+        (FORK | {"attn_mask": CAUSAL[..., :9]}, None, "do not say"),
+        (FORK | {"attn_mask": CAUSAL.roll(1)}, None, "do not say"),
+        (FORK | {"ar_ratio": 0.1, "randmask_ratio": 0.1}, None, "do not say"),
+        ({"attn_mask": EVERYTHING}, None, "do not say"),
+        ({"use_masked_diffusion": True}, None, "do not say"),
+        (FORK | {"attn_mask": EVERYTHING}, "autoregressive", "its saved attn_mask is that of masked_diff"),
+        ({"attn_mask": CAUSAL}, "masked_diffusion", "its saved attn_mask is that of autoregressive"),
+    ],
+)
+def test_an_objective_that_is_not_certain_is_refused(
+    args: dict[str, Any], requested: str | None, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence) as caught:
+        read_objective(Namespace(**args), requested, Path("step"))
+    assert "--objective" in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["pipeline", "deepspeed", "megatron-lm"])
+@pytest.mark.parametrize("shape", [TIED, UNTIED | {"qk_norm": False}], ids=["tied", "untied"])
+def test_a_diffusion_checkpoint_is_read_as_one_with_its_mask_row(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, layout: str, shape: dict[str, Any]
+) -> None:
+    model = tiny_of(**shape)
+    if layout == "megatron-lm" or (layout == "deepspeed" and not model.config.tied_embedding):
+        write_megatron_lm(model, tmp_path / "ck", 1, 2, "core")
+    else:
+        write_deepspeed(model, tmp_path / "ck", 1, layout == "pipeline")
+    change_args(tmp_path / "ck", **FORK, attn_mask=EVERYTHING)
+    weights = read_any(tmp_path / "ck")
+    assert (weights.objective, weights.rate_min) == ("masked_diffusion", 1e-3)
+    assert weights.config == model.config and weights.config.n_tokens == 41
+    tokens = torch.tensor([[3, 41, 7, 41, 1]])  # row 41 is [MASK], there and here
+    assert torch.equal(weights.model()(tokens, causal=False), model(tokens, causal=False))
+    convert(tmp_path / "ck", tmp_path / "native", to="native")
+    again = read_any(tmp_path / "native")
+    assert (again.objective, again.rate_min) == ("masked_diffusion", 1e-3)
+
+
+def test_the_additional_mask_row_moves_to_the_row_after_the_ids(
+    tiny_of: Callable[..., Gpt], tmp_path: Path
+) -> None:
+    """That option's [MASK] is row 48 of an embedding of 49, and the head has 48 rows."""
+    model = tiny_of(**UNTIED | {"qk_norm": False})
+    write_deepspeed(model, tmp_path / "ck", 1, True)
+    (path,) = (tmp_path / "ck").rglob("layer_01-model_00-model_states.pt")
+    extra = torch.randn(1, model.config.d_model, generator=torch.Generator().manual_seed(1))
+    torch.save({"word_embeddings.weight": torch.cat([model.embedding.weight.detach(), extra])}, path)
+    change_args(tmp_path / "ck", **FORK | {"untie_with_additional_mask": True})
+    weights = read_any(tmp_path / "ck")
+    assert weights.objective == "masked_diffusion"
+    assert torch.equal(weights.state["embedding.weight"][41], extra[0])
+    with torch.no_grad():
+        model.embedding.weight[41] = extra[0]
+        tokens = torch.tensor([[3, 41, 7, 41, 1]])
+        assert torch.equal(weights.model()(tokens, causal=False), model(tokens, causal=False))
+    with pytest.raises(ValueError, match="expected one embedding row more than head rows, and padding"):
+        read_any(tmp_path / "ck", n_tokens=48)
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_tokens", "expected"),
+    [
+        ({"vocab_size": None}, 41, 41),
+        ({"vocab_size": 40, "tokenizer_type": "NullTokenizer"}, None, 41),
+        ({"vocab_size": 41, "tokenizer_type": "GPT2BPETokenizer"}, None, 41),
+        ({"vocab_size": None}, None, "got no vocab_size in args for 48 embedding rows"),
+        ({"vocab_size": 48}, None, "got 48 ids for 48 embedding rows"),
+        ({}, 49, "got 49 ids for 48 embedding rows"),
+    ],
+)
+def test_the_mask_row_needs_the_number_of_ids(
+    tiny_of: Callable[..., Gpt],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    n_tokens: int | None,
+    expected: int | str,
+) -> None:
+    write_deepspeed(tiny_of(**TIED), tmp_path / "ck", 1, False)
+    change_args(tmp_path / "ck", **FORK | {"attn_mask": EVERYTHING} | changes)
+    if isinstance(expected, int):
+        assert read_any(tmp_path / "ck", n_tokens=n_tokens).config.n_tokens == expected
+        return
+    with pytest.raises(ValueError, match=expected) as caught:
+        read_any(tmp_path / "ck", n_tokens=n_tokens)
+    assert "Give --n-tokens" in str(caught.value)
+
+
+def test_the_command_refuses_and_takes_the_objective(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, root: Path
+) -> None:
+    write_deepspeed(tiny_of(**TIED), tmp_path / "ck", 1, False)
+    change_args(tmp_path / "ck", **FORK)
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            root / "tools" / "convert_checkpoint.py",
+            tmp_path / "ck",
+            tmp_path / "out",
+        ]
+        words = (*command, "--to", "native", *words)
+        return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
+
+    refused = run()
+    assert refused.returncode == 1 and not (tmp_path / "out").exists()
+    assert "--objective autoregressive or --objective masked_diffusion." in refused.stderr
+    done = run("--objective", "masked_diffusion")
+    assert done.returncode == 0 and ": masked_diffusion, " in done.stdout
+    with pytest.raises(ValueError, match="says that it is masked_diffusion, not autoregressive"):
+        read_any(tmp_path / "out", objective="autoregressive")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"squared_relu": True}, "trained with squared_relu"),
+        ({"use_rope_scaling": True}, "trained with use_rope_scaling"),
+        ({"window_size": (64, 0)}, "trained with window_size"),
+        ({"use_target_position_embeddings": True}, "trained with use_target_position_embeddings"),
+        ({"position_embedding_type": "relative"}, "position_embedding_type is relative, expected rope or"),
+        ({"num_experts": [4]}, r"num_experts is \[4\], this model has no experts"),
+        ({"swiglu": False, "bias_gelu_fusion": False}, "its GELU is exact"),
+    ],
+)
+def test_arguments_of_another_computation_are_refused(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    write_megatron_lm(tiny_of(**TIED), tmp_path / "ck", 1, 1, "core")
+    change_args(tmp_path / "ck", **changes)
+    with pytest.raises(ValueError, match=sentence):
+        read_megatron(tmp_path / "ck")
+
+
+def change_model(folder: Path, rank: str, change: Callable[[dict[str, Any]], None]) -> None:
+    (path,) = folder.rglob(f"{rank}/model_optim_rng.pt")
+    part = torch.load(path, weights_only=False)
+    change(part["model"])
+    torch.save(part, path)
+
+
+def test_no_tensor_of_megatron_is_dropped_unseen(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
+    model = tiny_of(**TIED)
+    write_megatron_lm(model, tmp_path / "bert", 1, 1, "legacy")
+    change_model(tmp_path, "mp_rank_00", lambda held: held.update(lm_head={"bias": torch.zeros(48)}))
+    with pytest.raises(ValueError, match="holds lm_head.bias, which this model has not"):
+        read_megatron(tmp_path / "bert")
+
+    write_megatron_lm(model, tmp_path / "pp", 1, 2, "legacy")
+    head = {"word_embeddings_for_head": {"weight": torch.zeros(48, model.config.d_model)}}
+    change_model(tmp_path / "pp", "mp_rank_00_001", lambda held: held.update(head))
+    with pytest.raises(ValueError, match="word_embeddings.weight is there twice and differs"):
+        read_megatron(tmp_path / "pp")
+
+    write_megatron_lm(model, tmp_path / "rope", 1, 1, "core")
+    table = {
+        "rotary_pos_emb.inv_freq": 10000.0 ** -(torch.arange(0, model.config.d_head, 2) / model.config.d_head)
+    }
+    change_model(tmp_path / "rope", "mp_rank_00", lambda held: held.update(table))
+    assert read_megatron(tmp_path / "rope").state.keys() == model.state_dict().keys()
+    change_model(
+        tmp_path / "rope", "mp_rank_00", lambda held: held.update({k: 2 * v for k, v in table.items()})
+    )
+    with pytest.raises(ValueError, match="got other rotary frequencies than those of rope_theta 10000"):
+        read_megatron(tmp_path / "rope")
+
+
+def test_gpt2_of_megatron_with_its_fused_gelu_is_read(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
+    model = tiny_of(**GPT2)
+    write_megatron_lm(model, tmp_path / "ck", 1, 1, "legacy")
+    change_args(tmp_path / "ck", bias_gelu_fusion=True, attn_mask=CAUSAL)
+    assert read_megatron(tmp_path / "ck").config == model.config
