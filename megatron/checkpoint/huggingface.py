@@ -9,6 +9,7 @@ Every row of the embedding goes out, with [MASK] and padding, so that what comes
 """
 
 import json
+import re
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -33,6 +34,7 @@ CONFIG, GENERATION, INDEX, SINGLE = (
     "model.safetensors.index.json",
     "model.safetensors",
 )
+SHARD = re.compile(r"(?!\.)[^/\\\0]+\.safetensors")
 OWN = ("n_tokens", "objective")  # our keys in config.json, which transformers keeps and does not read
 CODE = "modeling_masked_diffusion.py"
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
@@ -207,7 +209,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
     files = [SINGLE]
     if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        files = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
+        files = _listed_files(folder)
     state: dict[str, Tensor] = {}
     for i, name in enumerate(files):
         if not (folder / name).is_file():
@@ -221,6 +223,21 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     return state
 
 
+def _listed_files(folder: Path) -> list[str]:
+    """Files that the index lists: of the folder itself, for an index from elsewhere may name any path."""
+    path = folder / INDEX
+    listed = _read_json(path).get("weight_map")
+    names = list(listed.values()) if isinstance(listed, dict) else []
+    odd = [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]
+    if odd or not names:
+        got = repr(odd[0])[:100] if odd else "nothing"
+        raise ValueError(
+            f"{path}: weight_map: got {got}, expected names of .safetensors files in the same folder. "
+            "Download the model again, from its author"
+        )
+    return sorted(set(names))
+
+
 def _write_json(path: Path, told: dict[str, Any]) -> None:
     path.write_text(json.dumps(told, indent=2) + "\n")
 
@@ -230,7 +247,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such file; wanted a folder as transformers saves it")
     try:
         told = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
     if not isinstance(told, dict):
         raise ValueError(f"{path}: holds {type(told).__name__}, wanted an object")
