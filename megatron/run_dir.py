@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); delete the file and run again") from error
 
 

@@ -5,12 +5,12 @@ reader refuses all it does not know; here each unknown name is first given an in
 """
 
 import argparse
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from megatron.checkpoint.torch_file import load_torch_file, refusal_of
 
 
 class Inert:
@@ -33,16 +33,12 @@ def read_foreign(path: Path) -> Any:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    try:
+    with refusal_of(path):
         names = get_unsafe_globals_in_checkpoint(str(path))
         # one class for each name: the reader looks classes up by identity
         stand_ins = [(_stand_in(name), name) for name in names]
-        with safe_globals(stand_ins):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(
-            f"{path}: not a torch file that can be read ({str(error).splitlines()[0]})"
-        ) from error
+    with safe_globals(stand_ins):
+        return load_torch_file(path, map_file=True)
 
 
 def _stand_in(name: str) -> type:

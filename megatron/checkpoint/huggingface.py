@@ -9,6 +9,7 @@ Every row of the embedding goes out, with [MASK] and padding, so that what comes
 """
 
 import json
+import re
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -34,6 +35,7 @@ CONFIG, GENERATION, INDEX, SINGLE = (
     "model.safetensors.index.json",
     "model.safetensors",
 )
+SHARD = re.compile(r"(?!\.)[^/\\\0]+\.safetensors")
 OWN = ("n_tokens", "objective")  # our keys in config.json, which transformers keeps and does not read
 CODE = "modeling_masked_diffusion.py"
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
@@ -287,13 +289,19 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """{tensor: name of its file} of an index. ValueError for others, and for files of other folders."""
+    """{tensor: name of its file} of an index: of the folder itself, for an index may name any path.
+
+    ValueError for others.
+    """
     files = _read_json(path).get("weight_map")
     if not isinstance(files, dict) or not files:
-        raise ValueError(f"{path}: got no weight_map, expected tensors with the names of their files")
+        raise ValueError(f"{path}: weight_map: got nothing, expected tensors with the names of their files")
     for file in files.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(f"{path}: got {file!r:.80}, expected the name of a file in the same folder")
+        if not isinstance(file, str) or not SHARD.fullmatch(file):
+            raise ValueError(
+                f"{path}: weight_map: got {file!r:.80}, expected .safetensors files of the same folder. "
+                "Download the model again, from its author."
+            )
     return files
 
 
@@ -306,7 +314,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such file; wanted a folder as transformers saves it")
     try:
         told = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
     if not isinstance(told, dict):
         raise ValueError(f"{path}: holds {type(told).__name__}, wanted an object")

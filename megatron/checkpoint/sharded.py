@@ -1,62 +1,67 @@
 """The sharded layout: weights and moments in torch's distributed checkpoint, from all ranks at once."""
 
-import io
-import pickle
+import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 
-METADATA = ".metadata"
+from megatron.checkpoint.dcp_metadata import METADATA as METADATA  # the name of the index, for callers too
+from megatron.checkpoint.dcp_metadata import read_metadata
+from megatron.checkpoint.torch_file import check_records, refusal_of, system_error_of
+
 State = dict[str, dict[str, Any]]
-# all that DCP's own metadata is made of; pickle is given nothing else
-_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-_NAMES = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads DCP's metadata and refuses everything that could run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _NAMES or module in _MODULES and "." not in name:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
 
 class _Reader(FileSystemReader):
+    """torch's reader with an index that is read already, and with each chunk looked at before it is read."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self.metadata = metadata
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return read_metadata(Path(self.path))
+        return self.metadata
+
+    def _slice_file(self, file: IO[bytes], sinfo: Any) -> IO[bytes]:
+        end = sinfo.offset + sinfo.length
+        with (
+            refusal_of(Path(self.path) / sinfo.relative_path),
+            mmap(file.fileno(), end, access=ACCESS_READ) as before_end,
+        ):
+            # a zip file is read from its end: that of a map up to there is the chunk's
+            check_records(before_end, sinfo.length)
+        return super()._slice_file(file, sinfo)
 
 
-def read_metadata(folder: Path) -> Metadata:
-    """Names and shapes in a sharded checkpoint. ValueError for what is none, or holds more than tensors."""
-    try:
-        metadata = _Unpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
-        raise ValueError(f"{folder / METADATA}: cannot be read ({error})") from error
-    held = getattr(metadata, "state_dict_metadata", {})
-    odd = [key for key, told in held.items() if not isinstance(told, TensorStorageMetadata)]
-    if not held or odd:
-        raise ValueError(f"{folder / METADATA}: wanted tensors only, found {odd[:3] or 'nothing'}")
-    return metadata
+class _Files(FileSystem):
+    """torch's files, which say what the system said when one cannot be written."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if mode == "rb":
+                yield stream
+            else:
+                with system_error_of(cast(IO[bytes], stream), Path(path)) as watched:
+                    yield watched
+
+
+def _writer(folder: Path) -> FileSystemWriter:
+    writer = FileSystemWriter(folder)
+    writer.fs = _Files()
+    return writer
 
 
 def flat(state: State) -> dict[str, Tensor]:
@@ -82,13 +87,13 @@ def nested(named: dict[str, Tensor]) -> State:
 def write(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> None:
     """Write what this rank holds: collective over `group`. OSError on every rank where one cannot write."""
     with _failures_told(folder):
-        dcp.save(flat(state), storage_writer=FileSystemWriter(folder), process_group=group)
+        dcp.save(flat(state), storage_writer=_writer(folder), process_group=group)
 
 
 def write_soon(folder: Path, state: State, group: dist.ProcessGroup | None) -> Future:
     """The same from a copy taken now, in a thread; `finish` waits for it. `group` must be for this alone."""
     with _failures_told(folder):
-        return dcp.async_save(flat(state), storage_writer=FileSystemWriter(folder), process_group=group)
+        return dcp.async_save(flat(state), storage_writer=_writer(folder), process_group=group)
 
 
 def finish(folder: Path, writing: Future) -> None:
@@ -103,24 +108,26 @@ def read(folder: Path, state: State) -> None:
     ValueError for a checkpoint of another model.
     """
     named = flat(state)
-    held = read_metadata(folder).state_dict_metadata
+    metadata = read_metadata(folder)
+    held = metadata.state_dict_metadata
     for key, tensor in named.items():
         told = held.get(key)
         if told is None or told.size != tensor.shape:
             found = "nothing" if told is None else f"shape {tuple(told.size)}"
             raise ValueError(f"{folder}: {key}: found {found}, wanted shape {tuple(tensor.shape)}")
     with _failures_told(folder):
-        dcp.load(named, storage_reader=_Reader(folder))
+        dcp.load(named, storage_reader=_Reader(folder, metadata))
 
 
 def read_whole(folder: Path) -> State:
     """All of a sharded checkpoint in this process alone, whatever the ranks that wrote it."""
+    metadata = read_metadata(folder)
     named = {
-        key: torch.empty(told.size, dtype=told.properties.dtype)
-        for key, told in read_metadata(folder).state_dict_metadata.items()
+        key: torch.zeros(told.size, dtype=told.properties.dtype)
+        for key, told in metadata.state_dict_metadata.items()
     }
     with _failures_told(folder):
-        dcp.load(named, storage_reader=_Reader(folder), no_dist=True)
+        dcp.load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
     return nested(named)
 
 
@@ -133,6 +140,10 @@ def _failures_told(folder: Path) -> Iterator[None]:
         yield
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0] if error.failures else error
-        raise OSError(f"{folder}: {first}") from error
+        if isinstance(first, ValueError):
+            raise first from error
+        if isinstance(first, OSError) and first.errno is not None:
+            raise OSError(first.errno, first.strerror, first.filename) from error
+        raise OSError(f"{folder}: {str(first).splitlines()[0]}") from error
     except RuntimeError as error:  # torch's writer hides what the system said
         raise OSError(f"{folder}: {str(error).splitlines()[0]}") from error

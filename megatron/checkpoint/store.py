@@ -1,24 +1,32 @@
 """Write checkpoints whole, read them verified, fall back to the one before a broken one."""
 
-import hashlib
 import json
-import pickle
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from megatron.checkpoint import sharded
 from megatron.checkpoint.folder import sha256_of, sync
-from megatron.checkpoint.layout import FILES, META, NAME, PARTIAL, Found, find, new_name
+from megatron.checkpoint.layout import (
+    FILES,
+    META,
+    NAME,
+    OWN_SUM,
+    PARTIAL,
+    RESTORE,
+    Found,
+    find,
+    new_name,
+    read_meta_json,
+    sum_of,
+)
+from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
 from megatron.log import get_logger
-from megatron.run_dir import CHECKPOINTS, read_json
+from megatron.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
-OWN_SUM = "sha256"  # key of meta.json: of all its other keys
 IN_BOTH = ("lr", "iter")  # parts that are files of their own in the sharded layout too
 
 
@@ -57,12 +65,7 @@ def begin(final: Path) -> Path:
 def write_parts(partial: Path, parts: dict[str, Any], names: tuple[str, ...]) -> None:
     """Write some of the parts as files. OSError where the disk is full."""
     for part in names:
-        path = partial / FILES[part]
-        try:
-            with path.open("wb") as file:
-                torch.save(parts[part], file)
-        except RuntimeError as error:  # torch's writer hides what the system said
-            raise OSError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
+        save_torch_file(parts[part], partial / FILES[part])
 
 
 def seal(partial: Path, final: Path, meta: dict[str, Any]) -> None:
@@ -75,7 +78,7 @@ def seal(partial: Path, final: Path, meta: dict[str, Any]) -> None:
         for path, told in zip(written, sums, strict=True)
     }
     told = {**meta, "files": files}
-    (partial / META).write_text(json.dumps({**told, OWN_SUM: _sum_of(told)}, indent=1))
+    (partial / META).write_text(json.dumps({**told, OWN_SUM: sum_of(told)}, indent=1))
     for path in partial.iterdir():
         sync(path)
     sync(partial)
@@ -98,12 +101,12 @@ def verify(path: Path) -> dict[str, Any]:
     for name, told in meta["files"].items():
         file = path / name
         if not file.is_file():
-            raise ValueError(f"{file}: missing; the checkpoint is not whole, delete it")
+            raise ValueError(f"{file}: missing; {RESTORE}")
         size = file.stat().st_size
-        if size != told["bytes"] or sha256_of(file) != told["sha256"]:
-            raise ValueError(
-                f"{file}: {size:,} bytes are not the {told['bytes']:,} that were saved; delete the checkpoint"
-            )
+        if size != told["bytes"]:
+            raise ValueError(f"{file}: got {size:,} bytes, expected {told['bytes']:,}; {RESTORE}")
+        if sha256_of(file) != told["sha256"]:
+            raise ValueError(f"{file}: got other content than was saved (its sha256 differs); {RESTORE}")
     return meta
 
 
@@ -116,8 +119,8 @@ def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(
     """Some parts of a verified checkpoint, on the CPU. ValueError for files of another kind."""
     own = [part for part in names if not is_sharded(meta) or part in IN_BOTH]
     try:
-        parts = {part: torch.load(path / FILES[part], map_location="cpu", weights_only=True) for part in own}
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        parts = {part: load_torch_file(path / FILES[part]) for part in own}
+    except ValueError as error:
         raise ValueError(f"{path}: not a checkpoint of this project ({error})") from error
     if len(own) < len(names):
         whole = sharded.read_whole(path)
@@ -132,8 +135,7 @@ def refuse_folder_of_checkpoints(path: Path) -> None:
         return
     found = find(path) or find(path / CHECKPOINTS)
     if found:
-        steps = [(read_json(one.path / META) or {}).get("step", "unknown") for one in found]
-        told = [f"{one.path.name} (step {step})" for one, step in zip(found, steps, strict=True)]
+        told = [f"{one.path.name} (step {'unknown' if one.step is None else one.step})" for one in found]
         where = found[0].path.parent
         raise ValueError(f"{where}: a folder of checkpoints; give one of those in it: {', '.join(told[-8:])}")
 
@@ -143,13 +145,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such checkpoint")
     refuse_folder_of_checkpoints(path)
-    try:
-        meta = json.loads((path / META).read_text())
-        files, own_sum = set(meta["files"]), meta.pop(OWN_SUM, None)  # older checkpoints have none
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path / META}: cannot be read ({error}); the checkpoint is not whole") from error
-    if own_sum is not None and own_sum != _sum_of(meta):
-        raise ValueError(f"{path / META}: not as it was written; delete the checkpoint")
+    meta = read_meta_json(path)
+    listed = meta.get("files")
+    if not isinstance(listed, dict) or not all(is_listed(name, told) for name, told in listed.items()):
+        raise ValueError(f"{path / META}: expected under files a size and a sha256 for each; {RESTORE}")
+    files = set(listed)
     wanted = {FILES[part] for part in (IN_BOTH if is_sharded(meta) else FILES)}
     wanted |= {sharded.METADATA} if is_sharded(meta) else set()
     if not wanted <= files or not is_sharded(meta) and files != wanted:
@@ -157,9 +157,10 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _sum_of(meta: dict[str, Any]) -> str:
-    """Of what meta.json says beside its own sum."""
-    return hashlib.sha256(json.dumps(meta, indent=1).encode()).hexdigest()
+def is_listed(name: str, told: Any) -> bool:
+    """Whether an entry of `files` is of a file in the folder itself, with a size and a sum."""
+    of = (told.get("bytes"), told.get("sha256")) if isinstance(told, dict) else ()
+    return name == Path(name).name and [type(one) for one in of] == [int, str]
 
 
 def newest_whole(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | None:
@@ -172,25 +173,38 @@ def newest_whole(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | 
     return None
 
 
+def next_generation(directory: Path, prefix: str, step: int) -> int:
+    """Generation of a checkpoint of `step` that is about to be saved.
+
+    It is that of the newest checkpoint, or the next where the newest is of this step or a later one: then the
+    run was taken back, and what it saves is newer than what it left behind.
+    """
+    ordered = [found for found in find(directory, prefix) if found.step is not None]
+    if not ordered:
+        return 0
+    newest = ordered[-1]
+    return newest.generation + (newest.step >= step)
+
+
 def remove_old(
     directory: Path,
     prefix: str,
     keep_last: int | None,
     keep_every: int | None = None,
     keep_at: Sequence[int] = (),
+    saved: Path | None = None,
 ) -> list[Found]:
     """Delete all but the newest `keep_last` checkpoints, and what an interrupted save left; says which.
 
     Those of a multiple of `keep_every` steps and of the steps `keep_at` stay as well, unless they were made
-    for a preemption.
+    for a preemption. `saved`, the one just written, stays whatever the others say, and so do those of which
+    no step can be read: they are not counted either.
     """
-    if directory.is_dir():
-        for leftover in directory.glob(f"*{PARTIAL}"):
-            # by the whole name: `run.*` would also be what a run of prefix `run.b` is just writing
-            named = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
-            if named and named["prefix"] == prefix:
-                shutil.rmtree(leftover, ignore_errors=True)
-    old = find(directory, prefix)[:-keep_last] if keep_last else []
+    _remove_interrupted(directory, prefix)
+    ordered = [found for found in find(directory, prefix) if found.step is not None]
+    # stable: the one just written comes last, behind those of an equal step under a later clock
+    ordered.sort(key=lambda found: found.path == saved)
+    old = ordered[:-keep_last] if keep_last else []
     old = [found for found in old if not _is_kept(found, keep_every, keep_at)]
     for found in old:
         # renamed first: a deletion cut short must not leave a half folder under a checkpoint's name
@@ -200,11 +214,16 @@ def remove_old(
     return old
 
 
+def _remove_interrupted(directory: Path, prefix: str) -> None:
+    if directory.is_dir():
+        for leftover in directory.glob(f"*{PARTIAL}"):
+            # by the whole name: `run.*` would also be what a run of prefix `run.b` is just writing
+            named = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
+            if named and named["prefix"] == prefix:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
 def _is_kept(found: Found, keep_every: int | None, keep_at: Sequence[int]) -> bool:
-    if keep_every is None and not keep_at or found.is_preempt:
+    if found.is_preempt or found.step is None:
         return False
-    try:
-        step = read_meta(found.path)["step"]
-        return step in keep_at or keep_every is not None and step % keep_every == 0
-    except (ValueError, KeyError):
-        return False
+    return found.step in keep_at or keep_every is not None and found.step % keep_every == 0

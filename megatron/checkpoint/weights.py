@@ -1,10 +1,9 @@
 """A model's weights with its shape: what every format of the outside world is read into and written from."""
 
 import json
-import pickle
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from omegaconf import OmegaConf
@@ -12,12 +11,15 @@ from torch import Tensor
 
 from megatron.checkpoint import sharded, store
 from megatron.checkpoint.folder import sha256_of, whole_folder
-from megatron.checkpoint.layout import FILES, META, find
+from megatron.checkpoint.layout import FILES, META, RESTORE, Found, find, read_meta_json
+from megatron.checkpoint.torch_file import load_torch_file
 from megatron.config.datapaths import read_corpora, read_sidecar
 from megatron.config.schema import ModelConfig
+from megatron.log import get_logger
 from megatron.model.gpt import Gpt
 from megatron.run_dir import CHECKPOINTS
 
+log = get_logger(__name__)
 ROWS = ("embedding.weight", "unembedding.weight")  # tensors with a row for each row of the vocabulary
 START = "start.yaml"  # a configuration that goes on from the weights, but for data and length
 FREE = (
@@ -51,11 +53,13 @@ class Weights:
 
     def model(self) -> Gpt:
         """The built model in evaluation mode, sharing these tensors. ValueError where they do not fit."""
-        with torch.device("meta"):
-            model = Gpt(self.config)
         try:
+            if self.config.n_layers > len(self.state):  # a hostile shape would be built for ever
+                raise ValueError(f"{self.config.n_layers} layers, {len(self.state)} tensors")
+            with torch.device("meta"):
+                model = Gpt(self.config)
             model.load_state_dict(self.state, assign=True)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
             told = " ".join(str(error).split())
             raise ValueError(
                 f"{self.source}: weights and shape do not fit each other ({told[:300]})"
@@ -118,15 +122,10 @@ def load_weights(path: Path) -> Weights:
     """
     path = newest_in(path)
     meta = _read_meta(path)
-    shape = meta["config"]["model"]
-    known = {field.name for field in fields(ModelConfig)}
-    if extra := sorted(set(shape) - known):
-        raise ValueError(
-            f"{path / META}: model has keys unknown here: {', '.join(extra)}; update this project"
-        )
+    config = _shape_of(meta, path)
     dataset = meta["config"].get("dataset") or {}
     return Weights(
-        config=ModelConfig(**shape),
+        config=config,
         objective=meta["config"]["objective"]["name"],
         state=_read_state(path, meta["files"]),
         seq_len=dataset.get("seq_len"),
@@ -143,10 +142,23 @@ def newest_in(path: Path) -> Path:
     if (path / META).is_file():
         return path
     for folder in (path, path / CHECKPOINTS):
-        for found in reversed(find(folder)):
-            if (found.path / META).is_file():
-                return found.path
+        if found := [one for one in find(folder) if (one.path / META).is_file()]:
+            return _newest(folder, found)
     raise FileNotFoundError(f"{path}: holds no checkpoint, and no {META} of one")
+
+
+def _newest(folder: Path, found: list[Found]) -> Path:
+    """The last of `found`, which are in order. ValueError where steps do not order them: of several runs."""
+    prefixes = sorted({one.prefix for one in found})
+    if len(prefixes) > 1:
+        raise ValueError(
+            f"{folder}: got checkpoints of {len(prefixes)} runs ({', '.join(prefixes[:4])}), expected those "
+            "of one. Give the path of one checkpoint"
+        )
+    for one in found:
+        if one.step is None and one != found[-1]:
+            log.warning("%s: cannot be read; passed over, though it may be the newest", one.path / META)
+    return found[-1].path
 
 
 def start_from(model: Gpt, weights: Weights) -> None:
@@ -177,13 +189,33 @@ def start_from(model: Gpt, weights: Weights) -> None:
 
 def _read_meta(path: Path) -> dict[str, Any]:
     """meta.json with what is read from it. ValueError."""
-    try:
-        meta = json.loads((path / META).read_text())
-        if not (meta["files"] and meta["config"]["model"] and meta["config"]["objective"]["name"]):
-            raise KeyError("files or config")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path / META}: cannot be read ({error}); the checkpoint is not whole") from error
+    meta = read_meta_json(path)
+    config = meta.get("config")
+    sections = [config.get(key) for key in ("model", "objective")] if isinstance(config, dict) else []
+    listed = meta.get("files")
+    if (
+        not all(isinstance(section, dict) for section in (config, *sections, listed))
+        or not isinstance(config.get("dataset") or {}, dict)
+        or not isinstance(sections[1].get("name"), str)
+        or not all(store.is_listed(name, told) for name, told in listed.items())
+    ):
+        raise ValueError(f"{path / META}: got no files, shape and objective of a model; {RESTORE}")
     return meta
+
+
+def _shape_of(meta: dict[str, Any], path: Path) -> ModelConfig:
+    """The shape, each value of its key's type. ValueError."""
+    shape = meta["config"]["model"]
+    kinds = get_type_hints(ModelConfig)
+    if extra := sorted(set(shape) - set(kinds)):
+        raise ValueError(
+            f"{path / META}: model has keys unknown here: {', '.join(extra)[:200]}; update this project"
+        )
+    for key, value in shape.items():
+        kind = kinds[key] | int if kinds[key] in (float, float | None) else kinds[key]
+        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+            raise ValueError(f"{path / META}: model.{key}: got {type(value).__name__}, expected {kind}")
+    return ModelConfig(**shape)
 
 
 def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
@@ -194,10 +226,10 @@ def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
     file = path / name
     if not file.is_file() or sha256_of(file) != files[name]["sha256"]:
         raise ValueError(f"{file}: not the file that was saved; the checkpoint is damaged")
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"{file}: not weights of this project ({str(error).splitlines()[0]})") from error
+    state = load_torch_file(file, map_file=True)
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(f"{file}: got something else than tensors by name, expected a model's weights")
+    return state
 
 
 def _tokenizer_of_sidecar(prefix: str | None) -> str | None:

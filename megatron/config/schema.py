@@ -266,7 +266,9 @@ class CheckpointConfig:
     )
     directory: str | None = option(None, "by itself <run_dir>/checkpoints")
     prefix: str = option("step", "checkpoints are named <prefix>.<timestamp>")
-    resume: str = option("auto", "auto: the newest whole one in the directory; never; or the path of one")
+    resume: str = option(
+        "auto", "auto: the whole one of the last step in the directory; never; or the path of one"
+    )
     init_from: str | None = option(
         None, "start from the weights alone of this checkpoint, as tools/convert_checkpoint.py writes them"
     )

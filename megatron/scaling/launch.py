@@ -74,13 +74,15 @@ def prepare(run: PlannedRun) -> None:
 
 def checkpoint_of(run_dir: Path, last_step: int, exactly: bool = False) -> Path | None:
     """The latest whole checkpoint of a run up to a step, or only that step's; preempted ones go away."""
-    found: dict[int, Path] = {}
+    found: dict[tuple[int, int], Path] = {}
     for meta in (run_dir / CHECKPOINTS).glob("*/meta.json"):
         if meta.parent.suffix in (".preempt", ".partial"):
             continue
         try:
-            found[int(json.loads(meta.read_text())["step"])] = meta.parent
-        except (OSError, ValueError, KeyError, TypeError):
+            told = json.loads(meta.read_text())
+            # of two of one step the later generation's: the run was taken back behind the other
+            found[int(told["step"]), int(told.get("generation", 0))] = meta.parent
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # somebody is deleting it, or it is damaged
-    steps = [step for step in found if step == last_step or step < last_step and not exactly]
+    steps = [key for key in found if key[0] == last_step or key[0] < last_step and not exactly]
     return found[max(steps)] if steps else None

@@ -113,7 +113,7 @@ class Law:
             held = json.loads(path.read_text(encoding="utf-8"))
             law = cls(**{f.name: held[f.name] for f in fields(cls) if f.name in held})
             law.params.keys()
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: not a law ({error!r}); fit it again with tools/fit_law.py") from error
         if law.form not in FORM or set(law.params) != set(FORM[law.form].constants):
             raise ValueError(

@@ -174,7 +174,7 @@ def _read_json(path: Path, faults: list[str]) -> dict[str, Any]:
         held = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         faults.append(f"{path.name} cannot be read: {error}")
         return {}
     return held if isinstance(held, dict) else {}

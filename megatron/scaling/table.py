@@ -274,7 +274,7 @@ def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]
         held = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, "" if path.name == RESULT else f"It has no {path.name}."
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return {}, f"{path.name} cannot be read: {error}."
     if not isinstance(held, dict):
         return {}, f"{path.name} holds {type(held).__name__}, wanted an object."

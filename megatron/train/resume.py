@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from megatron.checkpoint import sharded, store
+from megatron.checkpoint.layout import find
 from megatron.config.datapaths import SYNTHETIC
 from megatron.config.plan import RunPlan
 from megatron.config.read import as_dict
@@ -45,6 +46,8 @@ def _chosen(run: Run) -> Path | None:
     found = None
     if wanted == "auto":
         found = store.newest_whole(run.checkpoints, run.config.checkpoint.prefix)
+        if found is None:
+            _refuse_damaged(run)
     elif wanted != "never":
         found = Path(wanted), store.verify(Path(wanted))
     if found is not None:
@@ -56,6 +59,18 @@ def _chosen(run: Run) -> Path | None:
     meta = store.verify(path)
     check_branch(path, store.read_parts(path, meta, store.IN_BOTH), meta, run)
     return path
+
+
+def _refuse_damaged(run: Run) -> None:
+    """ValueError where there are checkpoints, none of them whole: to start at step 0 would lose the run."""
+    damaged = find(run.checkpoints, run.config.checkpoint.prefix)
+    if damaged:
+        names = ", ".join(found.path.name for found in damaged[-3:])
+        raise ValueError(
+            f"{run.checkpoints}: all {len(damaged)} checkpoints are damaged ({names}), expected a whole one. "
+            "Restore one from a copy or give another with checkpoint.resume=PATH; to train again from the "
+            "first step, which drops the metrics of this run, delete them or set checkpoint.resume=never"
+        )
 
 
 def _load(run: Run, path: Path) -> TrainState:

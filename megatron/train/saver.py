@@ -13,6 +13,7 @@ from megatron.checkpoint import layout, sharded, store
 from megatron.config.read import as_dict
 from megatron.mixture.source import MixtureSamples
 from megatron.parallel.reduce import any_rank, first_says
+from megatron.run_dir import FULL
 from megatron.train.build import Run, build_schedule
 from megatron.train.record import git_of_code
 from megatron.train.state import TrainState
@@ -62,9 +63,7 @@ class Saver:
 
     def _agree(self, error: OSError | None, what: str) -> None:
         if any_rank(error is not None, self.run.world):
-            raise OSError(
-                f"{self.run.checkpoints}: checkpoint {what} not saved ({error or 'on another rank'})"
-            )
+            raise OSError(f"{self.run.checkpoints}: checkpoint {what} not saved ({_cause(error)}")
 
     def _save_full(self, state: TrainState, preempt: bool) -> Path:
         path, error = Path(), None
@@ -75,7 +74,7 @@ class Saver:
                 path = store.save(
                     self.run.checkpoints, self.told.prefix, parts, _meta(self.run, state), preempt
                 )
-                self._remove_old()
+                self._remove_old(path)
             except OSError as failed:
                 error = failed
         self._agree(error, f"of step {state.step}")
@@ -93,9 +92,12 @@ class Saver:
                 store.begin(final)
                 store.write_parts(partial, small, store.IN_BOTH)
             except OSError as failed:
+                shutil.rmtree(partial, ignore_errors=True)
                 error = failed
         self._agree(error, f"of step {state.step}")
-        meta = {**_meta(self.run, state), "state_dict_type": "sharded"}
+        meta: dict[str, Any] = {}
+        if self.run.world.is_first:
+            meta = {**_meta(self.run, state), "state_dict_type": "sharded"}
         writing = sharded.write_soon(partial, held, self.group) if self.told.asynchronous else None
         if writing is None:
             try:
@@ -121,13 +123,23 @@ class Saver:
         # DCP returns on rank 0 when every rank's files are written
         if self.run.world.is_first:
             store.seal(partial, final, meta)
-            self._remove_old()
+            self._remove_old(final)
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, saved: Path) -> None:
         told = self.told
         store.remove_old(
-            self.run.checkpoints, told.prefix, told.keep_last, told.keep_every, told.chkpt_at or ()
+            self.run.checkpoints, told.prefix, told.keep_last, told.keep_every, told.chkpt_at or (), saved
         )
+
+
+def _cause(error: OSError | None) -> str:
+    """What the system said, of which file, and what to do about it; closes the bracket."""
+    if error is None:
+        return "on another rank)"
+    if error.errno is None:
+        return f"{error})"
+    hint = "; make room and run the same command again" if error.errno in FULL else ""
+    return f"{error.filename}: {error.strerror}){hint}"
 
 
 def _small_parts(run: Run, state: TrainState) -> dict[str, Any]:
@@ -139,7 +151,9 @@ def _small_parts(run: Run, state: TrainState) -> dict[str, Any]:
 
 
 def _meta(run: Run, state: TrainState) -> dict[str, Any]:
+    told = run.config.checkpoint
     return {
+        "generation": store.next_generation(run.checkpoints, told.prefix, state.step),
         "identity": run.plan.identity,
         "trunk_identity": run.plan.trunk_identity,
         "step": state.step,

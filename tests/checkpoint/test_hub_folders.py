@@ -292,9 +292,9 @@ def test_a_head_that_repeats_the_embedding_is_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "sentence"),
     [
-        (None, "got no weight_map"),
-        ({"a": 3}, "got 3, expected the name of a file in the same folder"),
-        ({"a": "../other/model.safetensors"}, "expected the name of a file in the same folder"),
+        (None, "weight_map: got nothing"),
+        ({"a": 3}, "got 3, expected .safetensors files of the same folder"),
+        ({"a": "../other/model.safetensors"}, "expected .safetensors files of the same folder"),
         ({"a": "part.safetensors"}, "is in this file or in model.safetensors.index.json, not in both"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, sharded, store
+from megatron.checkpoint.weights import newest_in
 from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}
@@ -136,12 +137,112 @@ def test_a_full_disk_is_an_oserror_whoever_of_torch_finds_it(tmp_path: Path) -> 
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))  # a file may hold 64 KiB
     try:
         big = {**parts(2), "model": {"tensor": torch.zeros(1 << 20)}}
-        with pytest.raises(OSError):
+        with pytest.raises(OSError) as whole:
             store.save(tmp_path, "run", big, META)
-        with pytest.raises(OSError):
-            sharded.write(store.begin(tmp_path / "run.20300101-000000-000000"), STATE_OF_4_MIB)
+        partial = store.begin(tmp_path / "run.20300101-000000-000000")
+        with pytest.raises(OSError) as shards:
+            sharded.write(partial, STATE_OF_4_MIB)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, ignored)
     assert [found.path for found in layout.find(tmp_path)] == [kept]
     assert store.load(kept)[0]["iter"]["step"] == 1
+    # what the system said of which file, not how torch's writer stumbled
+    assert whole.value.errno == shards.value.errno == errno.EFBIG
+    assert str(whole.value.filename).endswith(f"{layout.PARTIAL}/{layout.FILES['model']}")
+    assert shards.value.filename == str(partial / "__0_0.distcp")
+
+
+def save_at(directory: Path, step: int, time: str, **meta: object) -> Path:
+    """A checkpoint of a step, under the name that it has by a clock that shows `time`."""
+    path = directory / f"run.{time}"
+    store.save_as(path, parts(step), {**META, "step": step, **meta})
+    return path
+
+
+def test_the_newest_is_of_the_last_step_whatever_the_clock_said(tmp_path: Path) -> None:
+    before = [save_at(tmp_path, step, f"20300101-0000{step}-000000") for step in (10, 20)]
+    # the clock is set right: all that follows has an earlier time in its name
+    after = []
+    for step in (30, 40, 50):
+        after.append(save_at(tmp_path, step, f"20200101-0000{step}-000000"))
+        store.remove_old(tmp_path, "run", keep_last=2, saved=after[-1])
+    assert [found.path for found in layout.find(tmp_path, "run")] == after[1:]
+    assert not any(path.exists() for path in before)
+    newest = store.newest_whole(tmp_path, "run")
+    assert newest is not None and newest[0] == after[-1]
+    assert newest_in(tmp_path) == after[-1]
+
+
+def test_what_was_just_saved_stays_though_others_have_later_steps(tmp_path: Path) -> None:
+    others = [save_at(tmp_path, step, f"20300101-0000{step}-000000") for step in (20, 30, 30 + 1)]
+    saved = save_at(tmp_path, 11, "20200101-000000-000000")
+    store.remove_old(tmp_path, "run", keep_last=1, saved=saved)
+    assert list(tmp_path.iterdir()) == [saved]
+    assert not any(path.exists() for path in others)
+
+
+def test_after_going_back_to_an_earlier_step_what_is_saved_is_the_newest(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save_at(tmp_path, step, f"20200101-0000{step}-000000")
+    saved = []
+    for step in (15, 20, 25):  # taken back to step 10
+        generation = store.next_generation(tmp_path, "run", step)
+        assert generation == 1
+        saved.append(save_at(tmp_path, step, f"20190101-0000{step}-000000", generation=generation))
+    assert [found.step for found in layout.find(tmp_path, "run")] == [10, 20, 30, 15, 20, 25]
+    store.remove_old(tmp_path, "run", keep_last=4, saved=saved[-1])
+    assert [found.step for found in layout.find(tmp_path, "run")] == [30, 15, 20, 25]
+    newest = store.newest_whole(tmp_path, "run")
+    assert newest is not None and newest[0] == saved[-1]
+    assert store.next_generation(tmp_path, "run", 25) == 2  # the same step once more is saved later
+    assert store.next_generation(tmp_path, "run", 26) == 1
+    assert store.next_generation(tmp_path, "other", 1) == 0
+
+
+@pytest.mark.parametrize("content", ['{"step": 99', '{"step": true}', '{"step": -1}', "[]", "[" * 100_000])
+def test_one_without_a_readable_step_is_never_newest_never_counted_and_never_deleted(
+    tmp_path: Path, content: str
+) -> None:
+    first = save_at(tmp_path, 10, "20200101-000010-000000")
+    odd = save_at(tmp_path, 20, "20300101-000020-000000")
+    (odd / "meta.json").write_text(content)
+    last = save_at(tmp_path, 30, "20200101-000030-000000")
+    store.remove_old(tmp_path, "run", keep_last=2, saved=last)
+    assert [found.path for found in layout.find(tmp_path, "run")] == [odd, first, last]
+    assert newest_in(tmp_path) == last
+    store.remove_old(tmp_path, "run", keep_last=1, saved=last)
+    assert [found.path for found in layout.find(tmp_path, "run")] == [odd, last]
+
+
+def test_a_flipped_step_does_not_order(tmp_path: Path) -> None:
+    path, last = (
+        save_at(tmp_path, 10, "20200101-000010-000000"),
+        save_at(tmp_path, 20, "20200101-000020-000000"),
+    )
+    (path / "meta.json").write_text((path / "meta.json").read_text().replace('"step": 10', '"step": 90'))
+    assert [found.step for found in layout.find(tmp_path, "run")] == [None, 20]
+    assert newest_in(tmp_path) == last
+
+
+def test_the_newest_of_two_runs_in_one_folder_is_not_guessed(tmp_path: Path) -> None:
+    for prefix, step in (("a", 10), ("b", 20)):
+        store.save(tmp_path, prefix, parts(step), {**META, "step": step})
+    with pytest.raises(ValueError, match=r"checkpoints of 2 runs \(a, b\), expected those of one"):
+        newest_in(tmp_path)
+
+
+def test_other_content_of_the_same_size_is_named_as_that(tmp_path: Path) -> None:
+    path = store.save(tmp_path, "run", parts(1), META)
+    file = path / layout.FILES["model"]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        store.verify(path)
+    assert str(caught.value) == (
+        f"{file}: got other content than was saved (its sha256 differs); {layout.RESTORE}"
+    )
+    file.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=rf"got {len(content) - 1:,} bytes, expected {len(content):,}"):
+        store.verify(path)

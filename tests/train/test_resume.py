@@ -1,16 +1,22 @@
 """What a checkpoint holds, and that going on brings all of it back."""
 
+import re
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from megatron.checkpoint import store
+from megatron.checkpoint import layout, store
+from megatron.checkpoint.preempt import Stop
 from megatron.config.plan import plan_run
 from megatron.config.read import as_dict, read_config
 from megatron.parallel.world import World
+from megatron.run_dir import METRICS
 from megatron.train.build import Run, build, build_schedule
 from megatron.train.feed import open_feed
+from megatron.train.loop import train
 from megatron.train.record import git_of_code
 from megatron.train.resume import resume
 from megatron.train.saver import Saver
@@ -78,3 +84,77 @@ def test_a_shared_folder_of_checkpoints_is_told_by_its_own_keys(words, tmp_path)
     Saver(run).save(TrainState())
     with pytest.raises(ValueError, match="optim.lr was 0.01, is 0.5.; choose another checkpoint.prefix or"):
         resume(built([*words, "optim.lr=0.5"], tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_a_clock_that_is_set_back_loses_no_checkpoint(words, tmp_path, kind) -> None:
+    words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
+    saver = Saver(built(words, tmp_path))
+    for step in (1, 2):
+        path = saver.save(TrainState(step=step, next_sample=24 * step))
+        path.rename(path.with_name("step." + f"2999{path.name.removeprefix('step.')[4:]}"))
+    again = built(words, tmp_path)
+    assert resume(again).step == 2
+    saved = [Saver(again).save(TrainState(step=step, next_sample=24 * step)) for step in (3, 4, 5)]
+    assert sorted(saved[0].parent.iterdir()) == sorted(saved[1:])  # checkpoint.keep_last is 2
+    assert resume(built(words, tmp_path)).step == 5
+
+
+def test_a_run_taken_back_goes_on_from_what_it_saved_since(words, tmp_path) -> None:
+    words = [*words, f"logging.run_dir={tmp_path / 'run'}", "checkpoint.keep_last=3"]
+    saver = Saver(built(words, tmp_path))
+    first, _, later = (saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6, 9))
+    back = built([*words, f"checkpoint.resume={first}"], tmp_path)
+    assert resume(back).step == 3
+    saved = Saver(back).save(TrainState(step=5, next_sample=120))
+    # steps 6 and 9 are of the abandoned course; the oldest of them made room
+    assert resume(built(words, tmp_path)).step == 5
+    assert [found.step for found in layout.find(saved.parent)] == [6, 9, 5]
+    again = Saver(built(words, tmp_path)).save(TrainState(step=7, next_sample=168))
+    assert [found.path for found in layout.find(saved.parent)] == [later, saved, again]
+    assert resume(built(words, tmp_path)).step == 7
+
+
+@pytest.mark.parametrize("where", ["meta.json", layout.FILES["model"]])
+def test_where_all_checkpoints_are_damaged_the_run_does_not_start_anew(words, tmp_path, where) -> None:
+    folder = tmp_path / "run"
+    words = [*words, f"logging.run_dir={folder}"]
+    run = built(words, tmp_path)
+    saver = Saver(run)
+    paths = [saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6)]
+    (folder / METRICS).write_text(told := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')
+    for path in paths:
+        content = bytearray((path / where).read_bytes())
+        content[len(content) // 2] ^= 1
+        (path / where).write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        train(run, Stop(None))
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{folder / 'checkpoints'}: all 2 checkpoints are damaged (")
+    for way_out in ("Restore one", "checkpoint.resume=PATH", "checkpoint.resume=never", "delete them"):
+        assert way_out in sentence
+    assert (folder / METRICS).read_text() == told
+    assert sorted((folder / "checkpoints").iterdir()) == sorted(paths)
+    # a branch does not go back to its trunk either
+    with pytest.raises(ValueError, match="all 2 checkpoints are damaged"):
+        resume(built([*words, f"checkpoint.branch_from={paths[0]}"], tmp_path))
+    assert resume(built([*words, "checkpoint.resume=never"], tmp_path)) == TrainState()
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(words, tmp_path, kind) -> None:
+    words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
+    saver = Saver(built(words, tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))  # stands for a disk with 16 KiB left
+    try:
+        with pytest.raises(OSError) as caught:
+            saver.save(TrainState(step=3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    file = layout.FILES["model"] if kind == "full" else "__0_0.distcp"
+    wanted = rf"checkpoint of step 3 not saved \(.*\.partial/{file}: File too large\); make room and run"
+    assert re.search(wanted, str(caught.value)), caught.value
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

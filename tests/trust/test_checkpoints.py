@@ -1,0 +1,369 @@
+"""Checkpoints of strangers: nothing in them runs, leaves the folder, or takes more memory than its files."""
+
+import contextlib
+import dataclasses
+import json
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+)
+
+from megatron.checkpoint import layout, sharded, store
+from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.dcp_metadata import read_metadata
+from megatron.checkpoint.foreign_pickle import read_foreign
+from megatron.checkpoint.huggingface import read_huggingface
+from megatron.checkpoint.megatron_layouts import read_megatron
+from megatron.checkpoint.weights import load_weights
+from tests.trust.conftest import seal
+from tests.trust.hostile_pickles import EXHAUSTING, RUN_BY, RunsWhenRead, run_by
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "resume": store.load,
+    "init_from, scoring, generation": load_weights,
+    "conversion": lambda path: convert(path, path.with_name("converted"), to="native"),
+    "the other layout": lambda path: convert(path, path.with_name("converted"), to="full"),
+}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """What hostile files try to make."""
+    return tmp_path / "it_ran"
+
+
+def test_the_sound_checkpoints_are_read(full: Path, shards: Path) -> None:
+    wanted = load_weights(full)
+    for name, tensor in load_weights(shards).state.items():
+        assert torch.equal(tensor, wanted.state[name])
+    wanted.model()
+
+
+@pytest.mark.parametrize("way", RUN_BY)
+def test_an_index_that_runs_code_is_refused(shards: Path, target: Path, way: str) -> None:
+    (shards / sharded.METADATA).write_bytes(run_by(way, target))
+    seal(shards)
+    every_rank: list[Callable[[Path], Any]] = [
+        lambda path: sharded.read(path, {"model": {}, "optim": {"state": {}}})
+    ]
+    for read in [*READERS.values(), *every_rank]:
+        with pytest.raises(ValueError, match=r"\.metadata: cannot be read \("):
+            read(shards)
+    assert not target.exists()
+    assert sorted(path.name for path in shards.parent.iterdir()) == [shards.name]
+
+
+@pytest.mark.parametrize("content", EXHAUSTING.values(), ids=list(EXHAUSTING))
+def test_an_index_that_exhausts_the_reader_is_refused(shards: Path, content: bytes) -> None:
+    (shards / sharded.METADATA).write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"\.metadata: cannot be read \("):
+        read_metadata(shards)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 1 << 19, "512 MiB for a file of 3 MB at most"
+
+
+def test_tools_do_not_run_what_an_index_says(root: Path, shards: Path, target: Path) -> None:
+    (shards / sharded.METADATA).write_bytes(run_by("a function of DCP's module", target))
+    seal(shards)
+    for words in (
+        ("generate_text.py", shards, "--prompt", "hi"),
+        ("convert_checkpoint.py", shards, target.with_name("out"), "--to", "native"),
+    ):
+        done = subprocess.run(
+            [sys.executable, *map(str, (root / "tools" / words[0], *words[1:]))],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1 and "has no place in a checkpoint" in done.stderr, done.stderr
+        assert not target.exists()
+
+
+def changed(shards: Path, change: Callable[[Metadata], None]) -> None:
+    """Write an index as torch would, after a change that its classes let through."""
+    metadata = pickle.loads((shards / sharded.METADATA).read_bytes())
+    change(metadata)
+    (shards / sharded.METADATA).write_bytes(pickle.dumps(metadata))
+    seal(shards)
+
+
+def place(metadata: Metadata, **new: Any) -> None:
+    index = next(iter(metadata.storage_data))
+    metadata.storage_data[index] = dataclasses.replace(metadata.storage_data[index], **new)
+
+
+def first_tensor(metadata: Metadata) -> Any:
+    return next(iter(metadata.state_dict_metadata.values()))
+
+
+def share_bytes(metadata: Metadata) -> None:
+    info = next(iter(metadata.storage_data.values()))
+    for index in metadata.storage_data:
+        metadata.storage_data[index] = info
+
+
+def grow(metadata: Metadata) -> None:
+    tensor = first_tensor(metadata)
+    tensor.size = torch.Size([1 << 20] * len(tensor.size))
+    tensor.chunks[0].sizes = tensor.size
+
+
+def make_sparse(metadata: Metadata) -> None:
+    first_tensor(metadata).properties = TensorProperties(dtype=torch.float32, layout=torch.sparse_coo)
+
+
+CHANGES: dict[str, tuple[Callable[[Metadata], None], str]] = {
+    "a file elsewhere": (lambda m: place(m, relative_path="../../etc/passwd"), "is no name of a file"),
+    "an absolute file": (lambda m: place(m, relative_path="/etc/passwd"), "is no name of a file"),
+    "a file that is absent": (lambda m: place(m, relative_path="__9_9.distcp"), "No such file"),
+    "past the end": (lambda m: place(m, offset=1 << 40), "ends past the file's"),
+    "a negative offset": (lambda m: place(m, offset=-1), "expected a count"),
+    "a transformed chunk": (lambda m: place(m, transform_descriptors=["zstd"]), "is transformed"),
+    "one chunk for all": (share_bytes, "two chunks share bytes"),
+    "a tensor of 2^40": (grow, "a chunk without bytes"),
+    "a hole": (
+        lambda m: setattr(first_tensor(m), "size", torch.Size([64, 17])),
+        "chunks, 1088 in the tensor",
+    ),
+    "no chunks": (lambda m: first_tensor(m).chunks.clear(), "places for them"),
+    "a sparse tensor": (make_sparse, "expected a dense tensor"),
+    "bytes": (lambda m: m.state_dict_metadata.update(x=BytesStorageMetadata()), "expected tensors only"),
+    "a key that is no string": (lambda m: m.state_dict_metadata.update({3: None}), "neither a string"),
+    "nothing": (lambda m: m.state_dict_metadata.clear(), "expected tensors only, got nothing"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_index_that_contradicts_its_files_is_refused(shards: Path, name: str) -> None:
+    change, sentence = CHANGES[name]
+    changed(shards, change)
+    with pytest.raises(ValueError, match=sentence):
+        store.load(shards)
+
+
+def test_indexes_of_other_versions_are_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.7 to 2.13 write them under Python 3.11 to 3.13."""
+    wanted = read_metadata(shards)
+    metadata = pickle.loads((shards / sharded.METADATA).read_bytes())
+    metadata.planner_data = {key: tuple(key.split(".")) for key in metadata.state_dict_metadata}
+    metadata.storage_meta.modules = ["a"]
+    metadata.version = None
+    for protocol in (2, 4, 5):
+        (shards / sharded.METADATA).write_bytes(pickle.dumps(metadata, protocol=protocol))
+        assert read_metadata(shards) == wanted
+    # early Python 3.11 pickles members of enumerations by name
+    by_name = lambda self, protocol: (getattr, (type(self), self._name_))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    # and some versions of torch write the field that others leave out where it is None
+    monkeypatch.setattr(
+        _StorageInfo, "__getstate__", lambda self: {**vars(self), "transform_descriptors": None}
+    )
+    content = pickle.dumps(metadata)
+    assert b"getattr" in content and b"transform_descriptors" in content
+    (shards / sharded.METADATA).write_bytes(content)
+    assert read_metadata(shards) == wanted
+
+
+def bomb(path: Path) -> None:
+    """Compress the records of a torch file, the tensors' swollen to 64 MiB of zeros."""
+    with zipfile.ZipFile(path) as archive:
+        records = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in records.items():
+            archive.writestr(name, bytes(1 << 26) if "/data/" in name else content)
+
+
+def test_a_chunk_that_unpacks_to_more_than_it_is_is_refused(shards: Path, tmp_path: Path) -> None:
+    metadata = pickle.loads((shards / sharded.METADATA).read_bytes())
+    tensor = torch.zeros(64, 16)
+    torch.save(tensor, tmp_path / "chunk")
+    bomb(tmp_path / "chunk")
+    file = shards / "__0_0.distcp"
+    begin = file.stat().st_size
+    chunk = (tmp_path / "chunk").read_bytes()
+    with file.open("ab") as shard:
+        shard.write(chunk)
+    index = next(i for i in metadata.storage_data if i.fqn == "model.embedding.weight")
+    metadata.storage_data[index] = _StorageInfo(file.name, begin, len(chunk))
+    (shards / sharded.METADATA).write_bytes(pickle.dumps(metadata))
+    seal(shards)
+    with pytest.raises(ValueError, match="its records are compressed"):
+        store.load(shards)
+
+
+HOSTILE_PARTS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "code": (lambda path, target: torch.save({"w": RunsWhenRead(target)}, path), "can be read"),
+    "bare code": (lambda path, target: path.write_bytes(run_by("posix.system", target)), "can be read"),
+    "a zip bomb": (lambda path, target: bomb(path), "its records are compressed"),
+    "a tensor of 2^50 numbers in 4 bytes": (
+        lambda path, target: torch.save({"w": torch.zeros(1).expand(1 << 50)}, path),
+        "is larger than its bytes",
+    ),
+    "a sparse tensor": (
+        lambda path, target: torch.save({"w": torch.eye(3).to_sparse()}, path), "expected a dense one",
+    ),
+    "no zip file": (lambda path, target: path.write_bytes(b"PK" * 1000), "can be read"),
+    "nothing": (lambda path, target: path.write_bytes(b""), "can be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_PARTS)
+@pytest.mark.parametrize("part", ["model", "iter"])
+def test_a_hostile_part_is_refused(full: Path, target: Path, name: str, part: str) -> None:
+    write, sentence = HOSTILE_PARTS[name]
+    if part == "iter" and name == "a zip bomb":
+        torch.save({"w": torch.zeros(8)}, full / layout.FILES[part])
+    write(full / layout.FILES[part], target)
+    seal(full)
+    readers = READERS.values() if part == "model" else [store.load]
+    for read in readers:
+        with pytest.raises(ValueError, match=f"{sentence}|is full already"):
+            read(full)
+    assert not target.exists()
+
+
+def test_weights_that_are_no_tensors_by_name_are_refused(full: Path) -> None:
+    for content in ([torch.zeros(3)], {"w": 3}, 7, {"embedding.weight": torch.zeros(3)}):
+        torch.save(content, full / layout.FILES["model"])
+        seal(full)
+        with pytest.raises(ValueError, match="expected a model's weights|do not fit each other"):
+            load_weights(full).model()
+
+
+def test_containers_that_share_parts_are_looked_at_once(tmp_path: Path) -> None:
+    content: Any = []
+    for _ in range(60):
+        content = [content, content]
+    torch.save(content, tmp_path / "file.pt")
+    assert read_foreign(tmp_path / "file.pt") is not None
+
+
+NO_FILES = "expected under files|got no files"
+META_CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
+    "a file elsewhere": (lambda m: m["files"].update({"../x": {"bytes": 1, "sha256": ""}}), NO_FILES),
+    "no list of files": (lambda m: m.update(files=[1]), NO_FILES),
+    "sizes that are words": (lambda m: m["files"].update({layout.META: {"bytes": "1"}}), NO_FILES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", META_CHANGES)
+def test_a_meta_json_of_other_types_is_one_sentence(full: Path, name: str) -> None:
+    change, sentence = META_CHANGES[name]
+    meta = json.loads((full / layout.META).read_text())
+    meta.pop(layout.OWN_SUM)
+    change(meta)
+    (full / layout.META).write_text(json.dumps(meta))
+    for read in (store.load, load_weights):
+        with pytest.raises(ValueError, match=sentence):
+            read(full)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("n_layers", 10**12, "weights and shape do not fit"),
+        ("d_model", 10**18, "weights and shape do not fit"),
+        ("n_heads", 0, "weights and shape do not fit"),
+        ("n_heads", "2", "model.n_heads: got str"),
+        ("d_model", None, "model.d_model: got NoneType"),
+        ("positions", ["rotary"], "model.positions: got list"),
+        ("__class__", "x", "keys unknown here"),
+    ],
+)
+def test_a_shape_that_no_tensor_has_is_refused_soon(full: Path, key: str, value: Any, sentence: str) -> None:
+    meta = json.loads((full / layout.META).read_text())
+    meta.pop(layout.OWN_SUM)
+    meta["config"]["model"][key] = value
+    (full / layout.META).write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match=sentence):
+        load_weights(full).model()
+
+
+def test_classes_in_a_checkpoint_of_megatron_stay_inert(tmp_path: Path, target: Path) -> None:
+    args = Namespace(num_attention_heads=2, evil=RunsWhenRead(target))
+    file = tmp_path / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"args": args, "model": {"w": torch.zeros(2)}, "rng": RunsWhenRead(target)}, file)
+    with pytest.raises(ValueError):
+        read_megatron(tmp_path / "iter_0000001")
+    assert read_foreign(file)["args"].num_attention_heads == 2
+    for content in (run_by("posix.system", target), b"", b"PK\3\4"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="not a torch file that can be read"):
+            read_foreign(file)
+    torch.save({"args": args, "w": torch.zeros(4)}, file)
+    bomb(file)
+    with pytest.raises(ValueError, match="its records are compressed"):
+        read_foreign(file)
+    assert not target.exists()
+
+
+@pytest.fixture
+def exported(full: Path, tmp_path: Path) -> Path:
+    """The model as transformers keeps it."""
+    convert(full, tmp_path / "exported", to="huggingface")
+    return tmp_path / "exported"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../model.safetensors", "/etc/passwd", "a/../../model.safetensors", ".hidden.safetensors", 3, None, ""],
+)
+def test_an_index_of_safetensors_stays_in_its_folder(exported: Path, tmp_path: Path, name: Any) -> None:
+    (exported / "model.safetensors").rename(tmp_path / "model.safetensors")  # a file that would be read
+    index = exported / "model.safetensors.index.json"
+    for content in ({"weight_map": {"w": name}}, {"weight_map": name}, {}):
+        index.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="index.json: weight_map: got"):
+            read_huggingface(exported)
+    index.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="not JSON"):
+        read_huggingface(exported)
+
+
+def test_safetensors_whose_header_lies_are_refused(exported: Path) -> None:
+    file = exported / "model.safetensors"
+    whole = file.read_bytes()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 50], "data_offsets": [0, 1 << 52]}}).encode()
+    for content in (
+        struct.pack("<Q", 1 << 62) + whole[8:],
+        struct.pack("<Q", len(header)) + header + b"\0" * 64,
+        whole[: len(whole) // 2],
+        b"",
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="not a safetensors file"):
+            read_huggingface(exported)
+
+
+def test_code_beside_a_models_weights_is_not_imported(exported: Path, target: Path) -> None:
+    told = json.loads((exported / "config.json").read_text())
+    told["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    (exported / "config.json").write_text(json.dumps(told))
+    (exported / "modeling_evil.py").write_text(f"open({str(target)!r}, 'w')")
+    with contextlib.suppress(ValueError):  # whether a key that is not known is fatal is the format's matter
+        read_any(exported)
+    assert not target.exists()
+
+
+def test_a_file_of_llama2c_with_a_header_of_giants_is_refused(tmp_path: Path) -> None:
+    for header in ((1 << 30,) * 7, (0,) * 7, (-1,) * 7, (16, 32, 1, 0, 0, 50, 32)):
+        (tmp_path / "model.bin").write_bytes(struct.pack("<7i", *header) + bytes(64))
+        with pytest.raises(ValueError, match="not a llama2.c model"):
+            read_any(tmp_path / "model.bin")
