@@ -49,6 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
     runs.add_argument("--flops-column", metavar="NAME", help="FLOPs C, in place of tokens: D = C / (6 N)")
     runs.add_argument("--unique-column", default="unique_tokens", metavar="NAME", help="unique tokens")
+    runs.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help="rows with equal cells share a model, a trunk or a seed and are resampled together; "
+        "default: trunk where runs branch, 'none' turns it off",
+    )
     fit = parser.add_argument_group("how to fit")
     fit.add_argument(
         "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself"
@@ -101,15 +107,28 @@ def constants_of(words: Sequence[str]) -> dict[str, float]:
 def summary(law: Law) -> str:
     """The law in one line, then each constant with its interval, then the warnings."""
     lines = [f"{law.formula()}  ({law.n_runs} runs)"]
+    if law.identified is False:
+        names = ", ".join(name for name in law.params if name in law.not_identified)
+        lines.append(
+            f"  NOT IDENTIFIED by these runs: {names or 'the design'}. Do not quote these constants."
+        )
     intervals = {**law.interval.get("params", {}), **law.interval.get("derived", {})}
     for name, value in {**law.params, **law.derived}.items():
         low, high = intervals.get(name, (None, None))
-        lines.append(f"  {name:<10} {value:.5g}" + ("" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"))
+        mark = "  not identified" if name in law.not_identified else ""
+        interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
+        lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
+    if law.noise:
+        lines.append(
+            f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
+            f"{law.noise['dof']:.0f} degrees of freedom"
+        )
     if law.held_out:
         told = law.held_out
         lines.append(
             f"  {told['n_runs']} runs held out: off by {told['rms_percent']:.2f} % (RMS), "
-            f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % interval"
+            f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % "
+            "predictive interval"
         )
         each = zip(*(told[key] for key in ("N", "D", "predicted", "low", "high", "measured")), strict=True)
         lines += [
@@ -139,7 +158,7 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
         scored |= {"N": kept_back.N.tolist(), "D": kept_back.D.tolist(), "runs": kept_back.names or []}
     if args.profile:
         held_law = profile(
-            **runs.where(~held),
+            **{name: values for name, values in runs.where(~held).items() if name != "groups"},
             form=args.form,
             name=args.profile,
             huber_delta=args.huber_delta,
@@ -212,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out {args.out}: wanted a file name in a folder that exists, as law.json")
         forms = args.compare.split(",") if args.compare else [args.form]
         wants_unique = any(form in FORM and FORM[form].wants_unique for form in forms)
-        runs = select_runs(args.table, columns, args.objective, args.max_loss, wants_unique)
+        runs = select_runs(args.table, columns, args.objective, args.max_loss, wants_unique, args.group)
         if args.fit_all:
             runs = replace(runs, marked=None)
         if args.compare:

@@ -12,6 +12,7 @@ from megatron.config.presets import nearest
 from megatron.scaling.holdout import largest
 from megatron.scaling.table import read_table
 
+TRUNK = "trunk"  # column of our own tables that names rows which share their first steps
 ROUNDED_DECIMALS = 2  # a loss of 3.14 has an error of 0.005, as large as the noise of a seed
 YES = ("1", "1.0", "true", "yes")
 
@@ -45,6 +46,7 @@ class Selection:
     rows: np.ndarray | None = None  # their places in the table
     marked: np.ndarray | None = None  # bool [n]: held out by the study, column `held_out`; None: not known
     names: list[str] | None = None  # column `run`
+    groups: np.ndarray | None = None  # labels [n] of rows that are not independent; None: each stands alone
 
     def held_out(self, n_more: int = 0) -> np.ndarray:
         """Which runs [n] bool no law is fitted on: those marked, and the `n_more` largest of the others.
@@ -61,19 +63,20 @@ class Selection:
 
     def only(self, kept: np.ndarray) -> "Selection":
         """The runs `kept` [n] bool alone."""
-        arrays = ("N", "D", "L", "U", "rows", "marked")
+        arrays = ("N", "D", "L", "U", "rows", "marked", "groups")
         held = {name: getattr(self, name)[kept] for name in arrays if getattr(self, name) is not None}
         if self.names is not None:
             held["names"] = [name for name, keep in zip(self.names, kept, strict=True) if keep]
         return replace(self, **held)
 
     def where(self, kept: np.ndarray) -> dict[str, np.ndarray | None]:
-        """N, D, L and U of the runs `kept` [n] bool."""
+        """N, D, L, U and groups of the runs `kept` [n] bool."""
         return {
             "N": self.N[kept],
             "D": self.D[kept],
             "L": self.L[kept],
             "U": None if self.U is None else self.U[kept],
+            "groups": None if self.groups is None else self.groups[kept],
         }
 
 
@@ -109,8 +112,12 @@ def select_runs(
     objective: str | None = None,
     max_loss: float | None = None,
     wants_unique: bool = False,
+    group: str | None = None,
 ) -> Selection:
     """Read a table and keep its finished runs of one objective; with `wants_unique` also their unique tokens.
+
+    `group` is a column whose equal cells mark rows that are not independent, "none" for no such column. None
+    is `trunk` where runs of our own tables branch from one; repeated names of other tables raise a warning.
 
     Raises FileNotFoundError, and ValueError for what is no table, a column that is not there (the nearest is
     offered), a value that is not a positive number, no finished run, or runs of several objectives where
@@ -142,7 +149,33 @@ def select_runs(
     marks = table.get("held_out", [""] * len(keep))
     marked = np.array([marks[i].strip().lower() in YES for i in rows], dtype=bool)
     names = [table["run"][i] for i in rows] if "run" in table else None
-    return Selection(N, D, L, wanted, told, sums, warnings, U, rows, marked, names)
+    groups, more = _groups(path, table, group, rows)
+    if groups is not None:
+        wanted["group"] = group or TRUNK
+    return Selection(N, D, L, wanted, told, sums, warnings + more, U, rows, marked, names, groups)
+
+
+def _groups(
+    path: Path, table: dict[str, list[str]], name: str | None, rows: np.ndarray
+) -> tuple[np.ndarray | None, list[str]]:
+    """(labels [rows] or None, warnings); a row with an empty cell stands alone."""
+    if name == "none":
+        return None, []
+    if name is not None and name not in table:
+        raise ValueError(f"{path}: got no column '{name}' for --group; {nearest(name, list(table))}")
+    column = name or (TRUNK if TRUNK in table else None)
+    if column is not None:
+        labels = np.array([table[column][i] or f"row {i}" for i in rows])
+        if name is not None or len(np.unique(labels)) < len(labels):
+            return labels, []
+    names = [table["run"][i] for i in rows] if "run" in table else []
+    n_repeated = len(names) - len(set(names))
+    if not n_repeated:
+        return None, []
+    return None, [
+        f"{n_repeated} rows repeat the name of another run: rows of one run are not independent, so the "
+        "intervals are too narrow. Group them with --group run."
+    ]
 
 
 def _unique(path: Path, table: dict[str, list[str]], name: str, rows: np.ndarray) -> np.ndarray:

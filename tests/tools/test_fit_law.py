@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron.scaling.law import Law
+
 
 def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "fit_law.py"), *map(str, words)]
@@ -227,3 +229,52 @@ def test_bad_words_for_the_new_ways_are_one_sentence(
         return
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert sentence in done.stderr
+
+
+def grouped_table(path: Path, column: str) -> Path:
+    """Twelve models at eight checkpoints each, with noise that a model's rows share."""
+    n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
+    d = n * np.tile(np.geomspace(4, 100, 8), 12)
+    names = np.repeat([f"m{i}" for i in range(12)], 8)
+    loss = (1.8 + 480 / n**0.348 + 2085 / d**0.366) * np.exp(
+        0.004 * np.random.default_rng(0).standard_normal(12).repeat(8)
+    )
+    rows = "".join(
+        f"{a:.0f},{b:.0f},{c!r},{x}\n" for a, b, c, x in zip(n, d, loss.tolist(), names, strict=True)
+    )
+    path.write_text(f"n_params,train_tokens,loss,{column}\n{rows}")
+    return path
+
+
+def test_rows_of_one_trunk_are_grouped_by_default_and_repeated_names_are_warned_of(
+    root: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "law.json"
+
+    def fit(column: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Law]:
+        table = grouped_table(tmp_path / "table.csv", column)
+        done = run(root, table, "--out", out, "--n-bootstrap", 50, *words)
+        return done, Law.load(out)
+
+    assert fit("trunk")[1].noise["n_groups"] == 12
+    assert fit("trunk", "--group", "none")[1].noise["n_groups"] is None
+    assert "84 rows repeat the name of another run" in fit("run")[0].stdout
+    done, law = fit("run", "--group", "run")
+    assert law.noise["n_groups"] == 12 and "repeat the name" not in done.stdout
+    done, _ = fit("run", "--group", "model")
+    assert done.returncode == 1 and "got no column 'model' for --group" in done.stderr
+
+
+def test_a_law_that_is_not_identified_is_not_printed_as_if_it_were_known(root: Path, tmp_path: Path) -> None:
+    n, d = np.repeat([1e7, 2e7, 4e7], 3), np.tile([1e9, 2e9, 4e9], 3)
+    loss = (1.8 + 300 / n**0.33 + 500 / d**0.3) * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
+    table = tmp_path / "table.csv"
+    rows = "".join(f"{a},{b},{c!r}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
+    table.write_text("n_params,train_tokens,loss\n" + rows)
+    done = run(root, table, "--out", tmp_path / "law.json")
+    law = Law.load(tmp_path / "law.json")
+    assert law.identified is False and "alpha" in law.not_identified
+    assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
+    assert any(
+        line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
+    )
