@@ -123,6 +123,14 @@ def summary(law: Law) -> str:
             f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
             f"{law.noise['dof']:.0f} degrees of freedom"
         )
+    if law.lack_of_fit:
+        tested = law.lack_of_fit
+        verdict = "agrees with them" if tested["passes"] else "DOES NOT FIT them"
+        lines.append(
+            f"  repeated runs differ by {100 * tested['noise']:.2g} %; the form {verdict} "
+            f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
+            f"misfit {100 * tested['misfit']:.2g} %)"
+        )
     if law.held_out:
         told = law.held_out
         lines.append(

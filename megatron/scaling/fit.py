@@ -15,9 +15,10 @@ from megatron.scaling.diagnostics import diagnose
 from megatron.scaling.fit_form import Problem, bootstrap_theta, fit_theta, limits_of
 from megatron.scaling.forms import FORM
 from megatron.scaling.huber import Runs
+from megatron.scaling.lack_of_fit import LackOfFit, check_fit
 from megatron.scaling.law import Law, expanded_level, exponents_of
 from megatron.scaling.newton import Fitted
-from megatron.scaling.noise import Noise, estimate_noise
+from megatron.scaling.noise import Noise, estimate_noise, orthonormal
 from megatron.scaling.surface import Points, constants, log_fitted, theta_of
 from megatron.scaling.varpro import bootstrap, from_grid
 
@@ -80,7 +81,8 @@ def fit_law(
         problem = Problem(form, Points.of(N, D, L, unique), huber_delta, residual == "nats")
         found = _general(problem, weights, fixed)
     a, b = exponents_of(found.params)
-    noise = _noise(Problem(form, Points.of(N, D, L, unique), huber_delta), found.params, fixed, members)
+    problem = Problem(form, Points.of(N, D, L, unique), huber_delta)
+    noise, tested = _scatter(problem, found.params, fixed, members)
     diagnosis = diagnose(form, N, D, unique, found.params, found.replicates, fixed, float(L.min()))
     return Law(
         form=form,
@@ -98,21 +100,25 @@ def fit_law(
         fixed=sorted(fixed),
         spread=noise.sigma,
         noise=noise.as_dict(),
+        lack_of_fit=tested.as_dict() if tested else {},
         identified=diagnosis.identified,
         not_identified=diagnosis.not_identified,
     )
 
 
-def _noise(
+def _scatter(
     problem: Problem, params: dict[str, float], fixed: Mapping[str, float], members: np.ndarray | None
-) -> Noise:
-    """The scatter of single runs around the fit, in log L."""
-    theta = theta_of(problem.form, params, problem.points)
-    log_loss, slopes = log_fitted(problem.form, theta[None], problem.points)
+) -> tuple[Noise, LackOfFit | None]:
+    """The scatter of single runs around the fit, in log L, and whether runs of one design agree with it."""
+    points = problem.points
+    theta = theta_of(problem.form, params, points)
+    log_loss, slopes = log_fitted(problem.form, theta[None], points)
     limits = limits_of(problem, fixed)
-    return estimate_noise(
-        problem.points.log_loss - log_loss[0], slopes[0][:, limits.low < limits.high], members
-    )
+    residual, slopes = points.log_loss - log_loss[0], slopes[0][:, limits.low < limits.high]
+    basis = orthonormal(slopes)
+    left = residual - basis @ (basis.T @ residual)
+    cells = np.column_stack([points.x, points.y, points.u])
+    return estimate_noise(residual, slopes, members), check_fit(left, cells, basis.shape[1])
 
 
 def _fast(runs: Runs, weights: np.ndarray, delta: float) -> _Found:

@@ -39,6 +39,8 @@ class Law:
     fixed           constants that were given, not fitted
     spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
     noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise
+    lack_of_fit     test of the form against runs that differ in their seed alone: fields of
+                    lack_of_fit.LackOfFit; empty without such runs
     identified      whether the runs hold every constant (diagnostics.py); None without replicates
     not_identified  {constant: reason}
     held_out        runs that were kept from the fit, and how well they were predicted (holdout.py)
@@ -63,6 +65,7 @@ class Law:
     fixed: list[str] = field(default_factory=list)
     spread: float = 0.0
     noise: dict[str, Any] = field(default_factory=dict)
+    lack_of_fit: dict[str, Any] = field(default_factory=dict)
     identified: bool | None = None
     not_identified: dict[str, str] = field(default_factory=dict)
     held_out: dict[str, Any] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def estimate_noise(residual: np.ndarray, slopes: np.ndarray, groups: np.ndarray 
 
     `groups` [n] int names the group of each row; None: every run stands alone.
     """
-    basis = _orthonormal(slopes)
+    basis = orthonormal(slopes)
     n, p = basis.shape
     pulled = _pull_in(residual, p)
     n_cut = int((np.abs(residual) > np.abs(pulled)).sum())
@@ -70,7 +70,7 @@ def estimate_noise(residual: np.ndarray, slopes: np.ndarray, groups: np.ndarray 
     return Noise(sigma, dof, float(np.sqrt(between)) * scale, float(np.sqrt(within)) * scale, n_groups, n_cut)
 
 
-def _orthonormal(slopes: np.ndarray) -> np.ndarray:
+def orthonormal(slopes: np.ndarray) -> np.ndarray:
     """[n, rank] basis of what the constants can move; a constant without any effect has no dimension."""
     size = np.linalg.norm(slopes, axis=0)
     slopes = slopes[:, size > 0] / size[size > 0]
