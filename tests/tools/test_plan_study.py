@@ -46,10 +46,10 @@ def test_bad_words_are_one_sentence(root: Path) -> None:
 
 
 def test_a_law_that_its_runs_do_not_identify_is_refused(root: Path, tmp_path: Path) -> None:
-    law = Law(
-        form="chinchilla", params=PUBLISHED["Besiroglu et al. 2024"], objective=0.0, huber_delta=1e-3, n_runs=9,
-        identified=False, not_identified={"alpha": "alpha ranges from 0.02 to 2 in the bootstrap"},
-    )  # fmt: skip
+    params = PUBLISHED["Besiroglu et al. 2024"]
+    reasons = {"alpha": "alpha ranges from 0.02 to 2 in the bootstrap"}
+    law = Law(form="chinchilla", params=params, objective=0.0, huber_delta=1e-3, n_runs=9, identified=False,
+              not_identified=reasons)  # fmt: skip
     law.save(tmp_path / "law.json")
     words = ("--budget", "1e18", "--runs", "8", "--law", str(tmp_path / "law.json"))
     refused = run(root, *words)
