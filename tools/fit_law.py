@@ -3,6 +3,7 @@
 python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
 python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
+python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
@@ -22,7 +23,7 @@ from megatron.scaling.holdout import compare_forms, score
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.profile import profile
-from megatron.scaling.selection import Columns, Selection, compute_of, select_runs
+from megatron.scaling.selection import Columns, Selection, column_of, compute_of, select_runs
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,11 +51,19 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument("--flops-column", metavar="NAME", help="FLOPs C, in place of tokens: D = C / (6 N)")
     runs.add_argument("--unique-column", default="unique_tokens", metavar="NAME", help="unique tokens")
     runs.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only rows for which it holds, as 'dataset = c4' or 'loss < 3.4'; may be repeated",
+    )
+    runs.add_argument(
         "--group",
         metavar="COLUMN",
         help="rows with equal cells share a model, a trunk or a seed and are resampled together; "
         "default: trunk where runs branch, 'none' turns it off",
     )
+    runs.add_argument("--weights", metavar="COLUMN", help="multiplies a run's term: 1 / variance, say")
     fit = parser.add_argument_group("how to fit")
     fit.add_argument(
         "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself"
@@ -149,8 +158,10 @@ def summary(law: Law) -> str:
 def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     """The parametric law, scored on the runs held out of it."""
     held = runs.held_out(args.hold_out)
+    run_weights = None if args.weights is None else column_of(args.table, runs, args.weights)[~held]
     law = fit_law(
         **runs.where(~held),
+        run_weights=run_weights,
         form=args.form,
         residual=args.residual,
         fixed=constants_of(args.fix),
@@ -175,8 +186,9 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
         print(held_law.words)
         law = replace(law, profile=held_law.as_dict())
         warnings += [] if held_law.identified else [held_law.words]
+    columns = runs.columns | ({} if args.weights is None else {"weights": args.weights})
     return replace(
-        law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
+        law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
     )
 
 
@@ -239,7 +251,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out {args.out}: wanted a file name in a folder that exists, as law.json")
         forms = args.compare.split(",") if args.compare else [args.form]
         wants_unique = any(form in FORM and FORM[form].wants_unique for form in forms)
-        runs = select_runs(args.table, columns, args.objective, args.max_loss, wants_unique, args.group)
+        runs = select_runs(
+            args.table, columns, args.objective, args.max_loss, wants_unique, args.group, args.where
+        )
         if args.fit_all:
             runs = replace(runs, marked=None)
         if args.compare:

@@ -47,6 +47,7 @@ def fit_law(
     seed: int = 0,
     weights: np.ndarray | None = None,
     groups: ArrayLike | None = None,
+    run_weights: ArrayLike | None = None,
     residual: str = "log",
     fixed: Mapping[str, float] | None = None,
 ) -> Law:
@@ -56,7 +57,8 @@ def fit_law(
     "nats", of L - Lhat. Intervals are percentiles over `n_bootstrap` resamplings of runs; `weights`
     [replicates, n] are the resamplings to use instead of drawn ones: how often each run was drawn. `groups`
     [n] labels rows that share a model, a trunk or a seed: they are drawn together, and their noise has a
-    common part. A very large `huber_delta` is least squares. `fixed` constants are held at their values.
+    common part. `run_weights` [n] multiply each run's term; `spread` is then that of a run of weight 1. A
+    very large `huber_delta` is least squares. `fixed` constants are held at their values.
 
     Raises ValueError for an unknown form or setting, a form that wants U without it, values that are not
     positive numbers, or too few distinct runs.
@@ -75,14 +77,16 @@ def fit_law(
     members = None if groups is None else _checked_groups(groups, len(N), n_free)
     is_drawn = weights is None
     weights = _drawn(len(N), n_bootstrap, seed, members) if is_drawn else _checked_weights(weights, len(N))
+    each = np.ones(len(N)) if run_weights is None else _checked_weights([run_weights], len(N))[0]
+    weights = weights * each
     if form == "chinchilla" and residual == "log" and not fixed:
-        found = _fast(Runs.of(N, D, L), weights, huber_delta)
+        found = _fast(Runs.of(N, D, L), each, weights, huber_delta)
     else:
         problem = Problem(form, Points.of(N, D, L, unique), huber_delta, residual == "nats")
-        found = _general(problem, weights, fixed)
+        found = _general(problem, each, weights, fixed)
     a, b = exponents_of(found.params)
     problem = Problem(form, Points.of(N, D, L, unique), huber_delta)
-    noise, tested = _scatter(problem, found.params, fixed, members)
+    noise, tested = _scatter(problem, found.params, fixed, members, each)
     diagnosis = diagnose(form, N, D, unique, found.params, found.replicates, fixed, float(L.min()))
     return Law(
         form=form,
@@ -107,30 +111,44 @@ def fit_law(
 
 
 def _scatter(
-    problem: Problem, params: dict[str, float], fixed: Mapping[str, float], members: np.ndarray | None
+    problem: Problem,
+    params: dict[str, float],
+    fixed: Mapping[str, float],
+    members: np.ndarray | None,
+    each: np.ndarray,
 ) -> tuple[Noise, LackOfFit | None]:
-    """The scatter of single runs around the fit, in log L, and whether runs of one design agree with it."""
+    """The scatter of single runs around the fit, in log L, and whether runs of one design agree with it.
+
+    Residuals are in units of a run of weight 1; a run of weight 0 has none.
+    """
     points = problem.points
     theta = theta_of(problem.form, params, points)
     log_loss, slopes = log_fitted(problem.form, theta[None], points)
     limits = limits_of(problem, fixed)
-    residual, slopes = points.log_loss - log_loss[0], slopes[0][:, limits.low < limits.high]
+    counted = each > 0
+    root = np.sqrt(each[counted])
+    residual = root * (points.log_loss - log_loss[0])[counted]
+    slopes = root[:, None] * slopes[0][counted][:, limits.low < limits.high]
+    members = None if members is None else members[counted]
     basis = orthonormal(slopes)
     left = residual - basis @ (basis.T @ residual)
-    cells = np.column_stack([points.x, points.y, points.u])
-    return estimate_noise(residual, slopes, members), check_fit(left, cells, basis.shape[1])
+    noise = estimate_noise(residual, slopes, members)
+    if (root != root[0]).any():  # runs of one design and several weights are no pure error
+        return noise, None
+    cells = np.column_stack([points.x, points.y, points.u])[counted]
+    return noise, check_fit(left, cells, basis.shape[1])
 
 
-def _fast(runs: Runs, weights: np.ndarray, delta: float) -> _Found:
-    best = from_grid(runs, np.ones((1, len(runs.x))), delta)
+def _fast(runs: Runs, each: np.ndarray, weights: np.ndarray, delta: float) -> _Found:
+    best = from_grid(runs, each[None], delta)
     boot = bootstrap(runs, best.phi[0], weights, delta) if len(weights) else None
     params = {name: float(value) for name, value in runs.constants(best.phi[0]).items()}
     replicates = runs.constants(boot.phi) if boot else {}
     return _Found(params, float(best.objective[0]), replicates, _restless(best, boot))
 
 
-def _general(problem: Problem, weights: np.ndarray, fixed: dict[str, float]) -> _Found:
-    best = fit_theta(problem, np.ones(len(problem.points.x)), fixed)
+def _general(problem: Problem, each: np.ndarray, weights: np.ndarray, fixed: dict[str, float]) -> _Found:
+    best = fit_theta(problem, each, fixed)
     boot = bootstrap_theta(problem, best.phi, weights, fixed) if len(weights) else None
     params = constants(problem.form, best.phi[:1], problem.points)
     params = {name: float(value[0]) for name, value in params.items()} | fixed

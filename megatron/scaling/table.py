@@ -1,10 +1,12 @@
 """The table of a study: one row a run directory, and the CSV file that the law is fitted on."""
 
 import csv
+import gzip
 import io
 import json
 import math
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -235,7 +237,9 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
 
 
 def read_table(path: str | Path) -> dict[str, list[str]]:
-    """A CSV file as {column name: cells, as text}, in the file's order. Works on anybody's CSV with a header.
+    """A .csv or .csv.gz file as {column name: cells, as text}, in the file's order.
+
+    Works on any CSV with a header.
 
     Raises FileNotFoundError if it is not there, ValueError if it is no CSV, or has no header, a repeated
     column or a ragged row.
@@ -245,14 +249,15 @@ def read_table(path: str | Path) -> dict[str, list[str]]:
         raise FileNotFoundError(f"{path}: no such table; tools/collect.py STUDY_DIR writes one")
     try:
         return _read_columns(path)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
         ) from error
 
 
 def _read_columns(path: Path) -> dict[str, list[str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         header = next(lines, None)
         if not header:

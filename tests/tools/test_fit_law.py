@@ -1,5 +1,6 @@
 """tools/fit_law.py, run as a person runs it."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from megatron.scaling.law import Law
+from megatron.scaling.selection import Columns, select_runs
 
 
 def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -278,3 +280,62 @@ def test_a_law_that_is_not_identified_is_not_printed_as_if_it_were_known(root: P
     assert any(
         line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
     )
+
+
+def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(root: Path, tmp_path: Path) -> None:
+    n, d = np.repeat(np.geomspace(1e7, 1e9, 5), 4), np.tile(np.geomspace(1e9, 1e11, 4), 5)
+    lines = ["n_params,train_tokens,loss,dataset,layers"]
+    for dataset, floor in (("c4", 1.8), ("code", 0.9)):
+        loss = floor + 300 / n**0.33 + 500 / d**0.3
+        lines += [
+            f"{a},{b},{c!r},{dataset},{8 if a > 1e8 else 4}"
+            for a, b, c in zip(n, d, loss.tolist(), strict=True)
+        ]
+    table = tmp_path / "table.csv.gz"
+    table.write_bytes(gzip.compress("\n".join(lines).encode()))
+    for dataset, floor in (("c4", 1.8), ("code", 0.9)):
+        out = tmp_path / f"{dataset}.json"
+        done = run(root, table, "--where", f"dataset = {dataset}", "--out", out, "--n-bootstrap", 0)
+        assert done.returncode == 0, done.stderr
+        law = Law.load(out)
+        assert law.params["E"] == pytest.approx(floor, rel=1e-6) and law.n_runs == 20
+        assert law.filter["where"] == [f"dataset = {dataset}"]
+    for condition, n_rows in (("layers<8", 24), ("layers != 4", 16), ("layers>=4", 40), ("dataset!=c4", 20)):
+        assert len(select_runs(table, Columns(), where=[condition]).N) == n_rows
+    for condition, words in (
+        ("dataset", "expected COLUMN OPERATOR VALUE"),
+        ("data = c4", "no column 'data' for --where"),
+        ("dataset = pile", "no finished run is left"),
+        ("dataset < 3", "no finished run is left"),
+    ):
+        done = run(root, table, "--where", condition, "--out", tmp_path / "none.json")
+        assert done.returncode == 1 and words in done.stderr
+    table.write_bytes(table.read_bytes()[:200])
+    done = run(root, table, "--out", tmp_path / "none.json")
+    assert done.returncode == 1 and "not a CSV table" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_column_that_is_not_there_names_the_option_that_maps_it(root: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("params,train_tokens,loss\n1,2,3\n")
+    done = run(root, table)
+    assert done.returncode == 1 and "no column 'n_params'" in done.stderr and "--n-column" in done.stderr
+
+
+def test_a_column_of_billions_is_refused_as_tokens_and_weights_come_from_a_column(
+    root: Path, tmp_path: Path
+) -> None:
+    n, d = np.repeat(np.geomspace(1e7, 1e9, 5), 4), np.tile(np.geomspace(1, 100, 4), 5)
+    loss = 1.8 + 300 / n**0.33 + 500 / (1e9 * d) ** 0.3
+    rows = "".join(f"{a},{b},{c!r},{1 + (a > 1e8)}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
+    table = tmp_path / "table.csv"
+    table.write_text("n_params,tokens_b,loss,w\n" + rows)
+    done = run(root, table, "--d-column", "tokens_b", "--out", tmp_path / "law.json")
+    assert done.returncode == 1 and "got 100 at most, expected tokens" in done.stderr
+    rows = "".join(
+        f"{a},{1e9 * b},{c!r},{1 + (a > 1e8)}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True)
+    )
+    table.write_text("n_params,train_tokens,loss,w\n" + rows)
+    done = run(root, table, "--weights", "w", "--out", tmp_path / "law.json", "--n-bootstrap", 20)
+    assert done.returncode == 0, done.stderr
+    assert Law.load(tmp_path / "law.json").columns["weights"] == "w"
