@@ -3,6 +3,7 @@
 python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
 python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
+python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
@@ -22,7 +23,7 @@ from megatron.scaling.holdout import compare_forms, score
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.profile import profile
-from megatron.scaling.selection import Columns, Selection, compute_of, select_runs
+from megatron.scaling.selection import Columns, Selection, column_of, compute_of, select_runs
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,6 +50,20 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
     runs.add_argument("--flops-column", metavar="NAME", help="FLOPs C, in place of tokens: D = C / (6 N)")
     runs.add_argument("--unique-column", default="unique_tokens", metavar="NAME", help="unique tokens")
+    runs.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only rows for which it holds, as 'dataset = c4' or 'loss < 3.4'; may be repeated",
+    )
+    runs.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help="rows with equal cells share a model, a trunk or a seed and are resampled together; "
+        "default: trunk where runs branch, 'none' turns it off",
+    )
+    runs.add_argument("--weights", metavar="COLUMN", help="multiplies a run's term: 1 / variance, say")
     fit = parser.add_argument_group("how to fit")
     fit.add_argument(
         "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself"
@@ -101,15 +116,36 @@ def constants_of(words: Sequence[str]) -> dict[str, float]:
 def summary(law: Law) -> str:
     """The law in one line, then each constant with its interval, then the warnings."""
     lines = [f"{law.formula()}  ({law.n_runs} runs)"]
+    if law.identified is False:
+        names = ", ".join(name for name in law.params if name in law.not_identified)
+        lines.append(
+            f"  NOT IDENTIFIED by these runs: {names or 'the design'}. Do not quote these constants."
+        )
     intervals = {**law.interval.get("params", {}), **law.interval.get("derived", {})}
     for name, value in {**law.params, **law.derived}.items():
         low, high = intervals.get(name, (None, None))
-        lines.append(f"  {name:<10} {value:.5g}" + ("" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"))
+        mark = "  not identified" if name in law.not_identified else ""
+        interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
+        lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
+    if law.noise:
+        lines.append(
+            f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
+            f"{law.noise['dof']:.0f} degrees of freedom"
+        )
+    if law.lack_of_fit:
+        tested = law.lack_of_fit
+        verdict = "agrees with them" if tested["passes"] else "DOES NOT FIT them"
+        lines.append(
+            f"  repeated runs differ by {100 * tested['noise']:.2g} %; the form {verdict} "
+            f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
+            f"misfit {100 * tested['misfit']:.2g} %)"
+        )
     if law.held_out:
         told = law.held_out
         lines.append(
             f"  {told['n_runs']} runs held out: off by {told['rms_percent']:.2f} % (RMS), "
-            f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % interval"
+            f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % "
+            "predictive interval"
         )
         each = zip(*(told[key] for key in ("N", "D", "predicted", "low", "high", "measured")), strict=True)
         lines += [
@@ -122,8 +158,10 @@ def summary(law: Law) -> str:
 def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     """The parametric law, scored on the runs held out of it."""
     held = runs.held_out(args.hold_out)
+    run_weights = None if args.weights is None else column_of(args.table, runs, args.weights)[~held]
     law = fit_law(
         **runs.where(~held),
+        run_weights=run_weights,
         form=args.form,
         residual=args.residual,
         fixed=constants_of(args.fix),
@@ -139,7 +177,7 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
         scored |= {"N": kept_back.N.tolist(), "D": kept_back.D.tolist(), "runs": kept_back.names or []}
     if args.profile:
         held_law = profile(
-            **runs.where(~held),
+            **{name: values for name, values in runs.where(~held).items() if name != "groups"},
             form=args.form,
             name=args.profile,
             huber_delta=args.huber_delta,
@@ -148,8 +186,9 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
         print(held_law.words)
         law = replace(law, profile=held_law.as_dict())
         warnings += [] if held_law.identified else [held_law.words]
+    columns = runs.columns | ({} if args.weights is None else {"weights": args.weights})
     return replace(
-        law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
+        law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
     )
 
 
@@ -212,7 +251,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out {args.out}: wanted a file name in a folder that exists, as law.json")
         forms = args.compare.split(",") if args.compare else [args.form]
         wants_unique = any(form in FORM and FORM[form].wants_unique for form in forms)
-        runs = select_runs(args.table, columns, args.objective, args.max_loss, wants_unique)
+        runs = select_runs(
+            args.table, columns, args.objective, args.max_loss, wants_unique, args.group, args.where
+        )
         if args.fit_all:
             runs = replace(runs, marked=None)
         if args.compare:

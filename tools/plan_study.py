@@ -4,7 +4,7 @@
     python tools/plan_study.py --budget 3e19 --law law.json --done table.csv --runs 4 --target 1e22
 
 The errors are expected ones, at the constants of the prior law (--law; by itself those of arXiv 2404.10102),
-beside designs of the same budget that people often choose.
+beside designs of the same budget and limits that people often choose.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 from megatron.command import command, count, failed, run
 from megatron.run_dir import write_whole
 from megatron.scaling import wording
-from megatron.scaling.design import CRITERIA, Designer, Expected, Runs, candidates, simple_designs
+from megatron.scaling.design import CRITERIA, Designer, Expected, Limits, Runs, candidates, simple_designs
 from megatron.scaling.law import PUBLISHED, Law
 from megatron.scaling.selection import Columns, select_runs
 
@@ -38,6 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     known = parser.add_argument_group("what is known")
     known.add_argument("--law", type=Path, metavar="LAW.json", help="the prior law")
+    known.add_argument(
+        "--force", action="store_true", help="take the constants of --law though they are not identified"
+    )
     known.add_argument("--done", type=Path, metavar="TABLE.csv", help="runs that are known already")
     known.add_argument("--objective", metavar="NAME", help="of the runs in --done")
     known.add_argument(
@@ -104,14 +107,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--budget wants FLOPs above 0, and --largest-share a number in (0, 1]")
         prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
         law = Law.load(args.law) if args.law else prior
+        if law.identified is False and not args.force:
+            raise ValueError(
+                f"--law {args.law}: its runs do not identify {', '.join(law.not_identified) or 'it'}, so a "
+                "plan would rest on a guess. Plan from the published prior without --law, or add --force."
+            )
         done = known(args)
         target = 100 * args.budget if args.target is None else args.target
         noise = (law.spread or NOISE) if args.noise is None else args.noise
         designer = Designer(law, target, noise, done)
-        every = candidates(
-            args.largest_share * args.budget, tuple(args.tokens_per_parameter), args.sizes, args.unique
+        limits = Limits(args.largest_share * args.budget, tuple(args.tokens_per_parameter), args.sizes)
+        every = candidates(limits.largest_flops, limits.ratios, limits.sizes, args.unique)
+        simple = {
+            name: limits.keep(runs)
+            for name, runs in simple_designs(args.budget, args.runs, args.unique).items()
+        }
+        chosen = designer.propose(
+            every, list(simple.values()), args.budget, args.runs, args.criterion, args.repeats
         )
-        chosen = designer.choose(every, args.budget, args.runs, args.criterion, args.repeats)
         if args.out:
             cells = zip(chosen.N, chosen.D, chosen.U, chosen.flops, strict=True)
             text = "".join(f"{n:.0f},{d:.0f},{u:.0f},{c:.6g}\n" for n, d, u, c in cells)
@@ -133,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if done is not None:
         print(line("done so far", designer.expect(chosen.take([]))))
     print(line(f"proposed ({args.criterion})", designer.expect(chosen)))
-    for name, runs in simple_designs(args.budget, args.runs, args.unique).items():
+    for name, runs in simple.items():
         print(line(name, designer.expect(runs)))
     return 0
 

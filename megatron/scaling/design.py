@@ -120,6 +120,31 @@ class Designer:
         errors = np.sqrt(self.variances(self.known + self.information(runs).sum(axis=0)))
         return Expected(len(runs.N), float(runs.flops.sum()), *map(float, errors))
 
+    def value_of(self, runs: Runs, kind: str = "c") -> float:
+        """The criterion of a set of runs; infinite where it leaves something unknown."""
+        information = self.known + self.information(runs).sum(axis=0)
+        if kind == "c":
+            return float(np.log(self.variances(information)[:2]).sum())
+        sign, log_determinant = np.linalg.slogdet(information)
+        return -float(log_determinant) if sign > 0 else np.inf
+
+    def propose(
+        self,
+        candidates: Runs,
+        baselines: Sequence[Runs],
+        budget_flops: float,
+        n_runs: int,
+        kind: str = "c",
+        repeats: int = 1,
+    ) -> Runs:
+        """`choose` from the candidates and the runs of the baselines; never worse than a baseline."""
+        pool = joined([candidates, *baselines])
+        found = [self.choose(pool, budget_flops, n_runs, kind, repeats)]
+        found += [
+            runs for runs in baselines if 0 < len(runs.N) <= n_runs and runs.flops.sum() <= budget_flops
+        ]
+        return min(found, key=lambda runs: self.value_of(runs, kind))
+
     def choose(
         self, candidates: Runs, budget_flops: float, n_runs: int, kind: str = "c", repeats: int = 1
     ) -> Runs:
@@ -195,6 +220,34 @@ def candidates(
         )
     n, d = n[kept], d[kept]
     return Runs(n, d, d if unique is None else np.minimum(d, unique))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What every run must keep: FLOPs at most, the range of D/N, and sizes N where only some are possible."""
+
+    largest_flops: float
+    ratios: tuple[float, float] = (4.0, 400.0)
+    sizes: Sequence[float] | None = None
+
+    def keep(self, runs: Runs) -> Runs:
+        """The runs that keep to these limits, at the nearest possible size and their own compute."""
+        n, compute = runs.N, runs.flops
+        if self.sizes is not None:
+            sizes = np.asarray(self.sizes, dtype=float)
+            n = sizes[np.abs(np.log(n[:, None] / sizes)).argmin(axis=1)]
+        d = compute / (6 * n)
+        slack = 1 + 1e-9
+        kept = (compute <= self.largest_flops * slack) & (d <= self.ratios[1] * n * slack)
+        kept &= d * slack >= self.ratios[0] * n
+        share = (runs.U / runs.D)[kept]
+        unique = np.where(share < 1, np.minimum(runs.U[kept], d[kept]), d[kept])
+        return Runs(n[kept], d[kept], unique)
+
+
+def joined(parts: Sequence[Runs]) -> Runs:
+    """Several sets of runs as one."""
+    return Runs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("N", "D", "U")))
 
 
 def simple_designs(budget_flops: float, n_runs: int, unique: float | None = None) -> dict[str, Runs]:

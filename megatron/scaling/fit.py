@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.scaling.caution import warnings_of
-from megatron.scaling.fit_form import Problem, bootstrap_theta, fit_theta
+from megatron.scaling.diagnostics import diagnose
+from megatron.scaling.fit_form import Problem, bootstrap_theta, fit_theta, limits_of
 from megatron.scaling.forms import FORM
 from megatron.scaling.huber import Runs
-from megatron.scaling.law import Law, exponents_of
+from megatron.scaling.lack_of_fit import LackOfFit, check_fit
+from megatron.scaling.law import Law, expanded_level, exponents_of
 from megatron.scaling.newton import Fitted
-from megatron.scaling.surface import Points, constants
+from megatron.scaling.noise import Noise, estimate_noise, orthonormal
+from megatron.scaling.surface import Points, constants, log_fitted, theta_of
 from megatron.scaling.varpro import bootstrap, from_grid
 
 LEVEL = 0.95
@@ -44,6 +46,8 @@ def fit_law(
     n_bootstrap: int = 1000,
     seed: int = 0,
     weights: np.ndarray | None = None,
+    groups: ArrayLike | None = None,
+    run_weights: ArrayLike | None = None,
     residual: str = "log",
     fixed: Mapping[str, float] | None = None,
 ) -> Law:
@@ -51,8 +55,10 @@ def fit_law(
 
     Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3); with residual
     "nats", of L - Lhat. Intervals are percentiles over `n_bootstrap` resamplings of runs; `weights`
-    [replicates, n] are the resamplings to use instead of drawn ones: how often each run was drawn. A very
-    large `huber_delta` is least squares. `fixed` constants are held at their values.
+    [replicates, n] are the resamplings to use instead of drawn ones: how often each run was drawn. `groups`
+    [n] labels rows that share a model, a trunk or a seed: they are drawn together, and their noise has a
+    common part. `run_weights` [n] multiply each run's term; `spread` is then that of a run of weight 1. A
+    very large `huber_delta` is least squares. `fixed` constants are held at their values.
 
     Raises ValueError for an unknown form or setting, a form that wants U without it, values that are not
     positive numbers, or too few distinct runs.
@@ -68,15 +74,20 @@ def fit_law(
     n_free = len(FORM[form].constants) - len(fixed)
     N, D, L, *rest = _checked(n_free, N, D, L, *([] if U is None else [U]))
     unique = rest[0] if rest else None
-    drawn = weights is None
-    weights = _drawn(len(N), n_bootstrap, seed) if weights is None else _checked_weights(weights, len(N))
+    members = None if groups is None else _checked_groups(groups, len(N), n_free)
+    is_drawn = weights is None
+    weights = _drawn(len(N), n_bootstrap, seed, members) if is_drawn else _checked_weights(weights, len(N))
+    each = np.ones(len(N)) if run_weights is None else _checked_weights([run_weights], len(N))[0]
+    weights = weights * each
     if form == "chinchilla" and residual == "log" and not fixed:
-        found = _fast(Runs.of(N, D, L), weights, huber_delta)
+        found = _fast(Runs.of(N, D, L), each, weights, huber_delta)
     else:
         problem = Problem(form, Points.of(N, D, L, unique), huber_delta, residual == "nats")
-        found = _general(problem, weights, fixed)
+        found = _general(problem, each, weights, fixed)
     a, b = exponents_of(found.params)
-    said = FORM[form].loss(found.params, N, D, np.inf if unique is None else unique)
+    problem = Problem(form, Points.of(N, D, L, unique), huber_delta)
+    noise, tested = _scatter(problem, found.params, fixed, members, each)
+    diagnosis = diagnose(form, N, D, unique, found.params, found.replicates, fixed, float(L.min()))
     return Law(
         form=form,
         params=found.params,
@@ -84,27 +95,60 @@ def fit_law(
         huber_delta=huber_delta,
         n_runs=len(N),
         ranges=_ranges(N, D, L, unique),
-        interval=_interval(found.replicates, seed if drawn else None),
+        interval=_interval(found.replicates, seed if is_drawn else None, noise.n_groups),
         standard_error={name: float(v.std(ddof=1)) for name, v in found.replicates.items() if len(v) > 1},
         derived={"a_exponent": float(a), "b_exponent": float(b)},
         replicates={name: v.tolist() for name, v in found.replicates.items()},
-        warnings=found.told + warnings_of(form, N, D, unique, found.params, found.replicates, n_free),
+        warnings=found.told + diagnosis.warnings,
         residual=residual,
         fixed=sorted(fixed),
-        spread=float(1.4826 * np.median(np.abs(np.log(L / said)))),
+        spread=noise.sigma,
+        noise=noise.as_dict(),
+        lack_of_fit=tested.as_dict() if tested else {},
+        identified=diagnosis.identified,
+        not_identified=diagnosis.not_identified,
     )
 
 
-def _fast(runs: Runs, weights: np.ndarray, delta: float) -> _Found:
-    best = from_grid(runs, np.ones((1, len(runs.x))), delta)
+def _scatter(
+    problem: Problem,
+    params: dict[str, float],
+    fixed: Mapping[str, float],
+    members: np.ndarray | None,
+    each: np.ndarray,
+) -> tuple[Noise, LackOfFit | None]:
+    """The scatter of single runs around the fit, in log L, and whether runs of one design agree with it.
+
+    Residuals are in units of a run of weight 1; a run of weight 0 has none.
+    """
+    points = problem.points
+    theta = theta_of(problem.form, params, points)
+    log_loss, slopes = log_fitted(problem.form, theta[None], points)
+    limits = limits_of(problem, fixed)
+    counted = each > 0
+    root = np.sqrt(each[counted])
+    residual = root * (points.log_loss - log_loss[0])[counted]
+    slopes = root[:, None] * slopes[0][counted][:, limits.low < limits.high]
+    members = None if members is None else members[counted]
+    basis = orthonormal(slopes)
+    left = residual - basis @ (basis.T @ residual)
+    noise = estimate_noise(residual, slopes, members)
+    if (root != root[0]).any():  # runs of one design and several weights are no pure error
+        return noise, None
+    cells = np.column_stack([points.x, points.y, points.u])[counted]
+    return noise, check_fit(left, cells, basis.shape[1])
+
+
+def _fast(runs: Runs, each: np.ndarray, weights: np.ndarray, delta: float) -> _Found:
+    best = from_grid(runs, each[None], delta)
     boot = bootstrap(runs, best.phi[0], weights, delta) if len(weights) else None
     params = {name: float(value) for name, value in runs.constants(best.phi[0]).items()}
     replicates = runs.constants(boot.phi) if boot else {}
     return _Found(params, float(best.objective[0]), replicates, _restless(best, boot))
 
 
-def _general(problem: Problem, weights: np.ndarray, fixed: dict[str, float]) -> _Found:
-    best = fit_theta(problem, np.ones(len(problem.points.x)), fixed)
+def _general(problem: Problem, each: np.ndarray, weights: np.ndarray, fixed: dict[str, float]) -> _Found:
+    best = fit_theta(problem, each, fixed)
     boot = bootstrap_theta(problem, best.phi, weights, fixed) if len(weights) else None
     params = constants(problem.form, best.phi[:1], problem.points)
     params = {name: float(value[0]) for name, value in params.items()} | fixed
@@ -135,10 +179,29 @@ def _check_settings(huber_delta: float, n_bootstrap: int, seed: int) -> None:
             raise ValueError(f"{name}: found {value}, wanted 0 or more")
 
 
-def _drawn(n_runs: int, n_bootstrap: int, seed: int) -> np.ndarray:
-    """Resamplings of the runs as weights, float64 [n_bootstrap, n_runs]: how often each run was drawn."""
-    every = np.full(n_runs, 1 / n_runs)
-    return np.random.default_rng(seed).multinomial(n_runs, every, n_bootstrap).astype(float)
+def _drawn(n_runs: int, n_bootstrap: int, seed: int, members: np.ndarray | None = None) -> np.ndarray:
+    """Resamplings of the runs as weights, float64 [n_bootstrap, n_runs]: how often each run was drawn.
+
+    `members` [n_runs] int: groups 0, 1, ... that are drawn whole (block bootstrap).
+    """
+    n_units = n_runs if members is None else int(members.max()) + 1
+    every = np.full(n_units, 1 / n_units)
+    drawn = np.random.default_rng(seed).multinomial(n_units, every, n_bootstrap).astype(float)
+    return drawn if members is None else drawn[:, members]
+
+
+def _checked_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
+    """Groups 0, 1, ... [n_runs] of labels [n_runs]."""
+    labels = np.asarray(groups).ravel()
+    if len(labels) != n_runs:
+        raise ValueError(f"groups: got {len(labels)} labels, expected one for each of {n_runs} runs")
+    names, members = np.unique(labels, return_inverse=True)
+    if len(names) <= n_free:
+        raise ValueError(
+            f"groups: got {len(names)} groups, expected more than the {n_free} constants of the form. "
+            "Train more independent runs, or hold constants with --fix."
+        )
+    return members
 
 
 def _checked_weights(weights: ArrayLike, n_runs: int) -> np.ndarray:
@@ -179,14 +242,17 @@ def _ranges(N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None) -
     return {name: [float(values.min()), float(values.max())] for name, values in columns.items()}
 
 
-def _interval(replicates: dict[str, np.ndarray], seed: int | None) -> dict[str, object]:
+def _interval(replicates: dict[str, np.ndarray], seed: int | None, n_groups: int | None) -> dict[str, object]:
     if not replicates:
         return {}
-    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    level = expanded_level(LEVEL, n_groups)
+    tails = [(1 - level) / 2, (1 + level) / 2]
     a, b = exponents_of(replicates)
     return {
         "level": LEVEL,
-        "method": "bootstrap over runs, percentiles",
+        "method": "bootstrap over runs, percentiles"
+        if n_groups is None
+        else f"bootstrap over {n_groups} groups of runs, percentiles expanded for their number",
         "n_bootstrap": len(a),
         "seed": seed,
         "params": {name: np.quantile(v, tails).tolist() for name, v in replicates.items()},

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -44,15 +43,9 @@ class Scored:
 
 
 def score(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None) -> Scored:
-    """Predict runs [n] and compare. The interval has the law's own uncertainty and a run's spread around it.
-
-    The two are added in quadrature, in logs; without replicates it is the spread alone.
-    """
-    unique = np.full_like(N, np.inf) if U is None else U
-    value, low, high = law.predict(N, D, unique, LEVEL)
-    noise = NormalDist().inv_cdf((1 + LEVEL) / 2) * law.spread
-    down, up = (np.nan_to_num(np.abs(np.log(end / value))) for end in (low, high))
-    return Scored(value, value * np.exp(-np.hypot(down, noise)), value * np.exp(np.hypot(up, noise)), L)
+    """Predict runs [n] and compare, with predictive intervals: see Law.predict."""
+    value, low, high = law.predict(N, D, np.inf if U is None else U, LEVEL)
+    return Scored(value, low, high, L)
 
 
 def largest(N: np.ndarray, D: np.ndarray, n_held: int) -> np.ndarray:

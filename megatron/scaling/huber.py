@@ -98,23 +98,41 @@ def derivatives(
     return gradient, hessian, np.matmul(transposed * reweighted[:, None, :], g)
 
 
+def in_floor(
+    phi: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, majorant: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same derivatives in (E, s, t, alpha, beta): [R, 5] and twice [R, 5, 5]."""
+    _, s, t, alpha, beta = phi.T
+    jacobian = np.broadcast_to(np.eye(5), (len(phi), 5, 5)).copy()
+    jacobian[:, 0, 1:] = np.stack([1 / alpha, 1 / beta, -s / alpha**2, -t / beta**2], axis=1)
+    back = np.swapaxes(jacobian, 1, 2)
+    curved = back @ hessian @ jacobian
+    of_c = gradient[:, 0]  # c = E + s / alpha + t / beta is itself bent
+    for i, j, second in ((1, 3, -1 / alpha**2), (2, 4, -1 / beta**2)):
+        curved[:, i, j] += of_c * second
+        curved[:, j, i] += of_c * second
+    curved[:, 3, 3] += of_c * 2 * s / alpha**3
+    curved[:, 4, 4] += of_c * 2 * t / beta**3
+    return (back @ gradient[:, :, None])[:, :, 0], curved, back @ majorant @ jacobian
+
+
 def without_floor(
     phi: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, majorant: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same derivatives on the surface E = 0, in (s, t, alpha, beta): [R, 4] and twice [R, 4, 4]."""
-    _, s, t, alpha, beta = phi.T
-    jacobian = np.zeros((len(phi), 5, 4))
-    jacobian[:, 0] = np.stack([1 / alpha, 1 / beta, -s / alpha**2, -t / beta**2], axis=1)
-    jacobian[:, range(1, 5), range(4)] = 1
-    back = np.swapaxes(jacobian, 1, 2)
-    curved = back @ hessian @ jacobian
-    of_c = gradient[:, 0]  # c = s / alpha + t / beta is itself bent
-    for i, j, second in ((0, 2, -1 / alpha**2), (1, 3, -1 / beta**2)):
-        curved[:, i, j] += of_c * second
-        curved[:, j, i] += of_c * second
-    curved[:, 2, 2] += of_c * 2 * s / alpha**3
-    curved[:, 3, 3] += of_c * 2 * t / beta**3
-    return (back @ gradient[:, :, None])[:, :, 0], curved, back @ majorant @ jacobian
+    slope, curved, convex = in_floor(phi, gradient, hessian, majorant)
+    return slope[:, 1:], curved[:, 1:, 1:], convex[:, 1:, 1:]
+
+
+def to_floor(phi: np.ndarray) -> np.ndarray:
+    """(E, s, t, alpha, beta) [R, 5] of phi [R, 5]."""
+    return np.column_stack([floor_of(phi), phi[:, 1:]])
+
+
+def from_floor(floored: np.ndarray) -> np.ndarray:
+    """Undo `to_floor`."""
+    floor, s, t, alpha, beta = floored.T
+    return np.column_stack([floor + s / alpha + t / beta, floored[:, 1:]])
 
 
 def onto_surface(phi: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import norm, t
 
 from megatron.run_dir import write_json
 from megatron.scaling.forms import FORM
@@ -36,7 +37,12 @@ class Law:
     replicates      the constants of each bootstrap replicate, for bands of whatever follows from them
     residual        "log": of log L, as above; "nats": of L itself
     fixed           constants that were given, not fitted
-    spread          of log L around the law: 1.48 times the median distance, as of a normal error
+    spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
+    noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise
+    lack_of_fit     test of the form against runs that differ in their seed alone: fields of
+                    lack_of_fit.LackOfFit; empty without such runs
+    identified      whether the runs hold every constant (diagnostics.py); None without replicates
+    not_identified  {constant: reason}
     held_out        runs that were kept from the fit, and how well they were predicted (holdout.py)
     profile         of one constant, as profile.py makes it
     """
@@ -58,6 +64,10 @@ class Law:
     residual: str = "log"
     fixed: list[str] = field(default_factory=list)
     spread: float = 0.0
+    noise: dict[str, Any] = field(default_factory=dict)
+    lack_of_fit: dict[str, Any] = field(default_factory=dict)
+    identified: bool | None = None
+    not_identified: dict[str, str] = field(default_factory=dict)
     held_out: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -66,18 +76,40 @@ class Law:
         return FORM[self.form].loss(self.params, N, D, U)
 
     def predict(
-        self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf, level: float = 0.95
+        self,
+        N: ArrayLike,
+        D: ArrayLike,
+        U: ArrayLike = np.inf,
+        level: float = 0.95,
+        kind: str = "predictive",
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss, low, high), each of the shape of N and D broadcast; low and high are NaN without replicates.
+        """(loss, low, high), each of the shape of N and D broadcast.
 
-        The fit's value and percentiles of the replicates: how sure the law is, without a single run's noise.
+        kind  "predictive": an interval for the measured loss of one new run, which has the law's own
+              uncertainty and the scatter of single runs, added in quadrature in log L.
+              "confidence": for the law's value, the mean of many such runs. NaN without replicates.
+        Raises ValueError for another kind.
         """
+        if kind not in ("predictive", "confidence"):
+            raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
         N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
         value = self.loss(N, D, U)
-        if not self.replicates:
-            return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
-        low, high = np.quantile(self.losses(N, D, U), [(1 - level) / 2, (1 + level) / 2], axis=0)
-        return value, low, high
+        low = high = np.full_like(value, math.nan)
+        if self.replicates:
+            wide = expanded_level(level, self.noise.get("n_groups"))
+            low, high = np.quantile(self.losses(N, D, U), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
+        if kind == "confidence":
+            return value, low, high
+        half = self.noise_half_width(level)
+        # a percentile interval may leave the fit's own value outside: then that side has no width
+        down = np.nan_to_num(np.maximum(np.log(value / low), 0.0))
+        up = np.nan_to_num(np.maximum(np.log(high / value), 0.0))
+        return value, value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+
+    def noise_half_width(self, level: float = 0.95) -> float:
+        """Half-width in log L of an interval for one run around the true law."""
+        quantile = t.ppf((1 + level) / 2, self.noise["dof"]) if self.noise else norm.ppf((1 + level) / 2)
+        return float(quantile) * self.spread
 
     def losses(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
         """`loss` by every bootstrap replicate, [replicates, ...]."""
@@ -121,6 +153,18 @@ class Law:
                 f"{', '.join(FORM)} with all of its own; fit it again with tools/fit_law.py"
             )
         return law
+
+
+def expanded_level(level: float, n_groups: int | None) -> float:
+    """The level of percentiles that covers `level` with few groups: expanded percentiles.
+
+    A bootstrap of G groups has a variance (G - 1)/G too small and normal tails where t has wider ones; both
+    together are a wider level (Hesterberg, arXiv 1411.5279, section 5.2). None: `level` as it is.
+    """
+    if n_groups is None or n_groups < 3:
+        return level
+    wide = math.sqrt(n_groups / (n_groups - 1)) * t.ppf((1 + level) / 2, n_groups - 1)
+    return float(2 * norm.cdf(wide) - 1)
 
 
 def exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,9 @@
 
 import hashlib
 import math
+import operator
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,14 @@ from megatron.config.presets import nearest
 from megatron.scaling.holdout import largest
 from megatron.scaling.table import read_table
 
+TRUNK = "trunk"  # column of our own tables that names rows which share their first steps
+FEWEST_TOKENS = 1000  # a column with less everywhere counts something else
 ROUNDED_DECIMALS = 2  # a loss of 3.14 has an error of 0.005, as large as the noise of a seed
+CONDITION = re.compile(r"([^=!<>]+?)(==|!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 YES = ("1", "1.0", "true", "yes")
 
 
@@ -45,6 +55,7 @@ class Selection:
     rows: np.ndarray | None = None  # their places in the table
     marked: np.ndarray | None = None  # bool [n]: held out by the study, column `held_out`; None: not known
     names: list[str] | None = None  # column `run`
+    groups: np.ndarray | None = None  # labels [n] of rows that are not independent; None: each stands alone
 
     def held_out(self, n_more: int = 0) -> np.ndarray:
         """Which runs [n] bool no law is fitted on: those marked, and the `n_more` largest of the others.
@@ -61,19 +72,20 @@ class Selection:
 
     def only(self, kept: np.ndarray) -> "Selection":
         """The runs `kept` [n] bool alone."""
-        arrays = ("N", "D", "L", "U", "rows", "marked")
+        arrays = ("N", "D", "L", "U", "rows", "marked", "groups")
         held = {name: getattr(self, name)[kept] for name in arrays if getattr(self, name) is not None}
         if self.names is not None:
             held["names"] = [name for name, keep in zip(self.names, kept, strict=True) if keep]
         return replace(self, **held)
 
     def where(self, kept: np.ndarray) -> dict[str, np.ndarray | None]:
-        """N, D, L and U of the runs `kept` [n] bool."""
+        """N, D, L, U and groups of the runs `kept` [n] bool."""
         return {
             "N": self.N[kept],
             "D": self.D[kept],
             "L": self.L[kept],
             "U": None if self.U is None else self.U[kept],
+            "groups": None if self.groups is None else self.groups[kept],
         }
 
 
@@ -109,8 +121,14 @@ def select_runs(
     objective: str | None = None,
     max_loss: float | None = None,
     wants_unique: bool = False,
+    group: str | None = None,
+    where: Sequence[str] = (),
 ) -> Selection:
     """Read a table and keep its finished runs of one objective; with `wants_unique` also their unique tokens.
+
+    `group` is a column whose equal cells mark rows that are not independent, "none" for no such column. None
+    is `trunk` where runs of our own tables branch from one; repeated names of other tables raise a warning.
+    `where` are conditions "COLUMN OPERATOR VALUE" that all must hold; OPERATOR is one of = != < <= > >=.
 
     Raises FileNotFoundError, and ValueError for what is no table, a column that is not there (the nearest is
     offered), a value that is not a positive number, no finished run, or runs of several objectives where
@@ -118,10 +136,21 @@ def select_runs(
     """
     table = read_table(path)
     wanted = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
-    for name in wanted.values():
+    for letter, name in wanted.items():
         if name not in table:
-            raise ValueError(f"{path}: no column '{name}'; {nearest(name, list(table))}")
+            option = {"N": "--n-column", "D": "--flops-column" if columns.C else "--d-column"}.get(
+                letter, "--loss-column"
+            )
+            raise ValueError(
+                f"{path}: no column '{name}'; {nearest(name, list(table))}. Name another with {option}."
+            )
     keep, told, warnings = _kept(path, table, objective, len(table[columns.N]))
+    for condition in where:
+        keep &= _matches(path, table, condition)
+        if not keep.any():
+            raise ValueError(f"{path}: no finished run is left by --where '{condition}'.")
+    if where:
+        told["where"] = list(where)
     rows = np.flatnonzero(keep)
     if max_loss is not None:
         kept = max_loss >= _numbers(path, table[columns.L], columns.L, rows)
@@ -132,6 +161,11 @@ def select_runs(
             )
     N, D, L = (_numbers(path, table[name], name, rows) for name in wanted.values())
     D = D / (6 * N) if columns.C else D
+    if len(D) and D.max() < FEWEST_TOKENS:
+        raise ValueError(
+            f"{path}, column '{wanted['D']}': got {D.max():g} at most, expected tokens of a whole run. Give "
+            "a column of token counts (not of billions, steps or layers) with --d-column."
+        )
     U = _unique(path, table, columns.U, rows) if wants_unique else None
     if wants_unique:
         wanted["U"] = columns.U
@@ -142,7 +176,62 @@ def select_runs(
     marks = table.get("held_out", [""] * len(keep))
     marked = np.array([marks[i].strip().lower() in YES for i in rows], dtype=bool)
     names = [table["run"][i] for i in rows] if "run" in table else None
-    return Selection(N, D, L, wanted, told, sums, warnings, U, rows, marked, names)
+    groups, more = _groups(path, table, group, rows)
+    if groups is not None:
+        wanted["group"] = group or TRUNK
+    return Selection(N, D, L, wanted, told, sums, warnings + more, U, rows, marked, names, groups)
+
+
+def _matches(path: Path, table: dict[str, list[str]], condition: str) -> np.ndarray:
+    """Which rows [n] bool a condition holds for; two numbers compare as numbers, all else as text."""
+    parts = CONDITION.fullmatch(condition)
+    if parts is None:
+        raise ValueError(f"--where '{condition}': expected COLUMN OPERATOR VALUE, as 'dataset = c4'")
+    name, sign, value = (part.strip() for part in parts.groups())
+    if name not in table:
+        raise ValueError(f"{path}: no column '{name}' for --where; {nearest(name, list(table))}")
+    compare = OPERATORS[sign]
+    number = _number_of(value)
+
+    def holds(cell: str) -> bool:
+        own = _number_of(cell)
+        if number is not None and own is not None:
+            return compare(own, number)
+        if sign not in ("=", "==", "!="):
+            return False
+        return compare(cell.strip(), value)
+
+    return np.array([holds(cell) for cell in table[name]], dtype=bool)
+
+
+def _number_of(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _groups(
+    path: Path, table: dict[str, list[str]], name: str | None, rows: np.ndarray
+) -> tuple[np.ndarray | None, list[str]]:
+    """(labels [rows] or None, warnings); a row with an empty cell stands alone."""
+    if name == "none":
+        return None, []
+    if name is not None and name not in table:
+        raise ValueError(f"{path}: got no column '{name}' for --group; {nearest(name, list(table))}")
+    column = name or (TRUNK if TRUNK in table else None)
+    if column is not None:
+        labels = np.array([table[column][i] or f"row {i}" for i in rows])
+        if name is not None or len(np.unique(labels)) < len(labels):
+            return labels, []
+    names = [table["run"][i] for i in rows] if "run" in table else []
+    n_repeated = len(names) - len(set(names))
+    if not n_repeated:
+        return None, []
+    return None, [
+        f"{n_repeated} rows repeat the name of another run: rows of one run are not independent, so the "
+        "intervals are too narrow. Group them with --group run."
+    ]
 
 
 def _unique(path: Path, table: dict[str, list[str]], name: str, rows: np.ndarray) -> np.ndarray:

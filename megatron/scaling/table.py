@@ -1,17 +1,19 @@
 """The table of a study: one row a run directory, and the CSV file that the law is fitted on."""
 
 import csv
+import gzip
 import io
 import json
 import math
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT, write_whole, write_whole_bytes
-from megatron.scaling.ladder import STUDY, expand, read_study_plan
+from megatron.scaling.ladder import STUDY, PlannedRun, expand, read_study_plan
 
 COLUMNS = [
     "run",
@@ -36,10 +38,11 @@ COLUMNS = [
     "path",
     "annealed",
     "held_out",
+    "trunk",
 ]
 SCORE = "score_"  # begins further columns, a task's each, of studies that have downstream scores
 FROM_PLAN = COLUMNS[3:14] + ["identity"]
-NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path"}
+NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path", "trunk"}
 PLAN_NEEDS = ("identity", "n_params", "train_tokens")
 # A run that has written nothing for so long, and has no result, is not running any more.
 SILENT_AFTER_S = 900.0
@@ -57,7 +60,8 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
 
     Keys: COLUMNS, where None is "not known", and `note`, a sentence if something is amiss, else "".
     `train_tokens` and FLOPs are the planned ones until a run is done. `loss` is only ever a finished run's: a
-    loss on the way is not annealed and has no place in a law. `held_out` is 1 or 0, as the study's grids say.
+    loss on the way is not annealed and has no place in a law. `held_out` is 1 or 0, as the study's grids say;
+    `trunk` names the run whose first steps a run shares, itself where it shares none.
     `path` is relative to the study. A damaged run
     directory gives a row, never an exception. `now` (seconds since 1970) decides whether a silent run still
     counts as running.
@@ -94,17 +98,23 @@ def planned_runs(study_dir: Path) -> dict[str, Row] | None:
     except (OSError, ValueError) as error:
         get_logger(__name__).warning(f"{path}: runs that are missing cannot be listed: {error}")
         return None
-    return {run.plan.identity: run.plan.as_dict() | {"held_out": int(run.held_out)} for run in runs}
+    return {run.plan.identity: run.plan.as_dict() | _of_study(run) for run in runs}
+
+
+def _of_study(run: PlannedRun) -> Row:
+    """What only the study knows about a run."""
+    trunk = run.folder if run.branch is None else run.branch.trunk
+    return {"held_out": int(run.held_out), "trunk": trunk.name}
 
 
 def _told(planned: Row | None) -> Row:
     """What the study says of a run that is on disk: whether it asks for it, and whether it holds it out."""
-    return STALE if planned is None else {"held_out": planned["held_out"]}
+    return STALE if planned is None else {name: planned[name] for name in ("held_out", "trunk")}
 
 
 def _missing(plan: Row) -> Row:
     told = {"run": plan["name"], "status": "missing", "note": "Planned, not started."}
-    told["held_out"] = plan["held_out"]
+    told |= {name: plan[name] for name in ("held_out", "trunk")}
     return dict.fromkeys(COLUMNS) | {name: plan.get(name) for name in FROM_PLAN} | told
 
 
@@ -227,7 +237,9 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
 
 
 def read_table(path: str | Path) -> dict[str, list[str]]:
-    """A CSV file as {column name: cells, as text}, in the file's order. Works on anybody's CSV with a header.
+    """A .csv or .csv.gz file as {column name: cells, as text}, in the file's order.
+
+    Works on any CSV with a header.
 
     Raises FileNotFoundError if it is not there, ValueError if it is no CSV, or has no header, a repeated
     column or a ragged row.
@@ -237,14 +249,15 @@ def read_table(path: str | Path) -> dict[str, list[str]]:
         raise FileNotFoundError(f"{path}: no such table; tools/collect.py STUDY_DIR writes one")
     try:
         return _read_columns(path)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
         ) from error
 
 
 def _read_columns(path: Path) -> dict[str, list[str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         header = next(lines, None)
         if not header:

@@ -9,7 +9,17 @@ from itertools import combinations
 
 import numpy as np
 
-from megatron.scaling.huber import Runs, derivatives, floor_of, objective, onto_surface, without_floor
+from megatron.scaling.huber import (
+    Runs,
+    derivatives,
+    floor_of,
+    from_floor,
+    in_floor,
+    objective,
+    onto_surface,
+    to_floor,
+    without_floor,
+)
 from megatron.scaling.newton import Box, Fitted, solve, widths
 from megatron.scaling.newton import newton as descent
 
@@ -23,6 +33,8 @@ LOW, HIGH = (
 N_POLISHED = 6
 MAX_ITERATIONS = 200
 ROUGH_ITERATIONS = 20  # at a Huber on the way to a narrower one
+N_SETTLING = 5
+IMMATERIAL = 1e-5  # share of the objective: n times it is a difference in -2 log likelihood
 CHUNK = 100  # replicates that start from their own grid at a time: bounds the memory
 
 
@@ -49,7 +61,38 @@ def bootstrap(runs: Runs, phi: np.ndarray, weights: np.ndarray, delta: float) ->
         kept = chunk[no_worse]
         found.phi[kept], found.objective[kept] = again.phi[no_worse], again.objective[no_worse]
         found.at_rest[kept] = again.at_rest[no_worse]
+    # with the whole fit's constants a resample has this objective: no refit may end above it
+    whole = np.tile(phi, (len(weights), 1))
+    above = np.flatnonzero(found.objective > objective(whole, runs, weights, delta))
+    if len(above):
+        replace_rows(found, above, newton_above_floor(whole[above], runs, weights[above], delta))
+    _settle(found, runs, weights, delta)
     return found
+
+
+def _settle(found: Fitted, runs: Runs, weights: np.ndarray, delta: float) -> None:
+    """Follow what did not come to rest in other coordinates, until nothing that matters is gained.
+
+    Near the kinks of a narrow Huber the iteration zigzags; in (E, s, t, alpha, beta) the kinks are elsewhere.
+    """
+    for _ in range(N_SETTLING):
+        rows = np.flatnonzero(~found.at_rest)
+        if not len(rows):
+            return
+        before = found.objective[rows]
+        start = np.where(
+            floor_of(found.phi[rows])[:, None] < 0, onto_surface(found.phi[rows]), found.phi[rows]
+        )
+        replace_rows(found, rows, newton_above_floor(start, runs, weights[rows], delta))
+        found.at_rest[rows] |= found.objective[rows] > before * (1 - IMMATERIAL)
+
+
+def replace_rows(fitted: Fitted, rows: np.ndarray, others: Fitted) -> None:
+    """Put `others` [r] in the places `rows` [r] of `fitted`, where their objective is lower."""
+    lower = others.objective < fitted.objective[rows]
+    rows = rows[lower]
+    fitted.phi[rows], fitted.objective[rows] = others.phi[lower], others.objective[lower]
+    fitted.at_rest[rows] = others.at_rest[lower]
 
 
 def _on_bound(phi: np.ndarray) -> np.ndarray:
@@ -85,13 +128,20 @@ def starts(runs: Runs, weights: np.ndarray) -> np.ndarray:
 
 
 def descend(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
-    """The minimum with E >= 0 near phi [R, 5]: a free one, or where that has E < 0 one with E = 0."""
+    """The minimum with E >= 0 near phi [R, 5]: a free one, or where that has E < 0 one with E = 0.
+
+    A free minimum with E < 0 may have run far along its valley, to exponents near 0; on the surface E = 0
+    the way back from there can lead into another, higher minimum. So the surface is entered from the start
+    too, and the lower of the two counts.
+    """
     free = _narrow(phi, runs, weights, delta, floor=True)
     below = np.flatnonzero(floor_of(free.phi) < 0)
     if len(below):
-        held = _narrow(onto_surface(free.phi[below]), runs, weights[below], delta, floor=False)
-        free.phi[below], free.objective[below] = held.phi, held.objective
-        free.at_rest[below] = held.at_rest
+        starts = np.concatenate([onto_surface(free.phi[below]), onto_surface(phi[below])])
+        held = _narrow(starts, runs, np.tile(weights[below], (2, 1)), delta, floor=False)
+        free.objective[below] = np.inf
+        for half in (slice(0, len(below)), slice(len(below), None)):
+            replace_rows(free, below, Fitted(held.phi[half], held.objective[half], held.at_rest[half]))
     return free
 
 
@@ -117,3 +167,22 @@ def newton(
 
     box = Box(LOW, HIGH, None if floor else onto_surface)
     return descent(phi, value, slopes, box, n_iterations)
+
+
+def newton_above_floor(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
+    """Damped Newton in (E, s, t, alpha, beta) with the bound E >= 0, from phi [R, 5] with E >= 0.
+
+    Slower than `descend`, but the objective never rises above that of the start.
+    """
+
+    def value(at: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return objective(from_floor(at), runs, weights[rows], delta)
+
+    def slopes(at: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        there = from_floor(at)
+        return in_floor(there, *derivatives(there, runs, weights[rows], delta))
+
+    low = LOW.copy()
+    low[0] = 0.0
+    found = descent(to_floor(phi), value, slopes, Box(low, HIGH), MAX_ITERATIONS)
+    return Fitted(from_floor(found.phi), found.objective, found.at_rest)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from megatron.scaling.design import Designer, Runs, candidates, simple_designs
+from megatron.scaling.design import Designer, Limits, Runs, candidates, simple_designs
 from megatron.scaling.fit import fit_law
 from megatron.scaling.frontier import optimal
 from megatron.scaling.law import Law
@@ -116,3 +116,22 @@ def test_repeated_text_is_told_apart_only_by_runs_that_repeat() -> None:
 def test_what_cannot_be_planned_is_refused(make, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("sizes", [None, [2e7, 5e7], [1e7, 3e7, 1e8, 4e8]])
+@pytest.mark.parametrize("n_runs", [6, 12])
+def test_a_proposal_is_never_worse_than_the_simple_designs_within_the_same_limits(
+    sizes: list[float] | None, n_runs: int
+) -> None:
+    one = designer()
+    limits = Limits(0.25 * BUDGET, (4.0, 400.0), sizes)
+    simple = [limits.keep(runs) for runs in simple_designs(BUDGET, n_runs).values()]
+    for runs in simple:
+        assert (runs.flops <= limits.largest_flops * (1 + 1e-6)).all()
+        assert ((runs.D / runs.N >= 4 * (1 - 1e-6)) & (runs.D / runs.N <= 400 * (1 + 1e-6))).all()
+        assert sizes is None or set(runs.N) <= set(sizes)
+    chosen = one.propose(candidates(limits.largest_flops, sizes=sizes), simple, BUDGET, n_runs)
+    assert chosen.flops.sum() <= BUDGET * (1 + 1e-9) and len(chosen.N) <= n_runs
+    for runs in simple:
+        if len(runs.N):
+            assert one.value_of(chosen) <= one.value_of(runs) + 1e-9

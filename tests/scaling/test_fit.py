@@ -236,3 +236,25 @@ def test_the_same_seed_gives_the_same_intervals_and_the_law_reads_back(tmp_path:
     (tmp_path / "law.json").write_text("{}")
     with pytest.raises(ValueError, match="not a law"):
         type(first).load(tmp_path / "law.json")
+
+
+@pytest.mark.parametrize("form", ["chinchilla", "over_training"])
+def test_a_run_of_weight_three_counts_as_three_rows(form: str) -> None:
+    n, d, loss = grid(noise=0.01)
+    weights = 1.0 + np.arange(len(n)) % 3
+    rows = np.repeat(np.arange(len(n)), weights.astype(int))
+    law = fit_law(n, d, loss, form=form, run_weights=weights, n_bootstrap=0)
+    alone = fit_law(n[rows], d[rows], loss[rows], form=form, n_bootstrap=0)
+    for name, value in law.params.items():
+        assert value == pytest.approx(alone.params[name], rel=1e-5)
+
+
+def test_weights_of_inverse_variance_give_the_noise_of_a_run_of_weight_one() -> None:
+    n, d = (np.tile(v, 10) for v in grid()[:2])
+    sigma = np.where(np.arange(len(n)) % 2, 0.01, 0.002)
+    loss = np.tile(grid()[2], 10) * np.exp(sigma * np.random.default_rng(0).standard_normal(len(n)))
+    law = fit_law(n, d, loss, run_weights=(0.01 / sigma) ** 2, n_bootstrap=0)
+    assert law.spread == pytest.approx(0.01, rel=0.12)
+    for wrong in ([1.0], np.full(len(n), -1.0), np.zeros(len(n))):
+        with pytest.raises(ValueError, match="weights: "):
+            fit_law(n, d, loss, run_weights=wrong)

@@ -1,5 +1,6 @@
 """tools/fit_law.py, run as a person runs it."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from megatron.scaling.law import Law
+from megatron.scaling.selection import Columns, select_runs
 
 
 def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -227,3 +231,111 @@ def test_bad_words_for_the_new_ways_are_one_sentence(
         return
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert sentence in done.stderr
+
+
+def grouped_table(path: Path, column: str) -> Path:
+    """Twelve models at eight checkpoints each, with noise that a model's rows share."""
+    n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
+    d = n * np.tile(np.geomspace(4, 100, 8), 12)
+    names = np.repeat([f"m{i}" for i in range(12)], 8)
+    loss = (1.8 + 480 / n**0.348 + 2085 / d**0.366) * np.exp(
+        0.004 * np.random.default_rng(0).standard_normal(12).repeat(8)
+    )
+    rows = "".join(
+        f"{a:.0f},{b:.0f},{c!r},{x}\n" for a, b, c, x in zip(n, d, loss.tolist(), names, strict=True)
+    )
+    path.write_text(f"n_params,train_tokens,loss,{column}\n{rows}")
+    return path
+
+
+def test_rows_of_one_trunk_are_grouped_by_default_and_repeated_names_are_warned_of(
+    root: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "law.json"
+
+    def fit(column: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Law]:
+        table = grouped_table(tmp_path / "table.csv", column)
+        done = run(root, table, "--out", out, "--n-bootstrap", 50, *words)
+        return done, Law.load(out)
+
+    assert fit("trunk")[1].noise["n_groups"] == 12
+    assert fit("trunk", "--group", "none")[1].noise["n_groups"] is None
+    assert "84 rows repeat the name of another run" in fit("run")[0].stdout
+    done, law = fit("run", "--group", "run")
+    assert law.noise["n_groups"] == 12 and "repeat the name" not in done.stdout
+    done, _ = fit("run", "--group", "model")
+    assert done.returncode == 1 and "got no column 'model' for --group" in done.stderr
+
+
+def test_a_law_that_is_not_identified_is_not_printed_as_if_it_were_known(root: Path, tmp_path: Path) -> None:
+    n, d = np.repeat([1e7, 2e7, 4e7], 3), np.tile([1e9, 2e9, 4e9], 3)
+    loss = (1.8 + 300 / n**0.33 + 500 / d**0.3) * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
+    table = tmp_path / "table.csv"
+    rows = "".join(f"{a},{b},{c!r}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
+    table.write_text("n_params,train_tokens,loss\n" + rows)
+    done = run(root, table, "--out", tmp_path / "law.json")
+    law = Law.load(tmp_path / "law.json")
+    assert law.identified is False and "alpha" in law.not_identified
+    assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
+    assert any(
+        line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
+    )
+
+
+def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(root: Path, tmp_path: Path) -> None:
+    n, d = np.repeat(np.geomspace(1e7, 1e9, 5), 4), np.tile(np.geomspace(1e9, 1e11, 4), 5)
+    lines = ["n_params,train_tokens,loss,dataset,layers"]
+    for dataset, floor in (("c4", 1.8), ("code", 0.9)):
+        loss = floor + 300 / n**0.33 + 500 / d**0.3
+        lines += [
+            f"{a},{b},{c!r},{dataset},{8 if a > 1e8 else 4}"
+            for a, b, c in zip(n, d, loss.tolist(), strict=True)
+        ]
+    table = tmp_path / "table.csv.gz"
+    table.write_bytes(gzip.compress("\n".join(lines).encode()))
+    for dataset, floor in (("c4", 1.8), ("code", 0.9)):
+        out = tmp_path / f"{dataset}.json"
+        done = run(root, table, "--where", f"dataset = {dataset}", "--out", out, "--n-bootstrap", 0)
+        assert done.returncode == 0, done.stderr
+        law = Law.load(out)
+        assert law.params["E"] == pytest.approx(floor, rel=1e-6) and law.n_runs == 20
+        assert law.filter["where"] == [f"dataset = {dataset}"]
+    for condition, n_rows in (("layers<8", 24), ("layers != 4", 16), ("layers>=4", 40), ("dataset!=c4", 20)):
+        assert len(select_runs(table, Columns(), where=[condition]).N) == n_rows
+    for condition, words in (
+        ("dataset", "expected COLUMN OPERATOR VALUE"),
+        ("data = c4", "no column 'data' for --where"),
+        ("dataset = pile", "no finished run is left"),
+        ("dataset < 3", "no finished run is left"),
+    ):
+        done = run(root, table, "--where", condition, "--out", tmp_path / "none.json")
+        assert done.returncode == 1 and words in done.stderr
+    table.write_bytes(table.read_bytes()[:200])
+    done = run(root, table, "--out", tmp_path / "none.json")
+    assert done.returncode == 1 and "not a CSV table" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_column_that_is_not_there_names_the_option_that_maps_it(root: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("params,train_tokens,loss\n1,2,3\n")
+    done = run(root, table)
+    assert done.returncode == 1 and "no column 'n_params'" in done.stderr and "--n-column" in done.stderr
+
+
+def test_a_column_of_billions_is_refused_as_tokens_and_weights_come_from_a_column(
+    root: Path, tmp_path: Path
+) -> None:
+    n, d = np.repeat(np.geomspace(1e7, 1e9, 5), 4), np.tile(np.geomspace(1, 100, 4), 5)
+    loss = 1.8 + 300 / n**0.33 + 500 / (1e9 * d) ** 0.3
+    rows = "".join(f"{a},{b},{c!r},{1 + (a > 1e8)}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
+    table = tmp_path / "table.csv"
+    table.write_text("n_params,tokens_b,loss,w\n" + rows)
+    done = run(root, table, "--d-column", "tokens_b", "--out", tmp_path / "law.json")
+    assert done.returncode == 1 and "got 100 at most, expected tokens" in done.stderr
+    rows = "".join(
+        f"{a},{1e9 * b},{c!r},{1 + (a > 1e8)}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True)
+    )
+    table.write_text("n_params,train_tokens,loss,w\n" + rows)
+    done = run(root, table, "--weights", "w", "--out", tmp_path / "law.json", "--n-bootstrap", 20)
+    assert done.returncode == 0, done.stderr
+    assert Law.load(tmp_path / "law.json").columns["weights"] == "w"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from megatron.scaling.law import PUBLISHED, Law
+
 
 def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "plan_study.py"), *map(str, words)]
@@ -41,3 +43,15 @@ def test_bad_words_are_one_sentence(root: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert sentence in done.stderr
     assert run(root).returncode == 2
+
+
+def test_a_law_that_its_runs_do_not_identify_is_refused(root: Path, tmp_path: Path) -> None:
+    params = PUBLISHED["Besiroglu et al. 2024"]
+    reasons = {"alpha": "alpha ranges from 0.02 to 2 in the bootstrap"}
+    law = Law(form="chinchilla", params=params, objective=0.0, huber_delta=1e-3, n_runs=9, identified=False,
+              not_identified=reasons)  # fmt: skip
+    law.save(tmp_path / "law.json")
+    words = ("--budget", "1e18", "--runs", "8", "--law", str(tmp_path / "law.json"))
+    refused = run(root, *words)
+    assert refused.returncode == 1 and "do not identify alpha" in refused.stderr
+    assert run(root, *words, "--force").returncode == 0

@@ -1,0 +1,223 @@
+"""How often the intervals of a fitted law hold the truth, and how wide they are, beside an oracle's.
+
+    OMP_NUM_THREADS=1 python tools/bench/coverage.py
+    OMP_NUM_THREADS=1 python tools/bench/coverage.py --simulations 100 --designs 40 trunks --json table.json
+
+Each simulation draws the runs of a design from a known law and fits them. It checks whether the 95 %
+intervals of E, alpha, beta, the exponent a of N* ~ C^a and the mean loss at ten times the largest compute
+hold the truth, and whether the predictive intervals of a new run, within the range and at ten times the
+compute, hold that run.
+
+Width alone could win coverage. So the score of an interval [l, u] for x at level 1 - q is given too,
+(u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), over that of an oracle: generalised
+least squares, linearised at the truth, which is told the covariance of the noise. 1.00 would be as good.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megatron.command import command, count, run
+from megatron.run_dir import write_json
+from megatron.scaling.fit import fit_law
+from megatron.scaling.forms import chinchilla
+from megatron.scaling.frontier import optimal
+from megatron.scaling.law import Law
+
+LEVEL = 0.95
+Z = 1.959964
+TRUTH = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
+NO_FLOOR = {"E": 0.0, "A": 12.0, "B": 40.0, "alpha": 0.12, "beta": 0.19}
+LARGEST = 1e20  # FLOPs of the largest runs of every design
+RATIOS = (4.0, 100.0)  # D/N of the runs
+BEYOND = 10.0
+QUANTITIES = ("E", "alpha", "beta", "a", "L at 10x", "new run", "new at 10x")
+
+
+@dataclass(frozen=True)
+class Design:
+    """N, D [n], the noise of log L by its covariance [n, n], and the truth."""
+
+    name: str
+    N: np.ndarray
+    D: np.ndarray
+    covariance: np.ndarray
+    truth: dict[str, float]
+    new_sigma: Callable[[float], float]  # of a new run, by its compute
+    groups: np.ndarray | None = None
+
+
+def grid(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """N and D of budgets over a factor of 100 in compute, five D/N each."""
+    n_budgets = -(-n_runs // 5)
+    compute = np.repeat(np.geomspace(LARGEST / 100, LARGEST, n_budgets), 5)[:n_runs]
+    ratio = np.tile(np.geomspace(*RATIOS, 5), n_budgets)[:n_runs]
+    n = np.sqrt(compute / 6 / ratio)
+    return n, n * ratio
+
+
+def plain(n_runs: int, sigma: float, truth: dict[str, float] = TRUTH, name: str = "") -> Design:
+    """Independent runs of equal noise."""
+    n, d = grid(n_runs)
+    name = name or f"{n_runs} runs, {100 * sigma:g} %"
+    return Design(name, n, d, sigma**2 * np.eye(n_runs), truth, lambda compute: sigma)
+
+
+def heteroscedastic() -> Design:
+    """40 runs whose noise falls from 1 % to 0.2 % as compute grows a hundredfold."""
+    n, d = grid(40)
+
+    def sigma_at(compute: np.ndarray | float) -> np.ndarray:
+        share = np.clip(np.log(np.asarray(compute) / (LARGEST / 100)) / np.log(100), 0, 1)
+        return 0.01 ** (1 - share) * 0.002**share
+
+    return Design(
+        "40, 1 to 0.2 %", n, d, np.diag(sigma_at(6 * n * d) ** 2), TRUTH, lambda c: float(sigma_at(c))
+    )
+
+
+def trunks() -> Design:
+    """20 models of 10 checkpoints: 0.3 % of noise that a model's checkpoints share, 0.1 % of each."""
+    n = np.repeat(np.geomspace(1e7, 1e9, 20), 10)
+    d = n * np.tile(np.geomspace(*RATIOS, 10), 20)
+    groups = np.repeat(np.arange(20), 10)
+    shared = 0.003**2 * (groups[:, None] == groups)
+    sigma = float(np.hypot(0.003, 0.001))
+    return Design("20 x 10 trunks", n, d, shared + 0.001**2 * np.eye(200), TRUTH, lambda c: sigma, groups)
+
+
+def designs() -> dict[str, Design]:
+    """All of them by a short name."""
+    found = {f"{n}{tail}": plain(n, s) for n in (15, 20, 40, 80) for tail, s in (("", 0.003), ("-1%", 0.01))}
+    found |= {"heteroscedastic": heteroscedastic(), "trunks": trunks()}
+    return found | {f"E=0-{n}": plain(n, 0.003, NO_FLOOR, f"{n} runs, E = 0") for n in (15, 40)}
+
+
+def scored(low: float, high: float, x: float) -> tuple[bool, float, float]:
+    """(inside, width, interval score) of one interval."""
+    q = 1 - LEVEL
+    score = high - low + 2 / q * (max(low - x, 0.0) + max(x - high, 0.0))
+    return low <= x <= high, high - low, score
+
+
+def functionals(
+    params: dict[str, float], point: tuple[float, float], ahead: tuple[float, float]
+) -> np.ndarray:
+    """[7] in the order of QUANTITIES; losses in logs, of the runs at `point` and `ahead` (N, D)."""
+    log_loss = [float(np.log(chinchilla(params, *at))) for at in (ahead, point, ahead)]
+    a = params["beta"] / (params["alpha"] + params["beta"])
+    return np.array([params["E"], params["alpha"], params["beta"], a, *log_loss])
+
+
+def slopes_of(function: Callable[[dict[str, float]], np.ndarray], truth: dict[str, float]) -> np.ndarray:
+    """[k, p] central differences by the constants of the law; one-sided where a constant is 0."""
+    columns = []
+    for name, value in truth.items():
+        step = 1e-5 * (value or 1.0)
+        ends = [function({**truth, name: value + sign * step}) for sign in ((1, -1) if value else (1, 0))]
+        columns.append((ends[0] - ends[1]) / (2 * step if value else step))
+    return np.array(columns).T
+
+
+def simulate(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
+    """[7, 2, 3]: for each quantity (inside, width, score) of ours and of the oracle."""
+    rng = np.random.default_rng([seed, len(design.N)])
+    truth = design.truth
+    noise = np.linalg.cholesky(design.covariance) @ rng.standard_normal(len(design.N))
+    loss = chinchilla(truth, design.N, design.D) * np.exp(noise)
+    compute = float(np.exp(rng.uniform(np.log(LARGEST / 100), np.log(LARGEST))))
+    ratio = float(np.exp(rng.uniform(*np.log(RATIOS))))
+    point = (np.sqrt(compute / 6 / ratio), np.sqrt(compute / 6 * ratio))
+    known = Law(form="chinchilla", params=truth, objective=0.0, huber_delta=1e-3, n_runs=0)
+    best = optimal(known, BEYOND * LARGEST)
+    ahead = (float(best.N[0]), float(best.D[0]))
+    exact = functionals(truth, point, ahead)
+    sigmas = np.array([0, 0, 0, 0, 0, design.new_sigma(compute), design.new_sigma(BEYOND * LARGEST)])
+    exact = exact + sigmas * rng.standard_normal(7)
+
+    law = fit_law(design.N, design.D, loss, n_bootstrap=n_bootstrap, seed=seed, groups=design.groups)
+    intervals = [law.interval["params"][name] for name in ("E", "alpha", "beta")]
+    intervals.append(law.interval["derived"]["a_exponent"])
+    for at, kind in ((ahead, "confidence"), (point, "predictive"), (ahead, "predictive")):
+        intervals.append([float(np.log(end)) for end in law.predict(*at, level=LEVEL, kind=kind)[1:]])
+
+    slopes = slopes_of(lambda params: np.log(chinchilla(params, design.N, design.D)), truth)
+    weighted = np.linalg.solve(design.covariance, slopes)
+    spread = np.linalg.inv(slopes.T @ weighted)
+    towards = slopes_of(lambda params: functionals(params, point, ahead), truth)
+    moved = towards @ spread @ weighted.T @ noise
+    centre = functionals(truth, point, ahead) + moved
+    half = Z * np.sqrt(np.einsum("kp,pq,kq->k", towards, spread, towards) + sigmas**2)
+    low, high = centre - half, centre + half
+    low[0] = max(low[0], 0.0)  # the oracle too knows that E >= 0
+    high[0] = max(high[0], low[0])
+    return np.array(
+        [
+            [scored(*ours, x), scored(lo, hi, x)]
+            for ours, lo, hi, x in zip(intervals, low, high, exact, strict=True)
+        ]
+    )
+
+
+def measure(name: str, n_simulations: int, n_bootstrap: int, n_workers: int) -> np.ndarray:
+    """[n_simulations, 7, 2, 3] of one design."""
+    with ProcessPoolExecutor(n_workers) as pool:
+        chunks = max(1, n_simulations // (8 * n_workers))
+        arguments = ([name] * n_simulations, range(n_simulations), [n_bootstrap] * n_simulations)
+        return np.array(list(pool.map(_simulate_named, *arguments, chunksize=chunks)))
+
+
+def _simulate_named(name: str, seed: int, n_bootstrap: int) -> np.ndarray:
+    return simulate(designs()[name], seed, n_bootstrap)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Command-line words."""
+    parser = command(__doc__)
+    add = parser.add_argument_group("what is measured").add_argument
+    add(
+        "--designs",
+        nargs="+",
+        choices=list(designs()),
+        metavar="NAME",
+        help=f"of {', '.join(designs())}; all",
+    )
+    add("--simulations", type=count, default=500, metavar="N", help="of each design")
+    add("--n-bootstrap", type=count, default=1000, metavar="R", help="replicates of each fit")
+    add("--workers", type=count, default=2, metavar="N", help="processes")
+    add("--json", type=Path, metavar="FILE", help="write the table here too")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate and print a row a design."""
+    args = build_parser().parse_args(argv)
+    print(f"{args.simulations} simulations of each design, {args.n_bootstrap} replicates; nominal 95 %")
+    print("a cell: coverage, median width, interval score over the oracle's")
+    print(f"{'':<18}" + "".join(f"{name:>20}" for name in QUANTITIES))
+    table = {}
+    for name in args.designs or designs():
+        found = measure(name, args.simulations, args.n_bootstrap, args.workers)
+        ours, oracle = found[:, :, 0], found[:, :, 1]
+        coverage, width = ours[:, :, 0].mean(axis=0), np.median(ours[:, :, 1], axis=0)
+        ratio = ours[:, :, 2].mean(axis=0) / oracle[:, :, 2].mean(axis=0)
+        cells = [f"{c:.3f} {w:8.3g} {r:5.2f}" for c, w, r in zip(coverage, width, ratio, strict=True)]
+        print(f"{designs()[name].name:<18}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        table[name] = {
+            quantity: {"coverage": float(c), "median_width": float(w), "score_ratio": float(r)}
+            for quantity, c, w, r in zip(QUANTITIES, coverage, width, ratio, strict=True)
+        }
+        table[name]["oracle_coverage"] = oracle[:, :, 0].mean(axis=0).tolist()
+    if args.json:
+        write_json(
+            args.json, {"simulations": args.simulations, "n_bootstrap": args.n_bootstrap, "designs": table}
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
