@@ -63,8 +63,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="a line that is not JSON, lacks a key or has no string there: fail, say where and stop; skip, "
-        "count it and write it down in NAME.rejects.jsonl",
+        help="a line that is not JSON, lacks a key or has no string there, or a damaged .gz, .zst, .parquet "
+        "or .arrow file: fail, print where and stop; skip, pass over the line or the whole file "
+        "and list it in NAME.rejects.jsonl",
     )
     files.add_argument(
         "--max-tokens",
@@ -111,8 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.timing:
         print("CPU seconds:", ", ".join(f"{stage} {s:.2f}" for stage, s in totals.cpu_s.items()))
-    if totals.rejects:
-        print(f"{totals.rejects}: {totals.n_rejected:,} lines rejected")
+    if totals.rejected.path:
+        files = f", {totals.rejected.n_files:,} damaged files passed over" if totals.rejected.n_files else ""
+        print(f"{totals.rejected.path}: {totals.rejected.n_lines:,} lines rejected{files}")
     return 0
 
 

@@ -45,8 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="a line that is not JSON, lacks the key or has no string there: fail, say where and stop; skip, "
-        "leave it out and count it",
+        help="a line that is not JSON, lacks the key or has no string there, or a damaged packed file or "
+        "file of columns: fail, print where and stop; skip, pass over line or file and count it",
     )
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     which = parser.add_argument_group("which documents (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
@@ -118,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{args.output}: {subset.n_documents:,} documents, {tokens}")
     if subset.n_rejected:
         print(f"{subset.n_rejected:,} bad lines left out")
+    if subset.n_damaged:
+        print(f"{subset.n_damaged:,} damaged files passed over")
     return 0
 
 

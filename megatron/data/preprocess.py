@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from megatron.data.damage import DamagedFileError
 from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
 from megatron.data.encode_piece import Hear, encode_piece, ignore
 from megatron.data.indexed_writer import dtype_for, publish
-from megatron.data.join import Joining, Output, finished, may_go_on, pair_prefix, rejects_of
+from megatron.data.join import Joining, Output, Rejected, finished, may_go_on, pair_prefix, rejects_of
 from megatron.data.progress import Progress
 from megatron.data.shards import Done, Shards, job_of
 from megatron.data.sink import Settings
@@ -48,6 +49,7 @@ class Options:
     max_tokens: int | None = None
     n_workers: int = 1
     quiet: bool = False
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,18 @@ class Totals:
     """What came out, an output for each key."""
 
     outputs: list[Output]
-    n_rejected: int
-    rejects: Path | None
+    rejected: Rejected
     cpu_s: dict[str, float]  # CPU seconds of this process by stage
+
+    @property
+    def n_rejected(self) -> int:
+        """Lines that were passed over."""
+        return self.rejected.n_lines
+
+    @property
+    def rejects(self) -> Path | None:
+        """The file that lists what was passed over, if anything was."""
+        return self.rejected.path
 
 
 def preprocess(
@@ -103,11 +114,10 @@ def preprocess(
             )
             with joining:
                 _Work(pieces, shards, settings, options, tokenizer, fast, done, joining).run()
-                if not any(one.n_documents or one.n_rejected for one in done.values()):
-                    raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
-                n_rejected, rejects = joining.finish(paths, job)
+                _check_any(inputs, pieces, done)
+                rejected = joining.finish(paths, job)
                 clock.lap("encoding, joining and sums")
-        except (ValueError, OSError) as error:
+        except Exception as error:
             if not may_go_on(error):
                 shards.remove()
             raise
@@ -116,7 +126,17 @@ def preprocess(
     if options.max_tokens is not None and not joining.has_enough:
         wanted = f"{options.max_tokens:,}"
         log.warning("%s: holds less than the %s tokens asked for; all is kept", named(inputs), wanted)
-    return Totals(joining.outputs(), n_rejected, rejects, clock.cpu_s)
+    return Totals(joining.outputs(), rejected, clock.cpu_s)
+
+
+def _check_any(inputs: Sequence[str], pieces: Sequence[Piece], done: dict[int, Done]) -> None:
+    """ValueError where the inputs have neither a document nor a line that was rejected."""
+    if any(one.n_documents or one.n_rejected for one in done.values()):
+        return
+    damaged = [(pieces[i].path, one.damage) for i, one in sorted(done.items()) if one.damage is not None]
+    if damaged:
+        raise DamagedFileError(*damaged[0])
+    raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
 
 
 def _settings(known: Tokenizer, options: Options) -> Settings:

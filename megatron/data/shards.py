@@ -31,6 +31,7 @@ class Done:
     n_rejected: int
     n_bytes: int
     error: str | None = None  # what ended the piece early
+    damage: str | None = None  # why a whole file was passed over; then nothing of it is in the shards
 
 
 @dataclass(frozen=True)

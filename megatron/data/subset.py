@@ -29,11 +29,14 @@ from megatron.data.documents import (
     rows_of,
     text_of,
 )
+from megatron.data.encode_piece import find_damage
 from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import PARTIAL, IndexedWriter
 from megatron.data.merge import append, origin
+from megatron.log import get_logger
 from megatron.tokenizer.encoder import Encoder, encode_or_blame
 
+log = get_logger(__name__)
 OUTPUTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 128, 1 << 20
 DRAWS = 4096  # priorities made at a time
@@ -72,6 +75,7 @@ class Subset:
     n_documents: int
     n_tokens: int | None
     n_rejected: int = 0
+    n_damaged: int = 0  # files that were passed over
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def subset_text(
             if selection.tokens is not None and n_tokens >= selection.tokens:
                 break
         _check_enough(selection, n_documents, n_tokens, named(inputs))
-    return Subset(n_documents, n_tokens if counter else None, source.n_rejected)
+    return Subset(n_documents, n_tokens if counter else None, source.n_rejected, source.n_damaged)
 
 
 def subset_pair(prefix: Path, output: Path, selection: Selection, quiet: bool = False) -> Subset:
@@ -170,11 +174,15 @@ class _Source:
 
     def __init__(self, paths: Sequence[Path], key: str, skip: bool) -> None:
         self.pieces, self.key, self.skip = cut(paths, piece_bytes=1 << 62), key, skip
-        self.n_rejected = 0
+        self.n_rejected = self.n_damaged = 0
 
     def lines(self) -> Iterator[tuple[Place, Any]]:
         """Every line that is not blank, or the value of every row, not yet looked at."""
         for piece in self.pieces:
+            if self.skip and (damage := find_damage(piece, [self.key])) is not None:
+                self.n_damaged += 1
+                log.warning("%s: passed over, its content is damaged (%s)", piece.path, damage)
+                continue
             if piece.path.name.endswith(COLUMNS):
                 values = (value for values in rows_of(piece.path, self.key) for value in values)
                 yield from ((Place(piece.path, i), value) for i, value in enumerate(values, 1))
