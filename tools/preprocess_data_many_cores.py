@@ -25,8 +25,10 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # by itself a tenth of the start goes into looking at modules over and over
 
+import megatron.early_stop  # noqa: F401  # before what takes long
 from megatron.command import command, count, failed, run, stop_when_told
 from megatron.data.amounts import amount
+from megatron.data.output_names import output_prefix
 from megatron.data.preprocess import Options, preprocess
 from megatron.run_dir import room_in
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
@@ -46,9 +48,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--output-prefix",
+        type=output_prefix,
         required=True,
         metavar="NAME",
         help="first part of the output's names: NAME_text_document.bin, .idx and .json",
+    )
+    files.add_argument(
+        "--overwrite", action="store_true", help="replace an output that was made of other files or settings"
     )
     files.add_argument("--root", type=Path, default=Path("."), metavar="DIR", help="folder of the output")
     files.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="layout on disk")
@@ -101,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     max_tokens=args.max_tokens,
                     n_workers=args.workers,
                     quiet=args.quiet,
+                    overwrite=args.overwrite,
                 ),
             )
     except (OSError, ValueError) as error:

@@ -32,6 +32,19 @@ SUFFIXES = (*PLAIN, *COMPRESSED, *COLUMNS)
 PARQUET_MAGIC = b"PAR1"
 STDIN = Path("-")
 REJECTS = ".rejects.jsonl"
+PACKED_OTHERWISE = (
+    ".xz",
+    ".bz2",
+    ".lz4",
+    ".lzma",
+    ".br",
+    ".7z",
+    ".zip",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.zst",
+)
 LINE_PART = 1 << 20  # bytes of a long line that are held at a time
 LONGEST_ODD_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which is read without being held
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -70,6 +83,7 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
     """
     found: list[Path] = []
     for word in words:
+        _refuse_unreadable(word, suffixes)
         path = Path(word)
         if path == STDIN or path.is_file():
             here = [path]
@@ -93,6 +107,19 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
     return found
 
 
+def _refuse_unreadable(word: str, suffixes: Sequence[str]) -> None:
+    """ValueError for an address, and for a packing that is not read, whether there is such a file or not."""
+    if scheme := re.match(r"[a-z][a-z0-9+.-]*://", word):
+        raise ValueError(
+            f"{word}: got an address ({scheme[0]}), expected a file on this machine. Remote files are not "
+            "supported; download it first, as tools/download_assets.py does."
+        )
+    if word.endswith(PACKED_OTHERWISE) and not word.endswith(tuple(suffixes)) and not Path(word).is_dir():
+        raise ValueError(
+            f"{word}: got {Path(word).suffix}, expected one of {', '.join(suffixes)}. Unpack it first."
+        )
+
+
 def named(words: Sequence[str]) -> str:
     """Inputs as sentences name them."""
     return ", ".join("standard input" if word == str(STDIN) else word for word in words)
@@ -102,7 +129,7 @@ def _files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """The files that a folder stands for, sorted by path."""
     found: list[Path] = []
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _is_loop(place, name)]
         if "dataset_dict.json" in names:
             told = read_json(Path(place, "dataset_dict.json")) or {}
             splits = [str(Path(place, split)) for split in told.get("splits", [])]
@@ -118,6 +145,15 @@ def _files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
         here = [Path(place, name) for name in names if name.endswith(tuple(suffixes)) and name[0] != "."]
         found += [path for path in here if not _was_left(path)]
     return sorted(found)
+
+
+def _is_loop(place: str, name: str) -> bool:
+    """Whether a folder is a link to one that it lies in: its files are below that already."""
+    path = os.path.join(place, name)
+    if not os.path.islink(path):
+        return False
+    target = os.path.realpath(path)
+    return os.path.commonpath([target, os.path.realpath(place)]) == target
 
 
 def _was_left(path: Path) -> bool:

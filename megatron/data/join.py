@@ -14,13 +14,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.config.sidecar import read_sidecar
 from megatron.data.documents import REJECTS, STDIN, Piece
 from megatron.data.encode_piece import rejected_lines
 from megatron.data.indexed import HEADER
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.shards import Done, Joined, Shards
 from megatron.log import get_logger
-from megatron.run_dir import FULL, read_json, written_whole
+from megatron.run_dir import FULL, written_whole
 
 log = get_logger(__name__)
 JOINED_BYTES = 1 << 20  # read at a time: what is summed, counted and written stays in the core's cache
@@ -254,9 +255,9 @@ def finished(prefix: Path, keys: Sequence[str], job: str | None) -> tuple[list[O
     outputs: list[Output] = []
     n_lines = n_files = 0
     for one in (pair_prefix(prefix, key) for key in keys):
-        told = read_json(Path(f"{one}.json"))
-        if job is None or told is None or told.get("job") != job:
+        if not is_of_job(one, job):
             return None
+        told = read_sidecar(one)
         n, n_tokens = told["documents"], told["tokens"]
         sizes = {".bin": n_tokens * np.dtype(told["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
         paths = {Path(f"{one}{suffix}"): size for suffix, size in sizes.items()}
@@ -266,6 +267,14 @@ def finished(prefix: Path, keys: Sequence[str], job: str | None) -> tuple[list[O
         n_lines, n_files = told["rejected_lines"], told.get("rejected_files", 0)
     path = rejects_of(prefix) if n_lines or n_files else None
     return (outputs, Rejected(n_lines, n_files, path)) if path is None or path.is_file() else None
+
+
+def is_of_job(prefix: Path, job: str | None) -> bool:
+    """Whether the sidecar of a dataset says that this job made it."""
+    try:
+        return job is not None and read_sidecar(prefix).get("job") == job
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _parts_of(ids: IO[bytes], dtype: np.dtype, n_tokens: int) -> Iterator[np.ndarray]:

@@ -77,6 +77,10 @@ class Shards:
         found = {i: self.read_done(i, has_shard=i >= n_joined) for i in range(len(pieces))}
         return {i: done for i, done in found.items() if done is not None}
 
+    def has_begun(self) -> bool:
+        """Whether a job has left work in the folder."""
+        return (self.folder / PLAN).is_file()
+
     def ids(self, piece: int, key: str) -> Path:
         """Ids of one piece, in the output's dtype."""
         return self.folder / f"{self.keys.index(key)}-{piece:08d}.ids"
