@@ -127,7 +127,7 @@ def stop_when_told() -> None:
         else:
             raise KeyboardInterrupt
 
-    ctrl_c_is_heard = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    ctrl_c_is_heard = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     for number in (signal.SIGTERM, signal.SIGALRM, *([signal.SIGINT] if ctrl_c_is_heard else [])):
         signal.signal(number, stop)
 

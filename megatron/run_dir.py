@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,13 +59,28 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def room_in(folder: Path) -> Iterator[None]:
-    """Say which folder is full, where the system only says that one is: OSError, in one sentence."""
+    """Name the folder that is full, where the system names none, its free space, and what is needed if known.
+
+    OSError in two sentences. An OSError with the attribute `n_bytes` tells how many bytes more are needed.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise OSError(f"{folder}: {error.strerror}; make room and run the same command again") from error
+        raise OSError(
+            f"{folder.resolve()}: {error.strerror}{_room_left(folder, error)}; "
+            "make room and run the same command again"
+        ) from error
+
+
+def _room_left(folder: Path, error: OSError) -> str:
+    words = []
+    with suppress(OSError):
+        words.append(f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free")
+    if (n_bytes := getattr(error, "n_bytes", None)) is not None:
+        words.append(f"about {n_bytes / 1e6:,.1f} MB more are needed")
+    return f" ({', '.join(words)})" if words else ""
 
 
 def open_alone(path: Path, name: Path | None = None) -> IO[bytes]:

@@ -1,5 +1,7 @@
 """Files that appear whole or not at all, and what is said where the disk does not take them."""
 
+import errno
+import re
 from pathlib import Path
 
 import pytest
@@ -51,8 +53,9 @@ def test_what_another_writer_begins_after_the_renaming_is_left_alone(
 
 @pytest.mark.skipif(not FULL.exists(), reason="wants /dev/full")
 def test_a_full_disk_is_told_with_its_folder_and_the_way_out() -> None:
+    place = re.escape(str(Path.cwd() / "tokens"))  # the whole path: of "." it would say nothing
     with (
-        pytest.raises(OSError, match="^tokens: No space left on device; make room and run"),
+        pytest.raises(OSError, match=f"^{place}: No space left on device; make room and run"),
         room_in(Path("tokens")),
         FULL.open("wb", buffering=0) as file,
     ):
@@ -62,3 +65,11 @@ def test_a_full_disk_is_told_with_its_folder_and_the_way_out() -> None:
 def test_what_else_the_system_refuses_is_told_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"), room_in(tmp_path):
         (tmp_path / "absent").read_bytes()
+
+
+def test_a_full_disk_is_told_with_what_is_free_and_what_is_needed(tmp_path: Path) -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+    error.n_bytes = 2_500_000  # type: ignore[attr-defined]
+    expected = r"No space left on device \([0-9,.]+ MB are free, about 2.5 MB more are needed\); make room"
+    with pytest.raises(OSError, match=f"^{re.escape(str(tmp_path))}: {expected}"), room_in(tmp_path):
+        raise error

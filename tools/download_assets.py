@@ -16,6 +16,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import megatron.early_stop  # noqa: F401  # before what takes long
 from megatron.command import action, command, failed, run, stop_when_told
 from megatron.data.amounts import amount
 from megatron.data.hub_assets import (

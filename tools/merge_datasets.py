@@ -6,10 +6,11 @@ python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --o
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+import megatron.early_stop  # noqa: F401  # before what takes long
 from megatron.command import STOPPED, command, failed, run, stop_when_told
 from megatron.data.merge import merge
+from megatron.data.output_names import output_prefix
 from megatron.run_dir import room_in
 
 
@@ -23,7 +24,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="a .bin/.idx pair without its suffix; all of one tokenizer and dtype",
     )
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="PREFIX", help="the joined pair without its suffix"
+        "--output",
+        type=output_prefix,
+        required=True,
+        metavar="PREFIX",
+        help="the joined pair without its suffix",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that is there")
+    parser.add_argument(
+        "--mixed-eod", action="store_true", help="join pairs although their documents end differently"
     )
     return parser
 
@@ -34,13 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop_when_told()
     try:
         with room_in(args.output.parent):
-            joined = merge(args.prefixes, args.output)
+            joined = merge(args.prefixes, args.output, args.mixed_eod, args.overwrite)
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return STOPPED
     except (OSError, ValueError) as error:
         return failed(error)
-    print(f"{args.output}.bin: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")
+    there = "" if joined.is_new else " (already there)"
+    print(f"{args.output}.bin{there}: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")
     return 0
 
 

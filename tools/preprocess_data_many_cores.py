@@ -25,8 +25,10 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # by itself a tenth of the start goes into looking at modules over and over
 
+import megatron.early_stop  # noqa: F401  # before what takes long
 from megatron.command import command, count, failed, run, stop_when_told
 from megatron.data.amounts import amount
+from megatron.data.output_names import output_prefix
 from megatron.data.preprocess import Options, preprocess
 from megatron.run_dir import room_in
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
@@ -46,9 +48,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--output-prefix",
+        type=output_prefix,
         required=True,
         metavar="NAME",
         help="first part of the output's names: NAME_text_document.bin, .idx and .json",
+    )
+    files.add_argument(
+        "--overwrite", action="store_true", help="replace an output that was made of other files or settings"
     )
     files.add_argument("--root", type=Path, default=Path("."), metavar="DIR", help="folder of the output")
     files.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="layout on disk")
@@ -63,8 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="a line that is not JSON, lacks a key or has no string there: fail, say where and stop; skip, "
-        "count it and write it down in NAME.rejects.jsonl",
+        help="a line that is not JSON, lacks a key or has no string there, or a damaged .gz, .zst, .parquet "
+        "or .arrow file: fail, print where and stop; skip, pass over the line or the whole file "
+        "and list it in NAME.rejects.jsonl",
     )
     files.add_argument(
         "--max-tokens",
@@ -100,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     max_tokens=args.max_tokens,
                     n_workers=args.workers,
                     quiet=args.quiet,
+                    overwrite=args.overwrite,
                 ),
             )
     except (OSError, ValueError) as error:
@@ -111,8 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.timing:
         print("CPU seconds:", ", ".join(f"{stage} {s:.2f}" for stage, s in totals.cpu_s.items()))
-    if totals.rejects:
-        print(f"{totals.rejects}: {totals.n_rejected:,} lines rejected")
+    if totals.rejected.path:
+        files = f", {totals.rejected.n_files:,} damaged files passed over" if totals.rejected.n_files else ""
+        print(f"{totals.rejected.path}: {totals.rejected.n_lines:,} lines rejected{files}")
     return 0
 
 

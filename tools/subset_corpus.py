@@ -10,10 +10,11 @@ Lines stay as they are; a .bin/.idx pair gives a pair. The output appears when i
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+import megatron.early_stop  # noqa: F401  # before what takes long
 from megatron.command import STOPPED, command, failed, run, stop_when_told
 from megatron.data.amounts import amount, amount_or_share
+from megatron.data.output_names import output_prefix
 from megatron.data.subset import Counter, Selection, Subset, pair_of, subset_pair, subset_text
 from megatron.run_dir import room_in
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, fast_of
@@ -35,18 +36,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--output",
-        type=Path,
+        type=output_prefix,
         required=True,
         metavar="PATH",
         help="of text: a .jsonl, .jsonl.gz or .jsonl.zst; of a pair: the prefix of the new one",
     )
+    files.add_argument("--overwrite", action="store_true", help="replace an output that is there")
     files.add_argument("--json-key", default="text", metavar="KEY", help="key of the text")
     files.add_argument(
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="a line that is not JSON, lacks the key or has no string there: fail, say where and stop; skip, "
-        "leave it out and count it",
+        help="a line that is not JSON, lacks the key or has no string there, or a damaged packed file or "
+        "file of columns: fail, print where and stop; skip, pass over line or file and count it",
     )
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     which = parser.add_argument_group("which documents (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
@@ -88,7 +90,7 @@ def take(args: argparse.Namespace) -> Subset:
             )
         if has_tokenizer or args.append_eod:
             raise ValueError(f"{pairs[0]}: is a pair, already tokenised; leave out the tokenizer's options")
-        return subset_pair(pairs[0], args.output, selection, args.quiet)
+        return subset_pair(pairs[0], args.output, selection, args.quiet, args.overwrite)
     counter = None
     if has_tokenizer:
         known, special = load(spec), args.special_text == "token"
@@ -96,8 +98,9 @@ def take(args: argparse.Namespace) -> Subset:
         encoder = LibraryEncoder(known, special) if fast is None else FastEncoder(fast, special)
         counter = Counter(encoder, known.eod_id if args.append_eod else NO_EOD)
     return subset_text(
-        args.input, args.output, selection, counter, args.json_key, args.on_error == "skip", args.quiet
-    )
+        args.input, args.output, selection, counter, args.json_key, args.on_error == "skip", args.quiet,
+        args.overwrite,
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{args.output}: {subset.n_documents:,} documents, {tokens}")
     if subset.n_rejected:
         print(f"{subset.n_rejected:,} bad lines left out")
+    if subset.n_damaged:
+        print(f"{subset.n_damaged:,} damaged files passed over")
     return 0
 
 

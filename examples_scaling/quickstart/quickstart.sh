@@ -18,7 +18,7 @@ echo "1/6 text";      python tools/prepare_corpus.py --corpus "$corpus" --out "$
 echo "2/6 tokenizer"; python tools/train_tokenizer.py "$out/text/train.jsonl" --n-tokens 4096 --out "$out/tokenizer"
 echo "3/6 tokens"
 for split in train held_out; do
-    python tools/preprocess_data_many_cores.py --input "$out/text/$split.jsonl" --output-prefix "$split" \
+    python tools/preprocess_data_many_cores.py --overwrite --input "$out/text/$split.jsonl" --output-prefix "$split" \
         --root "$out/tokens" --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model "$out/tokenizer" \
         --append-eod --workers "$(nproc)"
 done

@@ -10,7 +10,7 @@ out=${OUT:-experiments/study_cpu}
 python tools/prepare_corpus.py --corpus "${1:-auto}" --out "$out/text"
 python tools/train_tokenizer.py "$out/text/train.jsonl" --n-tokens 512 --out "$out/tokenizer"
 for split in train held_out; do
-    python tools/preprocess_data_many_cores.py --input "$out/text/$split.jsonl" --output-prefix "$split" \
+    python tools/preprocess_data_many_cores.py --overwrite --input "$out/text/$split.jsonl" --output-prefix "$split" \
         --root "$out/tokens" --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model "$out/tokenizer" \
         --append-eod --workers "$(nproc)"
 done

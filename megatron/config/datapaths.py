@@ -1,19 +1,19 @@
 """Data-path files: lines of `weight path-prefix`, as in Megatron-DeepSpeed, read and checked."""
 
-import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from megatron.config.sidecar import SYNTHETIC as SYNTHETIC  # of those who read data paths
+from megatron.config.sidecar import eod_use_of
+from megatron.config.sidecar import read_sidecar as read_sidecar
+
 SUFFIX = ".txt"
 ALONE = Fraction(1)
-SYNTHETIC = "synthetic"  # instead of a prefix: random tokens without files
-# they do not end; the vocabulary is of a usual size, GPT-2's, where the model does not say
-SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
 HEAD = struct.Struct("<9sQB")  # of an .idx: magic, version, code of the ids' type
 BYTES_OF_CODE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 
@@ -123,32 +123,39 @@ def compare_tokenizers(first: str, other: str, where: str) -> None:
             )
 
 
+def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
+    """Warnings where datasets end their documents differently, or where a sidecar does not say how.
+
+    ValueError where two sidecars say that they differ, unless that is allowed.
+    """
+    uses = [(prefix, eod_use_of(prefix)) for prefix in prefixes if prefix != SYNTHETIC]
+    known = [(prefix, use) for prefix, use in uses if use is not None]
+    warnings = []
+    for prefix, use in known[1:]:
+        first, expected = known[0]
+        if use == expected:
+            continue
+        difference = f"{prefix}: got {use}, expected {expected} as in {first}."
+        if not allow_mixed:
+            raise ValueError(
+                f"{difference} Tokenise both with the same --append-eod and --eod-token, "
+                "or set dataset.mixed_eod=true to mix them."
+            )
+        warnings.append(difference)
+    if len(uses) > 1:
+        warnings += [
+            f"{prefix}: no sidecar that says how its documents end; see that it is as in the others"
+            for prefix, use in uses
+            if use is None
+        ]
+    return tuple(warnings)
+
+
 def _tokenizer(prefix: str) -> dict[str, Any]:
     if not Path(f"{prefix}.json").is_file():
         return {}  # a pair that another program made
     found = read_sidecar(prefix).get("tokenizer")
     return found if isinstance(found, dict) else {}
-
-
-def read_sidecar(prefix: str | Path) -> dict[str, Any]:
-    """The JSON beside a .bin/.idx pair. FileNotFoundError or ValueError in one sentence."""
-    if str(prefix) == SYNTHETIC:
-        return SYNTHETIC_SIDECAR
-    path = Path(f"{prefix}.json")
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; wanted the prefix of a .bin/.idx/.json triple, "
-            "as tools/preprocess_data_many_cores.py writes it"
-        )
-    try:
-        told = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); preprocess the corpus again") from error
-    if not isinstance(told, dict):
-        raise ValueError(
-            f"{path}: holds {type(told).__name__}, wanted an object; preprocess the corpus again"
-        )
-    return told
 
 
 def tokens_held(prefix: str | Path) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.config import count
-from megatron.config.datapaths import compare_tokenizers, read_corpora, read_sidecar
+from megatron.config.datapaths import compare_eods, compare_tokenizers, read_corpora, read_sidecar
 from megatron.config.exposure import CorpusUse, Exposure
 from megatron.config.identity import run_identity, trunk_identity
 from megatron.config.length import check_batch, decay_steps_of, n_steps_of, warmup_steps_of
@@ -40,6 +40,7 @@ class RunPlan:
     flops_convention: str
     # entropy of the held-out tokens: what no unigram model can be better than
     held_out_unigram_nats: float | None
+    warnings: tuple[str, ...] = ()  # of the data
 
     def as_dict(self) -> dict[str, Any]:
         """For plan.json."""
@@ -97,7 +98,22 @@ def plan_run(config: RunConfig) -> RunPlan:
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
         held_out_unigram_nats=_unigram_nats(config.dataset.path_eval),
+        warnings=_data_warnings(config, exposure),
     )
+
+
+def _data_warnings(config: RunConfig, exposure: Exposure) -> tuple[str, ...]:
+    """What is odd about the corpora beside one another. ValueError for what is refused."""
+    data = config.dataset
+    train = list(dict.fromkeys(corpus.prefix for corpus in exposure.corpora))
+    warnings = compare_eods(train, data.mixed_eod)
+    if data.path_eval is not None:
+        held_out = [corpus.prefix for corpus in read_corpora(data.path_eval)]
+        compare_eods(held_out, data.mixed_eod)
+        # a model may be scored on what it was not trained for
+        own = compare_eods([train[0], *held_out], allow_mixed=True)
+        warnings += tuple(f"dataset.path_eval: {warning}" for warning in own)
+    return tuple(dict.fromkeys(warnings))
 
 
 def _unigram_nats(path: str | None) -> float | None:

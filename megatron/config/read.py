@@ -194,7 +194,12 @@ def _tokens_of_sidecar(prefix: str | None) -> int:
         prefix = read_corpora(prefix)[0].prefix  # all of a blend are of one tokenizer
         return int(read_sidecar(prefix)["tokenizer"]["n_tokens"])
     except FileNotFoundError as error:
-        raise ValueError(f"dataset.path_train: {error}") from error
+        if not Path(f"{prefix}.idx").is_file():
+            raise ValueError(f"dataset.path_train: {error}") from error
+        raise ValueError(
+            f"dataset.path_train: {prefix} has no sidecar (.json) that says how many ids its tokenizer has. "
+            "Give that number, as in model.n_tokens=50257."
+        ) from error
     except (KeyError, TypeError) as error:
         raise ValueError(f"{prefix}.json: says no tokenizer.n_tokens; give model.n_tokens") from error
 

@@ -93,6 +93,9 @@ class DatasetConfig:
         None, "train on the first whole samples that hold so many tokens, however often; by itself on all",
         above=0,
     )  # fmt: skip
+    mixed_eod: bool = option(
+        False, "blend corpora that end their documents differently, or not at all", later=True
+    )
     seq_len: int = option(2048, "positions a sample has", above=0)
     batch_size: int = option(256, "samples a step, over all ranks", above=0)
     microbatch_size: int | None = option(

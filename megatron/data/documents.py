@@ -21,14 +21,30 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.data.columns import check_structure, values_of
+from megatron.data.damage import DamagedFileError, name_damage
 from megatron.run_dir import read_json, write_whole_bytes
 
 PLAIN = (".jsonl", ".json")
 COMPRESSED = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 COLUMNS = (".parquet", ".arrow")
 SUFFIXES = (*PLAIN, *COMPRESSED, *COLUMNS)
+PARQUET_MAGIC = b"PAR1"
 STDIN = Path("-")
 REJECTS = ".rejects.jsonl"
+PACKED_OTHERWISE = (
+    ".xz",
+    ".bz2",
+    ".lz4",
+    ".lzma",
+    ".br",
+    ".7z",
+    ".zip",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.zst",
+)
 LINE_PART = 1 << 20  # bytes of a long line that are held at a time
 LONGEST_ODD_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which is read without being held
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -67,6 +83,7 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
     """
     found: list[Path] = []
     for word in words:
+        _refuse_unreadable(word, suffixes)
         path = Path(word)
         if path == STDIN or path.is_file():
             here = [path]
@@ -90,6 +107,19 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> lis
     return found
 
 
+def _refuse_unreadable(word: str, suffixes: Sequence[str]) -> None:
+    """ValueError for an address, and for a packing that is not read, whether there is such a file or not."""
+    if scheme := re.match(r"[a-z][a-z0-9+.-]*://", word):
+        raise ValueError(
+            f"{word}: got an address ({scheme[0]}), expected a file on this machine. Remote files are not "
+            "supported; download it first, as tools/download_assets.py does."
+        )
+    if word.endswith(PACKED_OTHERWISE) and not word.endswith(tuple(suffixes)) and not Path(word).is_dir():
+        raise ValueError(
+            f"{word}: got {Path(word).suffix}, expected one of {', '.join(suffixes)}. Unpack it first."
+        )
+
+
 def named(words: Sequence[str]) -> str:
     """Inputs as sentences name them."""
     return ", ".join("standard input" if word == str(STDIN) else word for word in words)
@@ -99,7 +129,7 @@ def _files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """The files that a folder stands for, sorted by path."""
     found: list[Path] = []
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _is_loop(place, name)]
         if "dataset_dict.json" in names:
             told = read_json(Path(place, "dataset_dict.json")) or {}
             splits = [str(Path(place, split)) for split in told.get("splits", [])]
@@ -115,6 +145,15 @@ def _files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
         here = [Path(place, name) for name in names if name.endswith(tuple(suffixes)) and name[0] != "."]
         found += [path for path in here if not _was_left(path)]
     return sorted(found)
+
+
+def _is_loop(place: str, name: str) -> bool:
+    """Whether a folder is a link to one that it lies in: its files are below that already."""
+    path = os.path.join(place, name)
+    if not os.path.islink(path):
+        return False
+    target = os.path.realpath(path)
+    return os.path.commonpath([target, os.path.realpath(place)]) == target
 
 
 def _was_left(path: Path) -> bool:
@@ -152,7 +191,7 @@ def _end_of_line(file: IO[bytes]) -> int:
 
 
 def lines_of(piece: Piece, reading: Reading | None = None) -> Iterator[tuple[int, bytes]]:
-    """(line number within the piece from 0, line without its end). ValueError for a broken archive."""
+    """(line number within the piece from 0, line without its end). DamagedFileError as `blocks_of`."""
     if piece.is_plain:
         with piece.path.open("rb") as file:
             file.seek(piece.begin)
@@ -163,26 +202,50 @@ def lines_of(piece: Piece, reading: Reading | None = None) -> Iterator[tuple[int
                 yield i, line.rstrip(b"\r\n")
                 i += 1
         return
-    try:
-        with _opened(piece.path) as (file, place):
-            for i, line in enumerate(file):
-                if reading is not None:
-                    reading.at = place() if place else reading.at + len(line)
-                yield i, line.rstrip(b"\r\n")
-    except (gzip.BadGzipFile, EOFError, OSError) as error:
-        raise ValueError(f"{piece.path}: cannot be read to its end ({error})") from error
+    held: list[bytes] = []  # the parts of a line that has begun
+    i = 0
+    for block in blocks_of(piece.path, reading):
+        first, *others = block.split(b"\n")
+        held.append(first)
+        for part in others:
+            yield i, b"".join(held).rstrip(b"\r")
+            held, i = [part], i + 1
+    if any(held):
+        yield i, b"".join(held).rstrip(b"\r")
 
 
 def blocks_of(path: Path, reading: Reading | None = None) -> Iterator[bytes]:
-    """The bytes of a compressed file or of standard input, in blocks. ValueError for a broken archive."""
+    """The bytes of a compressed file or of standard input, in blocks.
+
+    Raises DamagedFileError for one that cannot be read to its end, once the bytes before that were given.
+    """
     reading = reading or Reading()
-    try:
+    with name_damage(path):
+        if path != STDIN and not path.stat().st_size:
+            raise EOFError("0 bytes")
         with _opened(path) as (file, place):
-            while block := file.read(LINE_PART):
+            for block in _blocks(file):
                 reading.at = place() if place else reading.at + len(block)
                 yield block
-    except (gzip.BadGzipFile, EOFError, OSError) as error:
-        raise ValueError(f"{path}: cannot be read to its end ({error})") from error
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """The content in blocks of about LINE_PART, all that comes before an error included."""
+    parts: list[bytes] = []
+    n_bytes = 0
+    try:
+        while part := file.read1(LINE_PART):  # type: ignore[attr-defined]  # buffered files have it
+            parts.append(part)
+            n_bytes += len(part)
+            if n_bytes >= LINE_PART:
+                yield b"".join(parts)
+                parts, n_bytes = [], 0
+    except Exception:
+        if parts:
+            yield b"".join(parts)
+        raise
+    if parts:
+        yield b"".join(parts)
 
 
 @contextmanager
@@ -210,62 +273,51 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int] | None]]:
 def columns_of(path: Path, key: str, n_rows: int = 256, reading: Reading | None = None) -> Iterator[Any]:
     """One column of a parquet file or of an .arrow file of `datasets`, as arrow arrays of some rows.
 
-    Raises ValueError for a file of another kind or without the column.
+    Raises ValueError for a file without the column, DamagedFileError for one that cannot be read to its end.
     """
+    with name_damage(path):
+        for column in _columns_of(path, key, n_rows, reading or Reading()):
+            check_structure(column)
+            yield column
+
+
+def _columns_of(path: Path, key: str, n_rows: int, reading: Reading) -> Iterator[Any]:
     import pyarrow  # slow to import, and only columns want it
     import pyarrow.parquet
 
-    reading = reading or Reading()
-    try:
-        if path.name.endswith(".parquet"):
-            # a buffer: else a row group of the column is read as a whole, however its writer cut them
-            with pyarrow.parquet.ParquetFile(path, buffer_size=LINE_PART, pre_buffer=False) as file:
-                if key not in file.schema_arrow.names:
-                    raise ValueError(
-                        f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}"
-                    )
-                each = path.stat().st_size / max(1, file.metadata.num_rows)
-                for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
-                    reading.at += int(each * len(batch))
-                    yield batch.column(0)
-            return
-        # not mapped: all that was read of a mapped file counts as memory held
-        with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
-            if key not in stream.schema.names:
-                raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
-            for batch in stream:
-                reading.at = source.tell()
-                yield batch.column(key)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+    if path.name.endswith(".parquet"):
+        with path.open("rb") as raw:
+            if (magic := raw.read(len(PARQUET_MAGIC))) != PARQUET_MAGIC:  # its library reads only the end
+                raise DamagedFileError(path, f"it begins with {magic!r}")
+        # a buffer: else a row group of the column is read as a whole, however its writer cut them
+        how = {"buffer_size": LINE_PART, "pre_buffer": False, "page_checksum_verification": True}
+        with pyarrow.parquet.ParquetFile(path, **how) as file:
+            if key not in file.schema_arrow.names:
+                raise ValueError(f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}")
+            each = path.stat().st_size / max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
+                reading.at += int(each * len(batch))
+                yield batch.column(0)
+        return
+    # not mapped: all that was read of a mapped file counts as memory held
+    with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        if key not in stream.schema.names:
+            raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
+        for batch in stream:
+            reading.at = source.tell()
+            yield batch.column(key)
 
 
 def rows_of(path: Path, key: str, reading: Reading | None = None) -> Iterator[list[Any]]:
     """The values of `columns_of`."""
     for column in columns_of(path, key, reading=reading):
-        yield column.to_pylist()
-
-
-def joined_text(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """(UTF-8 bytes, int64 end of each text in them) of an arrow array of strings.
-
-    None for an array of another kind, or with nulls.
-    """
-    import pyarrow
-
-    offset = {pyarrow.string(): np.int32, pyarrow.large_string(): np.int64}.get(column.type)
-    if offset is None or column.null_count or not len(column):
-        return None
-    _, offsets, text = column.buffers()
-    bounds = np.frombuffer(offsets, dtype=offset)[column.offset : column.offset + len(column) + 1]
-    held = np.frombuffer(text, dtype=np.uint8) if text is not None else np.zeros(0, dtype=np.uint8)
-    return held[bounds[0] : bounds[-1]], (bounds[1:] - bounds[0]).astype(np.int64)
+        yield values_of(column)
 
 
 def text_of(line: bytes, key: str) -> str:
     """The text under `key` of one line. ValueError says what the line is instead."""
     try:
-        told = line.decode("utf-8-sig", "surrogatepass")  # Python's json would also guess at UTF-16 and 32
+        told = line.decode("utf-8-sig")  # Python's json would also guess at UTF-16 and 32
         # numbers are not looked at; Python would refuse to convert very long ones
         record: Any = json.loads(told, parse_int=lambda digits: 0)
     except json.JSONDecodeError as error:  # its own words count lines, of which there is one
@@ -289,6 +341,12 @@ def text_of(line: bytes, key: str) -> str:
 
 def checked_text(text: Any, key: str) -> str:
     """A string without unpaired surrogates: such an escape stands for no character and becomes U+FFFD."""
+    if isinstance(text, bytes):  # of a column
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            byte = f"0x{text[error.start]:02x}"
+            raise ValueError(f"'{key}' is not UTF-8 (byte {error.start + 1} is {byte})") from error
     if not isinstance(text, str):
         raise ValueError(f"'{key}' is {_kind(text)}, wanted a string")
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.data.columns import joined_text, values_of
+from megatron.data.damage import DamagedFileError
 from megatron.data.documents import (
     COLUMNS,
+    STDIN,
     Piece,
     Reading,
     blocks_of,
     checked_text,
     columns_of,
-    joined_text,
     lines_of,
     rows_of,
     text_of,
@@ -22,6 +24,7 @@ from megatron.data.documents import (
 from megatron.data.fast_lines import FastLines
 from megatron.data.shards import Done, Shards
 from megatron.data.sink import BadLines, Settings, Sink
+from megatron.run_dir import FULL
 from megatron.tokenizer.encoder import Encoder, FastEncoder
 
 BATCH_DOCUMENTS = 128
@@ -43,9 +46,11 @@ def encode_piece(
 
     A line that is no document ends the piece, and `Done.error` has file, line and reason: whether it is
     needed at all who joins the pieces knows. Where bad lines are skipped they stand in the piece's rejects.
-    Raises OSError for a full disk.
+    So does a damaged file. Nothing of it is kept: how much can be read of it depends on the library
+    at work, and what was read may be wrong already, as its sum comes last.
+    Raises OSError for a full disk, and for a file that the system does not read.
     """
-    error = None
+    error = damage = None
     with ExitStack() as stack:
         sinks = {key: stack.enter_context(Sink(shards, number, key, settings)) for key in shards.keys}
         rejects = stack.enter_context(shards.rejects(number).open("w")) if settings.skip_bad_lines else None
@@ -58,9 +63,24 @@ def encode_piece(
         first.hear = hear_sinks
         try:
             n_lines = _encode(piece, number, shards, settings, encoder, sinks, bad, reading)
+        except DamagedFileError as found:
+            n_lines = 0
+            if rejects is None:
+                error = str(found)
+            else:
+                damage = found.reason
+                for sink in sinks.values():
+                    sink.clear()
+                bad.replace_by_file(damage)
         except ValueError as found:
             n_lines, error = 0, str(found)
+            if (reason := find_damage(piece, shards.keys)) is not None:  # the line may be what came of it
+                error = str(DamagedFileError(piece.path, reason))
             error = error if str(piece.path) in error else f"{piece.path}: {error}"
+        except OSError as found:
+            if found.errno is not None and found.filename is None:
+                found.filename = str(shards.folder if found.errno in FULL else piece.path)
+            raise
     done = Done(
         n_lines=n_lines,
         n_documents=next(iter(sinks.values())).n_documents,
@@ -68,9 +88,31 @@ def encode_piece(
         n_rejected=bad.n_rejected,
         n_bytes=sum(sink.n_tokens for sink in sinks.values()) * np.dtype(settings.dtype).itemsize,
         error=error,
+        damage=damage,
     )
     shards.mark_done(number, done)
     return done
+
+
+def find_damage(piece: Piece, keys: Sequence[str]) -> str | None:
+    """Read a packed file, or columns of a file, through; what is wrong with it, None for a whole one.
+
+    A plain file and standard input are None: nothing shows whether they are whole.
+    """
+    path = piece.path
+    if piece.is_plain or path == STDIN:
+        return None
+    is_column = path.name.endswith(COLUMNS)
+    readers = [columns_of(path, key) for key in keys] if is_column else [blocks_of(path)]
+    try:
+        for reader in readers:
+            for _ in reader:
+                pass
+    except DamagedFileError as error:
+        return error.reason
+    except ValueError:  # another fault, of which the caller knows
+        return None
+    return None
 
 
 def _encode(
@@ -162,7 +204,7 @@ def _column_fast(
             _encode_batches(
                 (
                     (n_rows + i, lambda key, value=value: checked_text(value, key))
-                    for i, value in enumerate(column.to_pylist())
+                    for i, value in enumerate(values_of(column))
                 ),
                 {key: sink}, settings, encoder, bad,
             )  # fmt: skip
@@ -241,5 +283,5 @@ def rejected_lines(
         for told in map(json.loads, lines):
             if n_documents is not None and told["documents_before"] >= n_documents:
                 return
-            where = told["line"] + 1 + lines_of_file_before
+            where = None if told["line"] is None else told["line"] + 1 + lines_of_file_before
             yield json.dumps({"file": str(path), "line": where, "reason": told["reason"]}) + "\n"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.config.datapaths import read_sidecar
+from megatron.config.sidecar import read_sidecar
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -68,6 +68,7 @@ class IndexedTokens:
         # an empty file cannot be mapped; a plain array because slices of a memmap are three times slower
         empty = np.empty(0, self.dtype)
         self.tokens = np.memmap(data, self.dtype, mode="r").view(np.ndarray) if held else empty
+        self.n_ids: int | None = None  # of the model that reads them, for `check_ids`
         self.sidecar: dict[str, Any] | None = None
         if Path(f"{prefix}.json").is_file():  # another program writes none
             self.sidecar = read_sidecar(prefix)
@@ -116,6 +117,11 @@ class IndexedTokens:
         """As tokens[begin : begin + n], read, not mapped: what was read of a mapped file counts as held."""
         return np.fromfile(f"{self.prefix}.bin", self.dtype, n, offset=begin * self.dtype.itemsize)
 
+    def check_ids(self, ids: np.ndarray) -> None:
+        """`check_ids` of some int64 ids of this dataset, where the number of a model's ids is known."""
+        if self.n_ids is not None:
+            check_ids(ids, self.n_ids, self.prefix)
+
     def document(self, i: int) -> np.ndarray:
         """The tokens of document i, a view of the file."""
         if not 0 <= i < self.n_documents:
@@ -135,6 +141,17 @@ class IndexedTokens:
         if sequence == self.n_sequences:
             return self.n_tokens
         return int(self._positions[sequence]) // self.dtype.itemsize
+
+
+def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
+    """ValueError where one of some int64 ids is not in 0..n_ids - 1. `name`: what they are read from."""
+    if not ids.size or int(ids.view(np.uint64).max()) < n_ids:  # as unsigned, a negative one is very large
+        return
+    odd = int(ids[(ids < 0) | (ids >= n_ids)][0])
+    raise ValueError(
+        f"{name}: got id {odd}, expected 0 to {n_ids - 1} (model.n_tokens={n_ids}). "
+        "Preprocess with the model's tokenizer, or raise model.n_tokens."
+    )
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int, int]:

@@ -14,13 +14,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.config.sidecar import read_sidecar
 from megatron.data.documents import REJECTS, STDIN, Piece
 from megatron.data.encode_piece import rejected_lines
 from megatron.data.indexed import HEADER
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.shards import Done, Joined, Shards
 from megatron.log import get_logger
-from megatron.run_dir import FULL, read_json, written_whole
+from megatron.run_dir import FULL, written_whole
 
 log = get_logger(__name__)
 JOINED_BYTES = 1 << 20  # read at a time: what is summed, counted and written stays in the core's cache
@@ -35,6 +36,15 @@ class Output:
     n_tokens: int
     n_empty: int
     longest_document: int
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What was passed over: lines, whole damaged files, and the file that lists them."""
+
+    n_lines: int = 0
+    n_files: int = 0
+    path: Path | None = None
 
 
 class Joining:
@@ -166,17 +176,20 @@ class Joining:
             left -= found[-1]
         return found
 
-    def finish(self, paths: Sequence[Path], job: str | None) -> tuple[int, Path | None]:
-        """Write all there is to write, up to the names of the outputs; (rejected lines, their file).
+    def finish(self, paths: Sequence[Path], job: str | None) -> Rejected:
+        """Write all there is to write, up to the names of the outputs.
 
         Of each source that was read the sidecars tell name, documents, bytes and the sum of these. A process
         that is killed while the outputs get their names leaves a folder that says so.
         """
         kept = self.kept()
         n_documents: dict[Path, int] = {path: 0 for path in paths if path not in self.sums}
+        damaged: dict[Path, str] = {}
         for number, n in enumerate(kept):
             path = self.pieces[number].path
             n_documents[path] = n_documents.get(path, 0) + n
+            if (reason := self.done[number].damage) is not None:
+                damaged[path] = reason
         told: list[dict[str, Any]] = []
         for path in (path for path in paths if path in n_documents):
             held = {"documents_read": n_documents[path]}
@@ -186,20 +199,22 @@ class Joining:
             sum_ = self.sums.get(path, hashlib.sha256())
             n_bytes, size = self.summed.get(path, 0), path.stat().st_size
             of = {"of_bytes": size} if n_bytes < size else {}
+            if path in damaged:
+                held["damage"] = damaged[path]
             told.append({"path": path.name, "sha256": sum_.hexdigest(), "bytes": n_bytes, **of, **held})
-        n_rejected = sum(1 for _ in self._rejects(kept))
-        about = {"sources": told, "rejected_lines": n_rejected, "job": job}
+        n_rejected = sum(1 for _ in self._rejects(kept)) - len(damaged)
+        about = {"sources": told, "rejected_lines": n_rejected, "rejected_files": len(damaged), "job": job}
         for key, writer in self.writers.items():
             writer.about |= {"empty_documents": self.joined.empty[key], **about}
             writer.prepare()
         rejects = rejects_of(self.prefix)
-        if n_rejected:
+        if n_rejected or damaged:
             with written_whole(rejects) as partial, partial.open("w") as file:
                 file.writelines(self._rejects(kept))
         else:
             rejects.unlink(missing_ok=True)
         self.shards.mark_prepared(job)
-        return n_rejected, rejects if n_rejected else None
+        return Rejected(n_rejected, len(damaged), rejects if n_rejected or damaged else None)
 
     def _rejects(self, kept: Sequence[int]) -> Iterator[str]:
         """The rejected lines of the pieces, in order; of the last one those before the last document."""
@@ -235,25 +250,31 @@ def pair_prefix(prefix: Path, key: str) -> Path:
     return prefix.with_name(f"{prefix.name}_{key}_document")
 
 
-def finished(
-    prefix: Path, keys: Sequence[str], job: str | None
-) -> tuple[list[Output], int, Path | None] | None:
-    """(outputs, rejected lines, their file) where they lie there whole, made by the same job; else None."""
+def finished(prefix: Path, keys: Sequence[str], job: str | None) -> tuple[list[Output], Rejected] | None:
+    """(outputs, what was rejected) where they lie there whole, made by the same job; else None."""
     outputs: list[Output] = []
-    n_rejected = 0
+    n_lines = n_files = 0
     for one in (pair_prefix(prefix, key) for key in keys):
-        told = read_json(Path(f"{one}.json"))
-        if job is None or told is None or told.get("job") != job:
+        if not is_of_job(one, job):
             return None
+        told = read_sidecar(one)
         n, n_tokens = told["documents"], told["tokens"]
         sizes = {".bin": n_tokens * np.dtype(told["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
         paths = {Path(f"{one}{suffix}"): size for suffix, size in sizes.items()}
         if not all(path.is_file() and path.stat().st_size == size for path, size in paths.items()):
             return None
         outputs.append(Output(one, n, n_tokens, told["empty_documents"], told["longest_document"]))
-        n_rejected = told["rejected_lines"]
-    rejects = rejects_of(prefix) if n_rejected else None
-    return (outputs, n_rejected, rejects) if rejects is None or rejects.is_file() else None
+        n_lines, n_files = told["rejected_lines"], told.get("rejected_files", 0)
+    path = rejects_of(prefix) if n_lines or n_files else None
+    return (outputs, Rejected(n_lines, n_files, path)) if path is None or path.is_file() else None
+
+
+def is_of_job(prefix: Path, job: str | None) -> bool:
+    """Whether the sidecar of a dataset says that this job made it."""
+    try:
+        return job is not None and read_sidecar(prefix).get("job") == job
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _parts_of(ids: IO[bytes], dtype: np.dtype, n_tokens: int) -> Iterator[np.ndarray]:

@@ -17,15 +17,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from megatron.data.damage import DamagedFileError
 from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
 from megatron.data.encode_piece import Hear, encode_piece, ignore
 from megatron.data.indexed_writer import dtype_for, publish
-from megatron.data.join import Joining, Output, finished, may_go_on, pair_prefix, rejects_of
+from megatron.data.join import (
+    Joining,
+    Output,
+    Rejected,
+    finished,
+    is_of_job,
+    may_go_on,
+    pair_prefix,
+    rejects_of,
+)
+from megatron.data.output_names import check_free, dataset_files
 from megatron.data.progress import Progress
 from megatron.data.shards import Done, Shards, job_of
 from megatron.data.sink import Settings
 from megatron.log import get_logger
+from megatron.run_dir import FULL
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
+from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load
 
@@ -33,13 +46,17 @@ if TYPE_CHECKING:
     pass
 
 PIECE_BYTES = 8 << 20
+INDEX_BYTES = 24  # of a document: 20 in the index, 4 in the spool of lengths
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to make of the input. `special_text`: a special token's text becomes its id, as in tokenizers."""
+    """What to make of the input. `special_text`: a special token's text becomes its id, as in tokenizers.
+
+    overwrite   replace outputs that another job has made
+    """
 
     keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
@@ -48,6 +65,7 @@ class Options:
     max_tokens: int | None = None
     n_workers: int = 1
     quiet: bool = False
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,9 +73,18 @@ class Totals:
     """What came out, an output for each key."""
 
     outputs: list[Output]
-    n_rejected: int
-    rejects: Path | None
+    rejected: Rejected
     cpu_s: dict[str, float]  # CPU seconds of this process by stage
+
+    @property
+    def n_rejected(self) -> int:
+        """Lines that were passed over."""
+        return self.rejected.n_lines
+
+    @property
+    def rejects(self) -> Path | None:
+        """The file that lists what was passed over, if anything was."""
+        return self.rejected.path
 
 
 def preprocess(
@@ -80,6 +107,8 @@ def preprocess(
     known = load(tokenizer)
     settings = _settings(known, options)
     made_by = [known.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
+    if known.eod is not None and known.eod.source.startswith("--"):
+        made_by.append(known.eod.id)  # the sidecar tells it, whether documents end with it or not
     job = job_of(paths, [*made_by, options.max_tokens, *options.keys])
     shards = Shards(prefix.with_name(f".{prefix.name}.shards"), options.keys)
     with shards.take(prefix):
@@ -90,9 +119,11 @@ def preprocess(
             shards.remove()
             log.info("%s: is there already, made of the same files in the same way", prefix)
             return Totals(*found, clock.cpu_s)
-        fast, reason = fast_of(known)
-        if fast is None:
-            log.warning("%s: encoded by its own library, several times slower, as %s", known.name, reason)
+        if not options.overwrite:
+            _refuse_to_replace(prefix, options.keys, job, shards)
+        if options.append_eod and known.eod is not None:
+            log.info("documents end with id %d (%s)", known.eod_id, _words_of(known.eod))
+        fast = _fast_of(known)
         clock.lap("tokenizer")
         pieces = cut(paths, PIECE_BYTES)
         about = {"append_eod": options.append_eod, "special_text": options.special_text} | _about(known)
@@ -103,11 +134,12 @@ def preprocess(
             )
             with joining:
                 _Work(pieces, shards, settings, options, tokenizer, fast, done, joining).run()
-                if not any(one.n_documents or one.n_rejected for one in done.values()):
-                    raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
-                n_rejected, rejects = joining.finish(paths, job)
+                _check_any(inputs, pieces, done)
+                rejected = joining.finish(paths, job)
                 clock.lap("encoding, joining and sums")
-        except (ValueError, OSError) as error:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                error.n_bytes = _bytes_needed(pieces, done)  # type: ignore[attr-defined]  # for room_in
             if not may_go_on(error):
                 shards.remove()
             raise
@@ -116,7 +148,57 @@ def preprocess(
     if options.max_tokens is not None and not joining.has_enough:
         wanted = f"{options.max_tokens:,}"
         log.warning("%s: holds less than the %s tokens asked for; all is kept", named(inputs), wanted)
-    return Totals(joining.outputs(), n_rejected, rejects, clock.cpu_s)
+    return Totals(joining.outputs(), rejected, clock.cpu_s)
+
+
+def _refuse_to_replace(prefix: Path, keys: Sequence[str], job: str | None, shards: Shards) -> None:
+    """ValueError where an output of another job is there; no new folder is left then.
+
+    What is left of an output of the same job, of which a file was changed or deleted, is made again.
+    """
+    try:
+        for key in keys:
+            if not is_of_job(pair_prefix(prefix, key), job):
+                check_free(*dataset_files(pair_prefix(prefix, key)))
+    except ValueError:
+        if not shards.has_begun():
+            shards.remove()
+        raise
+
+
+def _bytes_needed(pieces: Sequence[Piece], done: dict[int, Done]) -> int | None:
+    """Bytes of output that are still to come, in the proportion of what is done; None where nothing is."""
+    sizes = [piece.end - piece.begin for piece in pieces]
+    n_read = sum(sizes[number] for number in done)
+    if not n_read:
+        return None
+    n_written = sum(one.n_bytes + INDEX_BYTES * one.n_documents for one in done.values())
+    return n_written * (sum(sizes) - n_read) // n_read
+
+
+def _words_of(end: Eod) -> str:
+    return end.source if end.token is None else f"{end.token}, {end.source}"
+
+
+def _fast_of(known: Tokenizer) -> FastBpe | None:
+    """The C++ encoder; None, with a warning, where only the tokenizer's library is exact."""
+    fast, reason = fast_of(known)
+    if fast is None:
+        log.warning(
+            "%s: encoded by its own library, which took some 60 times the CPU time of C++ where it was "
+            "measured, as %s", known.name, reason,
+        )  # fmt: skip
+    return fast
+
+
+def _check_any(inputs: Sequence[str], pieces: Sequence[Piece], done: dict[int, Done]) -> None:
+    """ValueError where the inputs have neither a document nor a line that was rejected."""
+    if any(one.n_documents or one.n_rejected for one in done.values()):
+        return
+    damaged = [(pieces[i].path, one.damage) for i, one in sorted(done.items()) if one.damage is not None]
+    if damaged:
+        raise DamagedFileError(*damaged[0])
+    raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
 
 
 def _settings(known: Tokenizer, options: Options) -> Settings:
@@ -149,11 +231,14 @@ def _check(options: Options, prefix: Path, paths: Sequence[Path]) -> None:
 
 
 def _about(tokenizer: Tokenizer) -> dict[str, Any]:
+    end = tokenizer.eod
     told = {
         "name": tokenizer.name,
         "sha256": tokenizer.sha256,
         "n_tokens": tokenizer.n_tokens,
-        "eod_id": tokenizer.eod_id,
+        "eod_id": None if end is None else end.id,
+        "eod_token": None if end is None else end.token,
+        "eod_from": None if end is None else end.source,
     }
     return {"tokenizer": told}
 

@@ -50,6 +50,7 @@ class Samples:
         """Sample i, for any i >= 0: int64 [seq_len + 1]."""
         sample = np.empty(self.seq_len + 1, dtype=np.int64)
         self._copy(self.window_of(i), sample)
+        self.tokens.check_ids(sample)
         return sample
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
@@ -57,6 +58,7 @@ class Samples:
         taken = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         for row, window in zip(taken, self.windows_of(numbers).tolist(), strict=True):
             self._copy(window, row)
+        self.tokens.check_ids(taken)
         return taken
 
     def _copy(self, window: int, row: np.ndarray) -> None:

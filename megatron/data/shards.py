@@ -31,6 +31,7 @@ class Done:
     n_rejected: int
     n_bytes: int
     error: str | None = None  # what ended the piece early
+    damage: str | None = None  # why a whole file was passed over; then nothing of it is in the shards
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class Shards:
         n_joined = joined.n_pieces if joined else 0  # their shards are gone
         found = {i: self.read_done(i, has_shard=i >= n_joined) for i in range(len(pieces))}
         return {i: done for i, done in found.items() if done is not None}
+
+    def has_begun(self) -> bool:
+        """Whether a job has left work in the folder."""
+        return (self.folder / PLAN).is_file()
 
     def ids(self, piece: int, key: str) -> Path:
         """Ids of one piece, in the output's dtype."""

@@ -61,6 +61,11 @@ class Sink:
             file.truncate(size)
             file.seek(size)
 
+    def clear(self) -> None:
+        """Drop all that was appended."""
+        self.n_documents = self.n_tokens = 0
+        self.rewind()
+
     @property
     def has_enough(self) -> bool:
         """Whether no more is wanted of this piece."""
@@ -89,3 +94,11 @@ class BadLines:
         told = {"line": line, "reason": str(error), "documents_before": self.sink.n_documents}
         self.rejects.write(json.dumps(told) + "\n")
         self.n_rejected += 1
+
+    def replace_by_file(self, reason: str) -> None:
+        """Write the whole file to the rejects, in place of its lines."""
+        assert self.rejects is not None, "only where bad lines are skipped"
+        self.rejects.seek(0)
+        self.rejects.truncate()
+        self.rejects.write(json.dumps({"line": None, "reason": reason, "documents_before": 0}) + "\n")
+        self.n_rejected = 0

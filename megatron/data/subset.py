@@ -29,11 +29,15 @@ from megatron.data.documents import (
     rows_of,
     text_of,
 )
+from megatron.data.encode_piece import find_damage
 from megatron.data.indexed import IndexedTokens, prefix_of
 from megatron.data.indexed_writer import PARTIAL, IndexedWriter
-from megatron.data.merge import append, origin
+from megatron.data.merge import append, is_made_of, origin
+from megatron.data.output_names import check_free, dataset_files
+from megatron.log import get_logger
 from megatron.tokenizer.encoder import Encoder, encode_or_blame
 
+log = get_logger(__name__)
 OUTPUTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 128, 1 << 20
 DRAWS = 4096  # priorities made at a time
@@ -72,6 +76,7 @@ class Subset:
     n_documents: int
     n_tokens: int | None
     n_rejected: int = 0
+    n_damaged: int = 0  # files that were passed over
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def pair_of(word: str) -> Path | None:
 
 def subset_text(
     inputs: Sequence[str], output: Path, selection: Selection, counter: Counter | None = None,
-    key: str = "text", skip_bad_lines: bool = False, quiet: bool = False,
+    key: str = "text", skip_bad_lines: bool = False, quiet: bool = False, overwrite: bool = False,
 ) -> Subset:  # fmt: skip
     """Write the chosen lines of `inputs` to `output` (compressed as its name says), in their order.
 
@@ -118,6 +123,8 @@ def subset_text(
         raise ValueError(f"{output}: wanted a name that ends in one of {', '.join(OUTPUTS)}")
     if output.resolve() in [path.resolve() for path in paths]:
         raise ValueError(f"{output}: is one of the inputs; choose another name")
+    if not overwrite:
+        check_free(output)
     if selection.tokens is not None and counter is None:
         raise ValueError("to count tokens, a tokenizer is wanted; give --tokenizer-model")
     source = _Source(paths, key, skip_bad_lines)
@@ -135,10 +142,12 @@ def subset_text(
             if selection.tokens is not None and n_tokens >= selection.tokens:
                 break
         _check_enough(selection, n_documents, n_tokens, named(inputs))
-    return Subset(n_documents, n_tokens if counter else None, source.n_rejected)
+    return Subset(n_documents, n_tokens if counter else None, source.n_rejected, source.n_damaged)
 
 
-def subset_pair(prefix: Path, output: Path, selection: Selection, quiet: bool = False) -> Subset:
+def subset_pair(
+    prefix: Path, output: Path, selection: Selection, quiet: bool = False, overwrite: bool = False
+) -> Subset:
     """Write the chosen documents of a pair as a pair. A sample is that of the text the pair was made of.
 
     Memory: the pair's index, and 24 bytes a document for a sample. Raises what `subset_text` does.
@@ -148,13 +157,20 @@ def subset_pair(prefix: Path, output: Path, selection: Selection, quiet: bool = 
         raise ValueError(f"{output}: is the input; choose another name")
     if output.name.endswith(OUTPUTS):
         raise ValueError(f"{output}: is a name of text, and part of a pair is a pair; give it a prefix")
+    made_of = {"subset_of": origin(pair), "selection": selection.told()}
+    if is_made_of(output, made_of):
+        there = IndexedTokens(output)
+        log.info("%s: is there already, the same part of the same pair", output)
+        return Subset(there.n_documents, there.n_tokens)
+    if not overwrite:
+        check_free(*dataset_files(output))
     chosen = _chosen_of_pair(pair, selection)
     lengths = pair.document_tokens[chosen]
     n_tokens = int(lengths.sum())
     _check_enough(selection, len(chosen), n_tokens, str(prefix))
     told = pair.sidecar or {}
     about = {name: told[name] for name in CARRIED if name in told}
-    about |= {"subset_of": origin(pair), "selection": selection.told()}
+    about |= made_of
     about["empty_documents"] = int((lengths == int(told.get("append_eod", False))).sum())
     hidden = True if quiet else None
     with (
@@ -170,11 +186,15 @@ class _Source:
 
     def __init__(self, paths: Sequence[Path], key: str, skip: bool) -> None:
         self.pieces, self.key, self.skip = cut(paths, piece_bytes=1 << 62), key, skip
-        self.n_rejected = 0
+        self.n_rejected = self.n_damaged = 0
 
     def lines(self) -> Iterator[tuple[Place, Any]]:
         """Every line that is not blank, or the value of every row, not yet looked at."""
         for piece in self.pieces:
+            if self.skip and (damage := find_damage(piece, [self.key])) is not None:
+                self.n_damaged += 1
+                log.warning("%s: passed over, its content is damaged (%s)", piece.path, damage)
+                continue
             if piece.path.name.endswith(COLUMNS):
                 values = (value for values in rows_of(piece.path, self.key) for value in values)
                 yield from ((Place(piece.path, i), value) for i, value in enumerate(values, 1))

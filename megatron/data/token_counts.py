@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.documents import checked_text, joined_text
+from megatron.data.columns import joined_text
+from megatron.data.documents import checked_text
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.kinds import TokenizerSpec, load
 

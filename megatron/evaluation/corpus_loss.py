@@ -244,7 +244,9 @@ def _end_to_end(corpus: IndexedTokens, seq_len: int) -> Iterator[_Window]:
 
 def _read(corpus: IndexedTokens, window: _Window) -> np.ndarray:
     """int64 [end - begin]."""
-    return corpus.read(0, window.begin, window.end - window.begin).astype(np.int64)
+    ids = corpus.read(0, window.begin, window.end - window.begin).astype(np.int64)
+    corpus.check_ids(ids)
+    return ids
 
 
 def _mine(rows: Sequence[Row], batch_size: int, world: World, progress: Progress) -> Iterator[list[Row]]:

@@ -159,6 +159,7 @@ def _score(
             f"{weights.config.n_tokens}; preprocess with the model's tokenizer"
         )
     assert held.seq_len is not None and held.method is not None, "resolved"
+    corpus.n_ids = weights.config.n_tokens
     with _bar(corpus, held, world) as bar:
         asked: dict[str, Any] = {
             "seq_len": held.seq_len,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.mixture_use import folder_of, read_resolved
-from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed import IndexedTokens, check_ids
 from megatron.mixture.adaptive import Log
 from megatron.mixture.chunk import Orders, Position, Turns
 from megatron.mixture.distributor import Distributor
@@ -79,7 +79,10 @@ class MixtureSamples:
 
     names   of the domains
     rule    what finds the weights; None: they do not follow the model
+    n_ids   of the model that reads them: a sample with another id is a ValueError; None: not looked at
     """
+
+    n_ids: int | None = None
 
     def __init__(self, path: str | Path, seq_len: int, batch_size: int, seed: int) -> None:
         """FileNotFoundError for a mixture that is not prepared; ValueError for a domain without a window."""
@@ -131,6 +134,8 @@ class MixtureSamples:
                     f"{self.seq_len} + 1; lower dataset.seq_len or give it no weight"
                 )
             self.streams[k].copy_windows(turns.number[rows], [taken[row] for row in rows])
+            if self.n_ids is not None:
+                check_ids(taken[rows], self.n_ids, f"domain '{self.names[k]}'")
         return taken
 
     def __getitem__(self, i: int) -> np.ndarray:

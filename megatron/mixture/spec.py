@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.config.datapaths import read_sidecar
+from megatron.config.datapaths import compare_eods, read_sidecar
 from megatron.config.mixture_use import RESOLVED, Resolved, folder_of, read_resolved
 from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
@@ -243,7 +243,9 @@ def _tokens_of(
     if not made.with_name(made.name + ".json").is_file():
         log.info("tokenising %s", path)
         made.parent.mkdir(parents=True, exist_ok=True)
-        options = Options(keys=(file.text_key,), append_eod=True, skip_bad_lines=True, quiet=quiet)
+        options = Options(
+            keys=(file.text_key,), append_eod=True, skip_bad_lines=True, quiet=quiet, overwrite=True
+        )
         if samples is None:
             preprocess([str(path)], made.with_name(name), str(tokenizer), options)
         else:
@@ -269,6 +271,8 @@ def _one_tokenizer(pairs: Sequence[str]) -> dict[str, Any]:
         if known and told.get("sha256") != known.get("sha256"):
             raise ValueError(f"{prefix}: made with another tokenizer than {pairs[0]}; tokenise them alike")
         known = known or told
+    for warning in compare_eods(pairs, allow_mixed=True):
+        log.warning("%s", warning)
     return known
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.log import get_logger
-from megatron.run_dir import read_json, written_whole
+from megatron.run_dir import written_whole
+from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, WithEod, configured_eos, find_eod
 from megatron.tokenizer.hub import cached_file, why_hub_is_silent
 
 if TYPE_CHECKING:
@@ -21,31 +22,25 @@ GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 GPT2_SHA256 = "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"  # of Gpt2Tokenizer's JSON
-EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
+GPT2_EOD = Eod(50256, "<|endoftext|>", "well-known name")
 
 
-class BpeTokenizer:
+class BpeTokenizer(WithEod):
     """Text to ids and back.
 
     n_tokens    largest id + 1
-    eod_id      the id that ends a document
+    eod         the token that ends a document (see eod.py), None where none is known
     bos_id      the id that the library puts before a text when asked for special tokens, which is for who
                 asks a model; no text in a corpus begins with it. None: no such
     sha256      of the whole tokenizer as JSON: equal sums mean equal ids
     """
 
-    def __init__(self, inner: "Tokenizer", name: str, end: str | None = None) -> None:
-        """`end`: the token that ends a document, where somebody says. ValueError for a tokenizer without."""
+    def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
+        """`eos`: the token that its tokenizer_config.json names."""
         inner.no_truncation()  # a tokenizer.json may say so for another use; documents are taken whole
         inner.no_padding()
         self.inner, self.name = inner, name
-        found = (inner.token_to_id(word) for word in ((end,) if end else EOD_NAMES))
-        eod = next((i for i in found if i is not None), None)
-        if eod is None:
-            raise ValueError(
-                f"{name}: none of {end or ', '.join(EOD_NAMES)} is in the vocabulary, one must end documents"
-            )
-        self.eod_id = eod
+        self.eod, self.missing_eod = find_eod(inner.token_to_id, eos)
         bare, begun = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.bos_id: int | None = begun[0] if begun[:1] != bare[:1] else None
         serialised = inner.to_str()
@@ -55,6 +50,9 @@ class BpeTokenizer:
         # a list where the model is not BPE: its places are the ids
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         self.n_tokens = 1 + max([*ids, *(token["id"] for token in self.told["added_tokens"])])
+
+    def token_id(self, token: str) -> int | None:
+        return self.inner.token_to_id(token)
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text; special tokens written out in it become their ids."""
@@ -82,7 +80,7 @@ class Gpt2Tokenizer(BpeTokenizer):
 
     def __init__(self, vocab: Path, merges: Path, name: str) -> None:
         self.vocab, self.merges, self.name = vocab, merges, name
-        self.n_tokens, self.eod_id, self.sha256 = 50257, 50256, GPT2_SHA256
+        self.n_tokens, self.eod, self.sha256 = 50257, GPT2_EOD, GPT2_SHA256
 
     @cached_property
     def inner(self) -> "Tokenizer":
@@ -97,7 +95,7 @@ class Gpt2Tokenizer(BpeTokenizer):
     def told(self) -> dict[str, Any]:
         """What its JSON says that the ids depend on."""
         merges = self.merge_lines().splitlines()
-        eod = {"id": self.eod_id, "content": EOD_NAMES[0]}
+        eod = {"id": GPT2_EOD.id, "content": GPT2_EOD.token}
         return {
             "model": {"type": "BPE", "vocab": json.loads(self.vocab.read_bytes()), "merges": merges},
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
@@ -131,26 +129,38 @@ def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
     """
     path = Path(name_or_folder)
     if path.is_file():
-        return BpeTokenizer(_read_json(path), str(path))
+        return BpeTokenizer(_read_json(path), str(path), configured_eos(path.with_name(CONFIG)))
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
-            return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path), _told_end(path))
+            return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path), configured_eos(path / CONFIG))
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             return bpe_of_files(path / "vocab.json", path / "merges.txt", str(path))
         raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
     if cached := cached_file(name_or_folder, "tokenizer.json"):
-        return BpeTokenizer(_read_json(cached), name_or_folder)
+        return BpeTokenizer(_read_json(cached), name_or_folder, _eos_of_hub(name_or_folder))
     if name_or_folder in GPT2_NAMES:  # before the network: their sums show that the hub has no other files
         return _gpt2_of_package()
-    return BpeTokenizer(_from_hub(name_or_folder), name_or_folder)
+    return BpeTokenizer(_from_hub(name_or_folder), name_or_folder, _eos_of_hub(name_or_folder))
 
 
-def _told_end(folder: Path) -> str | None:
-    """What transformers' settings beside a tokenizer.json call the end; None where they say nothing."""
-    end = (read_json(folder / "tokenizer_config.json") or {}).get("eos_token")
-    return end.get("content") if isinstance(end, dict) else end
+def _eos_of_hub(name: str) -> str | None:
+    """As `configured_eos`, of a name of the hub: from its cache, else asked for where the hub answers."""
+    if name in GPT2_NAMES:
+        return GPT2_EOD.token
+    config = cached_file(name, CONFIG)
+    if config is None and why_hub_is_silent() is None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+        try:
+            config = Path(hf_hub_download(name, CONFIG))
+        except EntryNotFoundError:
+            return None
+        except (HfHubHTTPError, OSError) as error:
+            log.warning("%s: its %s cannot be had (%s)", name, CONFIG, _first_line(error))
+    return configured_eos(config)
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":

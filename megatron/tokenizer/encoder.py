@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from megatron import _csrc
-from megatron.tokenizer.bpe import EOD_NAMES, BpeTokenizer, Gpt2Tokenizer
+from megatron.tokenizer.bpe import GPT2_EOD, BpeTokenizer, Gpt2Tokenizer
 from megatron.tokenizer.fast_bpe import FastBpe, compile_fast, compile_gpt2
 from megatron.tokenizer.kinds import Tokenizer
 
@@ -77,5 +77,5 @@ def fast_of(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     if not isinstance(tokenizer, BpeTokenizer):
         return None, f"it is a {type(tokenizer).__name__} tokenizer"
     if isinstance(tokenizer, Gpt2Tokenizer):
-        return compile_gpt2(tokenizer.merge_lines(), EOD_NAMES[0], tokenizer.eod_id), ""
+        return compile_gpt2(tokenizer.merge_lines(), GPT2_EOD.token, GPT2_EOD.id), ""
     return compile_fast(tokenizer.told)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from megatron.tokenizer.bpe import bpe_of_files, load_tokenizer
+from megatron.tokenizer.eod import Eod, WithEod
 
 KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "Llama2cTokenizer", "NullTokenizer")
 MOST_IDS = 2**31 - 1
@@ -17,8 +18,17 @@ class Tokenizer(Protocol):
 
     name: str
     n_tokens: int
-    eod_id: int
+    eod: Eod | None
     sha256: str
+
+    @property
+    def eod_id(self) -> int:
+        """The id that ends a document. ValueError where none is known."""
+        ...
+
+    def choose_eod(self, token: str | None, number: int | None) -> None:
+        """Replace the end by what the caller names."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without an end."""
@@ -37,6 +47,7 @@ class TokenizerSpec:
                 .bin file (Llama2cTokenizer)
     vocab_file, merge_file   of a GPT2BPETokenizer
     vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size ends a document
+    eod_token, eod_id   what ends a document, instead of what the tokenizer's own files say (eod.py)
     """
 
     kind: str = "HFTokenizer"
@@ -44,6 +55,8 @@ class TokenizerSpec:
     vocab_file: str | None = None
     merge_file: str | None = None
     vocab_size: int | None = None
+    eod_token: str | None = None
+    eod_id: int | None = None
 
 
 def load(spec: TokenizerSpec | str) -> Tokenizer:
@@ -53,6 +66,12 @@ def load(spec: TokenizerSpec | str) -> Tokenizer:
     """
     if isinstance(spec, str):
         return load_tokenizer(spec)
+    tokenizer = _load(spec)
+    tokenizer.choose_eod(spec.eod_token, spec.eod_id)
+    return tokenizer
+
+
+def _load(spec: TokenizerSpec) -> Tokenizer:
     needs = {
         "HFTokenizer": {"--tokenizer-model": spec.model},
         "SentencePieceTokenizer": {"--tokenizer-model": spec.model},
@@ -94,7 +113,7 @@ def load_by_name(name: str) -> Tokenizer:
     return load(TokenizerSpec(kind=kind, model=name))
 
 
-class Null:
+class Null(WithEod):
     """Numbers separated by spaces are their own ids."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -103,7 +122,8 @@ class Null:
         if vocab_size > MOST_IDS:
             raise ValueError(f"--vocab-size: found {vocab_size}, wanted at most {MOST_IDS}: ids are int32")
         self.name = f"null-{vocab_size}"
-        self.n_tokens, self.eod_id = vocab_size + 1, vocab_size
+        self.vocab_size, self.n_tokens = vocab_size, vocab_size + 1
+        self.eod = Eod(vocab_size, None, "NullTokenizer")
         self.sha256 = hashlib.sha256(self.name.encode()).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -113,20 +133,25 @@ class Null:
         ids = []
         for word in text.split():
             digits = word.lstrip("0")[:20]  # more would be too large, and Python would not convert very many
-            if not (word.isascii() and word.isdigit()) or int(digits or 0) >= self.eod_id:
-                raise ValueError(f"NullTokenizer: found '{word[:20]}', wanted numbers under {self.eod_id}")
+            if not (word.isascii() and word.isdigit()) or int(digits or 0) >= self.vocab_size:
+                raise ValueError(
+                    f"NullTokenizer: found '{word[:20]}', wanted numbers under {self.vocab_size}"
+                )
             ids.append(int(digits or 0))
         return ids
+
+    def token_id(self, token: str) -> int | None:
+        return int(token) if token.isascii() and token.isdigit() and int(token) < self.n_tokens else None
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
 
-class SentencePiece:
+class SentencePiece(WithEod):
     """A SentencePiece .model file, through its own library."""
 
     def __init__(self, path: Path) -> None:
-        """FileNotFoundError, or ValueError for another file or a model without an end."""
+        """FileNotFoundError, or ValueError for another file."""
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such SentencePiece model")
         import sentencepiece  # only this kind wants it
@@ -138,9 +163,13 @@ class SentencePiece:
         except RuntimeError as error:
             raise ValueError(f"{path}: not a SentencePiece model") from error  # its words are of its own code
         self.name, self.sha256 = str(path), hashlib.sha256(raw).hexdigest()
-        self.n_tokens, self.eod_id = self._processor.vocab_size(), self._processor.eos_id()
-        if self.eod_id < 0:
-            raise ValueError(f"{path}: has no </s>, which must end documents")
+        self.n_tokens, end = self._processor.vocab_size(), self._processor.eos_id()
+        self.eod = None if end < 0 else Eod(end, self._processor.IdToPiece(end), "SentencePiece's eos")
+        self.missing_eod = "the model has no </s>"
+
+    def token_id(self, token: str) -> int | None:
+        found = self._processor.PieceToId(token)
+        return found if self._processor.IdToPiece(found) == token else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.Encode(list(texts))

@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.eod import Eod
 
 PIECE = struct.Struct("<fi")
 SPECIAL = {0: "<unk>", 1: "<s>", 2: "</s>"}
@@ -25,7 +26,7 @@ class Llama2cTokenizer(BpeTokenizer):
         """FileNotFoundError, or ValueError for a file of another kind."""
         pieces, scores = read_pieces(path)
         super().__init__(as_library(pieces, scores), str(path))
-        self.eod_id = self.inner.token_to_id("<s>")
+        self.eod = Eod(self.inner.token_to_id("<s>"), "<s>", "llama2.c")
 
 
 def read_pieces(path: Path) -> tuple[list[str], list[float]]:

@@ -2,7 +2,8 @@
 
 import argparse
 
-from megatron.command import count
+from megatron.command import count, whole
+from megatron.tokenizer.eod import EOD_NAMES
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec
 
 
@@ -24,6 +25,14 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--append-eod", action="store_true", help="end each document with the end-of-document token"
     )
+    end = group.add_mutually_exclusive_group()
+    end.add_argument(
+        "--eod-token",
+        metavar="TOKEN",
+        help="the end-of-document token; default: eos_token of the tokenizer_config.json beside the "
+        f"tokenizer, else the first that its vocabulary has of {', '.join(EOD_NAMES)}",
+    )
+    end.add_argument("--eod-id", type=whole, metavar="ID", help="the same, by its id")
     group.add_argument(
         "--special-text",
         choices=["token", "text"],
@@ -36,5 +45,11 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
 def tokenizer_of(args: argparse.Namespace) -> TokenizerSpec:
     """What was said."""
     return TokenizerSpec(
-        args.tokenizer_type, args.tokenizer_model, args.vocab_file, args.merge_file, args.vocab_size
+        args.tokenizer_type,
+        args.tokenizer_model,
+        args.vocab_file,
+        args.merge_file,
+        args.vocab_size,
+        args.eod_token,
+        args.eod_id,
     )

@@ -166,6 +166,7 @@ def train_samples(config: RunConfig, n_samples: int) -> SampleSource:
 def _mixture(path: str, config: RunConfig) -> MixtureSamples:
     data = config.dataset
     samples = MixtureSamples(path, data.seq_len, data.batch_size, config.misc.seed)
+    samples.n_ids = config.model.n_tokens
     if samples.rule is not None and AHEAD * data.num_workers >= samples.delay_steps:
         raise ValueError(
             f"dataset.num_workers: {data.num_workers} are up to {AHEAD * data.num_workers} steps ahead, the "
@@ -198,6 +199,13 @@ def _open(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
             f"{key}: {prefix} has ids up to {told - 1}, the model knows {config.model.n_tokens}; "
             "preprocess with the model's tokenizer or change model.n_tokens"
         )
+    listed = (tokens.sidecar or {}).get("tokens", tokens.n_tokens)
+    if listed != tokens.n_tokens:
+        raise ValueError(
+            f"{prefix}.json: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
+            "Preprocess the corpus again."
+        )
+    tokens.n_ids = config.model.n_tokens  # a sidecar may be wrong or missing: every sample is looked at
     return tokens
 
 

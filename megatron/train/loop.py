@@ -48,6 +48,8 @@ def train(run: Run, stop: Stop) -> bool:
         record = Record(run.config, run.plan, run.world, run.folder, state.step)
         for line in (describe(run, state), *describe_data(run.plan)):
             log.info(line)
+        for warning in run.plan.warnings if run.world.is_first else ():
+            log.warning("%s", warning)
         if run.plan.warmup_steps > run.plan.n_steps and run.world.is_first:
             log.warning(
                 "the run ends after %d of its %d warm-up steps: enough to try a machine, not to train",

@@ -235,8 +235,8 @@ def test_a_run_that_cannot_be_is_refused(corpus: str, data: dict, length: dict, 
     ("text", "sentence"),
     [
         ("{", "not JSON"),
-        ("[]", "holds list"),
-        ('{"tokens": "x", "tokenizer": {"n_tokens": 9}}', "tokens is 'x'"),
+        ("[]", "got list"),
+        ('{"tokens": "x", "tokenizer": {"n_tokens": 9}}', "tokens: got 'x'"),
     ],
 )
 def test_a_broken_sidecar_is_one_sentence(corpus: str, text: str, sentence: str) -> None:

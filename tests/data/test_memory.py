@@ -44,7 +44,8 @@ def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
     """Largest memory of its own while a file is tokenised."""
     tool = root / "tools" / "preprocess_data_many_cores.py"
     command = [sys.executable, "-c", WATCHED, tool, "--input", source, "--output-prefix", "out", "--root",
-               source.parent / "tokens", "--tokenizer-model", tokenizer, *words]  # fmt: skip
+               source.parent / "tokens", "--tokenizer-model", tokenizer, "--overwrite",
+               *words]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return int(done.stdout.split()[-1]) / 1024
 

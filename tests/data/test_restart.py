@@ -271,7 +271,7 @@ def test_special_text_becomes_its_id_or_stays_text(tmp_path: Path, tokenizer: st
     source.write_text('{"text": "a<|endoftext|>b"}\n')
     reference = load_tokenizer(tokenizer)
     for special, n_special in ((True, 1), (False, 0)):
-        preprocess([str(source)], tmp_path / "out", tokenizer, Options(special_text=special))
+        preprocess([str(source)], tmp_path / "out", tokenizer, Options(special_text=special, overwrite=True))
         ids = IndexedTokens(tmp_path / "out_text_document").document(0).tolist()
         assert ids.count(reference.eod_id) == n_special
         assert reference.decode(ids) == "a<|endoftext|>b"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,13 @@ def test_what_differs_is_made_anew(tmp_path: Path, source: Path, tokenizer: str,
     else:
         with Path(f"{tmp_path}/out_text_document.{change}").open("ab") as file:
             file.write(b"more")
+    if change in ("input", "option"):
+        before = held(tmp_path / "out")
+        with pytest.raises(ValueError, match="out_text_document.bin: is there already, made of other files"):
+            preprocess([str(source)], tmp_path / "out", tokenizer, options)
+        assert held(tmp_path / "out") == before
+        assert not (tmp_path / ".out.shards").exists()
+        options = replace(options, overwrite=True)
     again = preprocess([str(source)], tmp_path / "out", tokenizer, options)
     fresh = preprocess([str(source)], tmp_path / "fresh", tokenizer, options)
     assert (again.n_rejected, again.outputs[0].n_tokens) == (1, fresh.outputs[0].n_tokens)

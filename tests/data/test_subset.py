@@ -1,5 +1,6 @@
 """Parts of a corpus, against counts made with `tokenizers` itself."""
 
+import functools
 import gzip
 import json
 import math
@@ -15,9 +16,12 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import faults
 from megatron.data.preprocess import Options, preprocess
-from megatron.data.subset import Counter, Selection, subset_pair, subset_text
+from megatron.data.subset import Counter, Selection
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, fast_of
 from megatron.tokenizer.kinds import TokenizerSpec, load
+
+subset_text = functools.partial(module.subset_text, overwrite=True)  # of each test several
+subset_pair = functools.partial(module.subset_pair, overwrite=True)
 
 
 @pytest.fixture(scope="module")
@@ -257,3 +261,22 @@ def test_a_sample_holds_few_lines_on_disk(tmp_path: Path, monkeypatch: pytest.Mo
     subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", Selection(sample=50))
     expected = 50 * (1 + math.log(5000 / 50))
     assert abs(len(seen) - 50 - expected) < 5 * math.sqrt(expected)  # 50 are read again at the end
+
+
+def test_an_output_that_is_there_is_not_replaced_unasked(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": "a"}\n{"text": "b"}\n')
+    out.write_text("hours of work")
+    with pytest.raises(ValueError, match="out.jsonl: is there already"):
+        module.subset_text([str(source)], out, Selection(documents=1))
+    assert out.read_text() == "hours of work"
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        for i in range(5):
+            writer.add_document([i])
+    assert module.subset_pair(tmp_path / "pair", tmp_path / "part", Selection(documents=3)).n_documents == 3
+    before = (tmp_path / "part.bin").stat().st_ino
+    assert module.subset_pair(tmp_path / "pair", tmp_path / "part", Selection(documents=3)).n_tokens == 3
+    assert (tmp_path / "part.bin").stat().st_ino == before  # the same again: nothing to do
+    with pytest.raises(ValueError, match="part.bin: is there already"):
+        module.subset_pair(tmp_path / "pair", tmp_path / "part", Selection(documents=2))
+    assert subset_pair(tmp_path / "pair", tmp_path / "part", Selection(documents=2)).n_documents == 2

@@ -1,0 +1,112 @@
+"""Sidecars of datasets: hostile ones end in a sentence wherever they are read."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.config.datapaths import compare_eods, compare_tokenizers, read_data_paths, tokens_held
+from megatron.config.sidecar import read_sidecar
+from megatron.data.inspect import faults
+from megatron.data.merge import merge
+from megatron.data.preprocess import Options, preprocess
+from megatron.data.subset import Selection, subset_pair
+from megatron.tokenizer.kinds import TokenizerSpec
+
+N_MUTATIONS = 400
+ODD: list[Any] = [
+    None, True, False, 0, -1, 5, 1 << 63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "5", "\ud800",
+    [], [5], [[]], {}, {"a": 5}, {"n_tokens": "x"}, [{"path": 5}], "uint16", "float32",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    source = folder / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": f"{i} {i + 1}"}) + "\n" for i in range(8)))
+    preprocess(
+        [str(source)], folder / "x", TokenizerSpec("NullTokenizer", vocab_size=9), Options(append_eod=True)
+    )
+    return folder / "x_text_document"
+
+
+def places(content: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values within a JSON value."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    found = []
+    for key, value in items:
+        found.append((*before, key))
+        if isinstance(value, dict | list):
+            found += places(value, (*before, key))
+    return found
+
+
+def mutate(content: dict[str, Any], rng: random.Random) -> str:
+    changed = json.loads(json.dumps(content))
+    for _ in range(rng.randrange(1, 3)):
+        *above, last = rng.choice(places(content))
+        inner = changed
+        try:
+            for key in above:
+                inner = inner[key]
+            if rng.random() < 0.15:
+                del inner[last]
+            else:
+                inner[last] = rng.choice(ODD)
+        except (KeyError, IndexError, TypeError):
+            continue  # what a change before this one has replaced
+    text = json.dumps(changed)
+    if rng.random() < 0.1:
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(["", "\x00", "[" * 100_000, "9" * 5000, "}"]) + text[at + 1 :]
+    return text
+
+
+def test_hundreds_of_changed_sidecars_end_in_a_sentence(dataset: Path, tmp_path: Path) -> None:
+    sidecar = Path(f"{dataset}.json")
+    whole = sidecar.read_text()
+    content, rng = json.loads(whole), random.Random(0)
+    listed = tmp_path / "data.txt"
+    listed.write_text(f"1 {dataset}\n")
+    n_refused = n_read = 0
+    try:
+        for trial in range(N_MUTATIONS):
+            sidecar.write_text(mutate(content, rng), errors="surrogatepass")
+            try:
+                read_sidecar(dataset)
+                tokens_held(str(dataset))
+                compare_tokenizers(str(dataset), str(dataset), "data.txt:1")
+                compare_eods([str(dataset), str(dataset)])
+                read_data_paths(listed)
+                list(faults(dataset))
+                if trial % 10 == 0:
+                    merge([str(dataset)], tmp_path / "merged", overwrite=True)
+                    subset_pair(dataset, tmp_path / "part", Selection(documents=3), True, overwrite=True)
+                n_read += 1
+            except ValueError as error:
+                assert str(sidecar) in str(error) and "\n" not in str(error)
+                n_refused += 1
+    finally:
+        sidecar.write_text(whole)
+    assert n_refused > N_MUTATIONS // 4 and n_read > N_MUTATIONS // 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("tokenizer", 5, "tokenizer: got '5', expected an object or null"),
+        ("tokens", True, "tokens: got 'True', expected a whole number"),
+        ("append_eod", "yes", "append_eod: got 'yes', expected true or false"),
+        ("dtype", "float32", "dtype: got 'float32', expected one of uint8"),
+    ],
+)
+def test_a_field_of_another_type_is_named(
+    dataset: Path, tmp_path: Path, name: str, value: Any, expected: str
+) -> None:
+    content = json.loads(Path(f"{dataset}.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(content | {name: value}))
+    with pytest.raises(ValueError, match=f"a.json: {expected}"):
+        read_sidecar(tmp_path / "a")
