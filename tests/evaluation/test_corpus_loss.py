@@ -104,7 +104,7 @@ def test_the_bound_is_that_of_the_masks_that_training_validates_with(
 
 
 def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_path: Path) -> None:
-    """12 tokens, one window: 4,095 masks of l tokens, each with chance 1 / (12 C(12, l)) and weight 12 / l."""
+    """12 tokens, one window: 4,095 masks of l tokens each, with chance 1 / (12 C(12, l)), weight 12 / l."""
     tokens = np.random.default_rng(1).integers(0, 40, 12)
     with IndexedWriter(tmp_path / "short", np.dtype(np.uint16), {}) as writer:
         writer.add_document(tokens)
