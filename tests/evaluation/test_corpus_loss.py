@@ -149,9 +149,15 @@ def test_the_bytes_are_those_of_the_text_that_was_scored(corpus: IndexedTokens) 
     """Numbers apart by spaces, and id 40 ends documents, which has none here."""
     tokenizer = Null(40)
     texts = [" ".join(str(token) for token in corpus.document(i)) for i in range(5)]
-    assert text_bytes(corpus, tokenizer, 0, 43, ALONE) == sum(map(len, texts))
+    whole = text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 40, ALONE)
+    assert whole == (sum(map(len, texts)), 0)
     first_two = [" ".join(texts[0].split()[1:]), texts[1]]
-    assert text_bytes(corpus, tokenizer, 1, 8, ALONE) == sum(map(len, first_two))
+    assert text_bytes(corpus, tokenizer, 1, np.array([6, 1, 0, 0, 0]), 40, ALONE)[0] == sum(
+        map(len, first_two)
+    )
+    n_of_last = sum(token == 7 for i in range(5) for token in corpus.document(i))
+    without = sum(len(" ".join(word for word in text.split() if word != "7")) for text in texts)
+    assert text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 7, ALONE) == (without, n_of_last)
 
 
 def test_strides_that_leave_tokens_out_are_refused(tiny: Gpt, corpus: IndexedTokens) -> None:
