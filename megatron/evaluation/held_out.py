@@ -141,7 +141,7 @@ def score_held_out(
     label = held.label(corpora)
     folder = out or model.folder(KIND)
     path = folder / f"{label}.json"
-    pairs = [[corpus.prefix, fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora]
+    pairs = [[Path(corpus.prefix).name, fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora]
     settings = identity([held.settings(), fingerprint(model.path), pairs])
     before = read_json(path)
     same = before is not None and before.get("settings") == settings
