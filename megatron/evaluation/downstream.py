@@ -105,7 +105,12 @@ def _label(scoring: Scoring, asked: Asked) -> str:
 def _held(folder: Path, name: str, settings: str, samples: bool) -> Results | None:
     """What was found for a task under the same settings; None where it has to be scored."""
     part = read_json(folder / f"{_file(name)}.json")
-    if part is None or part.get("settings") != settings:
+    if part is None:
+        return None
+    if part.get("settings") != settings:
+        log.warning(
+            "%s/%s.json: replaced; it is of other weights, data or another tokenizer", folder, _file(name)
+        )
         return None
     return part if not samples or (folder / f"{_file(name)}.samples.jsonl").is_file() else None
 
