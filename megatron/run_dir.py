@@ -14,6 +14,7 @@ exit.json      written by the launcher for a run that failed: its exit status an
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -109,8 +110,32 @@ def open_alone(path: Path, name: Path | None = None) -> IO[bytes]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """`write_whole` of indented JSON."""
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    """`write_whole` of indented JSON. ValueError for NaN and Inf, which JSON has not; nothing is written."""
+    try:
+        text = json.dumps(content, indent=1, allow_nan=False)
+    except ValueError as error:
+        odd = ", ".join(_not_finite(content)) or str(error)
+        raise ValueError(f"{path}: got NaN or Inf in {odd}, expected finite numbers.") from error
+    write_whole(path, text + "\n")
+
+
+def with_null(content: Any) -> Any:
+    """The same with None, JSON's null, for every float that is NaN or Inf."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    if isinstance(content, dict):
+        return {key: with_null(value) for key, value in content.items()}
+    return [with_null(value) for value in content] if isinstance(content, list | tuple) else content
+
+
+def _not_finite(content: Any, at: str = "") -> Iterator[str]:
+    """Where floats are NaN or Inf: keys joined by dots."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield at
+    pairs = content.items() if isinstance(content, dict) else ()
+    pairs = enumerate(content) if isinstance(content, list | tuple) else pairs
+    for key, value in pairs:
+        yield from _not_finite(value, f"{at}.{key}".lstrip("."))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -152,7 +177,7 @@ def last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
 
 def forget_metrics_after(run: Path, step: int) -> None:
     """Drop the lines of steps that a resumed run will take again, so that no step is told twice."""
-    kept = [json.dumps(line) for line in read_metrics(run) if line["step"] <= step]
+    kept = [json.dumps(with_null(line)) for line in read_metrics(run) if line["step"] <= step]
     write_whole(run / METRICS, "".join(line + "\n" for line in kept))
 
 

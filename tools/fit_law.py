@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron.command import command, count, failed, run
-from megatron.run_dir import write_json
+from megatron.run_dir import with_null, write_json
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
@@ -237,7 +237,7 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
             f"L {one.L_best:.4f}"
         )
     warnings = found.warnings + runs.warnings
-    write_json(args.out, told | {"warnings": warnings})
+    write_json(args.out, with_null(told | {"warnings": warnings}))
     return "\n".join([f"{args.out}:", *lines, *(f"  warning: {one}" for one in warnings)])
 
 

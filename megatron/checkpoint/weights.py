@@ -39,6 +39,7 @@ class Weights:
     objective  name of what it was trained for
     seq_len    positions it was trained on, None where nobody says
     tokenizer  folder or file of its tokenizer, None where nobody says
+    tokenizer_sha256   the sum of the tokenizer that made its training corpus, None where nobody says
     rate_min   of masked diffusion, None where nobody says
     source     where it came from, for people
     """
@@ -48,6 +49,7 @@ class Weights:
     state: dict[str, Tensor]
     seq_len: int | None = None
     tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
     rate_min: float | None = None
     source: str = ""
 
@@ -130,7 +132,8 @@ def load_weights(path: Path) -> Weights:
         state=_read_state(path, meta["files"]),
         seq_len=dataset.get("seq_len"),
         rate_min=meta["config"]["objective"].get("rate_min"),
-        tokenizer=meta.get("tokenizer") or _tokenizer_of_sidecar(dataset.get("path_train")),
+        tokenizer=meta.get("tokenizer") or _tokenizer_of_sidecar(dataset.get("path_train"), "name"),
+        tokenizer_sha256=_tokenizer_of_sidecar(dataset.get("path_train"), "sha256"),
         source=str(path),
     )
 
@@ -232,12 +235,12 @@ def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
     return state
 
 
-def _tokenizer_of_sidecar(prefix: str | None) -> str | None:
-    """What the training corpus was made with, if it is still there."""
+def _tokenizer_of_sidecar(prefix: str | None, key: str) -> str | None:
+    """What the training corpus was made with, if it is still there: name or sum of the tokenizer."""
     if prefix is None:
         return None
     try:
-        name = read_sidecar(read_corpora(prefix)[0].prefix)["tokenizer"]["name"]
+        found = read_sidecar(read_corpora(prefix)[0].prefix)["tokenizer"][key]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # moved away since, or made by another program: a tokenizer can be named
-    return name if isinstance(name, str) else None
+    return found if isinstance(found, str) else None

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megatron.keys import seed_sequence
+
 ROUNDS = 6
 MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser
 PLAIN_MIX, WORD = int(MIX), (1 << 64) - 1
@@ -23,7 +25,7 @@ class Permutation:
         half = max(1, ((n - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
         self._mask = np.uint64((1 << half) - 1)
-        self._keys = np.random.SeedSequence(list(key)).generate_state(ROUNDS, np.uint64)
+        self._keys = seed_sequence(*key).generate_state(ROUNDS, np.uint64)
         self._plain_keys = self._keys.tolist()
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:

@@ -4,8 +4,7 @@ import numpy as np
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.permutation import Epochs
-
-ORDER = 0x6F72646572  # keeps the key of the order apart from other uses of the seed
+from megatron.keys import SAMPLE_ORDER
 
 
 class Samples:
@@ -36,7 +35,7 @@ class Samples:
             raise ValueError(
                 f"{tokens.prefix}: {tokens.n_tokens:,} tokens hold no window of {seq_len} + 1; lower seq_len"
             )
-        self._order = Epochs(self.samples_per_epoch, [ORDER, seed])
+        self._order = Epochs(self.samples_per_epoch, [SAMPLE_ORDER, seed])
 
     def window_of(self, i: int) -> int:
         """Which window of the corpus sample i is."""

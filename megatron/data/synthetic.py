@@ -3,6 +3,7 @@
 import numpy as np
 
 from megatron.data.permutation import Epochs
+from megatron.keys import seed_sequence
 
 TRAIN, HELD_OUT = 0x74, 0x65  # two streams that share no sample
 N_HELD_OUT = 64
@@ -27,7 +28,8 @@ class SyntheticSamples:
     def __getitem__(self, i: int) -> np.ndarray:
         """Sample i, for any i >= 0: int64 [seq_len + 1]."""
         number = i if self._order is None else self._order.one(i)
-        return np.random.default_rng([*self.key, number]).integers(self.n_tokens, size=self.seq_len + 1)
+        rng = np.random.default_rng(seed_sequence(*self.key, number))
+        return rng.integers(self.n_tokens, size=self.seq_len + 1)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Samples int64 [n]: int64 [n, seq_len + 1]."""

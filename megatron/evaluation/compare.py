@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from megatron.data.documents import read_parquet
+from megatron.objective.noise import Purpose, generator
 
 UNLIKE = 0.1  # share of the documents that both need not have scored token for token
 ENDS = 2  # documents of a domain, its first and last, that may differ however few there are
 ELEMENTS = 1 << 22  # resampled weights held at a time
-BOOTSTRAP = 0x626F6F74  # keeps the key apart from other uses of the seed
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def paired_bootstrap(
     if len(tokens) < 2:
         raise ValueError(f"{len(tokens)} documents: a bootstrap wants two or more")
     n = len(tokens)
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([BOOTSTRAP, seed])))
+    rng = generator(seed, Purpose.BOOTSTRAP, 0)
     apart = nats_a - nats_b
     drawn = np.empty(n_bootstrap)
     rows = max(1, ELEMENTS // n)

@@ -13,7 +13,7 @@ from megatron.evaluation.scores import Scored, fingerprint, identity
 from megatron.log import get_logger
 from megatron.parallel.reduce import wait_for_all
 from megatron.parallel.world import World
-from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, read_json, write_whole
+from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, read_json, with_null, write_whole
 
 log = get_logger(__name__)
 
@@ -109,13 +109,19 @@ def _label(scoring: Scoring, asked: Asked) -> str:
     words += ["nll"] if scoring.only_mc_nll else []
     words += [] if asked.num_fewshot is None else [f"{asked.num_fewshot}shot"]
     words += [] if asked.limit is None else [f"first{asked.limit}"]
+    words += [f"seed{scoring.seed}"] if scoring.seed else []
     return "-".join(str(word) for word in words)
 
 
 def _held(folder: Path, name: str, settings: str, samples: bool) -> Results | None:
     """What was found for a task under the same settings; None where it has to be scored."""
     part = read_json(folder / f"{_file(name)}.json")
-    if part is None or part.get("settings") != settings:
+    if part is None:
+        return None
+    if part.get("settings") != settings:
+        log.warning(
+            "%s/%s.json: replaced; it is of other weights, data or another tokenizer", folder, _file(name)
+        )
         return None
     return part if not samples or (folder / f"{_file(name)}.samples.jsonl").is_file() else None
 
@@ -134,4 +140,6 @@ def _file(name: str) -> str:
 
 
 def _json(content: Any, indent: int | None = 1) -> str:
-    return json.dumps(content, indent=indent, default=str) + "\n"
+    """JSON, with null for what was not asked for and so is no number."""
+    plain = json.loads(json.dumps(content, default=str))
+    return json.dumps(with_null(plain), indent=indent, allow_nan=False) + "\n"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from megatron.evaluation.nonfinite import check_logits
 from megatron.evaluation.sampling import Sampling, choose, uniforms
 from megatron.model.cache import KvCache
 from megatron.model.gpt import Gpt
@@ -23,7 +24,8 @@ def stream(
     A prompt ends with a token of `stop_ids` (which is yielded), or after `max_new_tokens`. Prompts of
     unlike length need no padding: the shorter ones already write while the longer are still read. What
     is drawn for a prompt depends on the seed and its place in the list only.
-    Raises ValueError for an empty prompt or for ids that the model does not know.
+    Raises ValueError for an empty prompt or for ids that the model does not know, NonFiniteError for logits
+    that are NaN or Inf.
     """
     check_prompts(model, prompts, max_new_tokens)
     lengths = [len(prompt) for prompt in prompts]
@@ -42,6 +44,7 @@ def stream(
         while not all(ended):
             logits = model.head(model.hidden(new.to(device), causal=True, cache=cache)[:, -1])
             logits = logits[:, : model.config.n_tokens]
+            check_logits(logits)
             chosen = choose(logits, None if drawn is None else drawn[:, n_read].to(device), how).tolist()
             told: list[int | None] = [None] * len(prompts)
             for i, token in enumerate(chosen):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron.config.choices import ORDERS
 from megatron.evaluation.generate import check_prompts
+from megatron.evaluation.nonfinite import check_logits
 from megatron.evaluation.sampling import Sampling, choose, uniforms
 from megatron.model.gpt import Gpt
 from megatron.tokenizer.vocabulary import VocabularyRows
@@ -33,7 +34,7 @@ def generate_diffusion(
                   all at once
 
     What is drawn for a prompt depends on the seed and its place in the list only. Raises ValueError for
-    settings that are none, and as `check_prompts`.
+    settings that are none, and as `check_prompts`; NonFiniteError for logits that are NaN or Inf.
     """
     check_prompts(model, prompts, n_new_tokens)
     if n_new_tokens < 1 or not 1 <= n_steps <= n_new_tokens:
@@ -90,6 +91,7 @@ def _fill(
         part = slice(n_read + begin, n_read + end)
         hidden = tokens[:, part] == mask_id  # [B, block]
         logits = model.head(model.hidden(tokens, causal=False)[:, part])[..., : model.config.n_tokens]
+        check_logits(logits)
         u = noise[:, step, 0, begin:end].flatten()
         drawn = choose(logits.flatten(0, 1), u, how).unflatten(0, hidden.shape)
         if order == "confidence":

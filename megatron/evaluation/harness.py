@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from megatron.evaluation.likelihood import Request
+from megatron.evaluation.nonfinite import CAUSE, NonFiniteError, NonFiniteRequestError
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.sampling import Sampling
 from megatron.evaluation.tasks import write_local_tasks
@@ -65,7 +66,8 @@ class MegatronModel:
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
         asked = self.reader.requests([request.args for request in requests])
-        with _bar(len(asked), "log-likelihoods", self.reader) as bar:
+        named = _named([(request, 1) for request in requests])
+        with _bar(len(asked), "log-likelihoods", self.reader) as bar, named:
             found = self.reader.likelihoods(asked, bar.update, self.decode)
         answers = list(zip(found.log_p.tolist(), found.greedy.tolist(), strict=True))
         for request, answer in zip(requests, answers, strict=True):
@@ -84,8 +86,10 @@ class MegatronModel:
             asked += [Request(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, windows)]
             ends.append(len(asked))
         with _bar(len(asked), "windows of text", self.reader) as bar:
-            log_p = self.reader.likelihoods(asked, bar.update, decode=False).log_p
-        begins = [0, *ends[:-1]]
+            begins = [0, *ends[:-1]]
+            lengths = [b - a for a, b in zip(begins, ends, strict=True)]
+            with _named(list(zip(requests, lengths, strict=True))):
+                log_p = self.reader.likelihoods(asked, bar.update, decode=False).log_p
         answers = [float(log_p[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
@@ -118,6 +122,19 @@ class MegatronModel:
                     texts[i] = text
                     self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return texts
+
+
+@contextmanager
+def _named(requests: Sequence[tuple[Any, int]]) -> Iterator[None]:
+    """Name task and document of a request without a log-likelihood; `requests`: (lm-eval's, its windows)."""
+    try:
+        yield
+    except NonFiniteRequestError as error:
+        owner = [request for request, n in requests for _ in range(n)][error.number]
+        raise NonFiniteError(
+            f"{owner.task_name}, document {owner.doc_id}, request {owner.idx}: got a log-likelihood of "
+            f"{error.log_p}, expected a finite number; {CAUSE}. The task is not scored."
+        ) from error
 
 
 def _bar(n: int, what: str, reader: Reader) -> tqdm:
@@ -233,11 +250,20 @@ def why_not(loaded: Any, scoring: Scoring) -> str | None:
 
 
 def _drop_unmeasured(metrics: Results) -> None:
-    """Take out metrics that are not numbers since nobody asked for them, with their errors."""
-    for key in [key for key, value in metrics.items() if isinstance(value, float) and math.isnan(value)]:
+    """Take out metrics that are not numbers since nobody asked for them, with their errors.
+
+    An error that is none by itself, of a single document, becomes lm-eval's "N/A".
+    """
+    odd = [key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+    for key in odd:
         name, _, kind = key.partition(",")
-        for gone in (key, f"{name}_stderr,{kind}"):
-            metrics.pop(gone, None)
+        if name.endswith("_stderr"):
+            metrics[key] = "N/A"
+    for key in odd:
+        name, _, kind = key.partition(",")
+        if not name.endswith("_stderr"):
+            for gone in (key, f"{name}_stderr,{kind}"):
+                metrics.pop(gone, None)
 
 
 def merged(parts: Sequence[Results], about: Results) -> Results:

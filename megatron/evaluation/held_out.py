@@ -1,9 +1,7 @@
 """Held-out losses of checkpoints, kept beside them, so that a second call scores only what is missing."""
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ from tqdm import tqdm
 
 from megatron.checkpoint.convert import read_any
 from megatron.checkpoint.weights import Weights
-from megatron.config.datapaths import Corpus, read_corpora
+from megatron.config.choices import WINDOWS
+from megatron.config.datapaths import SUFFIX, Corpus, read_corpora, read_sidecar
 from megatron.data.documents import write_parquet
 from megatron.data.indexed import IndexedTokens
 from megatron.evaluation.corpus_loss import (
@@ -21,21 +20,32 @@ from megatron.evaluation.corpus_loss import (
     bound_loss,
     left_to_right_loss,
     text_bytes,
+    windows_of,
 )
+from megatron.evaluation.corpus_tokenizer import (
+    find_other_tokenizers,
+    load_byte_tokenizer,
+    sidecar_tokenizer,
+    text_ids,
+)
+from megatron.evaluation.nonfinite import CAUSE, NonFiniteError
 from megatron.evaluation.scores import Scored, fingerprint, identity
 from megatron.evaluation.trained_length import warn_past_trained
 from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.reduce import any_rank, wait_for_all
+from megatron.parallel.reduce import wait_for_all
 from megatron.parallel.world import World
 from megatron.run_dir import TENSORBOARD, read_json, write_json
-from megatron.tokenizer.kinds import Tokenizer, load_by_name
+from megatron.tokenizer.kinds import Tokenizer
 from megatron.tokenizer.vocabulary import VocabularyRows
 
 log = get_logger(__name__)
 
 KIND = "validation"
-RATE_MIN = 1e-3  # of a model whose run does not say
+VERSION = 2  # of what the figures mean; it is part of their file's name
+RATE_MIN = 1e-3  # of a model whose run does not say; no score depends on it
+BITS_PER_BYTE = "nats of scored tokens without end-of-document tokens / ln 2 / UTF-8 bytes of their text"
+DOCUMENTS = ".documents.parquet"
 FIGURES = ("loss", "perplexity", "bits_per_token", "bits_per_byte")  # that TensorBoard gets
 
 
@@ -47,6 +57,8 @@ class Held:
     method   ar: exact; mc: masked diffusion's bound. None: what the objective has
     stride   autoregressive: tokens between two windows; None: seq_len
     seq_len  positions of a window; None: as trained
+    windows  corpus: across the ends of documents; document: each document alone (windows.py)
+    allow_other_tokenizer   score a corpus of another tokenizer than the model's all the same
     """
 
     data: str
@@ -58,6 +70,8 @@ class Held:
     batch_size: int = 16
     max_samples: int | None = None
     per_document: bool = False
+    windows: str = "corpus"
+    allow_other_tokenizer: bool = False
 
     def resolved(self, weights: Weights) -> "Held":
         """With everything filled in. ValueError where the model has no such score."""
@@ -70,6 +84,8 @@ class Held:
         for name in ("batch_size", "max_samples", "seq_len", "stride", "num_mc"):
             if (found := getattr(self, name)) is not None and found < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: found {found}, wanted 1 or more")
+        if self.windows not in WINDOWS:
+            raise ValueError(f"--windows: got {self.windows!r}, expected {' or '.join(WINDOWS)}")
         seq_len = self.seq_len or weights.seq_len
         if seq_len is None:
             raise ValueError(f"{weights.source}: does not say how many positions it reads; give --seq-len")
@@ -79,15 +95,32 @@ class Held:
         told = {**asdict(self), "method": method, "seq_len": seq_len}
         told["stride"] = (self.stride or seq_len) if causal else None
         told["num_mc"] = self.num_mc if method == "mc" else 1
+        told["seed"] = self.seed if method == "mc" else None  # nothing is drawn
         return Held(**told)
 
-    @property
-    def label(self) -> str:
-        """A file's name for this data and this way of scoring."""
-        words = [Path(self.data).stem, self.method if self.method != "mc" else f"mc{self.num_mc}"]
+    def settings(self) -> dict[str, Any]:
+        """What changes a figure, but for the data and the model."""
+        without = ("data", "batch_size", "per_document", "allow_other_tokenizer")
+        told = {key: value for key, value in asdict(self).items() if key not in without}
+        return {**told, "version": VERSION}
+
+    def label(self, corpora: Sequence[Corpus]) -> str:
+        """A file's name: the data, the way of scoring, and a hash of all that changes a figure."""
+        name = Path(self.data).name.removesuffix(SUFFIX)
+        words = [name, self.method if self.method != "mc" else f"mc{self.num_mc}"]
+        words += ["documents"] if self.windows == "document" else []
         words += [] if self.stride in (None, self.seq_len) else [f"stride{self.stride}"]
         words += [] if self.max_samples is None else [f"first{self.max_samples}"]
+        content = [[Path(one.prefix).name, str(one.weight), *_content(one)] for one in corpora]
+        words.append(identity([self.settings(), content])[:8])
         return "-".join(str(word) for word in words)
+
+
+def _content(corpus: Corpus) -> list[Any]:
+    """What a corpus is, wherever it is: the sums of its sidecar, or else its path, and its sizes."""
+    files = [Path(f"{corpus.prefix}{end}") for end in (".bin", ".idx")]
+    sums = read_sidecar(corpus.prefix).get("sha256") if Path(f"{corpus.prefix}.json").is_file() else None
+    return [sums or str(files[0].resolve()), *(file.stat().st_size for file in files)]
 
 
 def score_held_out(
@@ -96,31 +129,35 @@ def score_held_out(
     """(what was found, the file it is in, whether it had been found before).
 
     tokenizer   for bytes of text, instead of what corpus and model say; where none was to be had before
-                and one is now, the model is scored again
+                and one is now, or it is another than before, the model is scored again
 
-    Raises ValueError or FileNotFoundError; then nothing is written.
+    Raises ValueError or FileNotFoundError, NonFiniteError for a loss that is NaN or Inf; then nothing is
+    written.
     """
     weights = read_any(model.path, tokenizer=tokenizer)
     held = held.resolved(weights)
     corpora = read_corpora(held.data)
+    opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
+    other = find_other_tokenizers(opened, weights, held.allow_other_tokenizer, world)
+    label = held.label(corpora)
     folder = out or model.folder(KIND)
-    path = folder / f"{held.label}.json"
-    told = {key: value for key, value in asdict(held).items() if key not in ("batch_size", "per_document")}
-    pairs = [[corpus.prefix, fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora]
+    path = folder / f"{label}.json"
+    pairs = [[Path(corpus.prefix).name, fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora]
     assert held.seq_len is not None, "resolved"
     warnings = warn_past_trained(weights, held.seq_len, "--seq-len")
     for warning in warnings if world.is_first else ():
         log.warning("%s", warning)
-    settings = identity([told, fingerprint(model.path), pairs, *warnings])
+    settings = identity([held.settings(), fingerprint(model.path), pairs, *warnings])
     before = read_json(path)
-    documents = path.with_suffix(".documents.parquet")
-    opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
     same = before is not None and before.get("settings") == settings
-    known = same and (documents.is_file() or not held.per_document)
+    known = same and (path.with_suffix(DOCUMENTS).is_file() or not held.per_document)
     tokenizers: dict[Corpus, Tokenizer | None] = {}
-    if not known or before is None or before.get("bits_per_byte") is None:
-        tokenizers = {one: _tokenizer(tokens, weights, tokenizer, world) for one, tokens in opened.items()}
-        known = known and None in tokenizers.values()  # else there is more to tell than then
+    if not known or before is None or before.get("bits_per_byte") is None or tokenizer is not None:
+        tokenizers = {
+            one: load_byte_tokenizer(tokens, weights, tokenizer, world) for one, tokens in opened.items()
+        }
+        sums = [None if one is None else one.sha256 for one in tokenizers.values()]
+        known = known and before is not None and (None in sums or sums == before.get("tokenizers"))
     wait_for_all(world)  # all ranks have seen the same files before one writes another
     if known and before is not None:
         return before, path, True
@@ -132,27 +169,47 @@ def score_held_out(
         "checkpoint": str(model.path),
         "step": model.step,
         "objective": weights.objective,
-        **told,
+        "data": held.data,
+        **held.settings(),
         **_figures(losses),
+        "bits_per_byte_of": BITS_PER_BYTE,
+        "corpora": [{"prefix": str(Path(one.prefix).resolve()), **_about(one)} for one in corpora],
+        "tokenizers": [None if one is None else one.sha256 for one in tokenizers.values()],
+        **({"other_tokenizer": other} if other else {}),
         "warnings": warnings,
         "settings": settings,
     }
     if world.is_first:
-        folder.mkdir(parents=True, exist_ok=True)
-        if held.per_document:
-            write_parquet(documents, _documents(losses))
-        elif not same:
-            documents.unlink(missing_ok=True)  # they belong to the figures that are replaced now
-        write_json(path, found)
+        if before is not None and not same:
+            log.warning("%s: replaced; it was of other weights or files under the same names", path)
+        _write(path, found, losses, held, keep=same)
         if out is None:  # the run's folder is left alone where results go elsewhere
-            _to_tensorboard(model, held, found)
+            _to_tensorboard(model, label, found)
     return found, path, False
+
+
+def _about(corpus: Corpus) -> dict[str, Any]:
+    content = _content(corpus)
+    return {"weight": float(corpus.weight), "sums": content[0], "bytes": content[1:]}
+
+
+def _write(
+    path: Path, found: dict[str, Any], losses: dict[Corpus, CorpusLoss], held: Held, keep: bool
+) -> None:
+    """The figures, and with them the documents; `keep`: those that are there are of the same figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    documents = path.with_suffix(DOCUMENTS)
+    if held.per_document:
+        write_parquet(documents, _documents(losses))
+    elif not keep:
+        documents.unlink(missing_ok=True)  # they belong to the figures that are replaced now
+    write_json(path, found)
 
 
 def _score(
     net: Any, weights: Weights, held: Held, corpus: IndexedTokens, tokenizer: Tokenizer | None, world: World
 ) -> CorpusLoss:
-    told = (corpus.sidecar or {}).get("tokenizer") or {}
+    told = sidecar_tokenizer(corpus)
     if told.get("n_tokens", 0) > weights.config.n_tokens:
         raise ValueError(
             f"{corpus.prefix}: has ids up to {told['n_tokens'] - 1}, {weights.source} knows "
@@ -160,15 +217,24 @@ def _score(
         )
     assert held.seq_len is not None and held.method is not None, "resolved"
     corpus.n_ids = weights.config.n_tokens
-    with _bar(corpus, held, world) as bar:
+    causal = weights.objective == "autoregressive"
+    eod_id = told.get("eod_id")
+    if eod_id is None and tokenizer is not None:
+        eod_id = tokenizer.eod_id
+    text = None if held.windows == "corpus" else text_ids(corpus, eod_id, tokenizer)
+    windows = windows_of(corpus, causal, held.seq_len, held.stride, held.max_samples, text)
+    name, total = Path(corpus.prefix).name, len(windows) * held.num_mc
+    with tqdm(total=total, desc=name, disable=None if world.is_first else True, mininterval=0.5) as bar:
         asked: dict[str, Any] = {
             "seq_len": held.seq_len,
             "batch_size": held.batch_size,
             "max_samples": held.max_samples,
             "world": world,
             "progress": bar.update,
+            "text": text,
+            "eod_id": eod_id,
         }
-        if weights.objective == "autoregressive":
+        if causal:
             loss = autoregressive_loss(net, corpus, stride=held.stride or held.seq_len, **asked)
         elif held.method == "ar":
             loss = left_to_right_loss(net, corpus, **asked)
@@ -176,44 +242,15 @@ def _score(
             mask_id = VocabularyRows(weights.config.n_tokens).mask_id
             objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, held.seed)
             loss = bound_loss(net, objective, corpus, num_mc=held.num_mc, **asked)
+    if len(bad := np.flatnonzero(~np.isfinite(loss.nats))):
+        raise NonFiniteError(
+            f"{weights.source}: got a loss of {loss.nats[bad[0]]} for document {bad[0]} of {corpus.prefix}, "
+            f"expected a finite number; {CAUSE}. No result is written."
+        )
     if tokenizer is None:
         return loss
-    begin = 1 if weights.objective == "autoregressive" else 0  # the first token is not predicted
-    end = begin + int(loss.tokens.sum())
-    return CorpusLoss(loss.nats, loss.tokens, loss.draws, text_bytes(corpus, tokenizer, begin, end, world))
-
-
-@contextmanager
-def _bar(corpus: IndexedTokens, held: Held, world: World) -> Iterator[tqdm]:
-    name, length = Path(corpus.prefix).name, held.seq_len or 1
-    after_first = max(0, corpus.n_tokens - length - (held.stride is not None))
-    windows = min(1 + math.ceil(after_first / (held.stride or length)), held.max_samples or math.inf)
-    total = int(windows) * held.num_mc
-    with tqdm(total=total, desc=name, disable=None if world.is_first else True, mininterval=0.5) as bar:
-        yield bar
-
-
-def _tokenizer(corpus: IndexedTokens, weights: Weights, asked: str | None, world: World) -> Tokenizer | None:
-    """To count bytes with: as asked, or what corpus or model say; None, told, where a rank has none.
-
-    Raises ValueError or FileNotFoundError where the one asked for is not to be had.
-    """
-    if asked is not None:
-        return load_by_name(asked)
-    named = [((corpus.sidecar or {}).get("tokenizer") or {}).get("name"), weights.tokenizer]
-    why, found = "neither corpus nor model names a tokenizer", None
-    for name in (name for name in named if name):
-        try:
-            found = load_by_name(name)
-            break
-        except (OSError, ValueError) as error:
-            why = str(error)
-    if not any_rank(found is None, world):  # they count together, or not at all
-        return found
-    why = why if found is None else f"a rank has no {found.name}"
-    if world.is_first:
-        log.warning("no bits per byte: %s; --tokenizer names one", why)
-    return None
+    n_bytes, n_eod = text_bytes(corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world)
+    return replace(loss, n_bytes=n_bytes, n_eod=n_eod)
 
 
 def _figures(losses: dict[Corpus, CorpusLoss]) -> dict[str, Any]:
@@ -228,6 +265,8 @@ def _figures(losses: dict[Corpus, CorpusLoss]) -> dict[str, Any]:
         np.concatenate([loss.tokens for loss in losses.values()]),
         np.sum(draws, axis=0) if draws else None,
         sum(known) if len(known) == len(losses) else None,
+        sum(loss.eod_nats for loss in losses.values()),
+        sum(loss.n_eod for loss in losses.values()),
     )
     if len(domains) == 1:
         return whole.told()
@@ -252,7 +291,7 @@ def _documents(losses: dict[Corpus, CorpusLoss]) -> dict[str, np.ndarray | list[
     }
 
 
-def _to_tensorboard(model: Scored, held: Held, found: dict[str, Any]) -> None:
+def _to_tensorboard(model: Scored, label: str, found: dict[str, Any]) -> None:
     """Scalars at the checkpoint's step, beside those of training."""
     if model.run is None or model.step is None:
         return
@@ -262,6 +301,6 @@ def _to_tensorboard(model: Scored, held: Held, found: dict[str, Any]) -> None:
     for domain, told in {"": found, **found.get("domains", {})}.items():
         for name in FIGURES:
             if told[name] is not None:
-                place = "/".join(word for word in (held.label, domain, name) if word)
+                place = "/".join(word for word in (label, domain, name) if word)
                 writer.add_scalar(place, told[name], model.step)
     writer.close()

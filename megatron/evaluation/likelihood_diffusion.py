@@ -164,7 +164,7 @@ def answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple[np.n
         return hidden, 1.0 / ways[hidden.sum(axis=1)]
     rng = generator(seed, Purpose.ANSWER, number)
     t = (np.arange(num_mc) + rng.random(num_mc)) / num_mc
-    n_hidden = 1 + np.floor(t * length).astype(np.int64)
+    n_hidden = np.minimum(1 + np.floor(t * length).astype(np.int64), length)  # t may be rounded up to 1
     order = rng.random((num_mc, length)).argsort(axis=1).argsort(axis=1)
     return order < n_hidden[:, None], length / n_hidden / num_mc
 

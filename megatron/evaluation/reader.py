@@ -12,6 +12,7 @@ from megatron.evaluation.generate import stream
 from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.likelihood import Likelihoods, Progress, Request, autoregressive_likelihoods
 from megatron.evaluation.likelihood_diffusion import bound, decoded_greedily, left_to_right
+from megatron.evaluation.nonfinite import check_log_p
 from megatron.evaluation.sampling import Sampling
 from megatron.evaluation.text import Writer
 from megatron.parallel.reduce import sum_over_ranks
@@ -115,7 +116,10 @@ class Reader:
     def likelihoods(
         self, requests: Sequence[Request], progress: Progress = lambda n: None, decode: bool = True
     ) -> Likelihoods:
-        """Score requests as `scoring` says. `decode` False: nobody wants `greedy` of masked diffusion."""
+        """Score requests as `scoring` says. `decode` False: nobody wants `greedy` of masked diffusion.
+
+        NonFiniteRequestError for a log-likelihood that is NaN or Inf, though it was asked for.
+        """
         how, size = self.scoring, self.scoring.batch_size
         shared: dict[str, Any] = {"batch_size": size, "max_length": self.max_length, "world": self.world}
         asked = {**shared, "progress": progress}
@@ -130,6 +134,8 @@ class Reader:
             if decode and not how.only_mc_nll:
                 written = decoded_greedily(self.model, requests, **shared)
                 found = Likelihoods(found.log_p, written.greedy, found.n_cut)
+        if not how.only_generate or self.causal:
+            check_log_p(found.log_p)
         self.n_cut += found.n_cut
         return found
 

@@ -11,7 +11,7 @@ from megatron.objective.noise import (
     antithetic,
     chances,
     dropout_keys,
-    scoring_noise,
+    scoring_masks,
     stratified,
     training_noise,
 )
@@ -24,7 +24,12 @@ class MaskedDiffusion:
     For each sample t ~ U(0, 1), rate = (1 - rate_min) t + rate_min; each token is hidden with chance
     `rate`, and its cross-entropy counts 1 / rate. Averaged over t and masks the sum is a bound in nats
     (Sahoo et al., arXiv 2406.07524, eq. 10; LLaDA, arXiv 2502.09992, eq. 3). `rate_min` keeps the weights
-    finite. The rest is for training alone; a score is always the plain bound.
+    finite.
+
+    A score is always the plain bound, the same integral with rate_min = 0, by the number l of hidden tokens:
+    l is uniform in 1 .. S, and each hidden token counts S / l (LLaDA, eq. 6). Weights by rate have a heavy
+    tail there, since a small rate that hides a token by chance counts it 1 / rate times. The rest is for
+    training alone.
 
     t_draw, t_group     independent; antithetic: t and 1 - t in pairs of samples; stratified: one t in each of
                         t_group equal parts of (0, 1), over groups of consecutive samples. All have one mean.
@@ -50,20 +55,15 @@ class MaskedDiffusion:
     def corrupt(self, tokens: np.ndarray, numbers: np.ndarray, draw: int | None = None) -> Task:
         """tokens int64 [B, S + 1]: the first S are the clean sequence: both objectives read as many."""
         clean = tokens[:, :-1]
-        n_positions = clean.shape[1]
         keys = None
         if draw is None:
-            t, u = training_noise(self.seed, numbers, n_positions)
-            t = self._spread(t, numbers)
+            hidden, weight = self._training_masks(numbers, clean.shape[1])
             keys = dropout_keys(self.seed, numbers) if self.drops_attention else None
         else:
-            t, u = scoring_noise(self.seed, numbers, n_positions, draw)
-        rate = (1 - self.rate_min) * t + self.rate_min  # [B]
-        hidden = u < rate[:, None]  # [B, S]
-        if draw is None and self.ar_ratio > 0:
-            hidden = self._at_the_end(hidden, numbers)
+            hidden, n_hidden = scoring_masks(self.seed, numbers, clean.shape[1], draw)
+            weight = clean.shape[1] / n_hidden
         positions = np.flatnonzero(hidden)
-        scale = np.broadcast_to((1 / rate)[:, None], hidden.shape)[hidden]
+        scale = np.broadcast_to(weight[:, None], hidden.shape)[hidden]
         return Task(
             inputs=torch.from_numpy(np.where(hidden, self.mask_id, clean)),
             positions=torch.from_numpy(positions),
@@ -72,6 +72,13 @@ class MaskedDiffusion:
             count=clean.size,
             reading={} if keys is None else {"dropout_key": torch.from_numpy(keys)},
         )
+
+    def _training_masks(self, numbers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """(hidden bool [B, n], the weight of its hidden tokens [B]) of training samples."""
+        t, u = training_noise(self.seed, numbers, n)
+        rate = (1 - self.rate_min) * self._spread(t, numbers) + self.rate_min  # [B]
+        hidden = u < rate[:, None]
+        return (hidden if self.ar_ratio == 0 else self._at_the_end(hidden, numbers)), 1 / rate
 
     def _spread(self, t: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The t of training samples from their own draws, all [B]."""

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from megatron.keys import seed_sequence
+
 GOLDEN = 0.6180339887498949  # fractional part of the golden ratio: its multiples spread evenly over (0, 1)
 
 
@@ -20,11 +22,13 @@ class Purpose(IntEnum):
     ATTENTION_DROPOUT = 7
     GENERATE = 8
     ANSWER = 9  # which tokens of an answer are hidden when it is scored
+    VALIDATE_LATTICE = 10  # where the lattice of a scoring draw begins
+    BOOTSTRAP = 11  # which documents are resampled when two models are compared
 
 
 def generator(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
     """The counter-based generator (Philox) of one key; the same numbers on every machine."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int(purpose), *numbers])))
+    return np.random.Generator(np.random.Philox(seed_sequence(seed, int(purpose), *numbers)))
 
 
 def training_noise(seed: int, numbers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,14 +71,17 @@ def dropout_keys(seed: int, numbers: np.ndarray) -> np.ndarray:
     return np.array([generator(seed, Purpose.ATTENTION_DROPOUT, int(i)).integers(2**62) for i in numbers])
 
 
-def scoring_noise(seed: int, numbers: np.ndarray, n: int, draw: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `training_noise`, for draw k of a Monte-Carlo score.
+def scoring_masks(seed: int, numbers: np.ndarray, n: int, draw: int) -> tuple[np.ndarray, np.ndarray]:
+    """(hidden bool [B, n], how many are hidden int64 [B]) of the samples of these numbers [B], in a draw.
 
-    Within a draw the t of neighbouring samples lie on a rotated lattice, t = frac(v_k + i * golden): each t
-    is uniform, they cover (0, 1) evenly, and different draws are independent, so that the spread between
-    draws gives an honest standard error.
+    The number of hidden positions is uniform in 1..n, and all sets of so many have the same chance. Within a
+    draw the numbers of neighbouring samples follow a rotated lattice, t = frac(v_k + i * golden): each t is
+    uniform, they cover (0, 1) evenly, and different draws are independent, so that the spread between draws
+    gives an honest standard error.
     """
-    start = generator(seed, Purpose.VALIDATE, draw).random()
+    start = generator(seed, Purpose.VALIDATE_LATTICE, draw).random()
     t = (start + numbers * GOLDEN) % 1.0
+    n_hidden = np.minimum(1 + np.floor(t * n).astype(np.int64), n)  # t * n may be rounded up to n
     u = np.stack([generator(seed, Purpose.VALIDATE, draw, int(i)).random(n) for i in numbers])
-    return t, u
+    rank = u.argsort(axis=1).argsort(axis=1)
+    return rank < n_hidden[:, None], n_hidden

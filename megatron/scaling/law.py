@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm, t
 
-from megatron.run_dir import write_json
+from megatron.run_dir import with_null, write_json
 from megatron.scaling.forms import FORM
 
 # Constants of published laws of the form chinchilla: nats, N, D, on other text
@@ -23,6 +23,10 @@ PUBLISHED = {
     },
     "Besiroglu et al. 2024": {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658},
 }  # fmt: skip
+
+
+# of law.json, what holds numbers alone: null is NaN there
+NUMBERS = ("params", "objective", "standard_error", "derived", "replicates", "spread")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +136,8 @@ class Law:
         return Template(FORM[self.form].formula).substitute({k: f"{v:.5g}" for k, v in self.params.items()})
 
     def save(self, path: str | Path) -> None:
-        """Write law.json, whole or not at all. Floats keep every digit."""
-        write_json(Path(path), {"form": self.form, "formula": self.formula()} | asdict(self))
+        """Write law.json, whole or not at all. Floats keep every digit; null stands for NaN and Inf."""
+        write_json(Path(path), with_null({"form": self.form, "formula": self.formula()} | asdict(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> "Law":
@@ -143,7 +147,8 @@ class Law:
             raise FileNotFoundError(f"{path}: no such law; tools/fit_law.py writes one")
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
-            law = cls(**{f.name: held[f.name] for f in fields(cls) if f.name in held})
+            named = {f.name: held[f.name] for f in fields(cls) if f.name in held}
+            law = cls(**named | {key: _with_nan(named[key]) for key in NUMBERS if key in named})
             law.params.keys()
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: not a law ({error!r}); fit it again with tools/fit_law.py") from error
@@ -165,6 +170,15 @@ def expanded_level(level: float, n_groups: int | None) -> float:
         return level
     wide = math.sqrt(n_groups / (n_groups - 1)) * t.ppf((1 + level) / 2, n_groups - 1)
     return float(2 * norm.cdf(wide) - 1)
+
+
+def _with_nan(content: Any) -> Any:
+    """Undo `with_null` where only numbers can be."""
+    if isinstance(content, dict):
+        return {key: _with_nan(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_with_nan(value) for value in content]
+    return math.nan if content is None else content
 
 
 def exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

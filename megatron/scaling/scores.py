@@ -64,12 +64,16 @@ def _told(path: Path, end: Any) -> Iterator[tuple[str, float, str, float | None,
     parts = {name for of in told.get("group_subtasks", {}).values() for name in of}
     for task, metrics in told.get("results", {}).items():
         known = {key.partition(",")[0]: key for key in metrics}
-        metric = next((name for name in METRICS if isinstance(metrics.get(known.get(name)), float)), None)
+        metric = next((name for name in METRICS if _is_number(metrics.get(known.get(name)))), None)
         if metric is None or task in parts:
             continue
         error = metrics.get(known.get(f"{metric}_stderr"))
-        error = error if isinstance(error, float) and math.isfinite(error) else None
+        error = error if _is_number(error) else None
         yield "-".join([task, *label]), metrics[known[metric]], "accuracy", error, metric
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def beside(rows: Sequence[Row], scores: Sequence[Score]) -> list[Row]:

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,6 +145,7 @@ def _score_and_save(run: Run, state: TrainState, record: Record, saver: Saver | 
                 num_mc=evaluation.num_mc,
                 max_samples=evaluation.max_samples,
             )
+        _check_held_out(run, state, held_out)
         state = state.after_validation(held_out.loss)
     name = None if saver is None else saver.save(state).name
     ends = state.step == run.plan.n_steps
@@ -158,6 +160,20 @@ def _score_and_save(run: Run, state: TrainState, record: Record, saver: Saver | 
         if run.world.is_first:
             write_json(run.folder / RESULT, _result(run, state, held_out))
     return state
+
+
+def _check_held_out(run: Run, state: TrainState, held_out: HeldOut) -> None:
+    """FloatingPointError for a held-out loss that is NaN or Inf, before anything is saved.
+
+    With misc.on_nonfinite=skip only at the end: a run without a loss is not done.
+    """
+    ends = state.step == run.plan.n_steps
+    if math.isfinite(held_out.loss) or run.config.misc.on_nonfinite == "skip" and not ends:
+        return
+    raise FloatingPointError(
+        f"step {state.step}: got a held-out loss of {held_out.loss}, expected a finite number. "
+        "Lower optim.lr, or look for a damaged corpus; nothing was saved at this step."
+    )
 
 
 def _is_scored(run: Run, step: int) -> bool:

@@ -20,7 +20,7 @@ from megatron.evaluation.validate import HeldOut
 from megatron.log import get_logger
 from megatron.parallel.reduce import sum_over_ranks
 from megatron.parallel.world import World
-from megatron.run_dir import METRICS
+from megatron.run_dir import METRICS, with_null
 from megatron.train.feedback import Told
 from megatron.train.memory import memory_line, memory_used, peaks_of_ranks
 from megatron.train.nonfinite import Watch
@@ -136,7 +136,9 @@ class Record:
         log.info(memory_line(step, peaks, self.world.device))
 
     def validation(self, state: TrainState, held_out: HeldOut, checkpoint: str | None) -> None:
-        """Tell a held-out loss, and of which checkpoint it is."""
+        """Tell a held-out loss, and of which checkpoint it is; one that is NaN or Inf as null, and loudly."""
+        if not math.isfinite(held_out.loss) and self.world.is_first:
+            log.warning("step %d: got a held-out loss of %s, expected a number", state.step, held_out.loss)
         self._write(
             {
                 "kind": "validation",
@@ -156,7 +158,7 @@ class Record:
     def _write(self, line: dict[str, Any]) -> None:
         if self.file is None:
             return
-        self.file.write(json.dumps(line) + "\n")
+        self.file.write(json.dumps(with_null(line), allow_nan=False) + "\n")
         self.file.flush()
         if self.scalars is not None:
             self.scalars.write(line)

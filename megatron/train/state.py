@@ -1,5 +1,6 @@
 """How far a run has come. All of it is in the checkpoint."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,9 @@ class TrainState:
         )
 
     def after_validation(self, loss: float) -> "TrainState":
-        """With the best held-out loss so far."""
+        """With the best held-out loss so far; one that is NaN or Inf is none."""
+        if not math.isfinite(loss):
+            return self
         return replace(self, best_loss=loss if self.best_loss is None else min(loss, self.best_loss))
 
     def as_dict(self, samples_per_epoch: int) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""Results of held-out scores: one file for each way of scoring, none for what cannot be scored."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron.checkpoint.weights import Weights, save_weights
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.evaluation import corpus_tokenizer, held_out
+from megatron.evaluation.held_out import Held, score_held_out
+from megatron.evaluation.nonfinite import NonFiniteError
+from megatron.evaluation.scores import models_of
+from megatron.model.gpt import Gpt
+from megatron.parallel.world import World
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+def write_corpus(prefix: Path, seed: int, **tokenizer: Any) -> str:
+    """Five documents of 39 ids, each ended by id 39."""
+    rng = np.random.default_rng(seed)
+    about = {"tokenizer": {"n_tokens": 40, "eod_id": 39, **tokenizer}}
+    with IndexedWriter(prefix, np.dtype(np.uint16), about) as writer:
+        for length in (7, 1, 12, 3, 20):
+            writer.add_document(np.append(rng.integers(0, 39, length), 39))
+    return str(prefix)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tiny: Gpt) -> Callable[..., Path]:
+    """Write the tiny model as a checkpoint; the keywords are fields of Weights, `state` a function of it."""
+
+    def save(name: str = "model", spoil: str | None = None, **more: Any) -> Path:
+        state = {key: value.clone() for key, value in tiny.state_dict().items()}
+        if spoil is not None:
+            next(iter(state.values())).view(-1)[0] = float(spoil)
+        weights = Weights(
+            config=tiny.config, state=state, **{"objective": "autoregressive", "seq_len": 8} | more
+        )
+        save_weights(weights, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def score(path: Path, data: str, **more: Any) -> tuple[dict[str, Any], Path, bool]:
+    return score_held_out(models_of([path])[0], Held(data=data, **more), ALONE)
+
+
+@pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
+def test_no_score_is_written_over_one_of_other_data_or_another_way(
+    saved: Callable[..., Path], tmp_path: Path, objective: str
+) -> None:
+    (tmp_path / "A").mkdir()
+    (tmp_path / "B").mkdir()
+    a, b = (write_corpus(tmp_path / folder / "held_out", seed) for seed, folder in enumerate("AB"))
+    (tmp_path / "one.txt").write_text(f"0.5 {a}\n0.5 {b}\n")
+    (tmp_path / "other.txt").write_text(f"0.25 {a}\n0.75 {b}\n")
+    (tmp_path / "C").mkdir()
+    (tmp_path / "C" / "one.txt").write_text(f"0.25 {a}\n0.75 {b}\n")
+    ways: list[dict[str, Any]] = [
+        {"data": a}, {"data": b}, {"data": a, "seq_len": 6}, {"data": a, "max_samples": 2},
+        {"data": a, "windows": "document"}, {"data": str(tmp_path / "one.txt")},
+        {"data": str(tmp_path / "other.txt")}, {"data": str(tmp_path / "C" / "one.txt")},
+    ]  # fmt: skip
+    if objective == "autoregressive":
+        ways.append({"data": a, "stride": 4})
+    else:
+        ways += [{"data": a, "seed": 1}, {"data": a, "num_mc": 3}, {"data": a, "method": "ar"}]
+    path = saved(objective=objective)
+    found = [score(path, **{"num_mc": 2, **way, "per_document": True}) for way in ways]
+    files = [file for _, file, _ in found]
+    assert len(set(files)) == len(ways) and not any(before for _, _, before in found)
+    for way, (told, file, _) in zip(ways, found, strict=True):
+        kept = json.loads(file.read_text())
+        assert kept == json.loads(json.dumps(told)) and file.with_suffix(".documents.parquet").is_file()
+        assert {key: kept[key] for key in way} == way
+        assert file.name.startswith(Path(way["data"]).name.removesuffix(".txt") + "-")
+    again = [score(path, **{"num_mc": 2, **way, "per_document": True}) for way in ways]
+    assert all(before for _, _, before in again)
+
+
+def test_a_corpus_that_was_moved_has_its_scores_and_one_that_was_edited_has_not(
+    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(held_out.log, "warning", lambda words, *more: warned.append(words % more))
+    path, data = saved(), write_corpus(tmp_path / "held_out", 0)
+    before, file, _ = score(path, data)
+    (tmp_path / "new").mkdir()
+    for end in ("bin", "idx", "json"):
+        (tmp_path / f"held_out.{end}").rename(tmp_path / "new" / f"held_out.{end}")
+    moved = score(path, str(tmp_path / "new" / "held_out"))
+    assert moved[1:] == (file, True) and not [words for words in warned if "replaced" in words]
+    ids = np.fromfile(tmp_path / "new" / "held_out.bin", np.uint16)
+    ids[:5] = ids[:5][::-1]
+    ids.tofile(tmp_path / "new" / "held_out.bin")  # of the same size, and the sidecar's sums are as they were
+    found, same, known = score(path, str(tmp_path / "new" / "held_out"))
+    assert not known and same == file and found["loss"] != before["loss"]
+    assert f"{file}: replaced; it was of other weights or files under the same names" in warned
+
+
+@pytest.mark.parametrize("spoil", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"objective": "masked_diffusion"}, {"objective": "masked_diffusion", "method": "ar"}],
+    ids=["autoregressive", "bound", "left_to_right"],
+)
+def test_weights_that_are_no_numbers_have_no_score(
+    saved: Callable[..., Path], tmp_path: Path, spoil: str, how: dict[str, str]
+) -> None:
+    method = how.get("method")
+    model = saved(spoil=spoil, **{key: value for key, value in how.items() if key != "method"})
+    data = write_corpus(tmp_path / "held_out", 0)
+    for windows in ("corpus", "document"):
+        with pytest.raises(
+            NonFiniteError, match="got a loss of .* for document .* of .*held_out, expected a"
+        ):
+            score(model, data, windows=windows, method=method, num_mc=2)
+    assert not list(tmp_path.rglob("*held_out-*"))
+
+
+def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
+    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(corpus_tokenizer.log, "warning", lambda words, *more: warned.append(words % more))
+    path = saved()
+    read = held_out.read_any
+    monkeypatch.setattr(
+        held_out, "read_any", lambda *a, **k: replace(read(*a, **k), tokenizer_sha256="f" * 64)
+    )
+    same = write_corpus(tmp_path / "same", 0, sha256="f" * 64)
+    other = write_corpus(tmp_path / "other", 0, sha256="e" * 64)
+    silent = write_corpus(tmp_path / "silent", 0)
+    assert "other_tokenizer" not in score(path, same)[0] and "other_tokenizer" not in score(path, silent)[0]
+    with pytest.raises(ValueError, match="got a corpus of tokenizer eeeeeeeeeeee, expected ffffffffffff"):
+        score(path, other)
+    assert not list(tmp_path.rglob("other-*")) and not [word for word in warned if "eeee" in word]
+    found, file, _ = score(path, other, allow_other_tokenizer=True)
+    assert "eeeeeeeeeeee" in json.loads(file.read_text())["other_tokenizer"][0]
+    assert any("eeeeeeeeeeee" in word for word in warned)
+    with pytest.raises(ValueError, match="--allow-other-tokenizer"):  # nor is what was scored given again
+        score(path, other)
+
+
+def test_a_run_carries_the_sum_of_the_tokenizer_of_its_training_corpus(tmp_path: Path, tiny: Gpt) -> None:
+    data = write_corpus(tmp_path / "train", 0, sha256="a" * 64, name="gone")
+    save_weights(
+        Weights(config=tiny.config, state=tiny.state_dict(), objective="autoregressive"), tmp_path / "m"
+    )
+    meta = json.loads((tmp_path / "m" / "meta.json").read_text())
+    meta["config"]["dataset"] = {"seq_len": 8, "path_train": data}
+    (tmp_path / "m" / "meta.json").write_text(json.dumps(meta))
+    from megatron.checkpoint.weights import load_weights
+
+    assert load_weights(tmp_path / "m").tokenizer_sha256 == "a" * 64
+    other = write_corpus(tmp_path / "held_out", 0, sha256="b" * 64)
+    with pytest.raises(ValueError, match="expected aaaaaaaaaaaa, that of"):
+        score(tmp_path / "m", other)
+
+
+def test_settings_name_every_field_that_changes_a_figure() -> None:
+    """A new field must be settled here: in the settings, or among those that change none."""
+    held = Held(data="x")
+    assert set(asdict(held)) - set(held.settings()) == {
+        "data", "batch_size", "per_document", "allow_other_tokenizer",
+    }  # fmt: skip
