@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"
 
 LAYER = {
-    "log": 0, "run_dir": 0, "command": 0, "config": 0,
+    "io": 0, "log": 0, "run_dir": 0, "command": 0, "config": 0,
     "tokenizer": 1, "data": 1, "model": 1, "objective": 1, "optim": 1,
     "mixture": 2, "parallel": 2,
     "engine": 3, "checkpoint": 3,

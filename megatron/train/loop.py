@@ -34,6 +34,8 @@ from megatron.train.resume import describe, describe_data, resume
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 
+PROBED_S = 2.0  # a sweep that looks whether a run is being trained locks it for a moment
+
 log = get_logger(__name__)
 
 
@@ -65,7 +67,7 @@ def train(run: Run, stop: Stop) -> bool:
 @contextmanager
 def _own_folder(run: Run) -> Iterator[None]:
     """Keep a second training out of the run's folder; all ranks hear of one that is already there."""
-    held = lock(run.folder) if run.world.is_first else None
+    held = lock(run.folder, PROBED_S) if run.world.is_first else None
     if any_rank(run.world.is_first and held is None, run.world):
         raise ValueError(f"{run.folder}: another process is training there; wait for it or stop it")
     try:
