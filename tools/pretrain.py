@@ -30,7 +30,7 @@ AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = command(__doc__, may_stop=True)
+    parser = command(__doc__, may_stop=True, takes_ranks=True)
     parser.add_argument("config", metavar="CONFIG.yaml", help="configuration of the run")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="changes to it, in order"

@@ -23,7 +23,7 @@ from megatron.run_dir import write_json
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = command(__doc__)
+    parser = command(__doc__, takes_ranks=True)
     parser.add_argument(
         "models", nargs="+", type=Path, metavar="CHECKPOINT", help="checkpoints, runs, a study"
     )
