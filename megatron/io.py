@@ -1,9 +1,9 @@
 """File locks: the one implementation for runs, studies, datasets and mixture logs.
 
-The lock is the kernel's (flock) and ends with the process. Some file systems have none (Lustre mounted without
-`flock`, some FUSE and parallel file systems): there a lock is a file `<path>.owner` that names its process. It is
-taken over when that process is gone: at once on the same machine, elsewhere after it has given no sign of life for
-`WATCH_S`. A waiting process measures that by its own clock, so the clocks of two hosts need not agree.
+The lock is the kernel's (flock) and ends with the process. Some file systems have none (Lustre mounted
+without `flock`, some FUSE and parallel file systems): there a lock is a file `<path>.owner` that names its
+process. It is taken over when that process is gone: at once on the same machine, elsewhere after it has given
+no sign of life for `WATCH_S`, which the waiting process measures by its own clock: those of two hosts differ.
 """
 
 import atexit
@@ -67,7 +67,7 @@ class LockedFile(io.BufferedRandom):
 
 
 def take_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
-    """Lock `path`, which is created where it is missing. None where another process still has it after `wait_s`.
+    """Lock `path`, created where it is missing. None where another process still has it after `wait_s`.
 
     watch   where only signs of life can tell whether the other process lives, wait for one, up to `WATCH_S`
     """
@@ -272,7 +272,7 @@ _seen: dict[Path, tuple[str | None, int, float]] = {}  # (token, time of last to
 
 
 def _unchanged_s(path: Path, record: dict[str, Any]) -> float | None:
-    """For how long, by this process's clock, a file has shown no sign of life; None where it has just shown one."""
+    """For how long, by this process's clock, a file has shown no sign of life; None where it just has."""
     token, now = record.get("token"), time.monotonic()
     try:
         with path.open("rb") as file:  # opening makes NFS ask the server how old the file is

@@ -1,4 +1,4 @@
-"""File locks with the kernel's locks and without them: one process at a time, and none waits for a dead one."""
+"""File locks with the kernel's locks and without: one process at a time, and none waits for a dead one."""
 
 import errno
 import fcntl
@@ -207,7 +207,9 @@ def test_many_processes_at_once_never_have_it_together(tmp_path, monkeypatch, li
         "folder = Path(sys.argv[1])\n"
         "for _ in range(20):\n"
         "    with wait_for_lock(folder / 'x'):\n"
-        "        n = int((folder / 'n').read_text()); time.sleep(0.002); (folder / 'n').write_text(str(n + 1))\n"
+        "        n = int((folder / 'n').read_text())\n"
+        "        time.sleep(0.002)\n"
+        "        (folder / 'n').write_text(str(n + 1))\n"
     )
     leave_record(tmp_path / "x", machine=io._this_process()["machine"], pid=2**22 + 1)
     (tmp_path / "n").write_text("0")

@@ -43,7 +43,8 @@ class Journal:
         except LockedError as error:
             self._file.close()
             raise ValueError(
-                f"{path}: {error.holder} keeps this log; ask it (tools/mixture_server.py), or name another run"
+                f"{path}: {error.holder} keeps this log; ask it (tools/mixture_server.py), "
+                "or name another run"
             ) from error
         self._lock = threading.Lock()
         try:

@@ -162,8 +162,8 @@ def test_the_launchers_of_deepspeed_and_of_older_torch_start_a_training(root, tm
     words = [
         *small, "dataset.path_train=synthetic", "dataset.path_eval=null", "model.n_tokens=100",
         "dataset.seq_len=16", "model.d_model=16", "model.n_heads=2", "model.n_layers=1",
-        "lr_scheduler.total_tokens=null", "lr_scheduler.warmup_tokens=null", "lr_scheduler.total_iterations=4",
-        f"logging.run_dir={run}",
+        "lr_scheduler.total_tokens=null", "lr_scheduler.warmup_tokens=null",
+        "lr_scheduler.total_iterations=4", f"logging.run_dir={run}",
     ]  # fmt: skip
     port = f"--master_port={free_port()}"
     command = [
