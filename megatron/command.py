@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from megatron.processes import replace_lost_terminal, stop_signals
+
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run me again
 LOCAL_RANK_WORDS = ("--local_rank", "--local-rank")
 AGAIN_S = 0.05  # until a wish to stop that came within an import is heard
@@ -144,21 +146,24 @@ def _at_least(least: int, word: str) -> int:
 
 
 def stop_when_told() -> None:
-    """Let SIGTERM raise KeyboardInterrupt as Ctrl-C does, and neither of them within an import.
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, and none of them within an import.
 
     Modules that Cython makes are begun with an `except: pass`, numpy.random among them: what is raised there
     is lost, and the command goes on as if nobody had told it to stop.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            replace_lost_terminal()
         if _is_importing(frame):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
         else:
             raise KeyboardInterrupt
 
     ctrl_c_is_heard = signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    for number in (signal.SIGTERM, signal.SIGALRM, *([signal.SIGINT] if ctrl_c_is_heard else [])):
-        signal.signal(number, stop)
+    for number in stop_signals(signal.SIGALRM):
+        if number != signal.SIGINT or ctrl_c_is_heard:
+            signal.signal(number, stop)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -23,6 +23,7 @@ from megatron.config.launcher import ranks_from_environment
 from megatron.config.plan import RunPlan, plan_run
 from megatron.config.read import read_config, read_yaml
 from megatron.config.schema import RunConfig
+from megatron.processes import end_after_parent
 from megatron.run_dir import is_done
 
 AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what is wrong with the settings
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
     args = build_parser().parse_args(argv)
+    end_after_parent()
     local_rank = 0
     try:
         ranks = ranks_from_environment(os.environ)
@@ -94,7 +96,7 @@ def leave(status: int) -> NoReturn:
 
     Told to stop once more while it ends, which takes seconds, it keeps this status: the work is done.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if "deepspeed" not in sys.modules:
         sys.exit(status)
