@@ -14,6 +14,7 @@ from megatron.evaluation.validate import HeldOut, validate
 from megatron.log import get_logger
 from megatron.objective.base import Task
 from megatron.parallel.reduce import any_rank, wait_for_all
+from megatron.parallel.watchdog import mark
 from megatron.run_dir import (
     CONFIG,
     METRICS,
@@ -45,7 +46,9 @@ def train(run: Run, stop: Stop) -> bool:
     Raises ValueError for a checkpoint of another run, FloatingPointError for a loss that is no number.
     """
     with _own_folder(run):
+        mark(0, "loading")
         state = resume(run)
+        mark(state.step, "starting")
         _prepare_folder(run, state)
         record = Record(run.config, run.plan, run.world, run.folder, state.step)
         for line in (describe(run, state), *describe_data(run.plan)):
@@ -108,7 +111,9 @@ def _steps(
         lr = schedule(state.step)
         window.before(state.step + 1)
         with explained(state.step + 1, "dataset.microbatch_size", rows, plan.seq_len, run.world):
+            mark(state.step + 1, "waiting for data")
             tasks = next(feed)
+            mark(state.step + 1, "training")
             feedback.observe(state, tasks)
             report = run.engine.step(tasks, lr)
         window.after(state.step + 1)
