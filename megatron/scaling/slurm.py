@@ -54,13 +54,14 @@ class SlurmLauncher:
         """
         if not runs or self.silence.lasts() or self.refusal.lasts():
             return []
-        free = [run for run in runs if self.claims.take(run)]
-        elsewhere = [Job(run, None, elsewhere=True) for run in runs if run not in free]
+        elsewhere: list[Job] = []
         jobs: list[Job] = []
         try:
             if self.unanswered is not None:
-                jobs = self._find_unanswered(*self.unanswered)
+                jobs = self._find_unanswered(*self.unanswered)  # these may be training already
             if not jobs:
+                free = [run for run in runs if self.claims.take(run)]
+                elsewhere = [Job(run, None, elsewhere=True) for run in runs if run not in free]
                 jobs = self._submit(free)
         except FileNotFoundError:
             raise

@@ -186,7 +186,18 @@ def test_a_controller_that_is_away_at_the_start_is_waited_for(runs, cluster) -> 
 
 def test_an_array_whose_number_got_lost_is_not_submitted_twice(runs, cluster) -> None:
     (cluster.folder / "lose_answer").touch()
-    state, _ = follow(runs, cluster, lambda n, state: end_all(cluster, state) if state.running else None)
+    training = []
+
+    def at_tick(n: int, state: Progress) -> None:
+        if n == 0:  # one of its tasks has begun
+            assert not state.running
+            training.append(lock(runs[0].folder))
+        if state.running:
+            assert not any(job.elsewhere for job in state.running)
+            end_all(cluster, state)
+
+    state, _ = follow(runs, cluster, at_tick)
+    training[0].close()
     assert (len(state.done), cluster.calls("sbatch")) == (2, 1)
     assert (runs[0].folder / TASK).read_text().startswith("1_")
 
