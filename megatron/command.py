@@ -4,6 +4,7 @@ import argparse
 import errno
 import importlib.util
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -13,7 +14,10 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from megatron.processes import replace_lost_terminal, stop_signals
+
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run me again
+LOCAL_RANK_WORDS = ("--local_rank", "--local-rank")
 AGAIN_S = 0.05  # until a wish to stop that came within an import is heard
 STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
 WHY = {  # what the system's errors mean to who typed the path, and the way out
@@ -44,11 +48,36 @@ class Parser(argparse.ArgumentParser):
     """One that offers the nearest of its options for a word that is none."""
 
     given: Sequence[str] = ()
+    takes_ranks = False
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """As argparse's; the words are kept, for `error` to look at."""
         self.given = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(args, namespace)
+        if self.takes_ranks:
+            self.given = self._strip_local_rank(self.given)
+        return super().parse_known_args(self.given, namespace)
+
+    def _strip_local_rank(self, words: Sequence[str]) -> list[str]:
+        """Remove `--local_rank=N`, which the launchers of DeepSpeed and old torch add somewhere.
+
+        They also set LOCAL_RANK, and that is what counts; torch before 1.9 set the other variables only.
+        """
+        left: list[str] = []
+        words = list(words)
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if word == "--" or name not in LOCAL_RANK_WORDS:
+                left += [word, *words] if word == "--" else [word]
+                words = [] if word == "--" else words
+                continue
+            if not equals:
+                value = words.pop(0) if words else ""
+            if not re.fullmatch(r"-1|[0-9]+", value):
+                self.error(f"argument {name}: got '{value}', expected a whole number, as launchers add it")
+            if "RANK" in os.environ and value != "-1":
+                os.environ.setdefault("LOCAL_RANK", value)
+        return left
 
     def error(self, message: str) -> NoReturn:
         """Say it in one line, with what a misspelt option may have meant."""
@@ -71,11 +100,11 @@ class Parser(argparse.ArgumentParser):
         ]
 
 
-def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
+def command(doc: str, may_stop: bool = False, takes_ranks: bool = False) -> argparse.ArgumentParser:
     """A parser whose help is a module's docstring: its first paragraph, the options, then the rest.
 
     The rest begins with commands that work as pasted. `may_stop`: the command saves its work when it is asked
-    to stop, and says so with status 75.
+    to stop, and says so with status 75. `takes_ranks`: a launcher may start it once for each rank.
     """
     head, _, rest = doc.strip().partition("\n\n")
     stopped = f", {STOPPED} stopped when asked to (run the same command again to go on)" if may_stop else ""
@@ -83,7 +112,9 @@ def command(doc: str, may_stop: bool = False) -> argparse.ArgumentParser:
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     told = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
     epilog = "\n\n".join(told)
-    return Parser(description=head, epilog=epilog, formatter_class=Help)
+    parser = Parser(description=head, epilog=epilog, formatter_class=Help)
+    parser.takes_ranks = takes_ranks
+    return parser
 
 
 def action(actions: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
@@ -115,21 +146,24 @@ def _at_least(least: int, word: str) -> int:
 
 
 def stop_when_told() -> None:
-    """Let SIGTERM raise KeyboardInterrupt as Ctrl-C does, and neither of them within an import.
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, and none of them within an import.
 
     Modules that Cython makes are begun with an `except: pass`, numpy.random among them: what is raised there
     is lost, and the command goes on as if nobody had told it to stop.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            replace_lost_terminal()
         if _is_importing(frame):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
         else:
             raise KeyboardInterrupt
 
     ctrl_c_is_heard = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-    for number in (signal.SIGTERM, signal.SIGALRM, *([signal.SIGINT] if ctrl_c_is_heard else [])):
-        signal.signal(number, stop)
+    for number in stop_signals(signal.SIGALRM):
+        if number != signal.SIGINT or ctrl_c_is_heard:
+            signal.signal(number, stop)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -28,5 +28,7 @@ def _is_command() -> bool:
 
 if _is_command():
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # ignored under nohup
+        signal.signal(signal.SIGHUP, _stop)
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)

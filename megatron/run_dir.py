@@ -12,7 +12,6 @@ exit.json      written by the launcher for a run that failed: its exit status an
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from megatron.io import FileLock, LockedError, open_locked, take_lock
 
 FULL = (
     errno.ENOSPC,
@@ -87,26 +88,14 @@ def _room_left(folder: Path, error: OSError) -> str:
 def open_alone(path: Path, name: Path | None = None) -> IO[bytes]:
     """Open a file, made if it is not there, for this process alone until it is closed.
 
-    ValueError, which says `name`, where another process has it. The lock is the kernel's and ends with the
-    process, however it ends; a file system without locks gives the file without one.
+    ValueError, which says `name`, where another process has it; see megatron/io.py for the lock.
     """
-    while True:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ValueError(
-                f"{name or path}: another process is at work on it; let that one end, or choose another name"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                file.close()
-                raise
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        file.close()  # it was renamed or deleted in between by who had it
+    try:
+        return open_locked(path)
+    except LockedError as error:
+        raise ValueError(
+            f"{name or path}: {error.holder} is at work on it; let that one end, or choose another name"
+        ) from None
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -181,19 +170,13 @@ def forget_metrics_after(run: Path, step: int) -> None:
     write_whole(run / METRICS, "".join(line + "\n" for line in kept))
 
 
-def lock(run: Path) -> IO[str] | None:
-    """Take a run for this process until the file that is given is closed; None where another has it.
+def lock(run: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
+    """Take a run for this process until what is given is closed; None where another process trains it.
 
-    The lock is the kernel's and ends with the process, however it ends.
+    The lock ends with the process, however it ends. Arguments as in `io.take_lock`.
     """
     run.mkdir(parents=True, exist_ok=True)
-    file = (run / LOCK).open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    return take_lock(run / LOCK, wait_s, watch)
 
 
 def is_done(run: Path, identity: str | None = None) -> bool:

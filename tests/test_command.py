@@ -27,7 +27,7 @@ run(main)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_wish_to_stop_that_comes_within_an_import_is_not_lost(
     root: Path, tmp_path: Path, name: str
 ) -> None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"
 
 LAYER = {
-    "log": 0, "run_dir": 0, "command": 0, "config": 0, "early_stop": 0, "keys": 0,
+    "io": 0, "log": 0, "processes": 0, "run_dir": 0, "command": 0, "config": 0, "early_stop": 0, "keys": 0,
     "tokenizer": 1, "data": 1, "model": 1, "objective": 1, "optim": 1,
     "mixture": 2, "parallel": 2,
     "engine": 3, "checkpoint": 3,
@@ -25,7 +25,10 @@ HEAVY = {
     "deepspeed": 1, "duckdb": 1, "lm_eval": 1, "plotly": 1, "wandb": 1, "datasets": 2, "tensorboard": 1,
     "pyarrow": 4, "pyarrow.flight": 1,
 }  # fmt: skip
-WITHOUT_TORCH = ("data", "tokenizer", "config", "scaling", "log", "run_dir", "command", "early_stop", "keys")
+WITHOUT_TORCH = (
+    "data", "tokenizer", "config", "scaling",
+    "io", "log", "processes", "run_dir", "command", "early_stop", "keys",
+)  # fmt: skip
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:

@@ -19,7 +19,7 @@ from megatron.evaluation.options import add_machine_options, open_asked_world
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = command(__doc__)
+    parser = command(__doc__, takes_ranks=True)
     parser.add_argument(
         "models", nargs="+", type=Path, metavar="MODEL", help="checkpoints, runs, a study, models of others"
     )

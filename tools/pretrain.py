@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import megatron.early_stop  # noqa: F401  # before what takes long
 from megatron.command import STOPPED, command, failed
 from megatron.config.launcher import ranks_from_environment
 from megatron.config.plan import RunPlan, plan_run
 from megatron.config.read import read_config
 from megatron.config.schema import RunConfig
 from megatron.config.yaml_file import read_yaml
+from megatron.processes import end_after_parent
 from megatron.run_dir import is_done
 
 AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what is wrong with the settings
@@ -31,7 +33,7 @@ AFTER_FIRST_S = 5.0  # what a rank waits before it repeats, or alone tells, what
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = command(__doc__, may_stop=True)
+    parser = command(__doc__, may_stop=True, takes_ranks=True)
     parser.add_argument("config", metavar="CONFIG.yaml", help="configuration of the run")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="changes to it, in order"
@@ -42,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and say where the result is."""
     args = build_parser().parse_args(argv)
+    end_after_parent()
     local_rank = 0
     try:
         ranks = ranks_from_environment(os.environ)
@@ -95,7 +98,7 @@ def leave(status: int) -> NoReturn:
 
     Told to stop once more while it ends, which takes seconds, it keeps this status: the work is done.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if "deepspeed" not in sys.modules:
         sys.exit(status)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # --help should not wait for torch
 
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
-    parser = command(__doc__)
+    parser = command(__doc__, takes_ranks=True)
     parser.add_argument(
         "models", nargs="+", type=Path, metavar="CHECKPOINT", help="checkpoints, runs, a study"
     )

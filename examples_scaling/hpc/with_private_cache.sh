@@ -11,6 +11,7 @@ passed='' command=''
 trap 'passed+=" USR1"; kill -s USR1 "$command" 2>/dev/null || true' USR1
 # a terminal's Ctrl-C reaches the command too, where a second INT would end it before it has saved
 trap 'passed+=" TERM"; kill -s TERM "$command" 2>/dev/null || true' TERM INT
+trap 'passed+=" HUP"; kill -s HUP "$command" 2>/dev/null || true' HUP
 "$@" &
 command=$!
 # what came before there was a command to pass it on to

@@ -30,9 +30,11 @@ requeue() {
     fi
     if ((status == 75)) || ((status && asked)); then
         # a job that somebody has cancelled, or that Slurm itself puts back, is not running any more
-        if [ "$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")" = RUNNING ]; then
-            exec scontrol requeue "$SLURM_JOB_ID"
-        fi
+        local state='' tries=10 # a controller that restarts does not answer for a while
+        until state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID") || ((--tries == 0)); do
+            sleep "${REQUEUE_PAUSE:-5}"
+        done
+        if [ "$state" = RUNNING ]; then exec scontrol requeue "$SLURM_JOB_ID"; fi
     fi
     exit "$status"
 }

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+from megatron.processes import replace_lost_terminal, stop_signals
 
 
 class Stop:
@@ -32,15 +32,17 @@ class Stop:
 
 @contextmanager
 def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Iterator[Stop]:
-    """Turn SIGTERM, SIGUSR1 and the first SIGINT into a wish to stop; a second SIGINT ends at once."""
+    """Turn SIGTERM, SIGUSR1, SIGHUP and the first SIGINT into a wish to stop; the second SIGINT ends."""
     stop = Stop(None if stop_file is None else Path(stop_file), max_hours)
 
     def remember(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.reason is not None:
             raise KeyboardInterrupt
         stop.reason = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            replace_lost_terminal()
 
-    before = {number: signal.signal(number, remember) for number in SIGNALS}
+    before = {number: signal.signal(number, remember) for number in stop_signals(signal.SIGUSR1)}
     try:
         yield stop
     finally:

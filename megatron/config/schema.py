@@ -71,7 +71,10 @@ class DistConfig:
     deepspeed_config: str | None = option(
         None, "a DeepSpeed JSON laid over our settings; it must not contradict"
     )
-    timeout_s: int = option(1800, "a collective that takes longer than this ends the run", above=0)
+    timeout_s: int = option(
+        1800, "a collective of any group that takes longer than this ends the run, which names the rank",
+        above=0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from megatron.data.documents import STDIN, Piece
+from megatron.io import OWNER
 from megatron.run_dir import open_alone, read_json, write_json
 
 PLAN = "plan.json"
@@ -69,7 +70,7 @@ class Shards:
         wanted = hashlib.sha256(json.dumps(plan).encode()).hexdigest()
         held = read_json(self.folder / PLAN)
         if held is None or held.get("sha256") != wanted or job is None:
-            self._empty({LOCK})
+            self._empty(set())
             write_json(self.folder / PLAN, {"sha256": wanted})
             return {}
         joined = self.read_joined()
@@ -149,18 +150,20 @@ class Shards:
 
     def forget_all(self) -> None:
         """Delete what any piece has left."""
-        self._empty({LOCK, PLAN})
+        self._empty({PLAN})
 
     def remove(self) -> None:
         """Delete the folder with all that is in it."""
-        self._empty({LOCK})
+        self._empty(set())
         (self.folder / LOCK).unlink(missing_ok=True)  # last: until then no other process begins
+        (self.folder / (LOCK + OWNER)).unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
     def _empty(self, but: set[str]) -> None:
+        """Delete all other files, locks excepted."""
         for path in self.folder.iterdir():
-            if path.name not in but:
+            if path.name not in but and not path.name.startswith(LOCK):
                 path.unlink(missing_ok=True)
 
 

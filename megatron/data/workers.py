@@ -88,7 +88,8 @@ class _Watch:
 
 
 def _serve(begin: Callable[[], Callable[[Any], Any]], connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent gets them too, and ends its workers
+        signal.signal(number, signal.SIG_IGN)
     function: Callable[[Any], Any] | None = None
     while True:
         try:

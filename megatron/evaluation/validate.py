@@ -10,6 +10,7 @@ from megatron.data.batches import SampleSource
 from megatron.engine.base import Engine
 from megatron.objective.base import Objective
 from megatron.parallel.reduce import sum_over_ranks
+from megatron.parallel.watchdog import mark
 from megatron.parallel.world import World
 
 
@@ -54,6 +55,7 @@ def validate(
     mine = np.minimum(np.arange(n_turns) * world.dp_size + world.dp_rank, n_samples - 1)
     n_own = len(range(world.dp_rank, n_samples, world.dp_size))
     for begin in range(0, n_turns, batch_size):
+        mark(None, "validation")
         numbers = mine[begin : begin + batch_size]
         own = max(0, min(len(numbers), n_own - begin))
         tokens = np.stack([samples[int(i)] for i in numbers])

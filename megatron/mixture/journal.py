@@ -6,7 +6,6 @@ from `every_steps` and `delay_steps` alone, so that the order of documents is a 
 seed, chunk) whenever the reports come, and whatever is killed in between.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.io import LockedError, lock_descriptor
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Adaptive, Log
 from megatron.mixture.chunk import Position, parts_of
@@ -39,11 +39,11 @@ class Journal:
         self.path = path
         self._file = path.open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            self._owner = lock_descriptor(self._file.fileno(), path)
+        except LockedError as error:
             self._file.close()
             raise ValueError(
-                f"{path}: another process keeps this log; ask it (tools/mixture_server.py), "
+                f"{path}: {error.holder} keeps this log; ask it (tools/mixture_server.py), "
                 "or name another run"
             ) from error
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class Journal:
             elif self.lines[0] != json.loads(json.dumps(head)):
                 raise ValueError(f"{path}: is the log of other documents or settings; name another run")
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def add(self, line: dict[str, Any]) -> None:
@@ -69,6 +69,8 @@ class Journal:
     def close(self) -> None:
         """Let another process have it."""
         with self._lock:
+            if self._owner is not None:
+                self._owner.release()
             self._file.close()
 
     def _read(self) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,6 @@ shuffle: true                      documents within a domain
 tokenizer: gpt2                    of text; pairs have theirs
 """
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from megatron.config.mixture_use import RESOLVED, Resolved, folder_of, read_reso
 from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
 from megatron.data.preprocess import Options, preprocess
+from megatron.io import wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Adaptive, Ado, AdoConfig, Log, LossProportional
 from megatron.mixture.catalog import Catalog
@@ -278,8 +278,7 @@ def _one_tokenizer(pairs: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with wait_for_lock(folder / ".lock"):
         yield
 
 

@@ -75,7 +75,7 @@ def _group(world: World, axes: tuple[str, ...], only_ends: bool = False) -> Proc
         ]
         if only_ends:
             ranks = [ranks[0], ranks[-1]]
-        group = dist.new_group(ranks)
+        group = dist.new_group(ranks, timeout=world.timeout)
         if world.rank in ranks:
             mine = group
     return mine

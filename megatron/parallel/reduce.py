@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from megatron.parallel.watchdog import wait_for_first
 from megatron.parallel.world import World
 
 BUCKET_ELEMENTS = 1 << 24  # gradients joined to one message: 64 MiB of float32
@@ -58,8 +59,9 @@ def wait_for_all(world: World) -> None:
 
 
 def first_says(text: str, world: World) -> str:
-    """Rank 0's text, on all ranks."""
+    """Rank 0's text, on all ranks; it may take its time to find it."""
     told = [text]
     if world.n_ranks > 1:
+        wait_for_first()
         dist.broadcast_object_list(told, 0)
     return told[0]

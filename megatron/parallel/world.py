@@ -10,11 +10,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from megatron.config.launcher import export, ranks_from_environment
 from megatron.config.layout import Coordinate, Layout, layout_of
 from megatron.config.schema import DistConfig
 from megatron.parallel.products import fastest_products
+from megatron.parallel.watchdog import Watchdog, leave_soon
 
 GLOO = "gloo"
 RESOLVE_S, RETRY_S = 10.0, 0.5  # for the name of rank 0's host
@@ -25,6 +27,7 @@ class World:
     """This process among all of a run. A single process has no group and needs none.
 
     dp_rank, dp_size   which share of the samples this rank reads; ranks that share a model read the same
+    timeout            of every collective; None: torch's
     """
 
     rank: int
@@ -32,6 +35,7 @@ class World:
     local_rank: int
     device: torch.device
     layout: Layout = field(default_factory=Layout)
+    timeout: timedelta | None = None
 
     @property
     def coordinate(self) -> Coordinate:
@@ -58,7 +62,8 @@ class World:
 def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[World]:
     """Join the run's processes for the length of a `with`, and leave them in order.
 
-    Raises ConnectionError where another rank has died meanwhile, or hangs for longer than dist.timeout_s.
+    Raises ConnectionError where another rank has died meanwhile, or hangs for longer than dist.timeout_s; it
+    says which, as far as that is known.
     """
     ranks = ranks_from_environment(os.environ)
     rank, n_ranks, local_rank = ranks.rank, ranks.n_ranks, ranks.local_rank
@@ -76,21 +81,47 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     )
     if on_gpu:
         torch.cuda.set_device(device)
-    if n_ranks > 1:
-        if ranks.address is not None:
-            resolve_host(ranks.address)
-        backend = GLOO if config.backend == GLOO else backend_for(device)
-        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s))
+    timeout = timedelta(seconds=config.timeout_s)
+    watchdog = None
+    with _default_timeout(timeout):
+        if n_ranks > 1:
+            if ranks.address is not None:
+                resolve_host(ranks.address)
+            backend = GLOO if config.backend == GLOO else backend_for(device)
+            dist.init_process_group(backend, timeout=timeout)
+            watchdog = Watchdog(ranks, config.timeout_s)
+        try:
+            with nullcontext() if on_gpu else fastest_products():
+                yield World(rank, n_ranks, local_rank, device, layout, timeout)
+        except Exception as error:
+            cause = _error_of_a_peer(error)
+            if watchdog is None:
+                raise
+            if cause is None:
+                watchdog.leave_with_error()
+                raise
+            text = _explain_loss(cause, watchdog)
+            leave_soon()
+            raise ConnectionError(text) from error
+        finally:
+            if watchdog is not None:
+                watchdog.close()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+@contextmanager
+def _default_timeout(timeout: timedelta) -> Iterator[None]:
+    """What groups get that are made without a time of their own: of device meshes, DeepSpeed and DCP."""
+    names = ("default_pg_timeout", "default_pg_nccl_timeout")
+    before = {name: getattr(distributed_c10d, name) for name in names if hasattr(distributed_c10d, name)}
+    for name in before:
+        setattr(distributed_c10d, name, timeout)
     try:
-        with nullcontext() if on_gpu else fastest_products():
-            yield World(rank, n_ranks, local_rank, device, layout)
-    except RuntimeError as error:
-        if n_ranks > 1 and _is_of_a_peer(error):
-            raise ConnectionError(f"another rank is gone ({str(error).splitlines()[0]})") from error
-        raise
+        yield
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        for name, value in before.items():
+            setattr(distributed_c10d, name, value)
 
 
 def resolve_host(host: str, wait_s: float = RESOLVE_S) -> None:
@@ -151,7 +182,31 @@ def device_index(local_rank: int, n_visible: int) -> int:
     )
 
 
-def _is_of_a_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because of another rank; gloo's errors have no class of their own."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+LATE = ("Timed out waiting", "Application timeout", "Wait timeout", "collective operation timeout")
+
+
+def _error_of_a_peer(error: BaseException) -> BaseException | None:
+    """The error, or one that caused it, of a collective that failed because of another rank.
+
+    gloo's errors have no class of their own, and a checkpoint that is not written hides them in an OSError.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, dist.DistError):
+            return cause
+        # the system's own "Broken pipe" is an OSError, and of another pipe
+        if not isinstance(cause, OSError) and any(text in str(cause) for text in GONE + LATE):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
+def _explain_loss(error: BaseException, watchdog: Watchdog) -> str:
+    """One sentence: which rank is gone or hangs, where it was, and what the collective said."""
+    said = str(error).splitlines()[0]
+    is_late = any(text in str(error) for text in LATE)
+    text = watchdog.explain(is_late)
+    if is_late:
+        return f"{text} (a collective has waited for dist.timeout_s={watchdog.timeout_s:g} s: {said})"
+    return f"another rank is gone ({said}); {text}"

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from megatron.command import STOPPED
+from megatron.processes import replace_lost_terminal, stop_signals
 from megatron.run_dir import EXIT, is_done, write_json
 from megatron.scaling.ladder import PlannedRun
 from megatron.scaling.launch import Job, Launcher, checkpoint_of
@@ -49,14 +51,17 @@ def run_all(
 ) -> tuple[Progress, bool]:
     """Run all, each failed one `retries` times more. Returns False beside the progress when asked to stop.
 
-    A run that was preempted goes on as often as it takes; where the stop file of one that is not done
+    A run that was preempted goes on as often as it takes; one that another process trains is waited for, and
+    started where that ends without a result. Where the stop file of one that is not done
     appears, all stop. `tick` is called about twice a second, `ended` with
     each job that ends, its exit status, and whether it will be started again.
     """
     state = Progress(list(runs))
     with _stop_wish() as wish:
         try:
-            for job in launcher.running(runs):
+            while (jobs := launcher.running(runs)) is None and not wish:
+                time.sleep(poll_s)
+            for job in jobs or ():
                 state.waiting.remove(job.run)
                 state.running.append(job)
             while (state.waiting or state.running) and not wish and not state.killed():
@@ -66,8 +71,15 @@ def run_all(
                     state.running.remove(job)
                     _settle(state, job, status, retries, ended)
                 tick(state)
+        except BaseException:
+            launcher.leave(state.running)
+            raise
+        else:
+            # a closed terminal is no reason to cancel what does not need it
+            end = launcher.leave if wish and set(wish) == {signal.SIGHUP} else launcher.stop
+            end(state.running)
         finally:
-            launcher.stop(state.running)
+            launcher.close()
     return state, not (state.waiting or state.running)
 
 
@@ -97,10 +109,15 @@ def _settle(
 
 @contextlib.contextmanager
 def _stop_wish() -> Iterator[list[int]]:
-    """A list that is empty until SIGINT or SIGTERM comes."""
+    """A list that is empty until SIGINT, SIGTERM or SIGHUP comes."""
     wish: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda n, frame: wish.append(n)) for number in numbers}
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        wish.append(number)
+        if number == signal.SIGHUP:
+            replace_lost_terminal()
+
+    before = {number: signal.signal(number, remember) for number in stop_signals()}
     try:
         yield wish
     finally:

@@ -17,11 +17,15 @@ STOP_WAIT_S = 60.0
 
 @dataclass
 class Job:
-    """One run that was started. `handle` is the launcher's; `devices` are the local ones that it holds."""
+    """One run that was started. `handle` is the launcher's; `devices` are the local ones that it holds.
+
+    elsewhere   another process has started it: this sweep waits for its result, and never stops it
+    """
 
     run: PlannedRun
     handle: Any
     devices: list[int] = field(default_factory=list)
+    elsewhere: bool = False
 
     def progress(self) -> dict[str, Any]:
         """The newest line of its metrics, empty where it has told nothing yet."""
@@ -44,19 +48,30 @@ class Launcher(Protocol):
     """Starts runs somewhere. OSError where that place does not answer."""
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """Prepare and start those of `runs` that there is room for now, the first first."""
+        """Prepare and start those of `runs` that there is room for now, the first first.
+
+        Those that another process has are given as jobs that are `elsewhere`.
+        """
         ...
 
-    def running(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """Those of `runs` that an earlier sweep has started here and that have not ended."""
+    def running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
+        """Those of `runs` that another sweep has started and that go on; None while that is unknown."""
         ...
 
     def ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-        """The jobs that have ended, with their exit status."""
+        """The jobs that have ended, with their exit status; for one `elsewhere` that is 75 or 0."""
         ...
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """Ask every job to save and stop, wait, and end those that do not."""
+        ...
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """After an error, or SIGHUP: end what cannot go on without the sweep, and leave the rest running."""
+        ...
+
+    def close(self) -> None:
+        """Let other sweeps have what this one had."""
         ...
 
 

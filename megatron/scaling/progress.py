@@ -73,7 +73,7 @@ def _row(job: Job) -> tuple[str, ...]:
     step, loss, tps = told.get("step", 0), told.get("loss"), told.get("tps")
     left = duration((plan.n_steps - step) * plan.tokens_per_step / tps) if tps else "?"
     return (
-        job.run.config.name,
+        f"{job.run.config.name}{' (another process)' if job.elsewhere else ''}",
         f"{step:,}",
         f"{plan.n_steps:,}",
         f"{job.fraction():.0%}",

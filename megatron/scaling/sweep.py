@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from megatron.command import STOPPED
-from megatron.run_dir import RESULT, is_done, read_json
+from megatron.io import wait_for_lock
+from megatron.run_dir import LOCK, RESULT, is_done, read_json
 from megatron.scaling.follow import run_all
 from megatron.scaling.ladder import PlannedRun, StudyPlan, expand
 from megatron.scaling.launch import Job, Launcher
@@ -83,7 +84,9 @@ def sweep(study: StudyPlan, options: Options, price: Callable[[Sequence[PlannedR
     `price` says how fast they are expected to be.
     """
     runs = expand(study)
-    study.save()
+    study.directory.mkdir(parents=True, exist_ok=True)
+    with wait_for_lock(study.directory / LOCK):  # another sweep may begin at the same moment
+        study.save()
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if len(waiting) < len(runs):
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
@@ -119,6 +122,8 @@ def _line(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
     count = f"[{n_ended:>{width}}/{n_runs}] {job.run.config.name}"
     if not is_done(job.run.folder, job.run.plan.identity) or result is None:
         how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_words()}"
+        if job.elsewhere:
+            how = "another process that trained it has ended"
         return f"{count}: {how}{', starts again' if again else ''}"
     loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"

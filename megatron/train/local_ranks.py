@@ -1,22 +1,20 @@
 """Several processes of one command on this machine, and the exit status that says what became of them."""
 
-import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from megatron.checkpoint.preempt import SIGNALS
 from megatron.command import STOPPED
+from megatron.processes import die_with_parent, end_after_parent, replace_lost_terminal, stop_signals
 
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for those that a failed rank has left behind
 POLL_S = 0.1
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def run_ranks(command: Sequence[str], n_ranks: int) -> int:
@@ -32,9 +30,11 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
 
     def remember(number: int, frame: FrameType | None) -> None:
         told.append(number)
+        if number == signal.SIGHUP:
+            replace_lost_terminal()
 
-    die_with_parent = _kill_with_parent()
-    before = {number: signal.signal(number, remember) for number in SIGNALS}
+    end_after_parent()
+    before = {number: signal.signal(number, remember) for number in stop_signals(signal.SIGUSR1)}
     try:
         with held_port() as port:
             words = _common_words(n_ranks, port)
@@ -43,7 +43,7 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
                 # a session of its own: Ctrl-C in a terminal would else arrive twice, and twice means at once
                 ranks.append(
                     subprocess.Popen(
-                        command, env=os.environ | mine, start_new_session=True, preexec_fn=die_with_parent
+                        command, env=os.environ | mine, start_new_session=True, preexec_fn=die_with_parent()
                     )
                 )
             return _wait(ranks, told)
@@ -69,21 +69,6 @@ def held_port() -> Iterator[int]:
         if sys.platform != "linux":
             holder.close()
         yield port
-
-
-def _kill_with_parent() -> Callable[[], None] | None:
-    """For a child to call before it starts its program: the kernel kills it when this process is gone."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may wait for a lock
-    parent = os.getpid()
-
-    def ask_the_kernel() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # gone before the kernel was asked
-            os._exit(1)
-
-    return ask_the_kernel
 
 
 def _common_words(n_ranks: int, port: int) -> dict[str, str]:
@@ -117,10 +102,11 @@ def _pass_on(told: list[int], ranks: Sequence[subprocess.Popen]) -> None:
 
 
 def _end(ranks: Sequence[subprocess.Popen], told: list[int]) -> None:
-    """Nothing is left running."""
+    """Nothing is left running. A rank that is stopped (SIGSTOP) is woken, so that it ends too."""
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
+            rank.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + GRACE_S
     while any(rank.poll() is None for rank in ranks):
         if time.monotonic() > deadline:

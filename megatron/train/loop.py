@@ -15,6 +15,7 @@ from megatron.evaluation.validate import HeldOut, validate
 from megatron.log import get_logger
 from megatron.objective.base import Task
 from megatron.parallel.reduce import any_rank, wait_for_all
+from megatron.parallel.watchdog import mark
 from megatron.run_dir import (
     CONFIG,
     METRICS,
@@ -35,6 +36,8 @@ from megatron.train.resume import describe, describe_data, resume
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 
+PROBED_S = 2.0  # a sweep that looks whether a run is being trained locks it for a moment
+
 log = get_logger(__name__)
 
 
@@ -44,7 +47,9 @@ def train(run: Run, stop: Stop) -> bool:
     Raises ValueError for a checkpoint of another run, FloatingPointError for a loss that is no number.
     """
     with _own_folder(run):
+        mark(0, "loading")
         state = resume(run)
+        mark(state.step, "starting")
         _prepare_folder(run, state)
         record = Record(run.config, run.plan, run.world, run.folder, state.step)
         for line in (describe(run, state), *describe_data(run.plan)):
@@ -68,7 +73,7 @@ def train(run: Run, stop: Stop) -> bool:
 @contextmanager
 def _own_folder(run: Run) -> Iterator[None]:
     """Keep a second training out of the run's folder; all ranks hear of one that is already there."""
-    held = lock(run.folder) if run.world.is_first else None
+    held = lock(run.folder, PROBED_S) if run.world.is_first else None
     if any_rank(run.world.is_first and held is None, run.world):
         raise ValueError(f"{run.folder}: another process is training there; wait for it or stop it")
     try:
@@ -109,7 +114,9 @@ def _steps(
         lr = schedule(state.step)
         window.before(state.step + 1)
         with explained(state.step + 1, "dataset.microbatch_size", rows, plan.seq_len, run.world):
+            mark(state.step + 1, "waiting for data")
             tasks = next(feed)
+            mark(state.step + 1, "training")
             feedback.observe(state, tasks)
             report = run.engine.step(tasks, lr)
         window.after(state.step + 1)

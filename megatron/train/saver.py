@@ -13,6 +13,7 @@ from megatron.checkpoint import layout, sharded, store
 from megatron.config.read import as_dict
 from megatron.mixture.source import MixtureSamples
 from megatron.parallel.reduce import any_rank, first_says
+from megatron.parallel.watchdog import mark, wait_for_first
 from megatron.run_dir import FULL
 from megatron.train.build import Run, build_schedule
 from megatron.train.record import git_of_code
@@ -30,7 +31,7 @@ class Saver:
         self.last_save = time.monotonic()
         # the thread's collectives must not mix with those of the training
         alone = not (self.told.asynchronous and dist.is_initialized())
-        self.group = None if alone else dist.new_group(backend="gloo")
+        self.group = None if alone else dist.new_group(backend="gloo", timeout=run.world.timeout)
 
     def save(self, state: TrainState, preempt: bool = False) -> Path:
         """Save, and return on every rank when it is on disk, or raise OSError on every rank.
@@ -40,6 +41,7 @@ class Saver:
         """
         self.wait()
         self.last_save = time.monotonic()
+        mark(state.step, "saving")
         if self.told.state_dict_type == "full":
             return self._save_full(state, preempt)
         return self._save_sharded(state, preempt)
@@ -62,6 +64,8 @@ class Saver:
         return minutes is not None and time.monotonic() - self.last_save > 60 * minutes
 
     def _agree(self, error: OSError | None, what: str) -> None:
+        mark(None, "waiting for the checkpoint")
+        wait_for_first()
         if any_rank(error is not None, self.run.world):
             raise OSError(f"{self.run.checkpoints}: checkpoint {what} not saved ({_cause(error)}")
 

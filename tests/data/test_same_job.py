@@ -133,7 +133,7 @@ def test_a_file_that_its_holder_renames_meanwhile_is_not_taken_for_the_new_one(
             one.rename(tmp_path / "x")
         to_rename.clear()
 
-    monkeypatch.setattr("megatron.run_dir.fcntl.flock", rename_first)
+    monkeypatch.setattr("megatron.io.fcntl.flock", rename_first)
     with open_alone(path) as file:
         file.write(b"other")
     assert (tmp_path / "x").read_text() == "whole"

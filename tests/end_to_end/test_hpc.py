@@ -105,7 +105,12 @@ def started_then_told(root: Path, words: list[str], number: signal.Signals, hear
 
 @pytest.mark.parametrize(
     "number, heard",
-    [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGTERM")],
+    [
+        (signal.SIGUSR1, "SIGUSR1"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGINT, "SIGTERM"),
+        (signal.SIGHUP, "SIGHUP"),
+    ],
 )
 def test_a_signal_reaches_the_command_and_the_cache_is_still_removed(
     root: Path, tmp_path: Path, number: signal.Signals, heard: str
@@ -125,6 +130,19 @@ def test_a_step_that_ends_at_the_signal_is_put_into_the_queue_again(
         (tmp_path / name).chmod(0o755)
     script = f'set -euo pipefail; export SLURM_JOB_ID=7; source {REQUEUE}; requeue {sys.executable} -c "$0"'
     assert started_then_told(root, ["bash", "-c", script], number, "SIGUSR1", tmp_path) == 3
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+def test_a_controller_that_is_away_for_a_moment_does_not_keep_the_job_out_of_the_queue(
+    root: Path, tmp_path: Path
+) -> None:
+    squeue = f"echo >>{tmp_path}/tries; [ $(wc -l <{tmp_path}/tries) -gt 3 ] || exit 1; echo RUNNING"
+    for name, text in {"squeue": squeue, "scontrol": f'echo "$@" >{tmp_path}/asked; exit 3'}.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = "set -euo pipefail; export SLURM_JOB_ID=7 REQUEUE_PAUSE=0.05; "
+    script += f'source {REQUEUE}; requeue {sys.executable} -c "$0"'
+    assert started_then_told(root, ["bash", "-c", script], signal.SIGUSR1, "SIGUSR1", tmp_path) == 3
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import RESULT, read_metrics
+from megatron.run_dir import RESULT, lock, read_metrics
 from megatron.scaling.ladder import expand, read_study_plan
 from megatron.scaling.local import Device, LocalLauncher
 
@@ -179,3 +179,82 @@ def _start_and_wait_for_steps(
         assert time.monotonic() < end and process.poll() is None, process.communicate(timeout=240)
         time.sleep(0.2)
     return process
+
+
+LONG = "grids=[{sizes: [tiny], train_tokens: [12_800_000]}]"
+
+
+def wait_until_gone(run: Path, seconds: float = 60) -> None:
+    """Return when no process trains the run."""
+    end = time.monotonic() + seconds
+    while (held := lock(run)) is None:
+        assert time.monotonic() < end, "a process of a sweep that is gone still trains"
+        time.sleep(0.1)
+    held.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp_path, number) -> None:
+    sweep = _start_and_wait_for_steps(command(root, study, LONG), dict(os.environ), tmp_path)
+    (run,) = runs_of(tmp_path).values()
+    sweep.send_signal(number)
+    _, told = sweep.communicate(timeout=120)
+    assert sweep.returncode == (-9 if number == signal.SIGKILL else 75), told
+    wait_until_gone(run)
+    assert len(list(run.glob("checkpoints/*.preempt"))) == 1
+    assert "stopped by SIGTERM after step" in (run / "log.txt").read_text()
+
+
+def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study, tmp_path) -> None:
+    words = command(root, study, "grids=[{sizes: [tiny], train_tokens: [76_800]}]")  # 600 steps
+    first = _start_and_wait_for_steps(words, dict(os.environ), tmp_path)
+    first.kill()
+    first.communicate(timeout=120)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.splitlines()[-1] == f"{tmp_path}: 1 of 1 runs done"
+    (run,) = runs_of(tmp_path).values()
+    assert steps(run) == list(range(1, 601))
+    assert "another process is training there" not in (run / "log.txt").read_text()
+
+
+def test_two_sweeps_of_one_study_share_its_runs_and_both_end_well(root, study, tmp_path) -> None:
+    grid = "grids=[{sizes: [tiny], train_tokens: [2560], lr: [1.0e-3, 2.0e-3, 3.0e-3]}]"  # 3 runs of 20 steps
+    words = command(root, study, grid, "--jobs", "2")
+    several = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    told = [process.communicate(timeout=280) for process in several]
+    assert [process.returncode for process in several] == [0, 0], told
+    for out, error in told:
+        assert out.splitlines()[-1] == f"{tmp_path}: 3 of 3 runs done", (out, error)
+    folders = [path.parent for path in tmp_path.glob("runs/*/plan.json")]
+    assert len(folders) == 3
+    for run in folders:
+        assert steps(run) == list(range(1, 21))
+        log = (run / "log.txt").read_text()
+        assert log.count("done, ") == 1 and "error" not in log, log
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_on_slurm_a_controller_that_restarts_costs_no_task(slurm, root, study, tmp_path) -> None:
+    grid = "grids=[{sizes: [tiny], train_tokens: [384_000]}]"  # 3,000 steps
+    words = command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
+    sweep = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
+    (run,) = runs_of(tmp_path).values()
+    task = (run / "slurm_task").read_text()
+    controller = slurm.daemons[1]
+    controller.kill()
+    controller.wait()
+    time.sleep(8)
+    assert sweep.poll() is None
+    with (tmp_path / "controller.log").open("ab") as log:
+        slurm.daemons[1] = subprocess.Popen(
+            controller.args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=slurm.variables,
+            start_new_session=True,
+        )  # fmt: skip
+    out, told = sweep.communicate(timeout=400)
+    assert sweep.returncode == 0, out + told
+    assert (run / "slurm_task").read_text() == task, "the same task has gone on"
+    assert steps(run) == list(range(1, 3001))

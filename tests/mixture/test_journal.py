@@ -1,6 +1,9 @@
 """Weights that follow a model over chunks: found off the way, kept on disk, the same whatever happens."""
 
+import errno
+import fcntl
 import json
+import os
 import signal
 import threading
 import time
@@ -314,3 +317,21 @@ def test_a_request_does_not_wait_for_a_fit(follows) -> None:
     with pytest.raises(ValueError, match="letters, digits"):
         desk.act("report", json.dumps(report | {"run": "../x"}).encode(), "a")
     source.close()
+
+
+@pytest.mark.parametrize("has_flock", [True, False])
+def test_a_log_is_kept_by_one_process_with_or_without_locks_of_the_file_system(
+    tmp_path, monkeypatch, has_flock
+) -> None:
+    if not has_flock:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    first = learner(tmp_path / "log.jsonl")
+    with pytest.raises(ValueError, match="log.jsonl: .*process.* keeps this log"):
+        learner(tmp_path / "log.jsonl")
+    first.close()
+    learner(tmp_path / "log.jsonl").close()
+    assert not list(tmp_path.glob("*.owner*"))

@@ -54,7 +54,7 @@ class Fake:
     """Ends each job at once with the next status of its run's script; 0 by itself. Keeps what was started."""
 
     def __init__(self, script: dict[int, list[int]], alive: Sequence[Job] = ()) -> None:
-        self.script, self.alive, self.started, self.stopped = script, list(alive), [], []
+        self.script, self.alive, self.started, self.stopped, self.left = script, list(alive), [], [], []
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         for run in runs:
@@ -77,6 +77,12 @@ class Fake:
 
     def stop(self, jobs: Sequence[Job]) -> None:
         self.stopped += jobs
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        self.left += jobs
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def follow(runs: Sequence[PlannedRun], fake: Fake, retries: int = 1) -> tuple[Progress, list[tuple]]:
@@ -174,6 +180,26 @@ def test_one_signal_stops_what_runs_and_starts_nothing_more(runs) -> None:
     assert not whole
     assert [job.run.plan.n_steps for job in fake.stopped] == fake.started == [40]
     assert len(state.waiting) == 2
+
+
+def test_a_closed_terminal_or_an_error_leaves_what_can_go_on(runs) -> None:
+    class HungUp(Fake):
+        def ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+            os.kill(os.getpid(), signal.SIGHUP)
+            return []
+
+    class Broken(Fake):
+        def ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+            raise OSError("no answer")
+
+    fake = HungUp({})
+    _, whole = run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
+    assert (whole, fake.stopped, fake.is_closed) == (False, [], True)
+    assert [job.run.plan.n_steps for job in fake.left] == [40]
+    fake = Broken({})
+    with pytest.raises(OSError, match="no answer"):
+        run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
+    assert (len(fake.left), fake.stopped, fake.is_closed) == (1, [], True)
 
 
 def test_runs_are_packed_by_places_and_by_memory(runs) -> None:

@@ -1,5 +1,8 @@
 """Asked to stop, all ranks save once and leave with 75; nothing is lost."""
 
+import contextlib
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -60,3 +63,68 @@ def test_checkpoints_to_go_on_from_are_made_by_the_clock(pretrain, words, tmp_pa
     # before each of the 12 steps, and at the end
     assert [found.is_preempt for found in saved] == [True] * 12 + [False]
     assert [store.verify(found.path)["step"] for found in saved] == list(range(13))
+
+
+def start_in_a_terminal(command: list[str], run: Path) -> tuple[int, int]:
+    """(process, terminal) of a command in a terminal of its own, when it has reported three steps."""
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(command[0], command)
+    deadline = time.monotonic() + 240
+    while len(losses(run)) < 3:
+        assert time.monotonic() < deadline
+        os.set_blocking(terminal, False)
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)
+        time.sleep(0.02)
+    return process, terminal
+
+
+def end_of(process: int, seconds: float = 120) -> int:
+    deadline = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+            raise AssertionError("it does not end")
+        time.sleep(0.05)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_a_run_whose_terminal_is_closed_saves_and_exits_75(root, words, tmp_path, n_ranks) -> None:
+    run, config = tmp_path / "run", tmp_path / "empty.yaml"
+    config.write_text("name: test\n")
+    words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=30000"]
+    start = [] if n_ranks == 1 else [str(root / "tools" / "start_ranks.py"), str(n_ranks)]
+    command = [sys.executable, *start, str(root / "tools" / "pretrain.py"), str(config), *words]
+    process, terminal = start_in_a_terminal(command, run)
+    os.close(terminal)
+    assert end_of(process) == 75
+    assert [found.is_preempt for found in layout.find(run / "checkpoints")] == [True]
+
+
+def test_a_run_under_nohup_does_not_mind_that_its_terminal_is_closed(root, words, tmp_path) -> None:
+    run, config = tmp_path / "run", tmp_path / "empty.yaml"
+    config.write_text("name: test\n")
+    words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=30000"]
+    words = [sys.executable, str(root / "tools" / "pretrain.py"), str(config), *words]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(["nohup", *words], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 240
+        while len(losses(run)) < 3:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGHUP)
+        n = len(losses(run))
+        while len(losses(run)) < n + 20:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75
+    finally:
+        process.kill()
+        process.wait()
