@@ -130,3 +130,10 @@ class Schedule:
             return self.weights[here], end
         part = (chunk - begin) / (end - begin)
         return (1 - part) * self.weights[here] + part * self.weights[here + 1], chunk + 1
+
+    def block(self, chunk: int, n: int) -> np.ndarray:
+        """Weights [m, K] of up to `n` chunks from one between two points of a linear schedule, as `at`."""
+        here = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
+        begin, end = self.chunks[here], self.chunks[here + 1]
+        part = (np.arange(chunk, min(chunk + n, end)) - begin)[:, None] / (end - begin)
+        return (1 - part) * self.weights[here] + part * self.weights[here + 1]
