@@ -1,7 +1,6 @@
 """Chunks of whole documents, read from where they lie: lines, rows, samples, or token ids of a pair."""
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -17,11 +16,14 @@ from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
 from megatron.mixture.libraries import duckdb, pyarrow
 from megatron.mixture.query import Result, SourceFile
+from megatron.mixture.spans import SpanFile
 from megatron.mixture.spec import Spec, document_weights, read_spec
 from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
 AT_ONCE_CHUNKS = 16  # read in one go
+PIECE_BYTES = 1 << 20  # of an answer that a server has read and a client has not
+FIRST_PIECE_ROWS, MOST_PIECE_ROWS = 64, 1 << 13  # how large documents are is known after the first
 SETTLE_S = 60.0  # a re-fit takes seconds at most
 
 
@@ -132,7 +134,23 @@ class DocumentChunks:
         known_to = self.distributor.weights.known_to
         if known_to is not None and n_chunks and first + n_chunks > known_to:
             self.settle(SETTLE_S)
-        turns = self.distributor.chunks(first, n_chunks)
+        return self._read_turns(self.distributor.chunks(first, n_chunks))
+
+    def read_pieces(self, first: int, n_chunks: int) -> Iterator[Any]:
+        """The rows of `read` in tables of about PIECE_BYTES, each read when it is requested; at least one table."""
+        n_rows, is_first = FIRST_PIECE_ROWS, True
+        for chunk in range(first, first + n_chunks, AT_ONCE_CHUNKS):
+            turns = self.distributor.chunks(chunk, min(AT_ONCE_CHUNKS, first + n_chunks - chunk))
+            begin = 0
+            while begin < len(turns.domain) or is_first:
+                piece = slice(begin, begin + n_rows)
+                table = self._read_turns(Turns(turns.domain[piece], turns.number[piece]))
+                begin, is_first = begin + n_rows, False
+                n_rows = min(MOST_PIECE_ROWS, max(1, PIECE_BYTES * len(table) // max(1, table.nbytes)))
+                yield table
+
+    def _read_turns(self, turns: Turns) -> Any:
+        """The table of `read` for some units."""
         arrow = pyarrow()
         file, row = self.places(turns)
         order = np.argsort(file, kind="stable")
@@ -159,14 +177,12 @@ class _Lines:
     def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any) -> None:
         self.begins, self.sizes = places
         self.key, self.scratch = key, scratch
-        with path.open("rb") as file:
-            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = SpanFile(path)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Texts of documents int64 [n]: Arrow strings."""
-        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
         arrow = pyarrow()
-        lines = arrow.array([self.held[begin : begin + size] for begin, size in spans], arrow.binary())
+        lines = self.file.read_binary(self.begins[numbers], self.sizes[numbers])
         try:
             return self._texts(lines)
         except duckdb().Error:  # the lines were read when they were registered: it is what was mended then
@@ -175,7 +191,9 @@ class _Lines:
 
     def _texts(self, lines: Any) -> Any:
         key = self.key.replace("'", "''").replace('"', '\\"')
-        self.scratch.register("lines", pyarrow().table({"record": lines.cast(pyarrow().string())}))
+        arrow = pyarrow()
+        kind = arrow.large_string() if arrow.types.is_large_binary(lines.type) else arrow.string()
+        self.scratch.register("lines", arrow.table({"record": lines.cast(kind)}))
         try:
             told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
             return told.to_arrow_table().column("text").combine_chunks()
@@ -188,13 +206,12 @@ class _Samples:
 
     def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray]) -> None:
         self.begins, self.sizes, self.key = *places, key
-        with path.open("rb") as file:
-            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = SpanFile(path)
 
     def read(self, numbers: np.ndarray) -> Any:
-        """Samples int64 [n], as tars.column_of has them."""
-        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
-        return column_of([self.held[begin : begin + size] for begin, size in spans], self.key)
+        """Samples int64 [n], as in tars.column_of."""
+        samples = self.file.read_binary(self.begins[numbers], self.sizes[numbers])
+        return column_of(samples.to_pylist(), self.key)
 
 
 class _Column:
@@ -217,20 +234,20 @@ class _Column:
 
 
 class _Pair:
-    """Token ids of a .bin/.idx pair."""
+    """Token ids of a .bin/.idx dataset; 12 bytes a document of its index are kept, the index is not read again."""
 
     def __init__(self, prefix: Path) -> None:
-        self.pair = IndexedTokens(prefix)
+        index = IndexedTokens(prefix)
+        self.begins, lengths = index.document_spans(np.arange(index.n_documents))
+        self.lengths, self.dtype = lengths.astype(np.int32), index.dtype
+        self.file = SpanFile(Path(f"{prefix}.bin"))
 
     def read(self, numbers: np.ndarray) -> Any:
         """Ids of documents int64 [n]: Arrow lists of int32."""
-        begins, lengths = self.pair.document_spans(numbers)
-        ends = np.cumsum(lengths)
-        ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
-        for begin, n, end in zip(begins.tolist(), lengths.tolist(), ends.tolist(), strict=True):
-            ids[end - n : end] = self.pair.tokens[begin : begin + n]
-        offsets = np.concatenate([[0], ends]).astype(np.int32)
-        return pyarrow().ListArray.from_arrays(offsets, ids)
+        lengths = self.lengths[numbers].astype(np.int64)
+        content = self.file.read(self.begins[numbers] * self.dtype.itemsize, lengths * self.dtype.itemsize)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pyarrow().ListArray.from_arrays(offsets, content.view(self.dtype).astype(np.int32))
 
 
 def _reader(

@@ -71,6 +71,12 @@ def test_positions_are_those_of_the_walk_for_any_schedule(seed, linear) -> None:
     assert same(mixture(made, size=size).position(far), walk(mixture(made, size=size), far))
 
 
+def test_weights_of_a_single_chunk_are_not_those_of_a_ramp() -> None:
+    weights = [np.array([5.0, 3, 2]), np.array([1.0, 8, 1]), np.array([2.0, 2, 6])]
+    made = Schedule([0, 1, 2], weights)
+    assert same(mixture(made).position(50), walk(mixture(made), 50))
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("dry", ["stop", "redistribute", "repeat"])
 def test_positions_are_those_of_the_walk_where_domains_run_dry(seed, dry) -> None:
