@@ -68,15 +68,18 @@ class Distributor:
     def chunks(self, begin: int, n: int) -> Turns:
         """Chunks begin, begin + 1, ... : fewer than `n` where the data end."""
         start = self.position(begin)
-        walked = list(self._walk(start, n)) if start.chunk == begin else []
+        return self.chunks_from(start, n if start.chunk == begin else 0)[0]
+
+    def chunks_from(self, start: Position, n: int) -> tuple[Turns, Position]:
+        """`n` chunks from a position on, fewer where the data end, and the position after them."""
+        walked = list(self._walk(start, n))
         if walked:
             self.positions.remember(walked[-1][1])
-        made = [turns for turns, _ in walked]
+        made = [turns for turns, _ in walked] or [Turns(np.empty(0, np.int32), np.empty(0, np.int64))]
+        after = walked[-1][1] if walked else start
         if len(made) == 1:
-            return made[0]
-        none = Turns(np.empty(0, np.int32), np.empty(0, np.int64))
-        parts = made or [none]
-        return Turns(np.concatenate([t.domain for t in parts]), np.concatenate([t.number for t in parts]))
+            return made[0], after
+        return Turns(*(np.concatenate([getattr(t, of) for t in made]) for of in ("domain", "number"))), after
 
     def take(self, numbers: np.ndarray) -> Turns:
         """The units of these places (int64 [n]) in the stream of all chunks. ValueError behind its end."""
@@ -95,8 +98,9 @@ class Distributor:
         return Turns(held[2].domain[places], held[2].number[places])
 
     def position(self, chunk: int, deadline: float | None = None) -> Position:
-        """Where the mixture stands before a chunk, or where it ends. The time does not grow with the number of
-        the chunk while the weights stay, see seek.py; SeekDeadlineError past `deadline` (time.monotonic())."""
+        """Where the mixture stands before a chunk, or where it ends. The time does not grow with the number
+        of the chunk while the weights stay, see seek.py; SeekDeadlineError past `deadline`
+        (time.monotonic())."""
         return self.positions.find(chunk, deadline)
 
     def restore(self, position: Position) -> None:

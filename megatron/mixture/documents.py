@@ -11,7 +11,7 @@ from megatron.config.mixture_use import folder_of
 from megatron.data.documents import without_lone_surrogates
 from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.chunk import Turns
+from megatron.mixture.chunk import Position, Turns
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
 from megatron.mixture.libraries import duckdb, pyarrow
@@ -22,8 +22,8 @@ from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
 AT_ONCE_CHUNKS = 16  # read in one go
-PIECE_BYTES = 1 << 20  # of an answer that a server has read and a client has not
-FIRST_PIECE_ROWS, MOST_PIECE_ROWS = 64, 1 << 13  # how large documents are is known after the first
+PIECE_BYTES = 1 << 22  # of an answer that a server has read and a client has not
+MOST_PIECE_ROWS = 1 << 13
 SETTLE_S = 60.0  # a re-fit takes seconds at most
 
 
@@ -64,6 +64,10 @@ class DocumentChunks:
         # 20 bytes an interval are kept of it, beside 12 a document of where the texts are
         self._file, self._end = result.column("file"), result.column("end")
         self._ends = np.cumsum(self._end - result.column("begin"))
+        n_bytes, n_documents = (
+            sum(getattr(file, of) for file in result.files) for of in ("n_bytes", "n_documents")
+        )
+        self._first_rows = min(MOST_PIECE_ROWS, max(1, PIECE_BYTES * n_documents // max(1, n_bytes)))
         self._scratch = duckdb().connect(config={"threads": 1})
         self._readers = [
             _reader(file, columns[file.id], folder_of(path), self._scratch, roots) for file in result.files
@@ -136,11 +140,15 @@ class DocumentChunks:
             self.settle(SETTLE_S)
         return self._read_turns(self.distributor.chunks(first, n_chunks))
 
-    def read_pieces(self, first: int, n_chunks: int) -> Iterator[Any]:
-        """The rows of `read` in tables of about PIECE_BYTES, each read when it is requested; at least one table."""
-        n_rows, is_first = FIRST_PIECE_ROWS, True
-        for chunk in range(first, first + n_chunks, AT_ONCE_CHUNKS):
-            turns = self.distributor.chunks(chunk, min(AT_ONCE_CHUNKS, first + n_chunks - chunk))
+    def read_pieces(self, start: Position, n_chunks: int) -> Iterator[Any]:
+        """The rows of `n_chunks` chunks from a position on, in tables of about PIECE_BYTES; at least one
+        table.
+
+        Each is read when it is requested, so that an answer of any length holds one of them.
+        """
+        n_rows, is_first = self._first_rows, True
+        for made in range(0, max(n_chunks, 1), AT_ONCE_CHUNKS):
+            turns, start = self.distributor.chunks_from(start, min(AT_ONCE_CHUNKS, n_chunks - made))
             begin = 0
             while begin < len(turns.domain) or is_first:
                 piece = slice(begin, begin + n_rows)
@@ -234,7 +242,8 @@ class _Column:
 
 
 class _Pair:
-    """Token ids of a .bin/.idx dataset; 12 bytes a document of its index are kept, the index is not read again."""
+    """Token ids of a .bin/.idx dataset; 12 bytes a document of its index are kept, the index is not read
+    again."""
 
     def __init__(self, prefix: Path) -> None:
         index = IndexedTokens(prefix)

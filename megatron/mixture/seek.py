@@ -1,17 +1,17 @@
 """Positions of far chunks without walking through the chunks before them.
 
-While the weights stay, the position at a late chunk does not depend on where a walk to it began: from *any* valid
-position at chunk `a` (each domain has its share rounded down or up) the walk reaches the true position of every chunk
-from `a` + 1 / (smallest share * chunk size) on. So `a` is chosen that near, a valid position is written down there,
-and the rest is walked.
+While the weights stay, the position at a late chunk does not depend on where a walk to it began: from *any*
+valid position at chunk `a` (each domain has its share rounded down or up) the walk reaches the true position
+of every chunk from `a` + 1 / (smallest share * chunk size) on. So `a` is chosen that near, a valid position
+is written down there, and the rest is walked.
 
-Why. Let x_k(t) be the share of domain k after t units, d a time from which on units fall due later than those that
-interest us, and A(t) the units of all domains that are begun before t and due by d. Units are served in the order of
-their due times, so by time e min(e, min over a < t <= e of A(t) + e - t, S(a) + e - a) of them are served, where
-S(a) are those served by a. All units served by a valid position are begun by a, hence due before a + 1 / share <= d:
-S(a) = a whatever the position. The number served is thus the same for each d, and with it the position. This needs
-x_k(a) >= 0, and domains that lost their weight to owe or be owed less than one unit together; else the walk goes on
-from where it is. tests/mixture/test_seek.py compares with the walk.
+Why. Let x_k(t) be the share of domain k after t units, d a time from which on units fall due later than those
+that interest us, and A(t) the units of all domains that are begun before t and due by d. Units are served in
+the order of their due times, so by time e min(e, min over a < t <= e of A(t) + e - t, S(a) + e - a) of them
+are served, where S(a) are those served by a. All units served by a valid position are begun by a, hence due
+before a + 1 / share <= d: S(a) = a whatever the position. The number served is thus the same for each d, and
+with it the position. This needs x_k(a) >= 0, and domains that lost their weight to owe or be owed less than
+one unit together; else the walk goes on from where it is. tests/mixture/test_seek.py compares with the walk.
 """
 
 import time
@@ -100,10 +100,11 @@ def seek_constant(
     position: Position, parts: np.ndarray, limit: np.ndarray, size: int, end: int, until_empty: bool,
     resume: Position | None = None,
 ) -> Iterator[tuple[Position, bool]]:  # fmt: skip
-    """Walk to chunk `end` under the same parts [K], as far as `limit` allows, by jumping where that is nearer.
+    """Walk to chunk `end` under the same parts [K], as far as `limit` allows, by jumping where that is
+    nearer.
 
-    Yields (position, whether it is the true one) after each piece. `resume`: a position that an earlier call with
-    the same `position` and `end` yielded.
+    Yields (position, whether it is the true one) after each piece. `resume`: a position that an earlier call
+    with the same `position` and `end` yielded.
     """
     safe = last_safe_chunk(position, parts, limit, size, end)
     begin = jump(position, parts, size, safe)
@@ -212,7 +213,8 @@ class Positions:
         return position
 
     def _block(self, chunk: int, end: int) -> tuple[np.ndarray, int | None]:
-        """Weights [K] and the first later chunk with others, or weights [n, K] of n chunks that all differ."""
+        """Weights [K] and the first later chunk with others, or weights [n, K] of n chunks that all
+        differ."""
         weights, until = self.weights.at(chunk)
         if until == chunk + 1 < end and hasattr(self.weights, "block"):
             n = min(end - chunk, max(1, PIECE_OPERATIONS // (16 * len(weights))))

@@ -1,8 +1,9 @@
 """Spans of bytes of registered files, read and never mapped.
 
-A mapped page of a file that was cut short ends the process by SIGBUS, whatever was checked before; a server would take
-all its mixtures along. pread returns fewer bytes instead. Measured on documents of 280 bytes: no slower than slices of
-a map, because the spans of a chunk are read by one call that makes no Python object for each.
+A mapped page of a file that was cut short ends the process by SIGBUS, whatever was checked before; a server
+would take all its mixtures along. pread returns fewer bytes instead. Measured on documents of 280 bytes: no
+slower than slices of a map, because the spans of a chunk are read by one call that makes no Python object for
+each.
 """
 
 import os
@@ -33,7 +34,8 @@ class SpanFile:
         begins, sizes = (np.ascontiguousarray(one, dtype=np.int64) for one in (begins, sizes))
         if self._state() != self._opened_as:
             raise ValueError(
-                f"{self.path}: got another size or modification time than when it was opened, expected the same. "
+                f"{self.path}: got another size or modification time than when it was opened, expected the "
+                f"same. "
                 "Restore the file, or register it again and restart."
             )
         content, lacking, failure = _csrc.read_spans(self._file.fileno(), begins, sizes)

@@ -1,4 +1,5 @@
-"""Positions of far chunks: those of a walk through every chunk, in a time that does not grow with their number."""
+"""Positions of far chunks: those of a walk through every chunk, in a time that does not grow with their
+number."""
 
 import time
 from fractions import Fraction
@@ -23,10 +24,8 @@ def mixture(
 
 def walk(source: Distributor, chunk: int) -> Position:
     """The twin: every chunk before `chunk`, unit by unit."""
-    position = Position.start(len(source.n_units))
-    for _, position in source._walk(position, chunk):
-        pass
-    return position
+    start = Position.start(len(source.n_units))
+    return [start, *(after for _, after in source._walk(start, chunk))][-1]
 
 
 def same(a: Position, b: Position) -> bool:

@@ -66,7 +66,9 @@ def write_corpus(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["lines", "tar", "pair"])
-def test_a_file_cut_short_under_a_server_is_an_error_of_that_request(tmp_path: Path, start, kind: str) -> None:
+def test_a_file_cut_short_under_a_server_is_an_error_of_that_request(
+    tmp_path: Path, start, kind: str
+) -> None:
     file = write_corpus(tmp_path, kind)
     (tmp_path / "other").mkdir()
     write_corpus(tmp_path / "other", "lines")
