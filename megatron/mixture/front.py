@@ -82,6 +82,7 @@ class Front:
         self.backend, self.most_bytes, self.tls, self.refused = backend, most_bytes, tls, refused
         self._loop = asyncio.new_event_loop()
         self._n_opened = self._n_open = 0
+        self._is_closing = False
         self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="mixture-front", daemon=True)
 
@@ -110,6 +111,7 @@ class Front:
         return port
 
     async def _stop(self) -> None:
+        self._is_closing = True
         for server in self._servers:
             server.close()
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
@@ -149,8 +151,7 @@ class Front:
                 task.cancel()
             for one in (writer, back):
                 if one is not None:
-                    with contextlib.suppress(OSError, RuntimeError):
-                        one.close()
+                    one.transport.abort() if self._is_closing else one.close()
 
     async def _pass_requests(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         meter = RequestMeter(self.most_bytes)

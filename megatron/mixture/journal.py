@@ -65,9 +65,9 @@ class Journal:
         and the next call tries again."""
         content = json.dumps(line).encode() + b"\n"
         with self._lock:
-            if os.fstat(self._file.fileno()).st_size != self._n_bytes:
-                self._file.truncate(self._n_bytes)  # a part of a line that could not be taken back then
             try:
+                if os.fstat(self._file.fileno()).st_size != self._n_bytes:
+                    self._file.truncate(self._n_bytes)  # a part of a line that could not be taken back then
                 written = 0
                 while written < len(content):
                     written += self._file.write(content[written:]) or 0

@@ -9,12 +9,13 @@ again gives what the first would have given.
 import errno
 import hmac
 import json
+import signal
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,11 @@ def serve(
             if where.metrics_port is not None:
                 metrics = listen(plain_host(where.metrics_host), where.metrics_port, desk.exposition)
             ready(port, None if metrics is None else metrics.server_address[1])
-            server.serve()
+            with _sigterm_as_interrupt():
+                threading.Event().wait()  # Flight answers in threads of its own
         finally:
-            front.close()
+            front.close()  # ends the answers in progress, for which the next line would wait
+            server.shutdown()
             if metrics is not None:
                 # a thread that outlives the interpreter would hold DuckDB, which then complains on the
                 # terminal
@@ -129,6 +132,19 @@ def serve(
                 metrics.server_close()
             for one in [*desk.runs.values(), *opened.values()]:
                 one.close()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A SIGTERM ends as Ctrl-C does, so that the folder of sockets does not stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def largest_request(mixtures: dict[str, DocumentChunks]) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import secrets
+import signal
 import ssl
 import subprocess
 import sys
@@ -265,3 +267,33 @@ def test_a_far_chunk_is_answered_at_once(mixture: Path, start) -> None:
     table = remote.read(1 << 40, 1)
     assert len(table) == 512
     assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_stopped_leaves_nothing_behind(
+    tmp_path: Path, start, monkeypatch, number: int
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    server, location = start(write_large(tmp_path), "--port", 0)
+    assert len(list((tmp_path / "temporary").iterdir())) == 1
+    remote = RemoteChunks(Connection(location), "large")
+    ticket = json.dumps({"mixture": "large", "identity": remote.identity, "first": 0, "n": 64}).encode()
+    reader = pyarrow.flight.connect(location).do_get(pyarrow.flight.Ticket(ticket))
+    assert reader.read_chunk().data.num_rows  # and it is not read to its end
+    server.send_signal(number)
+    assert server.wait(timeout=60) == 0
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_the_example_writes_its_token_for_one_user_from_the_start(root: Path, tmp_path: Path) -> None:
+    script = (root / "examples_scaling" / "mixture" / "server.py").read_text()
+    lines = [line.strip() for line in script.splitlines() if "token_file." in line]
+    namespace = {"token_file": write_token(tmp_path / "m.token", "old", 0o644), "secrets": secrets}
+    modes = []
+    for line in lines[:3]:
+        exec(line, namespace)  # noqa: S102
+        if (tmp_path / "m.token").exists():
+            modes.append((tmp_path / "m.token").stat().st_mode & 0o777)
+    assert modes == [0o600, 0o600]
+    assert len(read_token(tmp_path / "m.token")) == 32
