@@ -2,8 +2,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
@@ -30,11 +33,14 @@ uint64_t mixed(uint64_t x) {
     return x ^ x >> 33;
 }
 
+// The next unit of a domain falls due `ahead / part` units after the end of the chunk. Compared exactly: a tie that only
+// rounding makes would be broken otherwise at another chunk, and megatron/mixture/seek.py relies on one order for ever.
 struct Claim {
-    double deadline;
-    int64_t domain;
+    int64_t ahead, part, domain;
     bool operator<(const Claim& other) const {
-        return deadline != other.deadline ? deadline < other.deadline : domain < other.domain;
+        const auto left = static_cast<unsigned __int128>(ahead) * static_cast<uint64_t>(other.part);
+        const auto right = static_cast<unsigned __int128>(other.ahead) * static_cast<uint64_t>(part);
+        return left != right ? left < right : domain < other.domain;
     }
 };
 
@@ -50,7 +56,7 @@ void apportion(const int64_t* parts, int64_t* lag, int64_t n, int64_t size, std:
         left -= counts[k];
         // one more is possible where the share begun is not yet served
         if (lag[k] > 0 && (lag[k] & kMask) && parts[k])
-            claims.push_back({static_cast<double>(kWhole - (lag[k] & kMask)) / static_cast<double>(parts[k]), k});
+            claims.push_back({kWhole - (lag[k] & kMask), parts[k], k});
     }
     for (; left < 0; ++left) {  // only after the weights have changed: more is overdue than a chunk holds
         int64_t least = -1;
@@ -71,6 +77,13 @@ void apportion(const int64_t* parts, int64_t* lag, int64_t n, int64_t size, std:
     for (int64_t k = 0; k < n; ++k) lag[k] -= counts[k] << kBits;
 }
 
+// Whether a domain with a weight has no unit left.
+bool any_empty(const int64_t* parts, const int64_t* done, const int64_t* limit, int64_t n) {
+    for (int64_t k = 0; k < n; ++k)
+        if (parts[k] && done[k] >= limit[k]) return true;
+    return false;
+}
+
 struct Place {
     double at;
     int32_t domain;
@@ -84,7 +97,7 @@ struct Place {
 // a domain passes its limit. Returns (domain int32, unit of the domain int64) of the units, chunk by chunk: inside a
 // chunk the units of a domain are spread evenly, from a beginning that (seed, chunk, domain) decides.
 static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Longs& lag, const Longs& limit,
-                               int64_t size, int64_t first_chunk, int64_t n_chunks, uint64_t seed) {
+                               int64_t size, int64_t first_chunk, int64_t n_chunks, uint64_t seed, bool until_empty) {
     const int64_t n = parts.size();
     if (parts.ndim() != 1 || done.size() != n || lag.size() != n || limit.size() != n || n < 1)
         throw std::invalid_argument("parts, done, lag, limit: wanted one number for each domain");
@@ -131,9 +144,93 @@ static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Long
                 return a.at != b.at ? a.at < b.at : a.domain < b.domain;
             });
             for (const Place& place : places) *domain++ = place.domain, *number++ = place.number;
+            if (until_empty && any_empty(parts.data(), d, limit.data(), n)) {
+                ++chunk;
+                break;
+            }
         }
     }
     return py::make_tuple(chunk, domains, numbers, done_after, lag_after);
+}
+
+// The positions of mixture_turns without its units: K operations a chunk and no memory. parts is [K], the same for every
+// chunk, or [n_chunks, K]. Returns (chunks, done after, lag after).
+static py::tuple mixture_counts(const Longs& parts, const Longs& done, const Longs& lag, const Longs& limit,
+                                int64_t size, int64_t n_chunks, bool until_empty) {
+    const int64_t n = done.size();
+    const bool varies = parts.ndim() == 2;
+    if ((varies ? parts.shape(0) != n_chunks || parts.shape(1) != n : parts.ndim() != 1 || parts.size() != n) ||
+        lag.size() != n || limit.size() != n || n < 1 || n_chunks < 0)
+        throw std::invalid_argument("parts, done, lag, limit: wanted one number for each domain");
+    if (size < 1 || size > 1 << 22) throw std::invalid_argument("size: wanted 1 to 2^22 units");
+    for (int64_t row = 0; row < (varies ? n_chunks : 1); ++row) {
+        int64_t whole = 0;
+        for (int64_t k = 0; k < n; ++k) {
+            const int64_t part = parts.data()[row * n + k];
+            if (part < 0 || part > kWhole) throw std::invalid_argument("parts: wanted 0 to 2^40 each");
+            whole += part;
+        }
+        if (whole != kWhole) throw std::invalid_argument("parts: wanted a sum of 2^40");
+    }
+    Longs done_after(n), lag_after(n);
+    int64_t *d = done_after.mutable_data(), *l = lag_after.mutable_data();
+    std::copy_n(done.data(), n, d);
+    std::copy_n(lag.data(), n, l);
+    int64_t chunk = 0;
+    {
+        py::gil_scoped_release release;
+        std::vector<Claim> claims;
+        std::vector<int64_t> counts(n), before(n);
+        while (chunk < n_chunks) {
+            const int64_t* of_chunk = parts.data() + (varies ? chunk * n : 0);
+            std::copy_n(l, n, before.data());
+            apportion(of_chunk, l, n, size, claims, counts.data());
+            bool fits = true;
+            for (int64_t k = 0; k < n; ++k) fits = fits && counts[k] <= limit.data()[k] - d[k];
+            if (!fits) {
+                std::copy_n(before.data(), n, l);
+                break;
+            }
+            for (int64_t k = 0; k < n; ++k) d[k] += counts[k];
+            ++chunk;
+            if (until_empty && any_empty(of_chunk, d, limit.data(), n)) break;
+        }
+    }
+    return py::make_tuple(chunk, done_after, lag_after);
+}
+
+// Bytes [begin, begin + size) of an open file for every span, one after another: uint8 [sum of sizes], and the first span
+// that the file no longer holds whole (-1: none). pread, never mmap: a file cut short after it was opened costs the
+// caller an error, where touching a mapped page of it ends the process by SIGBUS.
+static py::tuple read_spans(int descriptor, const Longs& begins, const Longs& sizes) {
+    const int64_t n = begins.size();
+    if (sizes.size() != n) throw std::invalid_argument("sizes: wanted one for each begin");
+    int64_t total = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (begins.data()[i] < 0 || sizes.data()[i] < 0) throw std::invalid_argument("begins, sizes: one is below 0");
+        total += sizes.data()[i];
+    }
+    py::array_t<uint8_t> content(total);
+    uint8_t* out = content.mutable_data();
+    int64_t lacking = -1;
+    int failure = 0;
+    {
+        py::gil_scoped_release release;
+        for (int64_t i = 0; i < n && lacking < 0; ++i) {
+            int64_t at = begins.data()[i], left = sizes.data()[i];
+            while (left > 0) {
+                const ssize_t got = pread(descriptor, out, static_cast<size_t>(left), static_cast<off_t>(at));
+                if (got < 0 && errno == EINTR) continue;
+                if (got <= 0) {
+                    failure = got < 0 ? errno : 0;
+                    lacking = i;
+                    break;
+                }
+                out += got, at += got, left -= got;
+            }
+        }
+    }
+    return py::make_tuple(content, lacking, failure);
 }
 
 // Which unit of its domain the number-th one is: epoch number / length, place number % length in it. Each epoch of a
@@ -238,8 +335,13 @@ void bind_mixture(py::module_& m) {
           "(domain, file, begin, end) of the intervals of documents in the order of file and row.");
     m.def("mixture_turns", &mixture_turns, py::arg("parts").noconvert(), py::arg("done").noconvert(),
           py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("first_chunk"),
-          py::arg("n_chunks"), py::arg("seed"),
+          py::arg("n_chunks"), py::arg("seed"), py::arg("until_empty") = false,
           "(chunks made, domain of each unit, its number in the domain, done after, lag after) of a mixture's chunks.");
+    m.def("mixture_counts", &mixture_counts, py::arg("parts").noconvert(), py::arg("done").noconvert(),
+          py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("n_chunks"),
+          py::arg("until_empty") = false, "(chunks, done after, lag after) of a mixture's chunks, without their units.");
+    m.def("read_spans", &read_spans, py::arg("descriptor"), py::arg("begins").noconvert(), py::arg("sizes").noconvert(),
+          "(bytes of the spans of an open file, first span not read whole or -1, errno or 0).");
     m.def("domain_units", &domain_units, py::arg("domain").noconvert(), py::arg("number").noconvert(),
           py::arg("length").noconvert(), py::arg("seed").noconvert(),
           "Which unit of its domain each number is: every epoch a keyed permutation of its own.");

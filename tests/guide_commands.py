@@ -29,7 +29,7 @@ ELSEWHERE = (
     "micromamba", "mkdir", "module", "mpirun", "mv", "nohup", "nproc", "nvidia-smi", "openssl",
     "podman", "rm", "rsync", "salloc", "sbatch", "scancel", "scontrol", "scp", "sed", "set", "sinfo",
     "sort", "source", "squeue", "srun", "ssh", "sudo", "tail", "tar", "tee", "tensorboard", "test",
-    "tmux", "ulimit", "unset", "uv", "wandb", "watch", "wget", "xargs", "zstd",
+    "tmux", "ulimit", "umask", "unset", "uv", "wandb", "watch", "wget", "xargs", "zstd",
 )  # fmt: skip
 LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "docker", "podman", "enroot", "apptainer")
 TOOL = re.compile(r"(?:^|.*/)(tools/(?:bench/)?\w+\.py)$")

@@ -30,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
     serving.add_argument("--port", type=int, default=8815, metavar="N", help="0: a free one")
     serving.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of documents")
     safety = parser.add_argument_group("who may ask")
-    safety.add_argument("--token-file", type=Path, metavar="FILE", help="clients must know what it holds")
+    safety.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="clients must know what it holds; mode 0600"
+    )
     safety.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM; with --tls-key")
     safety.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM; with --tls-cert")
     safety.add_argument("--no-tls", action="store_true", help="beyond this machine, on a network you trust")
@@ -65,15 +67,18 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def tell(port: int, metrics_port: int | None, host: str, metrics_host: str) -> None:
     """Where it listens: chunks last, for those who start a server and wait for the line."""
+    from megatron.mixture.access import format_address
+
     if metrics_port is not None:
-        print(f"metrics on http://{metrics_host}:{metrics_port}/metrics", flush=True)
-    print(f"listening on {host}:{port}", flush=True)
+        print(f"metrics on http://{format_address(metrics_host, metrics_port)}/metrics", flush=True)
+    print(f"listening on {format_address(host, port)}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, or ask."""
     args = parse_args(argv)
     # after the words: --help should not wait for libraries
+    from megatron.mixture.access import check_private, read_token
     from megatron.mixture.remote import Connection
     from megatron.mixture.service import Listening, serve
 
@@ -82,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             path = getattr(args, option)
             if path is not None and not path.is_file():
                 raise FileNotFoundError(f"--{option.replace('_', '-')}: {path}: no such file")
-        token = None if args.token_file is None else args.token_file.read_text().strip()
+        token = None if args.token_file is None else read_token(args.token_file)
+        if args.tls_key is not None:
+            check_private(args.tls_key)
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
             with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:

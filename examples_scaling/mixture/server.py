@@ -29,8 +29,9 @@ def main(path: str) -> None:
     """Serve, read, kill, serve again, compare."""
     mixture = Path(path)
     token_file = mixture.with_suffix(".token")
+    token_file.unlink(missing_ok=True)
+    token_file.touch(0o600)  # before the secret is in it
     token_file.write_text(secrets.token_hex(16))
-    token_file.chmod(0o600)
     server, address = start(mixture, token_file)
     try:
         with Connection(f"grpc+tcp://{address}", token_file.read_text()) as connection:

@@ -35,6 +35,16 @@ def parts_of(weights: np.ndarray) -> np.ndarray:
     return parts
 
 
+def parts_of_rows(weights: np.ndarray) -> np.ndarray:
+    """`parts_of` of each row, [n, K] to int64 [n, K]."""
+    if not np.isfinite(weights).all() or (weights < 0).any() or not (weights.sum(axis=1) > 0).all():
+        raise ValueError("weights: got a row without a positive weight, expected finite numbers from 0")
+    exact = weights / weights.sum(axis=1)[:, None] * WHOLE
+    parts = np.maximum(np.floor(exact).astype(np.int64), weights > 0)
+    parts[np.arange(len(parts)), np.argmax(parts, axis=1)] += WHOLE - parts.sum(axis=1)
+    return parts
+
+
 @dataclass(frozen=True)
 class Position:
     """Where a mixture stands before a chunk.
@@ -71,15 +81,18 @@ class Turns:
 
 
 def take_turns(
-    position: Position, parts: np.ndarray, limit: np.ndarray, size: int, n_chunks: int, seed: int
-) -> tuple[Turns, Position]:
+    position: Position, parts: np.ndarray, limit: np.ndarray, size: int, n_chunks: int, seed: int,
+    until_empty: bool = False,
+) -> tuple[Turns, Position]:  # fmt: skip
     """Up to `n_chunks` chunks of `size` units from a position on, and where the mixture stands then.
 
-    Fewer come where the next would take more of a domain than its `limit`, int64 [K].
+    Fewer come where the next would take more of a domain than its `limit`, int64 [K], and with `until_empty`
+    after a chunk that uses up a limit.
     """
     made, domain, number, done, lag = _csrc.mixture_turns(
-        parts, position.done, position.lag, limit, size, position.chunk, n_chunks, seed & (1 << 64) - 1
-    )
+        parts, position.done, position.lag, limit, size, position.chunk, n_chunks, seed & (1 << 64) - 1,
+        until_empty,
+    )  # fmt: skip
     n = made * size
     return Turns(domain[:n], number[:n]), Position(position.chunk + made, done, lag)
 

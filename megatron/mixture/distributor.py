@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from megatron.mixture.chunk import NO_LIMIT, Orders, Position, Turns, parts_of, take_turns
+from megatron.mixture.seek import Positions
 
 DRY = ("stop", "repeat", "redistribute")
 AT_ONCE_UNITS = 1 << 15  # made in one go, for the sake of speed
-HELD = 16  # positions, for those who read side by side
 
 
 class DomainWeights(Protocol):
@@ -60,22 +60,26 @@ class Distributor:
         self.chunk_size, self.seed, self.dry = chunk_size, seed, dry
         self.orders = Orders(np.maximum(self.n_units, 1), names, seed, shuffle)
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
-        self._first = Position.start(len(self.n_units))
-        self._known: dict[int, Position] = {}
+        self.positions = Positions(
+            weights, self.n_units, self.limit, chunk_size, dry, self._after_last_of_some
+        )
         self._made: tuple[int, int, Turns] | None = None  # the chunks made last: from, to, units
 
     def chunks(self, begin: int, n: int) -> Turns:
         """Chunks begin, begin + 1, ... : fewer than `n` where the data end."""
         start = self.position(begin)
-        walked = list(self._walk(start, n)) if start.chunk == begin else []
+        return self.chunks_from(start, n if start.chunk == begin else 0)[0]
+
+    def chunks_from(self, start: Position, n: int) -> tuple[Turns, Position]:
+        """`n` chunks from a position on, fewer where the data end, and the position after them."""
+        walked = list(self._walk(start, n))
         if walked:
-            self._remember(walked[-1][1])
-        made = [turns for turns, _ in walked]
+            self.positions.remember(walked[-1][1])
+        made = [turns for turns, _ in walked] or [Turns(np.empty(0, np.int32), np.empty(0, np.int64))]
+        after = walked[-1][1] if walked else start
         if len(made) == 1:
-            return made[0]
-        none = Turns(np.empty(0, np.int32), np.empty(0, np.int64))
-        parts = made or [none]
-        return Turns(np.concatenate([t.domain for t in parts]), np.concatenate([t.number for t in parts]))
+            return made[0], after
+        return Turns(*(np.concatenate([getattr(t, of) for t in made]) for of in ("domain", "number"))), after
 
     def take(self, numbers: np.ndarray) -> Turns:
         """The units of these places (int64 [n]) in the stream of all chunks. ValueError behind its end."""
@@ -93,22 +97,11 @@ class Distributor:
         places = numbers - held[0] * self.chunk_size
         return Turns(held[2].domain[places], held[2].number[places])
 
-    def position(self, chunk: int) -> Position:
-        """Where the mixture stands before a chunk, or where it ends; found from the nearest known one."""
-        known = self._known
-        start = max((at for at in known if at <= chunk), default=None)
-        position = self._first if start is None else known[start]
-        assert position.chunk <= chunk, "chunks before the restored position need one from before it"
-        for _, after in self._walk(position, chunk - position.chunk):
-            position = after
-        self._remember(position)
-        return position
-
-    def _remember(self, position: Position) -> None:
-        known = self._known
-        if len(known) >= HELD:
-            known = dict(sorted(known.items())[HELD // 2 :])
-        self._known = known | {position.chunk: position}  # a new one: another thread may be reading the old
+    def position(self, chunk: int, deadline: float | None = None) -> Position:
+        """Where the mixture stands before a chunk, or where it ends. The time does not grow with the number
+        of the chunk while the weights stay, see seek.py; SeekDeadlineError past `deadline`
+        (time.monotonic())."""
+        return self.positions.find(chunk, deadline)
 
     def restore(self, position: Position) -> None:
         """Go on from a saved position; chunks before it are found from the first."""
@@ -117,7 +110,7 @@ class Distributor:
                 f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}; "
                 "go on with the mixture that was saved"
             )
-        self._known = {position.chunk: position}
+        self.positions.forget(position)
         self._made = None
 
     def _ahead(self, first: int, last: int) -> Turns:
@@ -139,8 +132,9 @@ class Distributor:
             n_here = min(end, until or end) - position.chunk
             n_here = min(n_here, max(1, AT_ONCE_UNITS // self.chunk_size))
             turns, after = take_turns(
-                position, parts_of(weights), self.limit, self.chunk_size, n_here, self.seed
-            )
+                position, parts_of(weights), self.limit, self.chunk_size, n_here, self.seed,
+                self.dry == "redistribute",
+            )  # fmt: skip
             if after.chunk == position.chunk:
                 if self.dry == "stop":
                     return
@@ -149,6 +143,11 @@ class Distributor:
                     return
             position = after
             yield turns, position
+
+    def _after_last_of_some(self, position: Position, weights: np.ndarray) -> Position | None:
+        """The position after the chunk of `_last_of_some`; None where the data end before it is full."""
+        turns, after = self._last_of_some(position, weights)
+        return after if len(turns.domain) == self.chunk_size else None
 
     def _last_of_some(self, position: Position, weights: np.ndarray) -> tuple[Turns, Position]:
         """A chunk in which domains run dry: what they have, and the rest from the others by their weights."""

@@ -1,7 +1,6 @@
 """Chunks of whole documents, read from where they lie: lines, rows, samples, or token ids of a pair."""
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -12,16 +11,19 @@ from megatron.config.mixture_use import folder_of
 from megatron.data.documents import without_lone_surrogates
 from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.chunk import Turns
+from megatron.mixture.chunk import Position, Turns
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
 from megatron.mixture.libraries import duckdb, pyarrow
 from megatron.mixture.query import Result, SourceFile
+from megatron.mixture.spans import SpanFile
 from megatron.mixture.spec import Spec, document_weights, read_spec
 from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
 AT_ONCE_CHUNKS = 16  # read in one go
+PIECE_BYTES = 1 << 22  # of an answer that a server has read and a client has not
+MOST_PIECE_ROWS = 1 << 13
 SETTLE_S = 60.0  # a re-fit takes seconds at most
 
 
@@ -62,6 +64,10 @@ class DocumentChunks:
         # 20 bytes an interval are kept of it, beside 12 a document of where the texts are
         self._file, self._end = result.column("file"), result.column("end")
         self._ends = np.cumsum(self._end - result.column("begin"))
+        n_bytes, n_documents = (
+            sum(getattr(file, of) for file in result.files) for of in ("n_bytes", "n_documents")
+        )
+        self._first_rows = min(MOST_PIECE_ROWS, max(1, PIECE_BYTES * n_documents // max(1, n_bytes)))
         self._scratch = duckdb().connect(config={"threads": 1})
         self._readers = [
             _reader(file, columns[file.id], folder_of(path), self._scratch, roots) for file in result.files
@@ -132,7 +138,27 @@ class DocumentChunks:
         known_to = self.distributor.weights.known_to
         if known_to is not None and n_chunks and first + n_chunks > known_to:
             self.settle(SETTLE_S)
-        turns = self.distributor.chunks(first, n_chunks)
+        return self._read_turns(self.distributor.chunks(first, n_chunks))
+
+    def read_pieces(self, start: Position, n_chunks: int) -> Iterator[Any]:
+        """The rows of `n_chunks` chunks from a position on, in tables of about PIECE_BYTES; at least one
+        table.
+
+        Each is read when it is requested, so that an answer of any length holds one of them.
+        """
+        n_rows, is_first = self._first_rows, True
+        for made in range(0, max(n_chunks, 1), AT_ONCE_CHUNKS):
+            turns, start = self.distributor.chunks_from(start, min(AT_ONCE_CHUNKS, n_chunks - made))
+            begin = 0
+            while begin < len(turns.domain) or is_first:
+                piece = slice(begin, begin + n_rows)
+                table = self._read_turns(Turns(turns.domain[piece], turns.number[piece]))
+                begin, is_first = begin + n_rows, False
+                n_rows = min(MOST_PIECE_ROWS, max(1, PIECE_BYTES * len(table) // max(1, table.nbytes)))
+                yield table
+
+    def _read_turns(self, turns: Turns) -> Any:
+        """The table of `read` for some units."""
         arrow = pyarrow()
         file, row = self.places(turns)
         order = np.argsort(file, kind="stable")
@@ -159,14 +185,12 @@ class _Lines:
     def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any) -> None:
         self.begins, self.sizes = places
         self.key, self.scratch = key, scratch
-        with path.open("rb") as file:
-            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = SpanFile(path)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Texts of documents int64 [n]: Arrow strings."""
-        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
         arrow = pyarrow()
-        lines = arrow.array([self.held[begin : begin + size] for begin, size in spans], arrow.binary())
+        lines = self.file.read_binary(self.begins[numbers], self.sizes[numbers])
         try:
             return self._texts(lines)
         except duckdb().Error:  # the lines were read when they were registered: it is what was mended then
@@ -175,7 +199,9 @@ class _Lines:
 
     def _texts(self, lines: Any) -> Any:
         key = self.key.replace("'", "''").replace('"', '\\"')
-        self.scratch.register("lines", pyarrow().table({"record": lines.cast(pyarrow().string())}))
+        arrow = pyarrow()
+        kind = arrow.large_string() if arrow.types.is_large_binary(lines.type) else arrow.string()
+        self.scratch.register("lines", arrow.table({"record": lines.cast(kind)}))
         try:
             told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
             return told.to_arrow_table().column("text").combine_chunks()
@@ -188,13 +214,12 @@ class _Samples:
 
     def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray]) -> None:
         self.begins, self.sizes, self.key = *places, key
-        with path.open("rb") as file:
-            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = SpanFile(path)
 
     def read(self, numbers: np.ndarray) -> Any:
-        """Samples int64 [n], as tars.column_of has them."""
-        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
-        return column_of([self.held[begin : begin + size] for begin, size in spans], self.key)
+        """Samples int64 [n], as in tars.column_of."""
+        samples = self.file.read_binary(self.begins[numbers], self.sizes[numbers])
+        return column_of(samples.to_pylist(), self.key)
 
 
 class _Column:
@@ -217,20 +242,21 @@ class _Column:
 
 
 class _Pair:
-    """Token ids of a .bin/.idx pair."""
+    """Token ids of a .bin/.idx dataset; 12 bytes a document of its index are kept, the index is not read
+    again."""
 
     def __init__(self, prefix: Path) -> None:
-        self.pair = IndexedTokens(prefix)
+        index = IndexedTokens(prefix)
+        self.begins, lengths = index.document_spans(np.arange(index.n_documents))
+        self.lengths, self.dtype = lengths.astype(np.int32), index.dtype
+        self.file = SpanFile(Path(f"{prefix}.bin"))
 
     def read(self, numbers: np.ndarray) -> Any:
         """Ids of documents int64 [n]: Arrow lists of int32."""
-        begins, lengths = self.pair.document_spans(numbers)
-        ends = np.cumsum(lengths)
-        ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
-        for begin, n, end in zip(begins.tolist(), lengths.tolist(), ends.tolist(), strict=True):
-            ids[end - n : end] = self.pair.tokens[begin : begin + n]
-        offsets = np.concatenate([[0], ends]).astype(np.int32)
-        return pyarrow().ListArray.from_arrays(offsets, ids)
+        lengths = self.lengths[numbers].astype(np.int64)
+        content = self.file.read(self.begins[numbers] * self.dtype.itemsize, lengths * self.dtype.itemsize)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pyarrow().ListArray.from_arrays(offsets, content.view(self.dtype).astype(np.int32))
 
 
 def _reader(

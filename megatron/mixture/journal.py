@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from megatron.run_dir import read_json, write_json
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 RULE_EVERY = 100  # observations between two copies of the rule's state: so many are observed again at most
 RULE = ".rule.json"
+DISK_WAIT_S = 1.0  # between two attempts to write while the disk is full
 
 log = get_logger(__name__)
 
@@ -37,7 +39,7 @@ class Journal:
         """ValueError where another process has it, or where it is the log of something else than `head`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = path.open("a+b")
+        self._file = path.open("a+b", buffering=0)  # what could not be written is in no buffer either
         try:
             self._owner = lock_descriptor(self._file.fileno(), path)
         except LockedError as error:
@@ -46,7 +48,7 @@ class Journal:
                 f"{path}: {error.holder} keeps this log; ask it (tools/mixture_server.py), "
                 "or name another run"
             ) from error
-        self._lock = threading.Lock()
+        self._lock, self._n_bytes = threading.Lock(), 0
         try:
             self.lines = list(self._read())
             if not self.lines:
@@ -59,12 +61,22 @@ class Journal:
             raise
 
     def add(self, line: dict[str, Any]) -> None:
-        """One line more, on disk when this returns."""
-        told = json.dumps(line).encode() + b"\n"
+        """One line more, on disk when this returns. OSError (a full disk) leaves the log as it was before,
+        and the next call tries again."""
+        content = json.dumps(line).encode() + b"\n"
         with self._lock:
-            self._file.write(told)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                if os.fstat(self._file.fileno()).st_size != self._n_bytes:
+                    self._file.truncate(self._n_bytes)  # a part of a line that could not be taken back then
+                written = 0
+                while written < len(content):
+                    written += self._file.write(content[written:]) or 0
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                with suppress(OSError):
+                    self._file.truncate(self._n_bytes)
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+            self._n_bytes += len(content)
 
     def close(self) -> None:
         """Let another process have it."""
@@ -76,8 +88,8 @@ class Journal:
     def _read(self) -> Iterator[dict[str, Any]]:
         """The whole lines; one that was cut short by the end of its writer is forgotten: nobody was told."""
         self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
+        content = self._file.readall()
+        whole = self._n_bytes = content.rfind(b"\n") + 1
         if whole < len(content):
             self._file.truncate(whole)
         for number, line in enumerate(content[:whole].splitlines(), 1):
@@ -204,14 +216,40 @@ class Learner:
         parts_of(found)  # refuses what is no weights
         begin, known_to = self.weights.known_to, chunk + self.every + self.delay
         assert begin is not None, "a log that grows knows how far it goes"
-        self.journal.add({"chunk": chunk, "begin": begin, "weights": found.tolist(), "known_to": known_to})
+        line = {"chunk": chunk, "begin": begin, "weights": found.tolist(), "known_to": known_to}
+        if not self._write(line):
+            return
         with self._changed:
             self.weights.append(begin, found, known_to)
             self._reports.pop(chunk)
             self._next = chunk + self.every
             self._changed.notify_all()
         if self._next // self.every % RULE_EVERY == 0:
-            self._keep_rule()
+            try:
+                self._keep_rule()
+            except (
+                OSError
+            ) as error:  # the log alone is enough: more of it is observed again when it is opened
+                log.warning("%s: the state of the rule was not saved (%s)", self.journal.path, error)
+
+    def _write(self, line: dict[str, Any]) -> bool:
+        """Add a line, trying again while the disk is full; False where the learner is closed meanwhile.
+
+        The report that the line follows from is on disk already: closed, it is learnt from anew.
+        """
+        is_logged = False
+        while True:
+            try:
+                self.journal.add(line)
+                return True
+            except OSError as error:
+                if not is_logged:
+                    log.error("%s: cannot be written (%s); trying again until there is space",
+                              self.journal.path, error.strerror)  # fmt: skip
+                    is_logged = True
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._open, DISK_WAIT_S):
+                    return False
 
     def _keep_rule(self) -> None:
         place = self.journal.path.with_name(self.journal.path.name + RULE)

@@ -1,5 +1,6 @@
 """What a mixture server counts, as Prometheus reads it (text exposition format 0.0.4)."""
 
+import socket
 import threading
 import time
 from bisect import bisect_left
@@ -119,8 +120,10 @@ def listen(host: str, port: int, told: Callable[[], str]) -> ThreadingHTTPServer
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: a scrape every few seconds is no news."""
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    attributes = {"address_family": family, "daemon_threads": True}
+    server_class = type("MetricsServer", (ThreadingHTTPServer,), attributes)
+    server = server_class((host, port), Handler)
     threading.Thread(target=server.serve_forever, name="mixture-metrics", daemon=True).start()
     return server
 

@@ -1,7 +1,6 @@
 """Where chunks come from: what gives them, here or on a server, and is told what the model lost on them."""
 
 import json
-import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,13 +8,13 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from megatron.mixture.access import check_location
 from megatron.mixture.adaptive import NotYetError
 from megatron.mixture.libraries import flight
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two questions for a chunk that waits for losses
 NOT_YET = "not yet: "
-LOCATION = re.compile(r"grpc\+(tcp|tls)://.+:\d+")
 
 
 class ChunkSource(Protocol):
@@ -44,8 +43,7 @@ class Connection:
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
         """location: grpc+tcp://host:port, or grpc+tls. ValueError for another form."""
-        if not LOCATION.fullmatch(location):
-            raise ValueError(f"{location}: wanted grpc+tcp://HOST:PORT, or grpc+tls://HOST:PORT for TLS")
+        check_location(location)
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]

@@ -6,28 +6,38 @@ and from the mixture log on disk where weights follow a model, so that a server 
 again gives what the first would have given.
 """
 
+import errno
 import hmac
-import ipaddress
 import json
+import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megatron.mixture.access import check_token, format_address, is_loopback, plain_host
 from megatron.mixture.adaptive import NotYetError
+from megatron.mixture.chunk import Position
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.libraries import flight
+from megatron.mixture.front import Front, tls_context
+from megatron.mixture.libraries import duckdb, flight
 from megatron.mixture.metrics import Sample, ServerCounts, listen
+from megatron.mixture.seek import SeekDeadlineError
 
 MOST_CHUNKS = 1024  # of one request
 MOST_RUNS = 64  # of one mixture, in one life of a server
-MOST_BYTES = 1 << 20  # of a request
-BATCH_ROWS = 4096
+MOST_BYTES = 1 << 20  # of a request's JSON
+MOST_ANSWERS = 256  # that clients have not read to the end: each holds some MB
+NEAR_SEEK_S, SEEK_S = 0.1, 5.0  # for one request, to find the position of a chunk; the next request continues
+REQUEST_BYTES, DOMAIN_BYTES = 1 << 14, 64  # of any request, and of a domain's two numbers in a report
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REQUEST_KEYS = {"mixture", "identity", "first", "n"}
 REPORT_KEYS = {"mixture", "identity", "chunk", "nats", "tokens"}
 MAY_HAVE = {"run"}
@@ -47,8 +57,11 @@ class Listening:
     metrics_port: int | None = None
 
     def check(self) -> None:
-        """ValueError for an address beyond this machine without a token, or TLS unless `allow_plain`."""
-        if is_loopback(self.host):
+        """ValueError for an address beyond this machine without a token, or TLS unless `allow_plain`, and for
+        a token that is none."""
+        if self.token is not None:
+            check_token(self.token, "--token-file", is_loopback(plain_host(self.host)))
+        if is_loopback(plain_host(self.host)):
             return
         if self.token is None:
             raise ValueError(
@@ -65,7 +78,8 @@ class Listening:
             if not port:
                 continue
             try:
-                family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                known = socket.getaddrinfo(plain_host(host), port, type=socket.SOCK_STREAM)
+                family, _, _, _, address = known[0]
                 with socket.socket(family, socket.SOCK_STREAM) as tried:
                     tried.setsockopt(
                         socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
@@ -74,7 +88,8 @@ class Listening:
                     tried.listen()
             except OSError as error:
                 raise ValueError(
-                    f"{host}:{port}: cannot be listened on ({error.strerror}); give another port, or 0"
+                    f"{format_address(host, port)}: cannot be listened on ({error.strerror}); give another "
+                    f"port, or 0"
                 ) from error
 
 
@@ -94,20 +109,47 @@ def serve(
             raise ValueError(f"{path}: two mixtures are named {path.stem}; rename one")
         opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots)
     desk = Desk(opened)
-    server = _server(desk, f"grpc{'+tls' if where.tls else '+tcp'}://{where.host}:{where.port}", where)
-    metrics = None
-    if where.metrics_port is not None:
-        metrics = listen(where.metrics_host, where.metrics_port, desk.exposition)
-    ready(server.port, None if metrics is None else metrics.server_address[1])
+    with tempfile.TemporaryDirectory(prefix="mixture-", ignore_cleanup_errors=True) as folder:
+        backend = Path(folder) / "flight"
+        tls = tls_context(*where.tls, Path(folder)) if where.tls else None
+        server = _server(desk, f"grpc+unix://{backend}", where.token)
+        front = Front(backend, largest_request(opened), tls, lambda why: desk.counts.error("", why))
+        port = front.start(plain_host(where.host), where.port)
+        metrics = None
+        try:
+            if where.metrics_port is not None:
+                metrics = listen(plain_host(where.metrics_host), where.metrics_port, desk.exposition)
+            ready(port, None if metrics is None else metrics.server_address[1])
+            with _sigterm_as_interrupt():
+                threading.Event().wait()  # Flight answers in threads of its own
+        finally:
+            front.close()  # ends the answers in progress, for which the next line would wait
+            server.shutdown()
+            if metrics is not None:
+                # a thread that outlives the interpreter would hold DuckDB, which then complains on the
+                # terminal
+                metrics.shutdown()
+                metrics.server_close()
+            for one in [*desk.runs.values(), *opened.values()]:
+                one.close()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A SIGTERM ends as Ctrl-C does, so that the folder of sockets does not stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.serve()
+        yield
     finally:
-        if metrics is not None:
-            # a thread that outlives the interpreter would hold DuckDB, which then complains on the terminal
-            metrics.shutdown()
-            metrics.server_close()
-        for one in [*desk.runs.values(), *opened.values()]:
-            one.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def largest_request(mixtures: dict[str, DocumentChunks]) -> int:
+    """Bytes of the largest request that any of the mixtures needs."""
+    return REQUEST_BYTES + DOMAIN_BYTES * max((len(one.names) for one in mixtures.values()), default=0)
 
 
 class Desk:
@@ -117,10 +159,12 @@ class Desk:
         self.mixtures, self.counts = mixtures, ServerCounts()
         self.locks = {name: threading.Lock() for name in mixtures}
         self.runs: dict[tuple[str, str], DocumentChunks] = {}
-        self._opening = threading.Lock()
+        self._opening, self._seeking = threading.Lock(), threading.Lock()
+        self.answers = threading.BoundedSemaphore(MOST_ANSWERS)
 
-    def chunks(self, ticket: bytes, client: str) -> Any:
-        """An Arrow table. ValueError for what is no request, NotYetError where it comes before its losses."""
+    def chunks(self, ticket: bytes, client: str) -> Iterator[Any]:
+        """Arrow tables, at least one, each read when it is requested. ValueError for what is no request,
+        NotYetError where it comes before its losses or its position takes time to compute."""
         begin = time.perf_counter()
         asked = read_request(ticket, self.mixtures)
         source = self._of_run(asked)
@@ -128,11 +172,33 @@ class Desk:
         if known_to is not None and asked["first"] + asked["n"] > known_to:
             source.settle(0)  # tells of a rule that failed
             source.distributor.weights.at(asked["first"] + asked["n"] - 1)
-        with self.locks[asked["mixture"]]:
-            table = source.read(asked["first"], asked["n"])
-        seconds = time.perf_counter() - begin
-        self.counts.request(client, seconds, len(table) // source.chunk_size, len(table))
-        return table
+        start = self._seek(source, asked["first"])
+        pieces = source.read_pieces(start, asked["n"] if start.chunk == asked["first"] else 0)
+        n_rows, seconds = 0, time.perf_counter() - begin
+        try:
+            while True:
+                begin = time.perf_counter()
+                with self.locks[asked["mixture"]]:
+                    table = next(pieces, None)
+                seconds += time.perf_counter() - begin
+                if table is None:
+                    return
+                n_rows += len(table)
+                yield table
+        finally:
+            self.counts.request(client, seconds, n_rows // source.chunk_size, n_rows)
+
+    def _seek(self, source: DocumentChunks, chunk: int) -> Position:
+        """The position of a chunk. One request at a time computes for long: others are served meanwhile."""
+        with suppress(SeekDeadlineError):
+            return source.distributor.position(chunk, time.monotonic() + NEAR_SEEK_S)
+        deadline = time.monotonic() + SEEK_S
+        if not self._seeking.acquire(timeout=SEEK_S):
+            raise NotYetError("positions of other requests are being computed. Request the chunk again.")
+        try:
+            return source.distributor.position(chunk, deadline)
+        finally:
+            self._seeking.release()
 
     def act(self, kind: str, body: bytes, client: str) -> dict[str, Any]:
         """The answer to describe, status, metrics, or a report. ValueError for anything else."""
@@ -210,9 +276,8 @@ class Desk:
             return self.runs[key]
 
 
-def _server(desk: Desk, location: str, where: Listening) -> Any:
+def _server(desk: Desk, location: str, token: str | None) -> Any:
     fl = flight()
-    token = where.token
 
     class Gate(fl.ServerMiddlewareFactory):
         """Lets in who knows the token."""
@@ -227,17 +292,32 @@ def _server(desk: Desk, location: str, where: Listening) -> Any:
         """`do_get` gives chunks; the actions tell about them, and take reports."""
 
         def __init__(self) -> None:
-            certificates = [where.tls] if where.tls else []
-            super().__init__(location, middleware={"gate": Gate()}, tls_certificates=certificates)
+            super().__init__(location, middleware={"gate": Gate()})
 
         def do_get(self, context: Any, ticket: Any) -> Any:
-            table = self._answer(context, lambda client: desk.chunks(ticket.ticket, client))
-            return fl.GeneratorStream(table.schema, iter(table.to_batches(max_chunksize=BATCH_ROWS)))
+            pieces = self._pieces(context, ticket.ticket)
+            first = next(pieces)
+            return fl.GeneratorStream(first.schema, _chain(first, pieces))
 
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             body = action.body.to_pybytes()
             told = self._answer(context, lambda client: desk.act(action.type, body, client))
             return [json.dumps(told).encode()]
+
+        def _pieces(self, context: Any, ticket: bytes) -> Iterator[Any]:
+            """One answer, counted among those in progress until it is read or its client is gone."""
+            if not desk.answers.acquire(blocking=False):
+                desk.counts.error(context.peer(), "busy")
+                raise fl.FlightUnavailableError(f"{MOST_ANSWERS} answers are unread; read them, or ask again")
+            try:
+                pieces = self._answer(context, lambda client: desk.chunks(ticket, client))
+                while True:
+                    table = self._answer(context, lambda _: next(pieces, None))
+                    if table is None:
+                        return
+                    yield table
+            finally:
+                desk.answers.release()
 
         def _answer(self, context: Any, make: Callable[[str], Any]) -> Any:
             try:
@@ -245,11 +325,25 @@ def _server(desk: Desk, location: str, where: Listening) -> Any:
             except NotYetError as error:
                 desk.counts.error(context.peer(), "not yet")
                 raise fl.FlightServerError(f"not yet: {error}") from error
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, duckdb().Error) as error:
+                if isinstance(error, OSError) and error.errno in FULL_DISK:
+                    desk.counts.error(context.peer(), "disk")
+                    raise fl.FlightUnavailableError(f"the server's disk is full ({error})") from error
                 desk.counts.error(context.peer(), "refused")
                 raise fl.FlightServerError(f"refused: {error}") from error
 
     return Server()
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Record batches of the tables. `rest` is closed with it: when it is read, or its client is gone."""
+    try:
+        yield from first.to_batches()
+        for table in rest:
+            yield from table.to_batches()
+    finally:
+        with suppress(Exception):
+            rest.close()  # type: ignore[attr-defined]  # a generator
 
 
 def read_request(ticket: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
@@ -292,11 +386,3 @@ def _read(content: bytes, keys: set[str], mixtures: dict[str, DocumentChunks]) -
 def _check_number(asked: dict[str, Any], key: str, most: int) -> None:
     if type(asked[key]) is not int or not 0 <= asked[key] <= most:
         raise ValueError(f"{key} is a number from 0 to {most}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

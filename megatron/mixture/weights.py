@@ -139,3 +139,13 @@ class Schedule:
             return self.weights[here], end
         part = (chunk - begin) / (end - begin)
         return (1 - part) * self.weights[here] + part * self.weights[here + 1], chunk + 1
+
+    def block(self, chunk: int, n: int) -> np.ndarray:
+        """Weights [m, K] of up to `n` chunks from one between two points, each as `at`."""
+        here = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
+        begin, end = self.chunks[here], self.chunks[here + 1]
+        chunks = np.arange(chunk, min(chunk + n, end))
+        if not self.linear:
+            return np.tile(self.weights[here], (len(chunks), 1))
+        part = (chunks - begin)[:, None] / (end - begin)
+        return (1 - part) * self.weights[here] + part * self.weights[here + 1]

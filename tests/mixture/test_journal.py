@@ -16,7 +16,7 @@ import pytest
 from megatron.mixture.adaptive import Log, NotYetError
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.journal import RULE, RULE_EVERY, Learner
+from megatron.mixture.journal import RULE, RULE_EVERY, Journal, Learner
 from megatron.mixture.remote import Connection, LossReports, RemoteChunks
 from megatron.mixture.service import Desk
 
@@ -308,12 +308,16 @@ def test_a_request_does_not_wait_for_a_fit(follows) -> None:
     report = {**names, "chunk": 0, "nats": [1.0] * 3, "tokens": [1] * 3}
     assert desk.act("report", json.dumps(report).encode(), "a") == {"taken": True}
     ticket = {**names, "first": 0, "n": 4}
-    assert len(desk.chunks(json.dumps(ticket).encode(), "a")) == 4 * 512  # while the fit is under way
+
+    def n_rows(asked: dict[str, object]) -> int:
+        return sum(map(len, desk.chunks(json.dumps(asked).encode(), "a")))
+
+    assert n_rows(ticket) == 4 * 512  # while the fit is under way
     with pytest.raises(NotYetError):
-        desk.chunks(json.dumps(ticket | {"first": 4, "n": 1}).encode(), "a")
+        n_rows(ticket | {"first": 4, "n": 1})
     fitting.set()
     assert source.settle(60)
-    assert len(desk.chunks(json.dumps(ticket | {"first": 4, "n": 1}).encode(), "a")) == 512
+    assert n_rows(ticket | {"first": 4, "n": 1}) == 512
     with pytest.raises(ValueError, match="letters, digits"):
         desk.act("report", json.dumps(report | {"run": "../x"}).encode(), "a")
     source.close()
@@ -335,3 +339,121 @@ def test_a_log_is_kept_by_one_process_with_or_without_locks_of_the_file_system(
     first.close()
     learner(tmp_path / "log.jsonl").close()
     assert not list(tmp_path.glob("*.owner*"))
+
+
+class FullDisk:
+    """A file whose disk is full after some bytes: a part of a line is written, then an error."""
+
+    def __init__(self, file: object, free_bytes: int) -> None:
+        self.file, self.free_bytes, self.can_truncate = file, free_bytes, True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.file, name)
+
+    def write(self, content: bytes) -> int:
+        n = min(len(content), self.free_bytes)
+        if n == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.free_bytes -= n
+        return self.file.write(content[:n])
+
+    def truncate(self, n: int) -> int:
+        if not self.can_truncate:
+            raise OSError(errno.EIO, "Input/output error")
+        return self.file.truncate(n)
+
+
+@pytest.mark.parametrize("can_truncate", [True, False])
+def test_a_full_disk_tears_no_line_and_is_forgotten_when_there_is_space(tmp_path, can_truncate) -> None:
+    path = tmp_path / "run.jsonl"
+    journal = Journal(path, {"log_of": "x"})
+    journal.add({"chunk": 0})
+    before = path.read_bytes()
+    disk = FullDisk(journal._file, 5)
+    disk.can_truncate = can_truncate
+    journal._file = disk
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"(No space left on device|Input/output error): .*run.jsonl"):
+            journal.add({"chunk": 1})
+        if can_truncate:
+            assert path.read_bytes() == before
+    disk.can_truncate, disk.free_bytes = True, 10**6
+    journal.add({"chunk": 2})
+    journal.close()
+    assert path.read_bytes() == before + b'{"chunk": 2}\n'
+    again = Journal(path, {"log_of": "x"})
+    assert again.lines == [{"log_of": "x"}, {"chunk": 0}, {"chunk": 2}]
+    again.close()
+
+
+def test_weights_that_met_a_full_disk_are_those_of_an_empty_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("megatron.mixture.journal.DISK_WAIT_S", 0.05)
+    expected = learner(tmp_path / "expected.jsonl")
+    one = learner(tmp_path / "run.jsonl")
+    for chunk in (0, EVERY, 2 * EVERY):
+        expected.report(chunk, *losses(chunk))
+        assert expected.settle(60)
+    assert one.report(0, *losses(0))
+    assert one.settle(60)
+    disk = FullDisk(one.journal._file, 0)
+    report = json.dumps(
+        {"chunk": EVERY, "nats": losses(EVERY)[0].tolist(), "tokens": losses(EVERY)[1].tolist()}
+    )
+    one.journal._file = disk
+    with pytest.raises(OSError, match="No space left"):
+        one.report(EVERY, *losses(EVERY))
+    disk.free_bytes = len(report) + 1 + 7  # the report fits, the weights that follow from it do not
+    assert one.report(EVERY, *losses(EVERY))
+    assert not one.settle(0.3)
+    assert not one._failed
+    assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])["chunk"] == EVERY
+    disk.free_bytes = 10**6  # space is back: nobody restarts anything
+    assert one.settle(60)
+    assert one.report(2 * EVERY, *losses(2 * EVERY))
+    assert one.settle(60)
+    assert told(one) == told(expected)
+    assert len(one.rule.seen) == 3  # each report was observed once
+    one.close()
+    expected.close()
+    assert (tmp_path / "run.jsonl").read_bytes() == (tmp_path / "expected.jsonl").read_bytes()
+
+
+def test_a_learner_closed_on_a_full_disk_learns_when_it_is_opened_again(tmp_path) -> None:
+    one = learner(tmp_path / "run.jsonl")
+    one.journal._file = FullDisk(one.journal._file, 10**6)
+    one.report(0, *losses(0))
+    assert one.settle(60)
+    one.report(EVERY, *losses(EVERY))
+    assert one.settle(60)
+    expected = told(one)
+    one.close()
+    lines = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "run.jsonl").write_bytes(b"".join(lines[:4]))
+    again = learner(tmp_path / "run.jsonl")
+    assert again.settle(60)
+    assert told(again) == expected
+    again.close()
+
+
+def test_a_server_whose_disk_was_full_goes_on_when_there_is_space(follows, start, local) -> None:
+    resource = pytest.importorskip("resource")
+    expected = read_all(local("whole"), 0, 12)
+    server, location = start(follows, "--port", 0)
+    remote = RemoteChunks(Connection(location, patience_s=2), "code", run="full")
+    found = read_all(remote, 0, 4)
+    log = follows.with_suffix(".mixture") / "logs" / "full.jsonl"
+    for _ in range(200):
+        if log.read_text().count('"weights"') == 2:
+            break
+        time.sleep(0.05)
+    n = log.stat().st_size
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (n + 20, resource.RLIM_INFINITY))
+    found.append(remote.read(4, 1))
+    with pytest.raises(ConnectionError, match="disk is full"):
+        remote.report(4, *loss_of(4))
+    assert log.stat().st_size == n
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    remote.connection.patience_s = 60
+    assert remote.report(4, *loss_of(4))
+    found += read_all(remote, 5, 7)
+    assert all(a.equals(b) for a, b in zip(expected, found, strict=True))

@@ -144,6 +144,7 @@ def test_a_server_killed_and_restarted_goes_on_with_the_same_chunks(mixture, sta
 
 def test_who_does_not_know_the_token_gets_nothing(mixture, start, tmp_path) -> None:
     (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "token").chmod(0o600)
     _, location = start(mixture, "--port", 0, "--token-file", tmp_path / "token")
     for token in (None, "wrong", ""):
         with pytest.raises(ValueError, match="refuses the token"):
@@ -196,7 +197,7 @@ def test_nonsense_is_refused_and_the_server_lives(mixture, start) -> None:
         [], {}, {**ticket, "n": 10**9}, {**ticket, "first": -1}, {**ticket, "n": True}, {**ticket, "n": "1"},
         {**ticket, "mixture": "../code"}, {**ticket, "mixture": ["code"]}, {**ticket, "identity": "x"},
         {**ticket, "path": "/etc/passwd"},
-    )] + [b"[" * 100_000]  # fmt: skip
+    )] + [b"[" * 10_000]  # fmt: skip
     for one in wrong:
         with pytest.raises(pyarrow.flight.FlightServerError, match="refused"):
             client.do_get(pyarrow.flight.Ticket(one)).read_all()
@@ -234,7 +235,7 @@ def test_beyond_this_machine_a_token_and_tls_are_wanted(mixture) -> None:
     with pytest.raises(ValueError, match="give --token-file"):
         begin(None, allow_plain=True)
     with pytest.raises(ValueError, match="give --tls-cert"):
-        begin("secret")
+        begin("0123456789abcdef")
 
 
 def test_a_request_is_checked_before_anything_is_read(mixture) -> None:
