@@ -131,7 +131,7 @@ class Desk:
         with self.locks[asked["mixture"]]:
             table = source.read(asked["first"], asked["n"])
         seconds = time.perf_counter() - begin
-        self.counts.request(client, seconds, len(table) // source.chunk_size, len(table))
+        self.counts.request(client, seconds, -(-len(table) // source.chunk_size), len(table))
         return table
 
     def act(self, kind: str, body: bytes, client: str) -> dict[str, Any]:
