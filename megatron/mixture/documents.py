@@ -1,9 +1,10 @@
 """Chunks of whole documents, read from where they lie: lines, rows, samples, or token ids of a pair."""
 
-import mmap
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
+from tarfile import TarError
 from typing import Any, Self
 
 import numpy as np
@@ -15,12 +16,15 @@ from megatron.mixture.catalog import Catalog
 from megatron.mixture.chunk import Turns
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
-from megatron.mixture.libraries import duckdb, pyarrow
+from megatron.mixture.libraries import connect_scratch, duckdb, pyarrow
+from megatron.mixture.parquet import GROUPS_BYTES, ParquetTexts
 from megatron.mixture.query import Result, SourceFile
+from megatron.mixture.recent import OpenFiles, Recent
 from megatron.mixture.spec import Spec, document_weights, read_spec
 from megatron.mixture.tars import TARS, column_of
 
 CHUNK_DOCUMENTS = 512
+MOST_PAIRS = 64  # mapped at a time
 AT_ONCE_CHUNKS = 16  # read in one go
 SETTLE_S = 60.0  # a re-fit takes seconds at most
 
@@ -40,9 +44,11 @@ class DocumentChunks:
 
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
-        run: str | None = "main", roots: Sequence[Path] = (),
+        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
     ) -> None:  # fmt: skip
         """`run` None: opened to be shared, see `of_run`. `roots`: where files may lie; none: anywhere.
+        `verify`: read all files and compare their content with what was registered; by default size and time
+        of change are compared.
 
         Raises what reading and querying raise; ValueError for a file outside of the roots, and for a log that
         another process keeps.
@@ -62,10 +68,13 @@ class DocumentChunks:
         # 20 bytes an interval are kept of it, beside 12 a document of where the texts are
         self._file, self._end = result.column("file"), result.column("end")
         self._ends = np.cumsum(self._end - result.column("begin"))
-        self._scratch = duckdb().connect(config={"threads": 1})
+        self._open = _Open.make()
         self._readers = [
-            _reader(file, columns[file.id], folder_of(path), self._scratch, roots) for file in result.files
+            _reader(file, columns[file.id], folder_of(path), self._open, roots) for file in result.files
         ]
+        result.warn_without_sums(self.spec.catalog)
+        for file in result.files if verify else ():
+            file.verify()
 
     def of_run(self, run: str) -> "DocumentChunks":
         """The same documents for another run: itself, unless weights follow the model. ValueError for a name
@@ -114,7 +123,7 @@ class DocumentChunks:
         if self.learner is not None:
             self.learner.close()
         if not self.is_shared:
-            self._scratch.close()
+            self._open.close()
 
     def places(self, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
         """(file int32 [n], row int64 [n]) of the documents of some turns."""
@@ -126,8 +135,8 @@ class DocumentChunks:
         """An Arrow table of chunks first, first + 1, ...: domain int32, and text or ids (list of int32).
 
         Of tars the second column is `sample`, as tars.column_of has it.
-        Fewer rows than chunk_size * n_chunks come where the data end. NotYetError (a ValueError) for chunks
-        whose weights follow from losses that nobody has reported.
+        Fewer rows than chunk_size * n_chunks come where the data end: the last chunk may be shorter.
+        NotYetError (a ValueError) for chunks whose weights follow from losses that nobody has reported.
         """
         known_to = self.distributor.weights.known_to
         if known_to is not None and n_chunks and first + n_chunks > known_to:
@@ -147,38 +156,46 @@ class DocumentChunks:
         kinds = {part.type for part in parts}
         if len(kinds) > 1:
             raise ValueError(f"{self.spec.path}: text, tars or pairs in one mixture; ask for one kind")
-        kind = next(iter(kinds), arrow.string())
+        kind = next(iter(kinds), arrow.large_string())
         name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
-        whole = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.string())
+        whole = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.large_string())
         return arrow.table({"domain": turns.domain, name: whole.take(arrow.array(back))})
 
 
 class _Lines:
     """Lines of JSON; `begins` and `sizes` of the documents."""
 
-    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any) -> None:
+    def __init__(
+        self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any, files: OpenFiles
+    ) -> None:
         self.begins, self.sizes = places
-        self.key, self.scratch = key, scratch
-        with path.open("rb") as file:
-            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.path, self.key, self.scratch, self.files = path, key, scratch, files
 
     def read(self, numbers: np.ndarray) -> Any:
-        """Texts of documents int64 [n]: Arrow strings."""
-        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
+        """Texts of documents int64 [n]: Arrow large_string. ValueError for lines that hold no text."""
         arrow = pyarrow()
-        lines = arrow.array([self.held[begin : begin + size] for begin, size in spans], arrow.binary())
+        spans = _spans(self.begins, self.sizes - 1, numbers)  # the last line of a file may have no end
+        lines = [self.files.read(self.path, *span) for span in spans]
         try:
-            return self._texts(lines)
-        except duckdb().Error:  # the lines were read when they were registered: it is what was mended then
-            mended = [without_lone_surrogates(line) for line in lines.to_pylist()]
-            return self._texts(arrow.array(mended, arrow.binary()))
+            try:
+                return self._texts(arrow.array(lines, arrow.large_binary()))
+            except (duckdb().Error, arrow.ArrowException):
+                # the lines were read when they were registered: it is what was mended then
+                mended = [without_lone_surrogates(line) for line in lines]
+                return self._texts(arrow.array(mended, arrow.large_binary()))
+        except (duckdb().Error, arrow.ArrowException) as error:
+            raise ValueError(
+                f"{self.path}: got lines that are not JSON ({str(error).splitlines()[0]}). Register it again."
+            ) from error
 
     def _texts(self, lines: Any) -> Any:
         key = self.key.replace("'", "''").replace('"', '\\"')
-        self.scratch.register("lines", pyarrow().table({"record": lines.cast(pyarrow().string())}))
+        arrow = pyarrow()
+        self.scratch.register("lines", arrow.table({"record": lines.cast(arrow.large_string())}))
         try:
             told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
-            return told.to_arrow_table().column("text").combine_chunks()
+            texts = told.to_arrow_table().column("text")
+            return arrow.concat_arrays([part.cast(arrow.large_string()) for part in texts.chunks])
         finally:
             self.scratch.unregister("lines")
 
@@ -186,65 +203,83 @@ class _Lines:
 class _Samples:
     """A tar; `begins` and `sizes` of the samples."""
 
-    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray]) -> None:
-        self.begins, self.sizes, self.key = *places, key
-        with path.open("rb") as file:
-            self.held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], files: OpenFiles) -> None:
+        self.begins, self.sizes = places
+        self.path, self.key, self.files = path, key, files
 
     def read(self, numbers: np.ndarray) -> Any:
-        """Samples int64 [n], as tars.column_of has them."""
-        spans = zip(self.begins[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
-        return column_of([self.held[begin : begin + size] for begin, size in spans], self.key)
-
-
-class _Column:
-    """The text column of a parquet file, read when first wanted."""
-
-    def __init__(self, path: Path, key: str, begins: np.ndarray, scratch: Any) -> None:
-        self.path, self.key, self.begins, self.scratch = path, key, begins, scratch
-        self.held: Any = None
-
-    def read(self, numbers: np.ndarray) -> Any:
-        """As `_Lines`."""
-        arrow = pyarrow()
-        if self.held is None:
-            key = '"' + self.key.replace('"', '""') + '"'
-            source = self.scratch.sql(
-                f"SELECT {key} AS text FROM read_parquet($path)", params={"path": str(self.path)}
-            )
-            self.held = source.to_arrow_table().column("text").combine_chunks().cast(arrow.string())
-        return self.held.take(arrow.array(self.begins[numbers]))
+        """Samples int64 [n], as tars.column_of has them. ValueError for bytes that are no samples."""
+        spans = [self.files.read(self.path, *span) for span in _spans(self.begins, self.sizes, numbers)]
+        try:
+            return column_of(spans, self.key)
+        except (TarError, ValueError) as error:
+            raise ValueError(f"{self.path}: got no samples ({error}). Register it again.") from error
 
 
 class _Pair:
     """Token ids of a .bin/.idx pair."""
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, files: OpenFiles, mapped: Recent) -> None:
+        self.prefix, self.files, self.mapped = prefix, files, mapped
         self.pair = IndexedTokens(prefix)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Ids of documents int64 [n]: Arrow lists of int32."""
-        begins, lengths = self.pair.document_spans(numbers)
+        pair = self.mapped.get(self.prefix, lambda: (self.pair, 1))
+        begins, lengths = pair.document_spans(numbers)
         ends = np.cumsum(lengths)
         ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
+        width, data = pair.dtype.itemsize, Path(f"{self.prefix}.bin")
         for begin, n, end in zip(begins.tolist(), lengths.tolist(), ends.tolist(), strict=True):
-            ids[end - n : end] = self.pair.tokens[begin : begin + n]
+            ids[end - n : end] = np.frombuffer(self.files.read(data, begin * width, n * width), pair.dtype)
         offsets = np.concatenate([[0], ends]).astype(np.int32)
         return pyarrow().ListArray.from_arrays(offsets, ids)
 
 
+def _spans(begins: np.ndarray, sizes: np.ndarray, numbers: np.ndarray) -> list[tuple[int, int]]:
+    """(first byte, bytes) of documents int64 [n]."""
+    return list(zip(begins[numbers].tolist(), sizes[numbers].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class _Open:
+    """What the readers of a mixture share: open files, mapped pairs, row groups, and DuckDB for lines."""
+
+    scratch: Any
+    files: OpenFiles
+    mapped: Recent
+    groups: Recent
+
+    @classmethod
+    def make(cls) -> "_Open":
+        return cls(
+            connect_scratch(n_threads=1), OpenFiles(), Recent(MOST_PAIRS, lambda pair: pair.unmap()),
+            Recent(GROUPS_BYTES),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.scratch.close()
+        self.files.close()
+        self.mapped.clear()
+        self.groups.clear()
+
+
 def _reader(
-    file: SourceFile, places: tuple[np.ndarray, np.ndarray], folder: Path, scratch: Any, roots: Sequence[Path]
-) -> _Lines | _Samples | _Column | _Pair:
+    file: SourceFile,
+    places: tuple[np.ndarray, np.ndarray],
+    folder: Path,
+    shared: _Open,
+    roots: Sequence[Path],
+) -> _Lines | _Samples | ParquetTexts | _Pair:
     path = file.unchanged()
     if path.resolve() != path:
         raise ValueError(f"{path}: was a file when it was registered, and is a link to {path.resolve()}")
     if roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         raise ValueError(f"{path}: lies in none of {', '.join(map(str, roots))}; add its folder as a --root")
     if path.suffix == ".bin":
-        return _Pair(path.with_suffix(""))
+        return _Pair(path.with_suffix(""), shared.files, shared.mapped)
     if path.suffix == ".parquet":
-        return _Column(path, file.text_key, places[0], scratch)
+        return ParquetTexts(file, places[0], shared.groups)
     if file.path.endswith(TARS):
-        return _Samples(file.plain(folder), file.text_key, places)
-    return _Lines(file.plain(folder), file.text_key, places, scratch)
+        return _Samples(file.plain(folder), file.text_key, places, shared.files)
+    return _Lines(file.plain(folder), file.text_key, places, shared.scratch, shared.files)

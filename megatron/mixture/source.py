@@ -126,14 +126,20 @@ class DomainStream:
 class MixtureSamples:
     """As `Samples`, over the domains of a prepared mixture. A chunk is a step's batch.
 
-    names   of the domains
-    rule    what finds the weights; None: they do not follow the model
+    names     of the domains
+    identity  of the documents, the mixture's file and the tokenizer
+    rule     what finds the weights; None: they do not follow the model
     """
 
     def __init__(self, path: str | Path, seq_len: int, batch_size: int, seed: int) -> None:
-        """FileNotFoundError for a mixture that is not prepared; ValueError for a domain without a window."""
+        """FileNotFoundError for a mixture that is not prepared; ValueError for a registered pair that has
+        changed, and for a domain without a window."""
         spec, resolved = read_spec(path), read_resolved(path)
         result = Result.load(folder_of(path) / DOCUMENTS)
+        self.identity = resolved.identity
+        for file in result.files:
+            if file.path.endswith(".bin"):
+                file.unchanged()
         pairs = [IndexedTokens(prefix) for prefix in resolved.pairs]
         columns = [result.column(name) for name in ("file", "begin", "end")]
         spans = np.column_stack(columns).astype(np.int64)

@@ -75,6 +75,7 @@ class TitanLoader:
             "next_sample": self.next_sample,
             "batch_size": samples.batch_size,
             "seq_len": samples.seq_len,
+            "identity": samples.identity,
             "samples": samples.state(self.next_sample // samples.batch_size),
         }
         return {STATE: json.dumps(told)}
@@ -91,6 +92,8 @@ class TitanLoader:
                     f"{name} is {getattr(self.samples, name)}, was {told[name]} when it was saved; keep it "
                     "(global_batch_size is that of a step on all ranks)"
                 )
+        if told.get("identity", self.samples.identity) != self.samples.identity:
+            raise ValueError("the documents of the mixture have changed; begin anew, or bring them back")
         self.samples.restore(told["samples"])
         self.next_sample = told["next_sample"]
 
