@@ -322,8 +322,10 @@ class Catalog:
             ]  # fmt: skip
             found = take_small_files(targets) if len(targets) > 1 else None
             found = found or [take_file(target) for target in targets]
-            columns = [ids, [corpus.id] * len(ids), list(map(str, paths)), *zip(*stamps, strict=True),
-                       [one.n_documents for one in found], [one.n_broken for one in found], list(sums)]  # fmt: skip
+            columns = (
+                ids, [corpus.id] * len(ids), list(map(str, paths)), *zip(*stamps, strict=True),
+                [one.n_documents for one in found], [one.n_broken for one in found], list(sums),
+            )  # fmt: skip
             table = pyarrow().table(dict(zip(FILE_COLUMNS, columns, strict=True)))
             self.connection.register("new_files", table)
             rows(self.connection, f"INSERT INTO files ({', '.join(FILE_COLUMNS)}) SELECT * FROM new_files")

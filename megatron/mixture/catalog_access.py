@@ -74,8 +74,8 @@ def _check_objects(path: Path, connection: Any, read_only: bool) -> None:
     for schema, name, sql in tables:
         if schema != "main" or GENERATED.search(sql):
             raise ValueError(
-                f"{path}: got the table {schema}.{name} in another schema, or with generated columns, expected "
-                "plain tables in main. Make the catalog again with tools/register_corpus.py."
+                f"{path}: got the table {schema}.{name} in another schema, or with generated columns, "
+                "expected plain tables in main. Make the catalog again with tools/register_corpus.py."
             )
     names = {name for _, name, _ in tables}
     for name, columns in TABLES.items():

@@ -12,10 +12,10 @@ from megatron.mixture.query import Query
 
 SECRET = "a line of another file"
 HOSTILE = {
-    "a view": "ALTER TABLE documents_1 RENAME TO real; CREATE VIEW documents_1 AS SELECT file, row, begin, size, "
-    "tokens, (SELECT content FROM read_text('{secret}')) AS language, stars FROM real",
+    "a view": "ALTER TABLE documents_1 RENAME TO real; CREATE VIEW documents_1 AS "
+    "SELECT file, row, begin, size, tokens, (SELECT content FROM read_text('{secret}')) AS language, stars FROM real",
     "a macro": "CREATE MACRO lower(x) AS 'evil'",
-    "a table macro": "CREATE MACRO duckdb_functions() AS TABLE SELECT 'nothing' AS function_name, true AS internal",
+    "a table macro": "CREATE MACRO duckdb_functions() AS TABLE SELECT 'f' AS function_name, true AS internal",
     "an operator": 'CREATE MACRO "+"(a, b) AS 42',
     "a type": "CREATE TYPE odd AS ENUM ('a')",
     "a generated column": "CREATE TABLE other (a INTEGER, b VARCHAR GENERATED ALWAYS AS (repeat('x', a)))",
