@@ -174,8 +174,8 @@ class _Lines:
     def read(self, numbers: np.ndarray) -> Any:
         """Texts of documents int64 [n]: Arrow large_string. ValueError for lines that hold no text."""
         arrow = pyarrow()
-        spans = _spans(self.begins, self.sizes - 1, numbers)  # the last line of a file may have no end
-        lines = [self.files.read(self.path, *span) for span in spans]
+        # without its end, which the last line of a file may not have
+        lines = self.files.read_parts(self.path, self.begins[numbers], self.sizes[numbers] - 1)
         try:
             try:
                 return self._texts(arrow.array(lines, arrow.large_binary()))
@@ -209,7 +209,7 @@ class _Samples:
 
     def read(self, numbers: np.ndarray) -> Any:
         """Samples int64 [n], as tars.column_of has them. ValueError for bytes that are no samples."""
-        spans = [self.files.read(self.path, *span) for span in _spans(self.begins, self.sizes, numbers)]
+        spans = self.files.read_parts(self.path, self.begins[numbers], self.sizes[numbers])
         try:
             return column_of(spans, self.key)
         except (TarError, ValueError) as error:
@@ -230,15 +230,11 @@ class _Pair:
         ends = np.cumsum(lengths)
         ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
         width, data = pair.dtype.itemsize, Path(f"{self.prefix}.bin")
-        for begin, n, end in zip(begins.tolist(), lengths.tolist(), ends.tolist(), strict=True):
-            ids[end - n : end] = np.frombuffer(self.files.read(data, begin * width, n * width), pair.dtype)
+        parts = self.files.read_parts(data, begins * width, lengths * width)
+        for part, n, end in zip(parts, lengths.tolist(), ends.tolist(), strict=True):
+            ids[end - n : end] = np.frombuffer(part, pair.dtype)
         offsets = np.concatenate([[0], ends]).astype(np.int32)
         return pyarrow().ListArray.from_arrays(offsets, ids)
-
-
-def _spans(begins: np.ndarray, sizes: np.ndarray, numbers: np.ndarray) -> list[tuple[int, int]]:
-    """(first byte, bytes) of documents int64 [n]."""
-    return list(zip(begins[numbers].tolist(), sizes[numbers].tolist(), strict=True))
 
 
 @dataclass(frozen=True)

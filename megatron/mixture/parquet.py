@@ -10,8 +10,8 @@ from megatron.mixture.libraries import parquet, pyarrow
 from megatron.mixture.query import SourceFile
 from megatron.mixture.recent import Recent
 
-GROUPS_BYTES = 1 << 30  # of texts that a mixture keeps of the row groups used last
-LARGEST_GROUP = 1 << 28  # bytes of texts; of a larger one only the texts that are read are kept
+GROUPS_BYTES = 1 << 29  # of texts that a mixture keeps of the row groups used last
+LARGEST_GROUP = 1 << 27  # bytes of texts; of a larger one only the texts that are read are kept
 BATCH_ROWS = 256
 PAGE_BYTES = 1 << 20  # read ahead: else a column of a row group is read as a whole
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 MOST_FILES = 64  # open at a time; the usual limit of a process is 1,024
 
 
@@ -59,22 +61,29 @@ class OpenFiles:
 
     def read(self, path: Path, begin: int, size: int) -> bytes:
         """Bytes begin to begin + size. ValueError where the file does not hold them."""
+        return self.read_parts(path, np.array([begin]), np.array([size]))[0]
+
+    def read_parts(self, path: Path, begins: np.ndarray, sizes: np.ndarray) -> list[bytes]:
+        """The bytes from begins[i] to begins[i] + sizes[i], int [n] each. ValueError as `read`."""
+        if not len(begins):
+            return []
         with self._lock:  # a descriptor in use must not be closed
             descriptor = self._descriptors.get(path, lambda: (os.open(path, os.O_RDONLY | os.O_CLOEXEC), 1))
-            n_bytes = os.fstat(descriptor).st_size
-            if begin < 0 or size < 0 or begin + size > n_bytes:
+            n_bytes, end = os.fstat(descriptor).st_size, int((begins.astype(np.int64) + sizes).max())
+            if begins.min() < 0 or sizes.min() < 0 or max(end, int(begins.max()), int(sizes.max())) > n_bytes:
                 raise ValueError(
-                    f"{path}: got a file of {n_bytes:,} bytes, expected at least {begin + size:,}. Put the "
+                    f"{path}: got a file of {n_bytes:,} bytes, expected at least {end:,}. Put the "
                     "file back that was registered, or register it again."
                 )
-            parts: list[bytes] = []
-            while size:
-                part = os.pread(descriptor, size, begin)
-                if not part:
-                    raise ValueError(f"{path}: was cut while it was read. Register it again.")
-                parts.append(part)
-                begin, size = begin + len(part), size - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            spans = list(zip(sizes.tolist(), begins.tolist(), strict=True))
+            parts = [os.pread(descriptor, *span) for span in spans]
+            for i, (size, begin) in enumerate(spans):
+                while len(parts[i]) < size:  # a read gives 2 GiB at most
+                    rest = os.pread(descriptor, size - len(parts[i]), begin + len(parts[i]))
+                    if not rest:
+                        raise ValueError(f"{path}: was cut while it was read. Register it again.")
+                    parts[i] += rest
+        return parts
 
     def close(self) -> None:
         """Close all files; a read opens them again."""

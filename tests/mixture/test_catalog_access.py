@@ -13,7 +13,8 @@ from megatron.mixture.query import Query
 SECRET = "a line of another file"
 HOSTILE = {
     "a view": "ALTER TABLE documents_1 RENAME TO real; CREATE VIEW documents_1 AS "
-    "SELECT file, row, begin, size, tokens, (SELECT content FROM read_text('{secret}')) AS language, stars FROM real",
+    "SELECT file, row, begin, size, tokens, (SELECT content FROM read_text('{secret}')) AS language, stars "
+    "FROM real",
     "a macro": "CREATE MACRO lower(x) AS 'evil'",
     "a table macro": "CREATE MACRO duckdb_functions() AS TABLE SELECT 'f' AS function_name, true AS internal",
     "an operator": 'CREATE MACRO "+"(a, b) AS 42',
