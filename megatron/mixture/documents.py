@@ -138,6 +138,8 @@ class DocumentChunks:
         Fewer rows than chunk_size * n_chunks come where the data end: the last chunk may be shorter.
         NotYetError (a ValueError) for chunks whose weights follow from losses that nobody has reported.
         """
+        if self._open.is_closed:
+            raise ValueError(f"{self.spec.path}: the documents were closed; open them again")
         known_to = self.distributor.weights.known_to
         if known_to is not None and n_chunks and first + n_chunks > known_to:
             self.settle(SETTLE_S)
@@ -237,7 +239,7 @@ class _Pair:
         return pyarrow().ListArray.from_arrays(offsets, ids)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Open:
     """What the readers of a mixture share: open files, mapped pairs, row groups, and DuckDB for lines."""
 
@@ -245,6 +247,7 @@ class _Open:
     files: OpenFiles
     mapped: Recent
     groups: Recent
+    is_closed: bool = False
 
     @classmethod
     def make(cls) -> "_Open":
@@ -254,6 +257,7 @@ class _Open:
         )  # fmt: skip
 
     def close(self) -> None:
+        self.is_closed = True
         self.scratch.close()
         self.files.close()
         self.mapped.clear()
