@@ -92,7 +92,7 @@ class DomainStream:
         block = int(np.searchsorted(ends, token, side="right"))
         before = token - (int(ends[block - 1]) if block else 0)  # tokens of the block before the window
         for first in range(block * BLOCK, len(self.lengths), BLOCK):
-            order = self._order(epoch, first, BLOCK)
+            order = self.document_order(epoch, first, BLOCK)
             place = 0
             if before:
                 own = np.cumsum(self.lengths[order], dtype=np.int64)
@@ -102,7 +102,7 @@ class DomainStream:
                 yield document, before
                 before = 0
 
-    def _order(self, epoch: int, first: int, n: int) -> np.ndarray:
+    def document_order(self, epoch: int, first: int, n: int) -> np.ndarray:
         """Documents number first, first + 1, ... of an epoch, int64, `n` or up to its end."""
         n_documents = len(self.lengths)
         numbers = np.arange(first, min(first + n, n_documents)) + epoch * n_documents
@@ -115,7 +115,7 @@ class DomainStream:
             sums = [
                 np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK), dtype=np.int64)
                 for first in range(0, len(self.lengths), BLOCK * BLOCKS_AT_ONCE)
-                for lengths in [self.lengths[self._order(epoch, first, BLOCK * BLOCKS_AT_ONCE)]]
+                for lengths in [self.lengths[self.document_order(epoch, first, BLOCK * BLOCKS_AT_ONCE)]]
             ]
             known = np.cumsum(np.concatenate(sums))
             recent = {e: ends for e, ends in self._epochs.items() if abs(e - epoch) < EPOCHS_KEPT}

@@ -223,7 +223,7 @@ def test_windows_of_a_domain_are_its_documents_laid_end_to_end_each_epoch_in_its
     pair, n = IndexedTokens(tmp_path / "p"), len(lengths)
     stream = DomainStream("x", [pair], np.array([[0, 0, n]]), 31, 5, True)
     for epoch in range(3):
-        order = stream._order(epoch, 0, n)
+        order = stream.document_order(epoch, 0, n)
         assert sorted(order.tolist()) == list(range(n))
         whole = np.concatenate([pair.document(i) for i in order.tolist()])
         rows = np.empty((stream.n_windows, 32), dtype=np.int64)
