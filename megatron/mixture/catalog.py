@@ -142,7 +142,7 @@ class Catalog:
         with the size and the time of change they had, are passed over; `verify`: with the content they had,
         which is read. `member_bytes`: of a tar's largest sample. Broken lines are counted and located;
         `broken` lists them. ValueError for a corpus that has other properties or another tokenizer, or for a
-        file that cannot be read; the files before it stay registered.
+        file that cannot be read; the files before it stay registered (small ones of one batch: all or none).
         """
         paths = [path.resolve() for path in _inputs(inputs)]
         told = None if counter is None else counter.told
