@@ -18,6 +18,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__)
     parser.add_argument("mixture", metavar="MIXTURE.yaml", help="see megatron/mixture/spec.py for its keys")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read all files and compare their content with the catalog's sums",
+    )
     return parser
 
 
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare, and print."""
     args = build_parser().parse_args(argv)
     try:
-        resolved = prepare(args.mixture)
+        resolved = prepare(args.mixture, verify=args.verify)
     except (OSError, ValueError) as error:
         return failed(error)
     print(table(resolved))

@@ -23,6 +23,7 @@ from megatron.command import action, command, count, failed, run
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog, Registered
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
+from megatron.mixture.tars import MEMBER_BYTES
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.options import add_tokenizer_options, tokenizer_of
 
@@ -57,6 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--threads", type=count, metavar="N", help="of DuckDB and of counting; by itself all cores"
     )
+    add.add_argument(
+        "--verify", action="store_true",
+        help="read files that are known, too, and take those whose content has changed",
+    )  # fmt: skip
+    add.add_argument(
+        "--max-sample-mb", type=count, default=MEMBER_BYTES >> 20, metavar="N",
+        help="largest sample of a tar, with all its members (default: %(default)s)",
+    )  # fmt: skip
     add_tokenizer_options(add)
     action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
@@ -109,6 +118,12 @@ def tell_oddities(args: argparse.Namespace, done: Registered) -> None:
     """What a registration that did not fail may still have got wrong."""
     if done.n_broken:
         print(f"why: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
+    if done.n_edited:
+        print(
+            f"warning: {done.n_edited:,} files had the size and time they had, and other content; they were "
+            "registered again",
+            file=sys.stderr,
+        )
     for name in done.absent:
         print(f"warning: no document has a value of '{name}'; is its path right?", file=sys.stderr)
 
@@ -122,7 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.action == "add":
                 properties = read_properties(args.property, args.preset)
                 counter = counter_of(args)
-                done = catalog.register(args.corpus, args.inputs, properties, args.text_key, counter=counter)
+                done = catalog.register(
+                    args.corpus, args.inputs, properties, args.text_key, counter=counter,
+                    verify=args.verify, member_bytes=args.max_sample_mb << 20,
+                )  # fmt: skip
                 print(
                     f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
                     f"files registered, {done.n_known:,} files known already, {done.n_broken:,} broken lines"

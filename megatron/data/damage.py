@@ -8,16 +8,19 @@ from pathlib import Path
 
 
 class DamagedFileError(ValueError):
-    """A packed file or a file of columns that cannot be read to its end; `reason` of its library."""
+    """A packed file or a file of columns that cannot be read to its end; `reason` of its library.
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    `hint` is what a command offers beside a whole file.
+    """
+
+    def __init__(self, path: Path, reason: str, hint: str = "") -> None:
+        super().__init__(path, reason, hint)
+        self.path, self.reason, self.hint = path, reason, hint
 
     def __str__(self) -> str:
         return (
             f"{self.path}: got damaged content ({self.reason}), expected a whole file. Write or download "
-            "it again, or pass over it with --on-error skip."
+            f"it again{self.hint}."
         )
 
 

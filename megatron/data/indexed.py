@@ -38,9 +38,8 @@ def prefix_of(word: str | Path) -> str:
 
 
 class IndexedTokens:
-    """The documents of one pair, memory-mapped. Opening reads the index through once and holds none of it.
+    """The documents of one pair, mapped where they are used. Opening reads the index once and keeps nothing.
 
-    tokens   [n_tokens], a view of the .bin: all documents laid end to end
     sidecar  dict|None, <prefix>.json
     """
 
@@ -61,13 +60,6 @@ class IndexedTokens:
             raise ValueError(f"{data}: holds {held:,} bytes, its index lists {wanted:,}; {REMEDY}")
         if not in_order:
             raise ValueError(f"{self._index}: sequences do not lie one after another; {REMEDY}")
-        body = np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
-        self._lengths = body[: 4 * self.n_sequences].view("<i4")
-        self._positions = body[4 * self.n_sequences : 12 * self.n_sequences].view("<i8")
-        self._boundaries = body[12 * self.n_sequences :][: 8 * self.n_documents + 8].view("<i8")
-        # an empty file cannot be mapped; a plain array because slices of a memmap are three times slower
-        empty = np.empty(0, self.dtype)
-        self.tokens = np.memmap(data, self.dtype, mode="r").view(np.ndarray) if held else empty
         self.n_ids: int | None = None  # of the model that reads them, for `check_ids`
         self.sidecar: dict[str, Any] | None = None
         if Path(f"{prefix}.json").is_file():  # another program writes none
@@ -76,6 +68,35 @@ class IndexedTokens:
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
         """Sent to another process, a pair is its name: the mapped files would be copied whole."""
         return IndexedTokens, (self.prefix,)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All documents laid end to end, [n_tokens]: the .bin, mapped when first asked for."""
+        # an empty file cannot be mapped; a plain array because slices of a memmap are three times slower
+        if not self.n_tokens:
+            return np.empty(0, self.dtype)
+        return np.memmap(f"{self.prefix}.bin", self.dtype, mode="r").view(np.ndarray)
+
+    @cached_property
+    def _body(self) -> np.ndarray:
+        return np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return self._body[: 4 * self.n_sequences].view("<i4")
+
+    @cached_property
+    def _positions(self) -> np.ndarray:
+        return self._body[4 * self.n_sequences : 12 * self.n_sequences].view("<i8")
+
+    @cached_property
+    def _boundaries(self) -> np.ndarray:
+        return self._body[12 * self.n_sequences :][: 8 * self.n_documents + 8].view("<i8")
+
+    def unmap(self) -> None:
+        """Close the mapped files, each of which is an open file; the next use maps them again."""
+        for name in ("tokens", "_body", "_lengths", "_positions", "_boundaries"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def document_tokens(self) -> np.ndarray:

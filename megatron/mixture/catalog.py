@@ -7,6 +7,7 @@ file it was at.
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,11 +19,14 @@ from tqdm import tqdm
 from megatron.config.presets import nearest
 from megatron.data.documents import COMPRESSED, PLAIN, find_inputs
 from megatron.data.token_counts import TokenCounter
+from megatron.mixture.catalog_access import columns_of_table, connect_catalog
+from megatron.mixture.content import hash_content
 from megatron.mixture.histogram import Row, histogram
-from megatron.mixture.libraries import duckdb, rows
+from megatron.mixture.libraries import connect_scratch, pyarrow, rows
 from megatron.mixture.properties import Property, quoted
 from megatron.mixture.records import Records, Target, take_file
-from megatron.mixture.tars import TARS
+from megatron.mixture.small_files import batch_files, take_small_files
+from megatron.mixture.tars import MEMBER_BYTES, TARS
 
 SCHEMA = """
 CREATE SEQUENCE IF NOT EXISTS numbers START 1;
@@ -30,9 +34,10 @@ CREATE TABLE IF NOT EXISTS corpora (id INTEGER, name VARCHAR, text_key VARCHAR, 
 ALTER TABLE corpora ADD COLUMN IF NOT EXISTS tokenizer VARCHAR;
 CREATE TABLE IF NOT EXISTS files (id INTEGER, corpus INTEGER, path VARCHAR, bytes BIGINT, mtime_ns BIGINT,
     n_documents BIGINT, n_broken BIGINT);
+ALTER TABLE files ADD COLUMN IF NOT EXISTS sha256 VARCHAR;
 CREATE TABLE IF NOT EXISTS broken (file INTEGER, line BIGINT, reason VARCHAR);
 """
-MAGIC = b"DUCK"  # of every DuckDB file, behind 8 bytes of a sum
+FILE_COLUMNS = ("id", "corpus", "path", "bytes", "mtime_ns", "n_documents", "n_broken", "sha256")
 INPUTS = (*PLAIN, *COMPRESSED, ".parquet", *TARS, ".bin")
 
 
@@ -61,13 +66,15 @@ class Corpus:
 class Registered:
     """What a registration did. `n_known` files were there already, as they are.
 
-    absent   properties that no document of the corpus has: misspelt, more often than not
+    n_edited  files of `n_files` that have the size and the time of change they had, and other content
+    absent    properties that no document of the corpus has: misspelt, more often than not
     """
 
     n_files: int = 0
     n_known: int = 0
     n_documents: int = 0
     n_broken: int = 0
+    n_edited: int = 0
     absent: tuple[str, ...] = ()
 
 
@@ -88,22 +95,12 @@ class Catalog:
 
     def __init__(self, path: Path, read_only: bool = False, n_threads: int | None = None) -> None:
         """Open, and make it where it is not there. ValueError for what is none or is being written to."""
-        self.path = path
-        if read_only and not path.is_file():
-            raise FileNotFoundError(f"{path}: no such catalog; make it with tools/register_corpus.py")
-        if path.is_file() and path.stat().st_size and not _is_duckdb(path):
-            raise ValueError(f"{path}: no DuckDB file; wanted a catalog, or a name for a new one")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._n_threads = path, n_threads
         self._evaluating: Any = None
-        self._config = config = {} if n_threads is None else {"threads": n_threads}
-        try:
-            self.connection = duckdb().connect(str(path), read_only=read_only, config=config)
-            if not read_only:
-                rows(self.connection, SCHEMA)
-        except duckdb().Error as error:
-            raise ValueError(
-                f"{path}: cannot be opened as a catalog ({str(error).splitlines()[0]})"
-            ) from error
+        self.connection = connect_catalog(path, read_only, n_threads)
+        if not read_only:
+            rows(self.connection, SCHEMA)
+        self.has_sums = "sha256" in columns_of_table(self.connection, "files")  # older catalogs have none
 
     def __enter__(self) -> Self:
         return self
@@ -137,37 +134,49 @@ class Catalog:
     def register(
         self, name: str, inputs: Sequence[str], properties: Sequence[Property],
         text_key: str = "text", quiet: bool = False, counter: TokenCounter | None = None,
+        verify: bool = False, member_bytes: int = MEMBER_BYTES,
     ) -> Registered:  # fmt: skip
         """Take new and changed files into a corpus: lines of JSON, parquet, tars, or pairs (.bin).
 
         `counter` counts the tokens of each document; of a pair they are known. Files that are there already,
-        with the size and the time of change they had, are passed over. Broken lines are counted and located;
+        with the size and the time of change they had, are passed over; `verify`: with the content they had,
+        which is read. `member_bytes`: of a tar's largest sample. Broken lines are counted and located;
         `broken` lists them. ValueError for a corpus that has other properties or another tokenizer, or for a
-        file that cannot be read; the files before it stay registered.
+        file that cannot be read; the files before it stay registered (small ones of one batch: all or none).
         """
         paths = [path.resolve() for path in _inputs(inputs)]
         told = None if counter is None else counter.told
         corpus = self._corpus_to_fill(Corpus(0, name, text_key, tuple(properties), told))
         known = {
-            path: (id, size, mtime)
-            for id, path, size, mtime in rows(
-                self.connection, "SELECT id, path, bytes, mtime_ns FROM files WHERE corpus = ?", [corpus.id]
+            path: (id, (size, mtime), sums)
+            for id, path, size, mtime, sums in rows(
+                self.connection,
+                "SELECT id, path, bytes, mtime_ns, sha256 FROM files WHERE corpus = ?",
+                [corpus.id],
             )
         }
         done = Registered()
         total = sum(path.stat().st_size for path in paths)
-        with tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, desc="registering") as bar:
+        with (
+            tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, desc="registering") as bar,
+            ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing,
+        ):
+            new = []
             for path in paths:
-                told = path.stat()
                 old = known.get(str(path))
-                if old is not None and old[1:] == (told.st_size, told.st_mtime_ns):
+                if old is not None and old[1] == _stamp(path) and (not verify or self._is_same(path, *old)):
                     done.n_known += 1
+                    bar.update(old[1][0])
                 else:
-                    records = self._take(corpus, path, None if old is None else old[0], counter)
-                    done.n_files += 1
+                    done.n_edited += old is not None and old[1] == _stamp(path)
+                    new.append(path)
+            for batch in batch_files(new):
+                ids = [known[str(path)][0] if str(path) in known else None for path in batch]
+                for records in self._take(corpus, batch, ids, counter, member_bytes, hashing):
                     done.n_documents += records.n_documents
                     done.n_broken += records.n_broken
-                bar.update(told.st_size)
+                done.n_files += len(batch)
+                bar.update(sum(path.stat().st_size for path in batch))
         done.absent = self._absent(corpus)
         return done
 
@@ -248,7 +257,7 @@ class Catalog:
 
     def _scratch(self) -> Any:
         if self._evaluating is None:
-            self._evaluating = duckdb().connect(config=self._config)
+            self._evaluating = connect_scratch(self._n_threads)
         return self._evaluating
 
     def _next(self) -> int:
@@ -283,27 +292,57 @@ class Catalog:
             )
         return corpus
 
-    def _take(self, corpus: Corpus, path: Path, old: int | None, counter: TokenCounter | None) -> Records:
+    def _is_same(self, path: Path, id: int, stamp: tuple[int, int], sums: str | None) -> bool:
+        """Whether a known file has the content it had; it gets a sum where an older catalog has none."""
+        own = hash_content(path)
+        if sums is None:
+            rows(self.connection, "UPDATE files SET sha256 = ? WHERE id = ?", [own, id])
+        return sums in (None, own)
+
+    def _take(
+        self, corpus: Corpus, paths: Sequence[Path], old: Sequence[int | None], counter: TokenCounter | None,
+        member_bytes: int, hashing: Executor,
+    ) -> list[Records]:  # fmt: skip
+        """Put files into a corpus, in place of those that were `old`: all of them, or none."""
+        stamps, sums = [_stamp(path) for path in paths], hashing.map(hash_content, paths)
         with self._transaction():
-            if old is not None:
-                rows(self.connection, f"DELETE FROM {corpus.table} WHERE file = ?", [old])
-                rows(self.connection, "DELETE FROM broken WHERE file = ?", [old])
-                rows(self.connection, "DELETE FROM files WHERE id = ?", [old])
-            told = path.stat()
-            file = self._next()
-            target = Target(
-                path, self.connection, self._scratch(), corpus.table, file, corpus.text_key,
-                corpus.properties, counter,
+            for id in filter(None, old):
+                rows(self.connection, f"DELETE FROM {corpus.table} WHERE file = ?", [id])
+                rows(self.connection, "DELETE FROM broken WHERE file = ?", [id])
+                rows(self.connection, "DELETE FROM files WHERE id = ?", [id])
+            ids = [
+                id for (id,) in rows(self.connection, f"SELECT nextval('numbers') FROM range({len(paths)})")
+            ]
+            targets = [
+                Target(
+                    path, self.connection, self._scratch(), corpus.table, id, corpus.text_key,
+                    corpus.properties, counter, member_bytes,
+                )
+                for path, id in zip(paths, ids, strict=True)
+            ]  # fmt: skip
+            found = take_small_files(targets) if len(targets) > 1 else None
+            found = found or [take_file(target) for target in targets]
+            columns = (
+                ids, [corpus.id] * len(ids), list(map(str, paths)), *zip(*stamps, strict=True),
+                [one.n_documents for one in found], [one.n_broken for one in found], list(sums),
             )  # fmt: skip
-            records = take_file(target)
-            rows(self.connection, 
-                "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [file, corpus.id, str(path), told.st_size, told.st_mtime_ns,
-                 records.n_documents, records.n_broken],
-            )  # fmt: skip
-            for line, reason in records.broken:
-                rows(self.connection, "INSERT INTO broken VALUES (?, ?, ?)", [file, line, reason])
-        return records
+            table = pyarrow().table(dict(zip(FILE_COLUMNS, columns, strict=True)))
+            self.connection.register("new_files", table)
+            rows(self.connection, f"INSERT INTO files ({', '.join(FILE_COLUMNS)}) SELECT * FROM new_files")
+            self.connection.unregister("new_files")
+            for id, records in zip(ids, found, strict=True):
+                for line, reason in records.broken:
+                    rows(self.connection, "INSERT INTO broken VALUES (?, ?, ?)", [id, line, reason])
+            for path, stamp in zip(paths, stamps, strict=True):
+                if _stamp(path) != stamp:
+                    raise ValueError(f"{path}: was written to while it was registered. Register it again.")
+        return found
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """(bytes, time of the last change in ns) of a file: what is compared whenever it is opened."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _inputs(words: Sequence[str]) -> list[Path]:
@@ -314,11 +353,6 @@ def _inputs(words: Sequence[str]) -> list[Path]:
         for path in find_inputs(named, INPUTS)
         if path.suffix not in (".parquet", ".json") or not _is_pair(path.with_suffix(".bin"))  # of that pair
     ]
-
-
-def _is_duckdb(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(12)[8:] == MAGIC
 
 
 def _is_pair(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from megatron.mixture.chunk import NO_LIMIT, Orders, Position, Turns, parts_of, take_turns
+from megatron.mixture.chunk import NO_LIMIT, WHOLE, Orders, Position, Turns, parts_of, take_turns
 from megatron.mixture.seek import Positions
 
 DRY = ("stop", "repeat", "redistribute")
@@ -49,8 +49,13 @@ class Distributor:
         self, n_units: Sequence[int], names: Sequence[str], weights: DomainWeights,
         chunk_size: int, seed: int, dry: str = "repeat", shuffle: bool = True,
     ) -> None:  # fmt: skip
-        """`dry`: what happens when a domain has given all its units: the data end, it begins anew, or the
-        others take its share. ValueError for another word, or a domain with a weight and without a unit."""
+        """`dry`: what happens when a domain has given all its units. `stop`: the data end with the last unit
+        before one that its domain does not have; `repeat`: the domain begins anew; `redistribute`: the others
+        take its share until every unit was given once. The last chunk of `stop` and `redistribute` may hold
+        fewer units than the others.
+
+        ValueError for another word, or a domain with a weight and without a unit.
+        """
         if dry not in DRY:
             raise ValueError(f"dry: found '{dry}', wanted one of {', '.join(DRY)}")
         self.n_units, self.weights = np.asarray(n_units, dtype=np.int64), weights
@@ -61,12 +66,12 @@ class Distributor:
         self.orders = Orders(np.maximum(self.n_units, 1), names, seed, shuffle)
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
         self.positions = Positions(
-            weights, self.n_units, self.limit, chunk_size, dry, self._after_last_of_some
+            weights, self.n_units, self.limit, chunk_size, dry, self._after_finished_chunk
         )
         self._made: tuple[int, int, Turns] | None = None  # the chunks made last: from, to, units
 
     def chunks(self, begin: int, n: int) -> Turns:
-        """Chunks begin, begin + 1, ... : fewer than `n` where the data end."""
+        """Chunks begin, begin + 1, ... : fewer than `n`, the last of them shorter, where the data end."""
         start = self.position(begin)
         return self.chunks_from(start, n if start.chunk == begin else 0)[0]
 
@@ -87,15 +92,19 @@ class Distributor:
         held = self._made
         if held is None or not held[0] <= first <= last < held[1]:
             turns = self._ahead(first, last)
-            held = self._made = first, first + len(turns.domain) // self.chunk_size, turns
-        if last >= held[1]:
-            end = self.position(last + 1).chunk * self.chunk_size
+            held = self._made = first, first + -(-len(turns.domain) // self.chunk_size), turns
+        places = numbers - held[0] * self.chunk_size
+        if int(places.max()) >= len(held[2].domain):
+            end = int(self.position(last + 1).done.sum())
             raise ValueError(
                 f"the mixture ends after {end:,} units, where a domain is dry; "
                 "shorten the run, or let dry be repeat or redistribute"
             )
-        places = numbers - held[0] * self.chunk_size
         return Turns(held[2].domain[places], held[2].number[places])
+
+    def n_units_before(self, chunk: int) -> int:
+        """Units of all chunks before `chunk`: chunk * chunk_size, or fewer where the data end before."""
+        return int(self.position(chunk).done.sum())
 
     def position(self, chunk: int, deadline: float | None = None) -> Position:
         """Where the mixture stands before a chunk, or where it ends. The time does not grow with the number
@@ -110,6 +119,12 @@ class Distributor:
                 f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}; "
                 "go on with the mixture that was saved"
             )
+        n_done, n_full = int(position.done.sum()), position.chunk * self.chunk_size
+        if not n_full - self.chunk_size < n_done <= n_full:
+            raise ValueError(
+                f"position of {n_done:,} units in {position.chunk:,} chunks: expected chunks of "
+                f"{self.chunk_size:,} units; go on with the chunk size that was saved"
+            )
         self.positions.forget(position)
         self._made = None
 
@@ -123,7 +138,7 @@ class Distributor:
     def _walk(self, position: Position, n: int) -> Iterator[tuple[Turns, Position]]:
         """`n` chunks from a position on, a piece at a time; fewer where the data end."""
         end = position.chunk + n
-        while position.chunk < end:
+        while position.chunk < end and not self.positions.is_over(position):
             weights, until = self.weights.at(position.chunk)
             if self.dry == "redistribute":
                 weights = np.where(position.done < self.n_units, weights, 0)
@@ -136,18 +151,33 @@ class Distributor:
                 self.dry == "redistribute",
             )  # fmt: skip
             if after.chunk == position.chunk:
-                if self.dry == "stop":
-                    return
-                turns, after = self._last_of_some(position, weights)
-                if len(turns.domain) < self.chunk_size:
+                turns, after = self._finish_chunk(position, weights)
+                if not len(turns.domain):
                     return
             position = after
             yield turns, position
 
-    def _after_last_of_some(self, position: Position, weights: np.ndarray) -> Position | None:
-        """The position after the chunk of `_last_of_some`; None where the data end before it is full."""
-        turns, after = self._last_of_some(position, weights)
-        return after if len(turns.domain) == self.chunk_size else None
+    def _finish_chunk(self, position: Position, weights: np.ndarray) -> tuple[Turns, Position]:
+        """The chunk that a domain has too few units for; the last one is shorter, and empty behind it."""
+        if self.dry == "stop":
+            return self._last_chunk(position, weights)
+        return self._last_of_some(position, weights)
+
+    def _after_finished_chunk(self, position: Position, weights: np.ndarray) -> Position | None:
+        """The position after `_finish_chunk`; None where the data end before it."""
+        turns, after = self._finish_chunk(position, weights)
+        return after if len(turns.domain) else None
+
+    def _last_chunk(self, position: Position, weights: np.ndarray) -> tuple[Turns, Position]:
+        """The longest chunk whose shares no domain lacks the units for: empty, or less than a whole one."""
+        parts, left = parts_of(weights), np.minimum(self.limit - position.done, self.chunk_size)
+        sure = (left + 2) * WHOLE - position.lag  # of these parts, a share is rounded up by less than one
+        most = min([self.chunk_size - 1, *(sure[parts > 0] // parts[parts > 0]).tolist()])
+        for size in range(most, 0, -1):
+            turns, after = take_turns(position, parts, self.limit, size, 1, self.seed)
+            if after.chunk > position.chunk:
+                return turns, after
+        return Turns(np.empty(0, np.int32), np.empty(0, np.int64)), position
 
     def _last_of_some(self, position: Position, weights: np.ndarray) -> tuple[Turns, Position]:
         """A chunk in which domains run dry: what they have, and the rest from the others by their weights."""

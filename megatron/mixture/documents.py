@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
+from tarfile import TarError
 from typing import Any, Self
 
 import numpy as np
@@ -14,9 +16,11 @@ from megatron.mixture.catalog import Catalog
 from megatron.mixture.chunk import Position, Turns
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
-from megatron.mixture.libraries import duckdb, pyarrow
+from megatron.mixture.libraries import connect_scratch, duckdb, pyarrow
+from megatron.mixture.parquet import GROUPS_BYTES, ParquetTexts
 from megatron.mixture.query import Result, SourceFile
-from megatron.mixture.spans import SpanFile
+from megatron.mixture.recent import Recent
+from megatron.mixture.spans import SpanFiles
 from megatron.mixture.spec import Spec, document_weights, read_spec
 from megatron.mixture.tars import TARS, column_of
 
@@ -42,9 +46,11 @@ class DocumentChunks:
 
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
-        run: str | None = "main", roots: Sequence[Path] = (),
+        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
     ) -> None:  # fmt: skip
         """`run` None: opened to be shared, see `of_run`. `roots`: where files may lie; none: anywhere.
+        `verify`: read all files and compare their content with what was registered; by default size and time
+        of change are compared.
 
         Raises what reading and querying raise; ValueError for a file outside of the roots, and for a log that
         another process keeps.
@@ -68,10 +74,13 @@ class DocumentChunks:
             sum(getattr(file, of) for file in result.files) for of in ("n_bytes", "n_documents")
         )
         self._first_rows = min(MOST_PIECE_ROWS, max(1, PIECE_BYTES * n_documents // max(1, n_bytes)))
-        self._scratch = duckdb().connect(config={"threads": 1})
+        self._open = _Open.make()
         self._readers = [
-            _reader(file, columns[file.id], folder_of(path), self._scratch, roots) for file in result.files
+            _reader(file, columns[file.id], folder_of(path), self._open, roots) for file in result.files
         ]
+        result.warn_without_sums(self.spec.catalog)
+        for file in result.files if verify else ():
+            file.verify()
 
     def of_run(self, run: str) -> "DocumentChunks":
         """The same documents for another run: itself, unless weights follow the model. ValueError for a name
@@ -120,7 +129,7 @@ class DocumentChunks:
         if self.learner is not None:
             self.learner.close()
         if not self.is_shared:
-            self._scratch.close()
+            self._open.close()
 
     def places(self, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
         """(file int32 [n], row int64 [n]) of the documents of some turns."""
@@ -132,9 +141,11 @@ class DocumentChunks:
         """An Arrow table of chunks first, first + 1, ...: domain int32, and text or ids (list of int32).
 
         Of tars the second column is `sample`, as tars.column_of has it.
-        Fewer rows than chunk_size * n_chunks come where the data end. NotYetError (a ValueError) for chunks
-        whose weights follow from losses that nobody has reported.
+        Fewer rows than chunk_size * n_chunks come where the data end: the last chunk may be shorter.
+        NotYetError (a ValueError) for chunks whose weights follow from losses that nobody has reported.
         """
+        if self._open.is_closed:
+            raise ValueError(f"{self.spec.path}: the documents were closed; open them again")
         known_to = self.distributor.weights.known_to
         if known_to is not None and n_chunks and first + n_chunks > known_to:
             self.settle(SETTLE_S)
@@ -173,38 +184,47 @@ class DocumentChunks:
         kinds = {part.type for part in parts}
         if len(kinds) > 1:
             raise ValueError(f"{self.spec.path}: text, tars or pairs in one mixture; ask for one kind")
-        kind = next(iter(kinds), arrow.string())
+        kind = next(iter(kinds), arrow.large_string())
         name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
-        whole = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.string())
+        whole = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.large_string())
         return arrow.table({"domain": turns.domain, name: whole.take(arrow.array(back))})
 
 
 class _Lines:
     """Lines of JSON; `begins` and `sizes` of the documents."""
 
-    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any) -> None:
+    def __init__(
+        self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], scratch: Any, files: SpanFiles
+    ) -> None:
         self.begins, self.sizes = places
-        self.key, self.scratch = key, scratch
-        self.file = SpanFile(path)
+        self.path, self.key, self.scratch, self.files = path, key, scratch, files
+        files.add(path)
 
     def read(self, numbers: np.ndarray) -> Any:
-        """Texts of documents int64 [n]: Arrow strings."""
+        """Texts of documents int64 [n]: Arrow large_string. ValueError for lines that hold no text."""
         arrow = pyarrow()
-        lines = self.file.read_binary(self.begins[numbers], self.sizes[numbers])
+        # without its end, which the last line of a file may not have
+        lines = self.files.read_binary(self.path, self.begins[numbers], self.sizes[numbers] - 1)
         try:
-            return self._texts(lines)
-        except duckdb().Error:  # the lines were read when they were registered: it is what was mended then
-            mended = [without_lone_surrogates(line) for line in lines.to_pylist()]
-            return self._texts(arrow.array(mended, arrow.binary()))
+            try:
+                return self._texts(lines)
+            except (duckdb().Error, arrow.ArrowException):
+                # the lines were read when they were registered: it is what was mended then
+                mended = [without_lone_surrogates(line) for line in lines.to_pylist()]
+                return self._texts(arrow.array(mended, arrow.large_binary()))
+        except (duckdb().Error, arrow.ArrowException) as error:
+            raise ValueError(
+                f"{self.path}: got lines that are not JSON ({str(error).splitlines()[0]}). Register it again."
+            ) from error
 
     def _texts(self, lines: Any) -> Any:
         key = self.key.replace("'", "''").replace('"', '\\"')
         arrow = pyarrow()
-        kind = arrow.large_string() if arrow.types.is_large_binary(lines.type) else arrow.string()
-        self.scratch.register("lines", arrow.table({"record": lines.cast(kind)}))
+        self.scratch.register("lines", arrow.table({"record": lines.cast(arrow.large_string())}))
         try:
             told = self.scratch.sql(f"SELECT json_extract_string(record, '$.\"{key}\"') AS text FROM lines")
-            return told.to_arrow_table().column("text").combine_chunks()
+            texts = told.to_arrow_table().column("text")
+            return arrow.concat_arrays([part.cast(arrow.large_string()) for part in texts.chunks])
         finally:
             self.scratch.unregister("lines")
 
@@ -212,65 +232,75 @@ class _Lines:
 class _Samples:
     """A tar; `begins` and `sizes` of the samples."""
 
-    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray]) -> None:
-        self.begins, self.sizes, self.key = *places, key
-        self.file = SpanFile(path)
+    def __init__(self, path: Path, key: str, places: tuple[np.ndarray, np.ndarray], files: SpanFiles) -> None:
+        self.begins, self.sizes = places
+        self.path, self.key, self.files = path, key, files
+        files.add(path)
 
     def read(self, numbers: np.ndarray) -> Any:
-        """Samples int64 [n], as in tars.column_of."""
-        samples = self.file.read_binary(self.begins[numbers], self.sizes[numbers])
-        return column_of(samples.to_pylist(), self.key)
-
-
-class _Column:
-    """The text column of a parquet file, read when first wanted."""
-
-    def __init__(self, path: Path, key: str, begins: np.ndarray, scratch: Any) -> None:
-        self.path, self.key, self.begins, self.scratch = path, key, begins, scratch
-        self.held: Any = None
-
-    def read(self, numbers: np.ndarray) -> Any:
-        """As `_Lines`."""
-        arrow = pyarrow()
-        if self.held is None:
-            key = '"' + self.key.replace('"', '""') + '"'
-            source = self.scratch.sql(
-                f"SELECT {key} AS text FROM read_parquet($path)", params={"path": str(self.path)}
-            )
-            self.held = source.to_arrow_table().column("text").combine_chunks().cast(arrow.string())
-        return self.held.take(arrow.array(self.begins[numbers]))
+        """Samples int64 [n], as tars.column_of has them. ValueError for bytes that are no samples."""
+        samples = self.files.read_binary(self.path, self.begins[numbers], self.sizes[numbers])
+        try:
+            return column_of(samples.to_pylist(), self.key)
+        except (TarError, ValueError) as error:
+            raise ValueError(f"{self.path}: got no samples ({error}). Register it again.") from error
 
 
 class _Pair:
     """Token ids of a .bin/.idx dataset; 12 bytes a document of its index are kept, the index is not read
     again."""
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, files: SpanFiles) -> None:
         index = IndexedTokens(prefix)
         self.begins, lengths = index.document_spans(np.arange(index.n_documents))
         self.lengths, self.dtype = lengths.astype(np.int32), index.dtype
-        self.file = SpanFile(Path(f"{prefix}.bin"))
+        self.path, self.files = Path(f"{prefix}.bin"), files
+        files.add(self.path)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Ids of documents int64 [n]: Arrow lists of int32."""
-        lengths = self.lengths[numbers].astype(np.int64)
-        content = self.file.read(self.begins[numbers] * self.dtype.itemsize, lengths * self.dtype.itemsize)
+        lengths, width = self.lengths[numbers].astype(np.int64), self.dtype.itemsize
+        content = self.files.read(self.path, self.begins[numbers] * width, lengths * width)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return pyarrow().ListArray.from_arrays(offsets, content.view(self.dtype).astype(np.int32))
 
 
+@dataclass
+class _Open:
+    """What the readers of a mixture share: open files, row groups, and DuckDB for lines."""
+
+    scratch: Any
+    files: SpanFiles
+    groups: Recent
+    is_closed: bool = False
+
+    @classmethod
+    def make(cls) -> "_Open":
+        return cls(connect_scratch(n_threads=1), SpanFiles(), Recent(GROUPS_BYTES))
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.scratch.close()
+        self.files.close()
+        self.groups.clear()
+
+
 def _reader(
-    file: SourceFile, places: tuple[np.ndarray, np.ndarray], folder: Path, scratch: Any, roots: Sequence[Path]
-) -> _Lines | _Samples | _Column | _Pair:
+    file: SourceFile,
+    places: tuple[np.ndarray, np.ndarray],
+    folder: Path,
+    shared: _Open,
+    roots: Sequence[Path],
+) -> _Lines | _Samples | ParquetTexts | _Pair:
     path = file.unchanged()
     if path.resolve() != path:
         raise ValueError(f"{path}: was a file when it was registered, and is a link to {path.resolve()}")
     if roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         raise ValueError(f"{path}: lies in none of {', '.join(map(str, roots))}; add its folder as a --root")
     if path.suffix == ".bin":
-        return _Pair(path.with_suffix(""))
+        return _Pair(path.with_suffix(""), shared.files)
     if path.suffix == ".parquet":
-        return _Column(path, file.text_key, places[0], scratch)
+        return ParquetTexts(file, places[0], shared.groups)
     if file.path.endswith(TARS):
-        return _Samples(file.plain(folder), file.text_key, places)
-    return _Lines(file.plain(folder), file.text_key, places, scratch)
+        return _Samples(file.plain(folder), file.text_key, places, shared.files)
+    return _Lines(file.plain(folder), file.text_key, places, shared.scratch, shared.files)

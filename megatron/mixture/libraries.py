@@ -14,11 +14,26 @@ def duckdb() -> ModuleType:
     return duckdb
 
 
+def connect_scratch(n_threads: int | None = None, **config: str) -> Any:
+    """A database in memory, to evaluate expressions over Arrow tables of any size."""
+    threads = {} if n_threads is None else {"threads": n_threads}
+    connection = duckdb().connect(config={**threads, **config})
+    connection.execute("SET arrow_large_buffer_size = true")  # else no more than 2 GiB of text at a time
+    return connection
+
+
 def pyarrow() -> ModuleType:
     """Arrow, in which columns travel."""
     import pyarrow
 
     return pyarrow
+
+
+def parquet() -> ModuleType:
+    """Arrow's reader of parquet."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet
 
 
 def flight() -> ModuleType:

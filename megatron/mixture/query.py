@@ -19,7 +19,9 @@ import numpy as np
 from megatron.config.presets import nearest
 from megatron.data.documents import blocks_of
 from megatron.data.indexed_writer import PARTIAL
+from megatron.log import get_logger
 from megatron.mixture.catalog import Catalog, Corpus
+from megatron.mixture.content import hash_content
 from megatron.mixture.expression import Condition
 from megatron.mixture.intervals import OWN_TOKENS, Gathered
 from megatron.mixture.libraries import duckdb, pyarrow, rows
@@ -38,6 +40,8 @@ ALWAYS = {"corpus": "category", "tokens": "integer", "size": "integer"}  # of ev
 BATCH_ROWS = 1 << 17
 MOST_DEPTH = 200  # of expressions within one another
 INTERVALS = ("domain", "file", "begin", "end")
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,20 @@ class SourceFile:
     n_bytes: int
     mtime_ns: int
     n_documents: int
+    sha256: str | None = None
+
+    def verify(self) -> None:
+        """ValueError where the content is not what was registered, whatever size and time of change say."""
+        path = self.unchanged()
+        if self.sha256 is None:
+            raise ValueError(
+                f"{path}: was registered without a sum of its content. Register it again with --verify."
+            )
+        if hash_content(path) != self.sha256:
+            raise ValueError(
+                f"{path}: got other content than was registered, with the same size and time of change. "
+                "Put the file back, or register it again with --verify."
+            )
 
     def unchanged(self) -> Path:
         """Where it is. FileNotFoundError, or ValueError where it is not as it was."""
@@ -160,7 +178,8 @@ class Result:
         return tuple("/".join(map(str, values)) or "all" for values in self.domains)
 
     def identity(self) -> str:
-        """64 hex digits of which documents there are, in which domains; not of the folders they are in."""
+        """64 hex digits of which documents there are, in which domains, and of what is in their files as it
+        was registered; not of the folders they are in."""
         sums = hashlib.sha256(json.dumps([self.by, self.domains, self._contents()], default=str).encode())
         for name in INTERVALS:
             sums.update(np.ascontiguousarray(self.column(name)).data)
@@ -202,8 +221,21 @@ class Result:
         n_tokens = told.get("n_tokens") and tuple(told["n_tokens"])
         return cls(tuple(told["by"]), domains, files, table.replace_schema_metadata(None), n_tokens)
 
-    def _contents(self) -> list[tuple[str, int]]:
-        return [(Path(file.path).name, file.n_bytes) for file in self.files]
+    def warn_without_sums(self, catalog: Path) -> None:
+        """Log where an older catalog does not know the content of files."""
+        n = sum(file.sha256 is None for file in self.files)
+        if n:
+            log.warning(
+                "%s: %d of %d files were registered without a sum of their content; an edit that keeps the "
+                "size is not noticed once it is registered again. Register them again with --verify",
+                catalog, n, len(self.files),
+            )  # fmt: skip
+
+    def _contents(self) -> list[tuple[str | int, ...]]:
+        return [
+            (Path(file.path).name, file.n_bytes) + (() if file.sha256 is None else (file.sha256,))
+            for file in self.files
+        ]
 
 
 def _where(
@@ -312,9 +344,10 @@ def _documents(
 
 
 def _files(catalog: Catalog) -> dict[int, SourceFile]:
+    sums = "sha256" if catalog.has_sums else "NULL"
     told = rows(
         catalog.connection,
-        "SELECT files.id, path, text_key, bytes, mtime_ns, n_documents FROM files "
+        f"SELECT files.id, path, text_key, bytes, mtime_ns, n_documents, {sums} FROM files "
         "JOIN corpora ON corpora.id = files.corpus",
     )
     return {one[0]: SourceFile(*one) for one in told}

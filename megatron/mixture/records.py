@@ -18,7 +18,7 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.libraries import duckdb, pyarrow, rows
 from megatron.mixture.properties import Property, quoted
-from megatron.mixture.tars import TARS, samples_of
+from megatron.mixture.tars import MEMBER_BYTES, TARS, samples_of
 
 BLOCK_BYTES = 32 << 20
 LINE_END = 10
@@ -57,6 +57,7 @@ class Target:
     text_key: str
     properties: tuple[Property, ...]
     counter: TokenCounter | None = None
+    member_bytes: int = MEMBER_BYTES
 
     def columns(self, is_json: bool) -> str:
         """The properties, in SQL, each behind a comma."""
@@ -74,21 +75,21 @@ def take_file(target: Target) -> Records:
         if path.name.endswith(TARS):
             return _take_samples(path, target)
         return _take_lines(path, target)
-    except duckdb().Error as error:
+    except (duckdb().Error, pyarrow().ArrowException) as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
 def _take_lines(path: Path, target: Target) -> Records:
     found, n_lines, offset = Records(), 0, 0
     for block in _blocks(path):
-        lines, begins, sizes = _lines_of(block)
-        wanted = _not_blank(block, begins, sizes)
+        lines, begins, sizes = find_lines(block)
+        wanted = find_not_blank(block, begins, sizes)
         numbers = np.arange(n_lines, n_lines + len(sizes))
         n_lines += len(sizes)
         if not wanted.all():
             lines = lines.filter(pyarrow().array(wanted))
             begins, sizes, numbers = begins[wanted], sizes[wanted], numbers[wanted]
-        _take_block(_Block(lines, begins + offset, sizes, numbers), target, found)
+        _take_block(Block(lines, begins + offset, sizes, numbers), target, found)
         offset += len(block)
     return found
 
@@ -104,10 +105,10 @@ def _take_samples(path: Path, target: Target) -> Records:
     def flush() -> None:
         begins, sizes, numbers = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
         lines = pyarrow().array(records, pyarrow().large_string())
-        _take_block(_Block(lines, begins, sizes, numbers, keys.copy()), target, found)
+        _take_block(Block(lines, begins, sizes, numbers, keys.copy()), target, found)
         places.clear(), records.clear(), keys.clear()
 
-    for number, sample in enumerate(samples_of(path)):
+    for number, sample in enumerate(samples_of(path, target.member_bytes)):
         try:
             records.append(json.dumps(sample.record(target.text_key)))
         except ValueError as error:
@@ -149,7 +150,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _lines_of(block: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+def find_lines(block: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
     """(the lines with their ends as Arrow strings that lie in the block, where each begins, its bytes)."""
     ends = np.flatnonzero(block == LINE_END) + 1
     bounds = np.concatenate([np.zeros(1, dtype=np.int64), ends])
@@ -158,7 +159,7 @@ def _lines_of(block: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
     return lines, bounds[:-1], np.diff(bounds)
 
 
-def _not_blank(block: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def find_not_blank(block: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     wanted = np.ones(len(sizes), dtype=bool)
     for i in np.flatnonzero((block[begins] <= 32) | (sizes < 2)):  # the others begin with something to see
         wanted[i] = bool(block[begins[i] : begins[i] + sizes[i]].tobytes().strip())
@@ -166,10 +167,11 @@ def _not_blank(block: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.n
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """Lines as Arrow strings; where each begins in the file, its bytes, its number in the file from 0.
 
     names   of samples, to say which is broken; empty for lines
+    files   of lines of several files the number of each one's; then `numbers` are rows
     """
 
     lines: Any
@@ -177,24 +179,25 @@ class _Block:
     sizes: np.ndarray
     numbers: np.ndarray
     names: Sequence[str] = ()
+    files: np.ndarray | None = None
 
-    def without_lone_surrogates(self) -> "_Block":
+    def without_lone_surrogates(self) -> "Block":
         """What DuckDB takes for no JSON and the tokeniser's reader takes for U+FFFD is such here too."""
         arrow = pyarrow()
         _, bounds, text = self.lines.buffers()
         mended = arrow.py_buffer(without_lone_surrogates(text.to_pybytes()))
         return replace(self, lines=arrow.LargeStringArray.from_buffers(len(self.lines), bounds, mended))
 
-    def of(self, wanted: np.ndarray) -> "_Block":
-        return _Block(
+    def of(self, wanted: np.ndarray) -> "Block":
+        return Block(
             self.lines.filter(pyarrow().array(wanted)),
             self.begins[wanted], self.sizes[wanted], self.numbers[wanted],
         )  # fmt: skip
 
 
-def _take_block(block: _Block, target: Target, found: Records) -> None:
+def _take_block(block: Block, target: Target, found: Records) -> None:
     try:
-        _insert(block, target, found)
+        insert_block(block, target, found)
     except (duckdb().Error, UnicodeDecodeError):
         block = block.without_lone_surrogates()
         reasons = _faults(block, target)
@@ -203,21 +206,24 @@ def _take_block(block: _Block, target: Target, found: Records) -> None:
         if block.names:
             told = [f"{block.names[i]}: {one}" for i, one in zip(np.flatnonzero(bad), told, strict=True)]
         found.blame((block.numbers[bad] + 1).tolist(), told)
-        _insert(block.of(~bad), target, found)  # what still fails is the expression, not the lines
+        insert_block(block.of(~bad), target, found)  # what still fails is the expression, not the lines
 
 
-def _insert(block: _Block, target: Target, found: Records) -> None:
+def insert_block(block: Block, target: Target, found: Records) -> None:
+    """Put documents into the table. Raises what DuckDB raises for a broken one, and then none is in it."""
     n, scratch, counter = len(block.sizes), target.scratch, target.counter
-    numbers = np.arange(found.n_documents, found.n_documents + n)
-    lines = {"record": block.lines, "row": numbers, "begin": block.begins, "size": block.sizes}
+    files, numbers = block.files, block.numbers
+    if files is None:
+        files = np.full(n, target.file, dtype=np.int32)
+        numbers = np.arange(found.n_documents, found.n_documents + n)
+    lines = {"record": block.lines, "file": files, "row": numbers, "begin": block.begins, "size": block.sizes}
     scratch.register("lines", pyarrow().table(lines))
     try:
         # the row is what it is only where there is a text: one that has none ends the statement
         text = "" if counter is None else f", json_extract_string(record, {_path(target)})"
         documents = scratch.sql(
-            f"SELECT CAST({target.file} AS INTEGER) AS file, "
-            f"CASE WHEN json_type(record, {_path(target)}) = 'VARCHAR' THEN row ELSE error('no text') END "
-            "AS row, begin, size, CAST(NULL AS BIGINT) AS tokens"
+            f"SELECT file, CASE WHEN json_type(record, {_path(target)}) = 'VARCHAR' THEN row "
+            "ELSE error('no text') END AS row, begin, size, CAST(NULL AS BIGINT) AS tokens"
             f"{target.columns(is_json=True)}{text} FROM lines"
         ).to_arrow_table()
     finally:
@@ -226,10 +232,18 @@ def _insert(block: _Block, target: Target, found: Records) -> None:
         last = documents.num_columns - 1
         tokens = _counted(documents.column(last), target, found.n_documents)
         documents = documents.remove_column(last).set_column(TOKENS_AT, "tokens", tokens)
-    target.connection.register("documents", documents)
-    rows(target.connection, f"INSERT INTO {target.table} SELECT * FROM documents")
-    target.connection.unregister("documents")
+    _insert_documents(documents, target)
     found.n_documents += n
+
+
+def _insert_documents(documents: Any, target: Target) -> int:
+    """Put an Arrow table, or a reader of one, into the catalog's. Returns how many."""
+    target.connection.register("documents", documents)
+    try:
+        ((n,),) = rows(target.connection, f"INSERT INTO {target.table} SELECT * FROM documents")
+    finally:
+        target.connection.unregister("documents")
+    return n
 
 
 def _counted(texts: Any, target: Target, n_before: int) -> Any:
@@ -249,7 +263,7 @@ def _path(target: Target) -> str:
     return "'$.\"" + target.text_key.replace("'", "''").replace('"', '\\"') + "\"'"
 
 
-def _faults(block: _Block, target: Target) -> list[str | None]:
+def _faults(block: Block, target: Target) -> list[str | None]:
     """Why each line is no document; None for one that is."""
     arrow = pyarrow()
     connection = target.scratch
@@ -284,12 +298,15 @@ def _faults(block: _Block, target: Target) -> list[str | None]:
 
 
 def _take_columns(path: Path, target: Target) -> Records:
-    """Rows of a parquet file; one without a text is broken."""
+    """Rows of a parquet file; one without a text is broken.
+
+    Read by the scratch database: the catalog's own reads no files.
+    """
     found = Records()
     source = "read_parquet($path, file_row_number = true)"
     key = quoted(target.text_key)
     empty = rows(
-        target.connection,
+        target.scratch,
         f"SELECT file_row_number + 1 FROM {source} WHERE {key} IS NULL ORDER BY 1",
         {"path": str(path)},
     )
@@ -298,18 +315,22 @@ def _take_columns(path: Path, target: Target) -> Records:
     where, tokens = f"WHERE {key} IS NOT NULL" if empty else "", "NULL"
     if target.counter is not None:
         lengths = _lengths_of_column(target)
-        target.connection.register("lengths", pyarrow().table({OWN_COLUMN: lengths}))
+        target.scratch.register("lengths", pyarrow().table({OWN_COLUMN: lengths}))
         source, tokens = f"{source} POSITIONAL JOIN lengths", f"lengths.{OWN_COLUMN}"
     try:
-        ((found.n_documents,),) = rows(
-            target.connection,
-            f"INSERT INTO {target.table} SELECT {target.file}, {row}, file_row_number, 0, {tokens}"
-            f"{target.columns(is_json=False)} FROM {source} {where}",
-            {"path": str(path)},
+        statement = (
+            f"SELECT {target.file} AS file, {row} AS row, file_row_number AS begin, 0 AS size, "
+            f"CAST({tokens} AS BIGINT) AS tokens{target.columns(is_json=False)} FROM {source} {where}"
         )
+        found.n_documents = _insert_documents(_read(target, statement, {"path": str(path)}), target)
     finally:
-        target.connection.unregister("lengths")
+        target.scratch.unregister("lengths")
     return found
+
+
+def _read(target: Target, statement: str, given: dict[str, Any]) -> Any:
+    """What the scratch database answers, as a reader of Arrow batches."""
+    return target.scratch.sql(statement, params=given or None).to_arrow_reader(ROWS_AT_ONCE)
 
 
 def _lengths_of_column(target: Target) -> np.ndarray:
@@ -343,17 +364,16 @@ def _take_pair(path: Path, target: Target) -> Records:
         if not beside.is_file():
             raise FileNotFoundError(f"{beside}: no such file; the properties of a pair are parquet beside it")
         source, given = "lengths POSITIONAL JOIN read_parquet($path)", {"path": str(beside)}
-        ((n_rows,),) = rows(target.connection, "SELECT count(*) FROM read_parquet($path)", given)
+        ((n_rows,),) = rows(target.scratch, "SELECT count(*) FROM read_parquet($path)", given)
         if n_rows != pair.n_documents:
             raise ValueError(f"{beside}: {n_rows:,} rows for the {pair.n_documents:,} documents of its pair")
-    target.connection.register("lengths", lengths)
+    target.scratch.register("lengths", lengths)
     try:
-        rows(
-            target.connection,
-            f"INSERT INTO {target.table} SELECT {target.file}, {OWN_COLUMN}_row, 0, 0, {OWN_COLUMN}"
-            f"{target.columns(is_json=False)} FROM {source}",
-            given,
+        statement = (
+            f"SELECT {target.file} AS file, {OWN_COLUMN}_row AS row, 0 AS begin, 0 AS size, "
+            f"{OWN_COLUMN} AS tokens{target.columns(is_json=False)} FROM {source}"
         )
+        _insert_documents(_read(target, statement, given), target)
     finally:
-        target.connection.unregister("lengths")
+        target.scratch.unregister("lengths")
     return Records(n_documents=pair.n_documents)

@@ -132,7 +132,7 @@ class Positions:
         self, weights: Any, n_units: np.ndarray, limit: np.ndarray, size: int, dry: str,
         finish_chunk: Callable[[Position, np.ndarray], Position | None],
     ) -> None:  # fmt: skip
-        """`finish_chunk`: the position after a chunk in which domains run dry, None where the data end."""
+        """`finish_chunk`: the position after a chunk in which domains run dry, None where it has no unit."""
         self.weights, self.n_units, self.limit, self.size, self.dry = weights, n_units, limit, size, dry
         self.finish_chunk = finish_chunk
         self.forget()
@@ -143,6 +143,10 @@ class Positions:
         self._recent: dict[int, Position] = {} if start is None else {start.chunk: start}
         self._marks: dict[int, Position] = {}
         self._unsettled: tuple[int, int, Position] | None = None
+
+    def is_over(self, position: Position) -> bool:
+        """Whether a position is behind the last chunk: only that one may be shorter than the others."""
+        return int(position.done.sum()) < position.chunk * self.size
 
     def remember(self, position: Position) -> None:
         """Know a position too."""
@@ -161,7 +165,7 @@ class Positions:
             nearest = max((at for at in known if at <= chunk), default=0)
             if nearest > position.chunk:
                 position = known[nearest]
-        while position.chunk < chunk:
+        while position.chunk < chunk and not self.is_over(position):
             check_deadline(deadline, position.chunk, chunk)
             after = self._advance(position, chunk, deadline)
             if after is None:
@@ -190,8 +194,6 @@ class Positions:
             position = self._advance_constant(before, parts_of(weights), min(chunk, until or chunk), deadline)
         if position.chunk > before.chunk:
             return position
-        if self.dry == "stop":
-            return None
         return self.finish_chunk(before, weights if weights.ndim == 1 else weights[0])
 
     def _advance_constant(

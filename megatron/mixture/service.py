@@ -186,7 +186,7 @@ class Desk:
                 n_rows += len(table)
                 yield table
         finally:
-            self.counts.request(client, seconds, n_rows // source.chunk_size, n_rows)
+            self.counts.request(client, seconds, -(-n_rows // source.chunk_size), n_rows)
 
     def _seek(self, source: DocumentChunks, chunk: int) -> Position:
         """The position of a chunk. One request at a time computes for long: others are served meanwhile."""

@@ -94,11 +94,12 @@ def read_spec(path: str | Path) -> Spec:
     return Spec(Path(path), told)
 
 
-def prepare(path: str | Path, quiet: bool = False) -> Resolved:
+def prepare(path: str | Path, quiet: bool = False, verify: bool = False) -> Resolved:
     """Ask the catalog, tokenise what is text, and write down beside the file what came of it.
 
-    What is there already is kept; several processes may ask at once, and one of them does the work. Raises
-    what reading, querying and tokenising raise.
+    What is there already is kept; several processes may ask at once, and one of them does the work. The size
+    and time of change of every file must be those of the catalog; `verify`: its content too. Raises what
+    reading, querying and tokenising raise.
     """
     spec = read_spec(path)
     folder = folder_of(path)
@@ -106,6 +107,9 @@ def prepare(path: str | Path, quiet: bool = False) -> Resolved:
     with _alone(folder):
         with Catalog(spec.catalog, read_only=True) as catalog:
             result = spec.query().run(catalog, spec.by)
+            result.warn_without_sums(spec.catalog)
+            for file in result.files if verify else ():
+                file.verify()
             samples = catalog.text_places([one.id for one in result.files if one.path.endswith(TARS)])
         pairs = [_tokens_of(file, spec, folder, quiet, samples.get(file.id)) for file in result.files]
         tokenizer = _one_tokenizer(pairs)
@@ -237,7 +241,8 @@ def _tokens_of(
     tokenizer = spec.told.get("tokenizer")
     if tokenizer is None:
         raise ValueError(f"{spec.path}: no tokenizer, and {path} is text; add tokenizer: gpt2, or a folder")
-    made_of = json.dumps([file.path, file.n_bytes, file.mtime_ns, file.text_key, str(tokenizer)])
+    made_from = [file.path, file.n_bytes, file.mtime_ns, file.text_key, str(tokenizer)]
+    made_of = json.dumps(made_from + ([] if file.sha256 is None else [file.sha256]))
     name = f"{path.name.partition('.')[0]}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
     made = folder / TOKENS / f"{name}_{file.text_key}_document"
     if not made.with_name(made.name + ".json").is_file():

@@ -24,10 +24,48 @@ KEY = "__key__"
 NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # files of other names belong to no sample
 WORDS = ("json", "txt")  # members that are read when a file is registered
 BLOCK = 512  # headers and members fill whole ones
+MEMBER_BYTES = 256 << 20  # the largest sample, with all its members: it is read as a whole
+JSON_BYTES = 64 << 20  # of a sample's .json: in Python it takes many times as much
+HEADER_BYTES = 256 << 10  # of long names and of PAX records, which tarfile reads as a whole
+GLOBAL_RECORDS = 100  # of PAX, which tarfile keeps for the whole archive
+LONG_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
 
 
 class _Header(tarfile.TarInfo):
-    """A header that is damaged ends the reading with an error, where tarfile takes it for the end."""
+    """A header that is damaged ends the reading with an error, where tarfile takes it for the end.
+
+    So does a header that would make tarfile read without bound: of a sparse member, whose content may be any
+    number of times what the file holds, and one with records of more than HEADER_BYTES.
+    """
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size < 0 or self.type in LONG_HEADERS and self.size > HEADER_BYTES:
+            raise tarfile.ReadError(
+                f"at byte {self.offset:,}: got {self.size:,} bytes of header, expected 0 to {HEADER_BYTES:,}"
+            )
+        member = super()._proc_member(archive)  # type: ignore[misc]
+        if member.size < 0:  # as a PAX record has it: the next header would be one that was read
+            raise tarfile.ReadError(
+                f"{member.name}: got a member of {member.size:,} bytes, expected 0 or more"
+            )
+        if len(archive.pax_headers) > GLOBAL_RECORDS:
+            raise tarfile.ReadError(f"got more than {GLOBAL_RECORDS} global PAX records")
+        return member
+
+    def _proc_sparse(self, *_: Any) -> Any:
+        """In place of what reads the map of holes of every format of sparse members."""
+        raise tarfile.ReadError(
+            f"at byte {self.offset:,}: got the sparse member '{self.name}', expected a plain one. "
+            "Pack it without --sparse"
+        )
+
+    def _proc_gnusparse_00(self, member: tarfile.TarInfo, *_: Any) -> Any:
+        _Header._proc_sparse(member)
+
+    _proc_gnusparse_01 = _proc_gnusparse_10 = _proc_gnusparse_00
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> "_Header":
@@ -36,7 +74,7 @@ class _Header(tarfile.TarInfo):
             return super().fromtarfile(archive)
         except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
             raise
-        except tarfile.HeaderError as error:
+        except (tarfile.HeaderError, ValueError, RecursionError) as error:
             raise tarfile.ReadError(f"at byte {at:,}: {error}") from error
 
 
@@ -76,20 +114,42 @@ def record_of(key: str, members: dict[str, bytes], text_key: str) -> dict[str, A
     return {**told, KEY: key}
 
 
-def samples_of(path: Path) -> Iterator[Sample]:
-    """The samples of an archive in their order. ValueError for one that cannot be read to its end."""
+def samples_of(path: Path, member_bytes: int = MEMBER_BYTES) -> Iterator[Sample]:
+    """The samples of an archive in their order.
+
+    ValueError for one that cannot be read to its end, with a sample of more than `member_bytes` bytes, or
+    with a sparse member. Memory is a sample's, whatever the headers promise and however the file is packed.
+    """
     try:
         if path.name.endswith(".tar"):
             with tarfile.open(path, "r:", tarinfo=_Header) as archive:
-                yield from _grouped(archive)
+                yield from _grouped(archive, member_bytes, path.stat().st_size)
         else:
             with opened(path) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
-                yield from _grouped(archive)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+                yield from _grouped(archive, member_bytes)
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ArithmeticError) as error:
         raise ValueError(f"{path}: cannot be read to its end ({error})") from error
 
 
-def _grouped(archive: tarfile.TarFile) -> Iterator[Sample]:
+def _check_size(member: tarfile.TarInfo, begin: int, member_bytes: int, file_bytes: int | None) -> None:
+    """ReadError for a member that is larger than its file, or ends a sample that is too large."""
+    end = member.offset_data + member.size
+    if file_bytes is not None and end > file_bytes:
+        raise tarfile.ReadError(
+            f"{member.name}: got {member.size:,} bytes in its header, and a file of {file_bytes:,} bytes"
+        )
+    if end - begin > member_bytes:
+        raise tarfile.ReadError(
+            f"{member.name}: got a sample of {end - begin:,} bytes up to its end, expected at most "
+            f"{member_bytes:,}. Raise --max-sample-mb if it is one"
+        )
+    if member.name.lower().endswith(".json") and member.size > JSON_BYTES:
+        raise tarfile.ReadError(
+            f"{member.name}: got {member.size:,} bytes of JSON, expected at most {JSON_BYTES:,}"
+        )
+
+
+def _grouped(archive: tarfile.TarFile, member_bytes: int, file_bytes: int | None = None) -> Iterator[Sample]:
     seen: set[str] = set()
     sample: Sample | None = None
     while (member := archive.next()) is not None:
@@ -105,6 +165,7 @@ def _grouped(archive: tarfile.TarFile) -> Iterator[Sample]:
             if key in seen:
                 sample.fault = "apart from others of its name; put them one after another (tar --sort=name)"
             seen.add(key)
+        _check_size(member, sample.begin, member_bytes, file_bytes)
         sample.end = member.offset_data + -(-member.size // BLOCK) * BLOCK
         if extension in sample.names:
             sample.fault = f"two members .{extension}"
@@ -126,8 +187,10 @@ def read_sample(span: bytes) -> tuple[str, dict[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(span), mode="r:", tarinfo=_Header) as archive:
         found = [(NAME.fullmatch(one.name), one) for one in archive if one.isfile()]
         members = {named[2].lower(): _content(archive, one) for named, one in found if named is not None}
-    key = next(named[1] for named, _ in found if named is not None)
-    return key, members
+    keys = {named[1] for named, _ in found if named is not None}
+    if len(keys) != 1:
+        raise ValueError(f"got members of {len(keys)} samples, expected one")
+    return keys.pop(), members
 
 
 def column_of(spans: list[bytes], text_key: str) -> Any:

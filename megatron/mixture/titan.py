@@ -1,12 +1,14 @@
-"""A prepared mixture behind torchtitan's contract for dataloaders; torchtitan itself is not needed.
+"""A prepared mixture behind torchtitan's contract for dataloaders (0.3.0).
 
-What its trainer asks of one: iteration gives ({"input": [B, S]}, labels [B, S]), data-parallel rank and size
-come with the constructor, and the checkpoint calls `state_dict` and `load_state_dict` (torch's `Stateful`).
-Its own loader refuses another data-parallel size on resume; this one goes on with any.
+Its trainer builds one from a `BaseDataLoader.Config` (`titan_config`), iterates over
+({"input": [B, S], "positions": [B, S]}, labels [B, S]), and saves it as torch's `Stateful`. Its own loader
+refuses another data-parallel size on resume; this one resumes on any. Only `titan_config` imports torchtitan.
 """
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ STATE = "mixture"  # the one key of the state, the same on every rank and on any
 
 class TitanLoader:
     """Batches of this data-parallel rank; tensor, pipeline and context ranks of a group give the same one.
+
+    Positions count from 0 in each document, and in each window: torchtitan makes its document masks of them,
+    so that no token attends to another document.
 
     Global batch t is samples t B n ... of the mixture; rank r takes the r-th B of them. The state counts
     batches that were given, on all ranks, and what weights that follow the model need.
@@ -50,15 +55,18 @@ class TitanLoader:
         while True:
             if self.next_sample % samples.batch_size == 0:
                 step = self.next_sample // samples.batch_size
+                n_samples = self.next_sample + samples.batch_size
                 if (
                     samples.distributor.dry != "repeat"
-                    and samples.distributor.position(step + 1).chunk <= step
+                    and samples.distributor.n_units_before(step + 1) < n_samples
                 ):
                     return
             first = self.next_sample + self.dp_rank * self.batch_size
-            windows = torch.from_numpy(samples.take(np.arange(first, first + self.batch_size)))
+            taken = samples.take_with_positions(np.arange(first, first + self.batch_size))
+            windows, positions = map(torch.from_numpy, taken)
             self.next_sample += at_once
-            yield {"input": windows[:, :-1].contiguous()}, windows[:, 1:].contiguous()
+            inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
+            yield inputs, windows[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         """One string: the same on all ranks, so that DCP keeps one copy and reads it on any layout."""
@@ -67,6 +75,7 @@ class TitanLoader:
             "next_sample": self.next_sample,
             "batch_size": samples.batch_size,
             "seq_len": samples.seq_len,
+            "identity": samples.identity,
             "samples": samples.state(self.next_sample // samples.batch_size),
         }
         return {STATE: json.dumps(told)}
@@ -83,5 +92,51 @@ class TitanLoader:
                     f"{name} is {getattr(self.samples, name)}, was {told[name]} when it was saved; keep it "
                     "(global_batch_size is that of a step on all ranks)"
                 )
+        if told.get("identity", self.samples.identity) != self.samples.identity:
+            raise ValueError("the documents of the mixture have changed; begin anew, or bring them back")
         self.samples.restore(told["samples"])
         self.next_sample = told["next_sample"]
+
+
+@cache
+def _titan_loader() -> type:
+    """`TitanLoader` as one of torchtitan's dataloaders; its import takes seconds."""
+    from torchtitan.components.dataloader import BaseDataLoader
+
+    class MixtureLoader(TitanLoader, BaseDataLoader):
+        """Built by `Config.build`, as the trainer does it."""
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):
+            """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
+
+            dataset: str = "mixture"
+            global_batch_size: int | None = None
+            """Samples of a step on all ranks, where a step accumulates several batches."""
+            seed: int = 0
+            """Of the order of documents within domains."""
+
+        def __init__(
+            self, config: Any, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int,
+            **_: Any,
+        ) -> None:  # fmt: skip
+            """What else torchtitan passes (its tokenizer) does not apply: the mixture is tokenised."""
+            if config.dataset_path is None:
+                raise ValueError("dataloader.dataset_path: got None, expected a mixture (YAML). Set it.")
+            super().__init__(
+                config.dataset_path, seq_len, local_batch_size, dp_rank, dp_world_size,
+                config.global_batch_size, config.seed,
+            )  # fmt: skip
+
+    return MixtureLoader
+
+
+def titan_config(mixture: str | Path, global_batch_size: int | None = None, seed: int = 0) -> Any:
+    """A `BaseDataLoader.Config` of torchtitan: `config.dataloader = titan_config("slim.yaml")`.
+
+    ImportError without torchtitan. `global_batch_size`: torchtitan's `training.global_batch_size` where it
+    accumulates gradients; the number of windows that a step takes on all ranks.
+    """
+    return _titan_loader().Config(  # type: ignore[attr-defined]
+        dataset_path=str(mixture), global_batch_size=global_batch_size, seed=seed
+    )

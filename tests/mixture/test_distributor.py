@@ -164,11 +164,10 @@ def test_dry_domains_stop_repeat_or_leave_their_share_to_the_others() -> None:
         mixture("stop").take(np.array([40]))
     assert mixture("repeat").position(100).done.tolist() == [400, 400]
     spread = mixture("redistribute").chunks(0, 200)
-    counts = counts_of(spread, 8, 2)
+    counts = counts_of(Turns(spread.domain[:1016], spread.number[:1016]), 8, 2)
     assert counts[:5].tolist() == [[4, 4]] * 5
     assert counts[5:].tolist() == [[0, 8]] * (len(counts) - 5)
-    assert len(counts) == 1020 // 8
-    for k, n in ((0, 20), (1, 1016 - 20)):
+    for k, n in ((0, 20), (1, 1000)):
         assert spread.number[spread.domain == k].tolist() == list(range(n))
 
 
@@ -177,11 +176,63 @@ def test_redistributing_over_uneven_domains_gives_every_unit_once() -> None:
     turns = Distributor(
         n_units, names(30), Constant(np.arange(1, 31)), 32, seed=0, dry="redistribute"
     ).chunks(0, 10**6)
-    assert len(turns.domain) == n_units.sum() // 32 * 32
-    for k, n in enumerate(n_units):
-        numbers = turns.number[turns.domain == k]
-        assert numbers.tolist() == list(range(len(numbers)))
-        assert len(numbers) <= n
+    for k, n in enumerate(n_units.tolist()):
+        assert turns.number[turns.domain == k].tolist() == list(range(n))
+
+
+def ended_by_enumeration(n_units: list[int], weights: list[float], size: int) -> list[int]:
+    """The twin of `stop`: units of each domain, by trying every length of the last chunk."""
+    parts = parts_of(np.array(weights))
+    position = Position.start(len(n_units))
+    while True:
+        trials = [take_turns(position, parts, np.array(n_units), n, 1, seed=3) for n in range(1, size + 1)]
+        fitting = [after for _, after in trials if after.chunk > position.chunk]
+        if not fitting:
+            return position.done.tolist()
+        if trials[-1][1].chunk == position.chunk:
+            return fitting[-1].done.tolist()
+        position = trials[-1][1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_a_mixture_that_stops_gives_every_unit_that_the_shares_allow(size) -> None:
+    rng = np.random.default_rng(size)
+    for n_domains in (1, 2, 5, 12):
+        n_units = rng.integers(1, 90, n_domains).tolist()
+        weights = rng.dirichlet(np.ones(n_domains)).tolist()
+        mixture = Distributor(n_units, names(n_domains), Constant(weights), size, seed=3, dry="stop")
+        turns = mixture.chunks(0, 10**4)
+        done = np.bincount(turns.domain, minlength=n_domains)
+        assert done.tolist() == ended_by_enumeration(n_units, weights, size)
+        for k in range(n_domains):
+            assert turns.number[turns.domain == k].tolist() == list(range(done[k]))
+        assert np.abs(done - np.array(weights) * done.sum()).max() < 1 + 1e-6
+        as_they_are = Distributor(n_units, names(n_domains), Constant(n_units), size, seed=3, dry="stop")
+        assert as_they_are.position(10**4).done.tolist() == n_units
+
+
+@pytest.mark.parametrize("dry", ["stop", "redistribute"])
+def test_the_last_shorter_chunk_is_the_same_from_any_place_and_the_last(dry) -> None:
+    def fresh() -> Distributor:
+        return Distributor([20, 37], names(2), Constant([20, 37]), 8, seed=0, dry=dry)
+
+    whole = fresh().chunks(0, 100)
+    assert len(whole.domain) == 57
+    for begin in range(12):
+        part = fresh().chunks(begin, 3)
+        assert part.domain.tolist() == whole.domain[begin * 8 : begin * 8 + 24].tolist()
+        assert part.number.tolist() == whole.number[begin * 8 : begin * 8 + 24].tolist()
+    again = fresh()
+    again.restore(Position.from_dict(fresh().position(8).as_dict()))
+    assert len(again.chunks(8, 5).domain) == 0
+    assert fresh().n_units_before(7) == 56
+    assert fresh().n_units_before(8) == fresh().n_units_before(9) == 57
+    assert fresh().take(np.array([56])).number.tolist() == whole.number[56:].tolist()
+    with pytest.raises(ValueError, match="ends after 57 units"):
+        fresh().take(np.array([56, 57]))
+    with pytest.raises(ValueError, match="expected chunks of 16 units"):
+        other = Distributor([20, 37], names(2), Constant([1, 1]), 16, seed=0, dry=dry)
+        other.restore(fresh().position(3))
 
 
 def test_an_empty_domain_may_have_no_weight() -> None:

@@ -128,8 +128,9 @@ def global_batches(loaders: list[TitanLoader], n: int, learn: bool = True) -> li
         step = loaders[0].next_sample // loaders[0].samples.batch_size
         parts = [next(reader) for reader in readers]
         for (inputs, labels), loader in zip(parts, loaders, strict=True):
-            assert set(inputs) == {"input"}
+            assert set(inputs) == {"input", "positions"}
             assert inputs["input"].shape == labels.shape == (loader.batch_size, 16)
+            assert inputs["positions"].shape == inputs["input"].shape
             assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
             if learn and step % 2 == 0:
                 loader.samples.observe(step, np.array([1.0 + step, 2.0]) * 10, np.array([10.0, 10.0]))
@@ -171,11 +172,31 @@ def test_a_checkpoint_of_dcp_goes_on_with_another_data_parallel_size(
     assert again[0].samples.weights_at(11) != again[0].samples.weights_at(7)  # they followed the losses
 
 
+def test_positions_count_from_the_begin_of_each_document_or_of_the_window(tmp_path) -> None:
+    lengths = [5, 1, 40, 16, 3, 0, 7, 30, 2, 25]
+    with IndexedWriter(tmp_path / "one", np.dtype(np.uint16), {}) as writer:
+        for document, n in enumerate(lengths):  # a token: its document and its place in it
+            writer.add_document(np.arange(n) + 100 * document)
+    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+        catalog.register("one", [str(tmp_path / "one")], (), quiet=True)
+    (tmp_path / "m.yaml").write_text("catalog: c.duckdb\nshuffle: false\n")
+    prepare(tmp_path / "m.yaml")
+    inputs, _ = next(iter(TitanLoader(tmp_path / "m.yaml", 16, 8, 0, 1)))
+    stream = [(document, place) for document, n in enumerate(lengths) for place in range(n)]
+    for window in range(8):
+        own = stream[window * 16 : window * 16 + 16]
+        expected = [place - own[0][1] if document == own[0][0] else place for document, place in own]
+        assert inputs["positions"][window].tolist() == expected
+        assert inputs["input"][window].tolist() == [100 * document + place for document, place in own]
+
+
 def test_torchtitans_loader_ends_with_the_mixture_and_refuses_what_does_not_fit(prepared) -> None:
     text = prepared.read_text()
     prepared.write_text(text[: text.index("adaptive")] + "dry: stop\n")
     prepare(prepared)
-    n = len([*on(prepared, 1)[0]])
+    batches = [*on(prepared, 1)[0]]
+    assert all(len(labels) == 8 for _, labels in batches)
+    n = len(batches)
     windows = MixtureSamples(prepared, 16, 8, seed=3).streams[0].n_windows
     assert n == windows // 6  # of eight windows of a step six are of one
     loader = on(prepared, 1)[0]

@@ -13,7 +13,7 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.remote import Connection, RemoteChunks
-from megatron.mixture.spans import SpanFile
+from megatron.mixture.spans import SpanFiles
 
 
 def test_spans_are_the_bytes_of_the_file(tmp_path: Path) -> None:
@@ -22,24 +22,33 @@ def test_spans_are_the_bytes_of_the_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     begins = rng.integers(0, 49_000, 300)
     sizes = rng.integers(0, 1000, 300)
-    binary = SpanFile(tmp_path / "f").read_binary(begins, sizes)
+    files = SpanFiles()
+    files.add(tmp_path / "f")
+    binary = files.read_binary(tmp_path / "f", begins, sizes)
     assert binary.to_pylist() == [content[b : b + n] for b, n in zip(begins, sizes, strict=True)]
-    assert SpanFile(tmp_path / "f").read_binary(begins[:0], sizes[:0]).to_pylist() == []
+    assert files.read_binary(tmp_path / "f", begins[:0], sizes[:0]).to_pylist() == []
 
 
-def test_a_span_past_the_end_is_an_error_though_size_and_time_are_those_of_opening(tmp_path: Path) -> None:
+def test_a_span_past_the_end_is_an_error_though_size_and_time_are_those_of_opening(
+    tmp_path: Path, monkeypatch
+) -> None:
     """The race between the check and the read: the file is cut short in between."""
     (tmp_path / "f").write_bytes(b"x" * 10_000)
-    file = SpanFile(tmp_path / "f")
-    os.truncate(tmp_path / "f", 5_000)
+    path, files = tmp_path / "f", SpanFiles()
+    files.add(path)
+
+    def read(begins: list[int], sizes: list[int]) -> bytes:
+        return bytes(files.read(path, np.array(begins), np.array(sizes)))
+
+    os.truncate(path, 5_000)
     with pytest.raises(ValueError, match=r"f: got another size or modification time than when it was opened"):
-        file.read(np.array([0]), np.array([10]))
-    file._opened_as = file._state()  # as if it had been checked a moment before
+        read([0], [10])
+    monkeypatch.setattr(files, "_check_state", lambda *_: 10_000)  # as if checked a moment before
     with pytest.raises(ValueError, match=r"f: got its end before byte 6,000"):
-        file.read(np.array([0, 4_000]), np.array([10, 2_000]))
+        read([0, 4_000], [10, 2_000])
     with pytest.raises(ValueError, match="got its end"):
-        file.read(np.array([9_000]), np.array([10]))
-    assert bytes(file.read(np.array([4_999]), np.array([1]))) == b"x"
+        read([9_000], [10])
+    assert read([4_999], [1]) == b"x"
 
 
 def write_corpus(folder: Path, kind: str) -> Path:

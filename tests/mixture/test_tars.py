@@ -3,7 +3,10 @@
 import gzip
 import io
 import json
+import subprocess
+import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -153,3 +156,106 @@ def test_captions_are_trained_on_like_any_text(tmp_path, scaling_data) -> None:
     # "caption" is two tokens of GPT-2, " 3" one, the end another; 0 and 3 are English
     assert (resolved.domains, resolved.documents) == (("de", "en"), (4, 2))
     assert resolved.tokens == (4 * 4, 2 * 4)
+
+
+def pax(archive: tarfile.TarFile, name: str, content: bytes, records: dict[str, str]) -> None:
+    """A member with PAX records of its own."""
+    told = tarfile.TarInfo(name)
+    told.size, told.pax_headers = len(content), records
+    archive.addfile(told, io.BytesIO(content))
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header that promises any size."""
+    told = tarfile.TarInfo(name)
+    told.size, told.type = size, kind
+    return told.tobuf(tarfile.GNU_FORMAT)
+
+
+def hostile(kind: str) -> bytes:
+    """An archive that is much smaller than what it promises."""
+    if kind == "1 TB member":
+        return header("big.txt", 1 << 40) + b"x" * 1024
+    if kind == "1 TB long name":
+        return header("././@LongLink", 1 << 40, tarfile.GNUTYPE_LONGNAME) + b"x" * 1024
+    if kind == "1 TB PAX record":
+        return header("big.txt", 1 << 40, tarfile.XHDTYPE) + b"x" * 1024
+    if kind == "GNU sparse":
+        return header("big.txt", 0, tarfile.GNUTYPE_SPARSE) + b"\0" * 1024
+    if kind == "negative size":
+        return header("big.txt", -1024) + b"\0" * 1024
+    records = {
+        "sparse 0.0": {"GNU.sparse.size": str(6 << 30), "GNU.sparse.numblocks": "0"},
+        "sparse 0.1": {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(6 << 30)},
+        "sparse 1.0": {
+            "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "big.txt",
+            "GNU.sparse.realsize": str(6 << 30),
+        },
+        "real size": {"GNU.sparse.realsize": str(6 << 30)},
+        "negative PAX size": {"size": "-1024"},
+        "no number": {"GNU.sparse.realsize": "many"},
+        "many digits": {"GNU.sparse.realsize": "9" * 5000},
+    }[kind]  # fmt: skip
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        pax(archive, "big.txt", b"0\n".ljust(512, b"\0"), records)
+    return held.getvalue()
+
+
+HOSTILE = (
+    "1 TB member", "1 TB long name", "1 TB PAX record", "GNU sparse", "negative size", "sparse 0.0",
+    "sparse 0.1", "sparse 1.0", "real size", "negative PAX size", "no number", "many digits",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_archive_that_promises_more_than_it_holds_is_refused_with_little_memory(tmp_path, kind) -> None:
+    content = hostile(kind)
+    (tmp_path / "s.tar").write_bytes(content)
+    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(content))
+    for name in ("s.tar", "s.tar.gz"):
+        tracemalloc.start()
+        try:
+            with pytest.raises(
+                ValueError, match=rf"{name}: cannot be read to its end \(.*(big\.txt|at byte)"
+            ):
+                list(samples_of(tmp_path / name))
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+        with pytest.raises((ValueError, tarfile.TarError)):
+            read_sample(content)
+
+
+@pytest.mark.parametrize("name", ["s.tar", "s.tar.gz"])
+def test_a_sample_that_is_too_large_is_refused_by_name_and_may_be_allowed(tmp_path, root, name) -> None:
+    mb = 1 << 20
+    write_tar(tmp_path / name, [("a.txt", b"a"), ("b.jpg", bytes(mb)), ("b.png", bytes(mb)), ("b.txt", b"b")])
+    words = [
+        sys.executable,
+        str(root / "tools" / "register_corpus.py"),
+        str(tmp_path / "c.duckdb"),
+        "add",
+        "x",
+    ]
+    words += [str(tmp_path / name), "--max-sample-mb"]
+    done = subprocess.run([*words, "2"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert f"{name}: cannot be read to its end (b.png: got a sample of" in done.stderr
+    assert "Raise --max-sample-mb" in done.stderr
+    assert subprocess.run([*words, "3"], capture_output=True, timeout=240).returncode == 0
+
+
+def test_a_bomb_of_many_members_takes_the_memory_of_one(tmp_path) -> None:
+    with gzip.open(tmp_path / "bomb.tar.gz", "wb", compresslevel=1) as sink:
+        for i in range(60):
+            sink.write(header(f"{i}.txt", 1 << 20) + b"a" * (1 << 20))
+        sink.write(header("last.txt", 300 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"bomb\.tar\.gz: .*last\.txt: got a sample of 314,"):
+            for sample in samples_of(tmp_path / "bomb.tar.gz"):
+                assert len(sample.words["txt"]) == 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

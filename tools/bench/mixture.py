@@ -36,6 +36,7 @@ import numpy as np
 from megatron.command import command, count, run
 from megatron.mixture.adaptive import fit_law
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.content import hash_content
 from megatron.mixture.distributor import Constant, Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.libraries import pyarrow
@@ -120,6 +121,7 @@ def of_size(n: int, threads: int, repeat: int) -> None:
                 tell(f"register, {many}", n, "documents", measure(register, repeat))
                 if len(properties) == 1:
                     catalog.remove("bench")
+        tell("of it, sums of the content", n, "documents", measure(lambda: hash_content(lines), repeat))
         query = Query(conditions=CONDITIONS)
         with Catalog(path, read_only=True, n_threads=1) as catalog:
             by = ["language", "licence"]
@@ -171,6 +173,18 @@ def served(mixture: Path) -> Iterator[RemoteChunks]:
         address = server.stdout.readline().split()[-1]
         yield RemoteChunks(Connection(f"grpc+tcp://{address}"), mixture.stem)
         server.kill()
+
+
+def of_small_files(n: int, threads: int) -> None:
+    """Register `n` files of one line each."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for i in range(n):
+            write_documents(folder / f"{i:06}.jsonl", 1, first=i)
+        with Catalog(folder / "catalog.duckdb", n_threads=threads) as catalog:
+            properties = read_properties(PROPERTIES)
+            work = partial(catalog.register, "bench", [str(folder)], properties, quiet=True)
+            tell("register files of one line", n, "files", measure(work, 1))
 
 
 def of_domains(n_domains: int, repeat: int) -> None:
@@ -313,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for n in args.documents:
         of_size(int(n), args.threads, args.repeat)
+    of_small_files(1100, args.threads)
     for n_domains in (8, 760):
         of_domains(n_domains, args.repeat)
     n = np.linspace(500, 50_000, 1000)

@@ -1,0 +1,90 @@
+"""A catalog from a stranger: it reads nothing but itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.query import Query
+
+SECRET = "a line of another file"
+HOSTILE = {
+    "a view": "ALTER TABLE documents_1 RENAME TO real; CREATE VIEW documents_1 AS "
+    "SELECT file, row, begin, size, tokens, (SELECT content FROM read_text('{secret}')) AS language, stars "
+    "FROM real",
+    "a macro": "CREATE MACRO lower(x) AS 'evil'",
+    "a table macro": "CREATE MACRO duckdb_functions() AS TABLE SELECT 'f' AS function_name, true AS internal",
+    "an operator": 'CREATE MACRO "+"(a, b) AS 42',
+    "a type": "CREATE TYPE odd AS ENUM ('a')",
+    "a generated column": "CREATE TABLE other (a INTEGER, b VARCHAR GENERATED ALWAYS AS (repeat('x', a)))",
+    "another schema": "CREATE SCHEMA s; CREATE TABLE s.files AS SELECT 1 AS a",
+    "no files": "DROP TABLE files",
+    "no column": "ALTER TABLE files DROP COLUMN path",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_catalog_with_more_or_less_than_its_tables_is_refused(catalog, tmp_path, kind, read_only) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text(SECRET)
+    with duckdb.connect(str(catalog)) as connection:
+        connection.execute(HOSTILE[kind].format(secret=secret))
+    with pytest.raises(ValueError, match=r"catalog\.duckdb: (got the|no table|no column)") as told:
+        Catalog(catalog, read_only=read_only)
+    assert SECRET not in str(told.value)
+
+
+def test_statements_over_a_catalog_read_no_file_and_change_no_setting(catalog, tmp_path) -> None:
+    (tmp_path / "secret.txt").write_text(SECRET)
+    for read_only in (True, False):
+        with Catalog(catalog, read_only=read_only) as opened:
+            for statement in (
+                f"SELECT * FROM read_text('{tmp_path}/secret.txt')",
+                f"SELECT * FROM '{tmp_path}/one.jsonl'",
+                f"ATTACH '{tmp_path}/other.duckdb'",
+                f"COPY files TO '{tmp_path}/copy.csv'",
+                "LOAD httpfs",
+                "SET enable_external_access = true",
+            ):
+                with pytest.raises(
+                    duckdb.Error, match="disabled by configuration|through configuration|locked"
+                ):
+                    opened.connection.execute(statement)
+    assert not (tmp_path / "copy.csv").exists()
+
+
+def test_a_tool_says_in_one_sentence_what_a_hostile_catalog_holds(root, catalog) -> None:
+    with duckdb.connect(str(catalog)) as connection:
+        connection.execute(HOSTILE["a macro"])
+    words = [sys.executable, str(root / "tools" / "register_corpus.py"), str(catalog), "list"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "got the macro 'lower', expected a catalog of tables only" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_catalog_of_before_sums_is_read_and_keeps_the_identity_of_its_documents(catalog, caplog) -> None:
+    with duckdb.connect(str(catalog)) as connection:
+        connection.execute("ALTER TABLE files DROP COLUMN sha256")
+    with Catalog(catalog, read_only=True) as opened:
+        old = Query().run(opened)
+    assert [file.sha256 for file in old.files] == [None, None]
+    old.warn_without_sums(catalog)
+    assert "2 of 2 files were registered without a sum" in caplog.text
+    with pytest.raises(ValueError, match="registered without a sum of its content"):
+        old.files[0].verify()
+    folder = Path(old.files[0].path).parent
+    with Catalog(catalog) as opened:
+        properties = opened.corpus("code").properties
+        opened.register("code", [str(folder / "*.jsonl")], properties, quiet=True)
+        assert Query().run(opened).identity() == old.identity()  # a run of before can be resumed
+        done = opened.register("code", [str(folder / "*.jsonl")], properties, quiet=True, verify=True)
+        assert (done.n_known, done.n_files, done.n_edited) == (2, 0, 0)
+        new = Query().run(opened)
+    assert new.identity() != old.identity()
+    for file in new.files:
+        file.verify()
