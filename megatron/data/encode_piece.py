@@ -29,6 +29,7 @@ from megatron.tokenizer.encoder import Encoder, FastEncoder
 
 BATCH_DOCUMENTS = 128
 BATCH_CHARACTERS = 1 << 20
+SKIP_HINT = ", or pass over it with --on-error skip"  # to a damaged file
 
 
 Hear = Callable[[int, int, int], object]  # bytes of the piece's file that are read, documents, tokens
@@ -66,7 +67,7 @@ def encode_piece(
         except DamagedFileError as found:
             n_lines = 0
             if rejects is None:
-                error = str(found)
+                error = str(DamagedFileError(found.path, found.reason, SKIP_HINT))
             else:
                 damage = found.reason
                 for sink in sinks.values():
@@ -75,7 +76,7 @@ def encode_piece(
         except ValueError as found:
             n_lines, error = 0, str(found)
             if (reason := find_damage(piece, shards.keys)) is not None:  # the line may be what came of it
-                error = str(DamagedFileError(piece.path, reason))
+                error = str(DamagedFileError(piece.path, reason, SKIP_HINT))
             error = error if str(piece.path) in error else f"{piece.path}: {error}"
         except OSError as found:
             if found.errno is not None and found.filename is None:

@@ -197,7 +197,7 @@ def _check_any(inputs: Sequence[str], pieces: Sequence[Piece], done: dict[int, D
         return
     damaged = [(pieces[i].path, one.damage) for i, one in sorted(done.items()) if one.damage is not None]
     if damaged:
-        raise DamagedFileError(*damaged[0], hint=", or pass over it with --on-error skip")
+        raise DamagedFileError(*damaged[0])
     raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
 
 

@@ -126,7 +126,12 @@ def test_every_real_file_with_text_goes_through_the_pipeline_token_for_token(
         if not first.startswith(b'{"') or not isinstance(json.loads(first).get("text"), str):
             continue
         wanted, lengths = gpt2.fast.encode([json.loads(line)["text"] for line in raw.splitlines()])
-        preprocess([str(path)], tmp_path / "out", str(scaling_data / "gpt2_tokenizer"), Options(quiet=True))
+        preprocess(
+            [str(path)],
+            tmp_path / "out",
+            str(scaling_data / "gpt2_tokenizer"),
+            Options(quiet=True, overwrite=True),
+        )
         tokens = IndexedTokens(tmp_path / "out_text_document")
         assert np.array_equal(tokens.read(0, 0, tokens.n_tokens), wanted), path
         assert np.array_equal(tokens.document_tokens, lengths), path
@@ -341,7 +346,7 @@ def test_random_documents_through_json_and_the_whole_pipeline(
     ]
     wanted = [found.ids for found in reference.encode_batch(read, add_special_tokens=False)]
     for name in ("in.jsonl", "in.json.gz"):
-        options = Options(special_text=special_text, quiet=True)
+        options = Options(special_text=special_text, quiet=True, overwrite=True)
         preprocess([str(tmp_path / name)], tmp_path / "out", str(scaling_data / "gpt2_tokenizer"), options)
         tokens = IndexedTokens(tmp_path / "out_text_document")
         assert [tokens.document(i).tolist() for i in range(tokens.n_documents)] == wanted

@@ -161,6 +161,7 @@ def test_wrong_arguments_are_refused(scaling_data: Path) -> None:
         _csrc.count_ids(np.array([5], dtype=np.uint16), np.zeros(5, dtype=np.int64))
 
 
-def test_no_end_of_document_token_is_an_error() -> None:
-    with pytest.raises(ValueError, match="one must end documents"):
-        BpeTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "one letter")
+def test_no_end_of_document_token_is_an_error_where_one_is_needed() -> None:
+    tokenizer = BpeTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "one letter")
+    with pytest.raises(ValueError, match="one letter: got no end-of-document token"):
+        _ = tokenizer.eod_id
