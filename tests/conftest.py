@@ -23,9 +23,11 @@ atexit.register(HELD_PORTS.close)
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach what the tests start: a shell that put pytest in the background has it ignored."""
+    """Let Ctrl-C and SIGHUP reach what the tests start: `pytest &` ignores the one, nohup the other."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from megatron.mixture.libraries import duckdb, rows
+from megatron.mixture.libraries import connect, duckdb, rows
 
 MAGIC = b"DUCK"  # of every DuckDB file, behind 8 bytes of a sum
 CLOSED = {
@@ -18,7 +18,6 @@ CLOSED = {
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
     "python_enable_replacements": "false",
-    "lock_configuration": "true",
 }
 TABLES = {  # columns that a table has at least
     "corpora": {"id", "name", "text_key", "properties"},
@@ -47,7 +46,8 @@ def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
     path.parent.mkdir(parents=True, exist_ok=True)
     config = CLOSED if n_threads is None else {**CLOSED, "threads": n_threads}
     try:
-        connection = duckdb().connect(str(path), read_only=read_only, config=config)
+        connection = connect(str(path), read_only=read_only, config=config)
+        connection.execute("SET lock_configuration = true")
     except duckdb().Error as error:
         raise _cannot_be_opened(path, error) from error
     try:

@@ -145,6 +145,9 @@ class Front:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except OSError:
             pass  # either side has gone
+        except asyncio.CancelledError:
+            if not self._is_closing:  # streams of Python 3.11 print a traceback for a cancelled connection
+                raise
         finally:
             self._n_open -= 1
             for task in tasks:

@@ -14,10 +14,17 @@ def duckdb() -> ModuleType:
     return duckdb
 
 
+def connect(path: str = ":memory:", **options: Any) -> Any:
+    """A connection that prints nothing: DuckDB's bar of statements of over 2 s goes to standard output."""
+    connection = duckdb().connect(path, **options)
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
 def connect_scratch(n_threads: int | None = None, **config: str) -> Any:
     """A database in memory, to evaluate expressions over Arrow tables of any size."""
     threads = {} if n_threads is None else {"threads": n_threads}
-    connection = duckdb().connect(config={**threads, **config})
+    connection = connect(config={**threads, **config})
     connection.execute("SET arrow_large_buffer_size = true")  # else no more than 2 GiB of text at a time
     return connection
 

@@ -8,6 +8,7 @@ import duckdb
 import pytest
 
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.libraries import connect_scratch, rows
 from megatron.mixture.query import Query
 
 SECRET = "a line of another file"
@@ -55,6 +56,13 @@ def test_statements_over_a_catalog_read_no_file_and_change_no_setting(catalog, t
                 ):
                     opened.connection.execute(statement)
     assert not (tmp_path / "copy.csv").exists()
+
+
+def test_a_long_statement_prints_no_progress_on_standard_output(catalog) -> None:
+    setting = "SELECT current_setting('enable_progress_bar')"
+    assert rows(connect_scratch(), setting) == [(False,)]
+    with Catalog(catalog, read_only=True) as opened:
+        assert rows(opened.connection, setting) == [(False,)]
 
 
 def test_a_tool_says_in_one_sentence_what_a_hostile_catalog_holds(root, catalog) -> None:
