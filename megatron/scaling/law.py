@@ -37,6 +37,8 @@ class Law:
     replicates      the constants of each bootstrap replicate, for bands of whatever follows from them
     residual        "log": of log L, as above; "nats": of L itself
     fixed           constants that were given, not fitted
+    tied            {follower: leader} of exponents that were fitted as one
+    priors          {"name", "mean", "spread"} of what was known of constants beforehand (priors.py)
     spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
     noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise
     lack_of_fit     test of the form against runs that differ in their seed alone: fields of
@@ -63,6 +65,8 @@ class Law:
     table: dict[str, str] = field(default_factory=dict)
     residual: str = "log"
     fixed: list[str] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
+    priors: list[dict[str, Any]] = field(default_factory=list)
     spread: float = 0.0
     noise: dict[str, Any] = field(default_factory=dict)
     lack_of_fit: dict[str, Any] = field(default_factory=dict)

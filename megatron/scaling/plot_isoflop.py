@@ -69,8 +69,8 @@ def isoflop_figure(study: Study) -> Figure | None:
         )
     caption = (
         "Points: finished runs of about equal FLOPs. Lines: parabolas in log N. Crosses: their minima, with "
-        "95 % of the fit. A parabola is symmetric and a loss is not: compare with the law's optimum. "
-        + " ".join(found.warnings)
+        "95 % confidence intervals of the fit. A parabola is symmetric and a loss is not: compare with the "
+        "law's optimum. " + " ".join(found.warnings)
     ).strip()
     alt = f"{title}. " + "; ".join(
         f"at {wording.exponent(one.C)} FLOPs the minimum is at N = {wording.count(one.N_best)}"

@@ -141,7 +141,7 @@ def test_held_out_runs_are_shown_with_their_intervals(repeated: Study) -> None:
     assert figure.data[1]["x"] == told["predicted"] and figure.data[1]["y"] == told["measured"]
     both = [law.held_out for law in repeated.laws.values()]
     assert figure.data[2]["y"] == both[1]["measured"] and figure.data[2]["y"] != figure.data[1]["y"]
-    assert f"{sum(one['n_inside'] for one in both)} of 6 inside their interval" in figure.title
+    assert f"{sum(one['n_inside'] for one in both)} of 6 inside their predictive interval" in figure.title
     assert (
         f"{told['predicted'][0]:.3f} (" in figure.alt and f"{told['measured'][0]:.3f} measured" in figure.alt
     )
