@@ -16,6 +16,7 @@ import numpy as np
 
 from megatron.command import command, count, failed, run
 from megatron.run_dir import write_json
+from megatron.scaling.approaches import NAMES, compare_approaches
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
@@ -250,7 +251,8 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
         if law is not None:
             low, high = law.interval
             lines.append(
-                f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}  95 % [{low:.3f}, {high:.3f}]"
+                f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}"
+                f"  95 % confidence [{low:.3f}, {high:.3f}]"
             )
             told[letter] = {
                 "coefficient": law.coefficient,
@@ -262,8 +264,17 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
             f"  C {one.C:.3e}  N {one.N_best:.4g} (error {100 * one.log_se:.0f} %)  D {one.D_best:.4g}  "
             f"L {one.L_best:.4f}"
         )
-    warnings = found.warnings + runs.warnings
-    write_json(args.out, told | {"warnings": warnings})
+    compared = compare_approaches(runs.N, runs.D, runs.L, flops, min(args.n_bootstrap, 200), args.seed)
+    for one in compared.exponents:
+        ends = (
+            ""
+            if one.interval is None
+            else f"  95 % confidence [{one.interval[0]:.3f}, {one.interval[1]:.3f}]"
+        )
+        lines.append(f"  approach {one.approach} ({NAMES[one.approach]}): N* ~ C^{one.a:.4f}{ends}")
+    bias = [compared.bias.words] if args.approach == 2 and compared.bias else []
+    warnings = found.warnings + bias + compared.disagreements + runs.warnings
+    write_json(args.out, told | {"approaches": compared.as_dict(), "warnings": warnings})
     return "\n".join([f"{args.out}:", *lines, *(f"  warning: {one}" for one in warnings)])
 
 

@@ -81,7 +81,8 @@ def isoflop_figure(study: Study) -> Figure | None:
 
 def parabola_traces(one: Parabola, key: str, colour: str, name: str) -> list[dict[str, Any]]:
     """One budget: its runs, its parabola, and the minimum with its error."""
-    x = np.log(np.geomspace(one.N.min() / 1.1, one.N.max() * 1.1, 50))
+    fitted = one.N[one.used]
+    x = np.log(np.geomspace(fitted.min() / 1.1, fitted.max() * 1.1, 50))
     line = np.polynomial.polynomial.polyval(x, one.coefficients)
     wide = min(Z95 * one.log_se, 20.0)
     ends = (one.N_best * math.exp(-wide), one.N_best * math.exp(wide))
