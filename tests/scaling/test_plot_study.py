@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from megatron.scaling import report
+from megatron.scaling.approaches import estimate_bias
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
 from megatron.scaling.holdout import largest, score
+from megatron.scaling.law import Law
 from megatron.scaling.plot_fit import held_out_figure, pairs_figure, profile_figure, residual_figure
-from megatron.scaling.plot_isoflop import contour_figure, isoflop_figure
+from megatron.scaling.plot_isoflop import contour_figure, isoflop_figure, isoflop_of
 from megatron.scaling.plot_law import law_points
 from megatron.scaling.plot_repeat import crossover_figure, downstream_figure, epochs_figure
 from megatron.scaling.profile import profile
@@ -90,6 +92,15 @@ def test_isoflop_curves_have_a_cross_at_each_minimum() -> None:
     # alpha = beta and A = B: N* = D*, so 6 N*^2 = C
     assert [trace["x"][0] for trace in crosses] == pytest.approx([(c / 6) ** 0.5 for c in (1e18, 1e19, 1e20)])
     assert [chip.label for chip in figure.chips] == ["1.0e18 FLOPs", "1.0e19 FLOPs", "1.0e20 FLOPs"]
+
+
+def test_the_bias_of_parabolas_stands_in_the_caption_of_a_study_with_a_law() -> None:
+    params = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.3, "beta": 0.36}
+    study = isoflop_study(params)
+    law = Law(form="chinchilla", params=params, objective=0.0, huber_delta=1e-3, n_runs=0)
+    assert "arXiv 2603.22339" not in isoflop_figure(study).caption
+    bias = estimate_bias(isoflop_of(study), law)
+    assert bias.words in isoflop_figure(replace(study, law=law)).caption
 
 
 def test_a_study_without_equal_budgets_has_no_isoflop_figure(plain: Study) -> None:
