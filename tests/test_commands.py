@@ -82,6 +82,11 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("LAWS.md", "python tools/fit_law.py table.csv --objective autoregressive", ["--n-bootstrap", "8"], {}),
     ("LAWS.md", "python tools/fit_law.py table.csv --form repeated_data", ["--n-bootstrap", "4"], {}),
     ("LAWS.md", "python tools/fit_law.py table.csv --compare", [], {}),
+    ("LAWS.md", "python tools/fit_power_law.py", [], {}),
+    ("LAWS.md", "python tools/predict.py law.json", [], {}),
+    ("LAWS.md", "python tools/predict.py --list", [], {}),
+    ("LAWS.md", "python tools/predict.py muennighoff", [], {}),
+    ("LAWS.md", "python tools/predict.py step-law", [], {}),
     ("LAWS.md", "python tools/find_crossover.py", ["--replicates", "4"], {}),
     ("LAWS.md", "python tools/fit_downstream.py", [], {}),
     ("LAWS.md", "python tools/plan_study.py --budget 1e20", ["--runs", "5"], {}),
@@ -230,6 +235,9 @@ def write_tables(folder: Path) -> None:
                 theirs.append(f"{n:.0f},{d:.0f},{loss:.6f}")
     head = "objective,status,n_params,train_tokens,unique_tokens,loss,score_hellaswag\n"
     (folder / "table.csv").write_text(head + "\n".join(rows) + "\n")
+    (folder / "optima.csv").write_text(
+        "C,N_opt,SE\n1e18,1.1e8,1e7\n1e19,3e8,2e7\n1e20,1e9,9e7\n1e21,3e9,2e8\n"
+    )
     (folder / "published.csv").write_text("params,train_tokens,val_loss\n" + "\n".join(theirs) + "\n")
     from megatron.scaling.law import Law
 

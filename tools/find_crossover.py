@@ -44,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         return failed(error)
     for i, (u, c) in enumerate(zip(found.U, found.C, strict=True)):
-        ends = "" if found.ends is None else f"  95 % [{found.ends[0][i]:.3g}, {found.ends[1][i]:.3g}]"
+        ends = (
+            ""
+            if found.ends is None
+            else f"  95 % confidence [{found.ends[0][i]:.3g}, {found.ends[1][i]:.3g}]"
+        )
         print(f"U {u:.3g} tokens: " + (f"C_crit {c:.4g} FLOPs{ends}" if math.isfinite(c) else "no crossover"))
     print(found.words)
     return 0

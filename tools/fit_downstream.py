@@ -1,7 +1,8 @@
-"""Fit a downstream score to the loss, and predict it for a model through its law.
+"""Fit the downstream score of one task to the loss, and predict it for a model through its law.
 
 python tools/fit_downstream.py table.csv --score-column score_hellaswag
 python tools/fit_downstream.py table.csv --score-column error --law law.json --predict 7e9 1.4e11
+python tools/fit_downstream.py scores.csv --task piqa --score-column acc --kind accuracy --n-questions 1838
 """
 
 import argparse
@@ -11,10 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from megatron.command import command, failed, run
-from megatron.scaling.downstream import CONSTANTS, chained, fit_downstream
+from megatron.scaling.downstream import CONSTANTS, chained, fit_downstream, known_chance
 from megatron.scaling.law import Law
-from megatron.scaling.selection import Columns, known_of, select_runs
-from megatron.scaling.table import SCORE
+from megatron.scaling.selection import Columns, Selection, known_of, select_runs
+from megatron.scaling.table import SCORE, read_table
+
+TASK = "task"  # column of tables with a row for each run and task
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,7 +29,17 @@ def build_parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--kind", choices=list(CONSTANTS), help="what the score is; by itself error, of score_...: accuracy"
     )
+    fit.add_argument(
+        "--chance",
+        metavar="SHARE",
+        help="floor of an accuracy, as 0.25, or 'free' to fit it; default: of tasks known by name, else free",
+    )
+    fit.add_argument("--n-questions", type=int, metavar="N", help="of the task: binomial error of a score")
     runs = parser.add_argument_group("which runs")
+    runs.add_argument("--task", metavar="NAME", help="only rows of this task, by the column task")
+    runs.add_argument(
+        "--where", action="append", default=[], metavar="CONDITION", help="only rows for which it holds"
+    )
     runs.add_argument("--objective", metavar="NAME", help="only runs of this objective")
     runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
     runs.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters")
@@ -48,21 +61,61 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+def find_task(args: argparse.Namespace, runs: Selection) -> str:
+    """The one task of the runs; ValueError where the column task has several."""
+    table = read_table(args.table)
+    if TASK in table:
+        names = sorted({table[TASK][i] for i in runs.rows})
+        if len(names) > 1:
+            raise ValueError(
+                f"{args.table}, column '{TASK}': got {', '.join(names[:4])}{', ...' * (len(names) > 4)}, "
+                "expected one task: each has its own curve. Choose one with --task."
+            )
+        return names[0]
+    return args.score_column.removeprefix(SCORE)
+
+
+def find_chance(word: str | None, task: str, kind: str) -> float | None:
+    """--chance as a share; without it what is known of the task; None: the floor is fitted."""
+    if word is None:
+        return known_chance(task) if kind == "accuracy" else None
+    if word == "free":
+        return None
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"--chance: got '{word}', expected a share, as 0.25, or free") from None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print, and predict if asked."""
     args = parse_args(argv)
     try:
         columns = Columns(N=args.n_column, D=args.d_column, L=args.loss_column)
-        runs = select_runs(args.table, columns, args.objective)
+        where = args.where + ([] if args.task is None else [f"{TASK} = {args.task}"])
+        runs = select_runs(args.table, columns, args.objective, where=where)
+        task = find_task(args, runs)
         scores = known_of(args.table, runs, args.score_column)
         kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE) else "error")
         known = np.isfinite(scores)
-        curve = fit_downstream(runs.L[known], scores[known], kind)
+        curve = fit_downstream(
+            runs.L[known],
+            scores[known],
+            kind,
+            chance=find_chance(args.chance, task, kind),
+            n_questions=args.n_questions,
+        )
         words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
         print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
+        held = "" if curve.chance is None else "; floor held at chance"
+        print(f"  a score scatters by {curve.spread:.4f} around the curve{held}")
         if args.predict:
-            value, low, high = chained(Law.load(args.law), curve, *args.predict)
-            print(f"predicted {float(value):.4f}  95 % [{float(low):.4f}, {float(high):.4f}]")
+            law = Law.load(args.law)
+            words = [f"predicted {float(chained(law, curve, *args.predict)[0]):.4f}"]
+            for interval in ("predictive", "confidence"):
+                _, low, high = chained(law, curve, *args.predict, kind=interval)
+                words.append(f"95 % {interval} [{float(low):.4f}, {float(high):.4f}]")
+            print("  ".join(words))
     except (OSError, ValueError) as error:
         return failed(error)
     return 0

@@ -16,13 +16,15 @@ import numpy as np
 
 from megatron.command import command, count, failed, run
 from megatron.run_dir import with_null, write_json
+from megatron.scaling.approaches import NAMES, compare_approaches
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
 from megatron.scaling.holdout import compare_forms, score
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
-from megatron.scaling.profile import profile
+from megatron.scaling.priors import read_prior
+from megatron.scaling.profile import HELD, profile
 from megatron.scaling.selection import Columns, Selection, column_of, compute_of, select_runs
 
 
@@ -69,7 +71,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself"
     )
     fit.add_argument(
-        "--fix", action="append", default=[], metavar="NAME=VALUE", help="hold a constant; may be repeated"
+        "--fix",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="hold a constant, or tie an exponent to another: alpha=0.34, alpha=beta; may be repeated",
+    )
+    fit.add_argument(
+        "--prior",
+        action="append",
+        default=[],
+        metavar="NAME=MEAN+-SD",
+        help="what is known of a constant: normal for an exponent, log-normal for E, A, B and other "
+        "positive ones; may be repeated",
     )
     fit.add_argument(
         "--approach",
@@ -92,25 +106,28 @@ def build_parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--compare", metavar="FORM,FORM", help="say which form predicts the --hold-out runs best, and stop"
     )
-    fit.add_argument(
-        "--profile", choices=("R_D", "R_N", "E"), help="say how well the runs hold this constant"
-    )
+    fit.add_argument("--profile", choices=tuple(HELD), help="say how well the runs hold this constant")
     fit.add_argument("--huber-delta", type=float, metavar="NATS", default=1e-3, help="of log loss")
     fit.add_argument("--n-bootstrap", type=int, default=1000, metavar="R", help="resamplings of the runs")
     fit.add_argument("--seed", type=int, metavar="N", default=0, help="of the resamplings")
     return parser
 
 
-def constants_of(words: Sequence[str]) -> dict[str, float]:
-    """--fix NAME=VALUE as constants."""
-    found = {}
+def constants_of(words: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """(constants held, exponents tied to others) of --fix NAME=VALUE and --fix NAME=NAME."""
+    fixed: dict[str, float] = {}
+    tied: dict[str, str] = {}
     for word in words:
-        name, _, value = word.partition("=")
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name in fixed or name in tied:
+            raise ValueError(f"--fix {word}: got {name} twice, expected it once")
         try:
-            found[name] = float(value)
+            fixed[name] = float(value)
         except ValueError:
-            raise ValueError(f"--fix {word}: wanted NAME=VALUE, as alpha=0.34") from None
-    return found
+            if not value.isidentifier():
+                raise ValueError(f"--fix {word}: wanted NAME=VALUE, as alpha=0.34 or alpha=beta") from None
+            tied[name] = value
+    return fixed, tied
 
 
 def summary(law: Law) -> str:
@@ -127,6 +144,8 @@ def summary(law: Law) -> str:
         mark = "  not identified" if name in law.not_identified else ""
         interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
         lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
+    lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
+    lines += [f"  prior: {one['name']} = {one['mean']:g} +- {one['spread']:g}" for one in law.priors]
     if law.noise:
         lines.append(
             f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
@@ -159,18 +178,23 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     """The parametric law, scored on the runs held out of it."""
     held = runs.held_out(args.hold_out)
     run_weights = None if args.weights is None else column_of(args.table, runs, args.weights)[~held]
+    fixed, tied = constants_of(args.fix)
     law = fit_law(
         **runs.where(~held),
         run_weights=run_weights,
         form=args.form,
         residual=args.residual,
-        fixed=constants_of(args.fix),
+        fixed=fixed,
+        tied=tied,
+        priors=[read_prior(text) for text in args.prior],
         huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
         seed=args.seed,
     )
     warnings = law.warnings + runs.warnings
     scored = {}
+    if held.any() and not law.replicates:
+        warnings.append("No bootstrap: intervals of held-out runs have the scatter of single runs alone.")
     if held.any():
         kept_back = runs.only(held)
         scored = score(law, kept_back.N, kept_back.D, kept_back.L, kept_back.U).as_dict()
@@ -181,7 +205,10 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
             form=args.form,
             name=args.profile,
             huber_delta=args.huber_delta,
-            fixed=constants_of(args.fix),
+            fixed=fixed,
+            tied=tied,
+            run_weights=run_weights,
+            residual=args.residual,
         )
         print(held_law.words)
         law = replace(law, profile=held_law.as_dict())
@@ -224,7 +251,8 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
         if law is not None:
             low, high = law.interval
             lines.append(
-                f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}  95 % [{low:.3f}, {high:.3f}]"
+                f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}"
+                f"  95 % confidence [{low:.3f}, {high:.3f}]"
             )
             told[letter] = {
                 "coefficient": law.coefficient,
@@ -236,8 +264,17 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
             f"  C {one.C:.3e}  N {one.N_best:.4g} (error {100 * one.log_se:.0f} %)  D {one.D_best:.4g}  "
             f"L {one.L_best:.4f}"
         )
-    warnings = found.warnings + runs.warnings
-    write_json(args.out, with_null(told | {"warnings": warnings}))
+    compared = compare_approaches(runs.N, runs.D, runs.L, flops, min(args.n_bootstrap, 200), args.seed)
+    for one in compared.exponents:
+        ends = (
+            ""
+            if one.interval is None
+            else f"  95 % confidence [{one.interval[0]:.3f}, {one.interval[1]:.3f}]"
+        )
+        lines.append(f"  approach {one.approach} ({NAMES[one.approach]}): N* ~ C^{one.a:.4f}{ends}")
+    bias = [compared.bias.words] if args.approach == 2 and compared.bias else []
+    warnings = found.warnings + bias + compared.disagreements + runs.warnings
+    write_json(args.out, with_null(told | {"approaches": compared.as_dict(), "warnings": warnings}))
     return "\n".join([f"{args.out}:", *lines, *(f"  warning: {one}" for one in warnings)])
 
 

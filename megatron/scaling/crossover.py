@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from megatron.scaling.frontier import least_loss
-from megatron.scaling.law import Law
+from megatron.scaling.law import Law, expanded_level
 from megatron.scaling.power_law import PowerLaw, fit_power
 
 SEARCHED = (1e-2, 1e6)  # times the compute of one epoch
@@ -21,7 +21,10 @@ N_STEPS = 60
 
 @dataclass(frozen=True)
 class Crossover:
-    """C_crit [n] (FLOPs; NaN where there is none) at U [n] unique tokens, [low, high] ends, the power law."""
+    """C_crit [n] (FLOPs; NaN where there is none) at U [n] unique tokens, and the power law.
+
+    `ends` are [low, high] of confidence intervals: of where the two laws cross, not of two single runs.
+    """
 
     U: np.ndarray
     C: np.ndarray
@@ -71,6 +74,8 @@ def crossover(
         )
         # a replicate without a crossover has it beyond all that is searched
         each = np.where(np.isnan(each), np.inf, each)
+        n_groups = [law.noise["n_groups"] for law in (first, second) if law.noise.get("n_groups")]
+        level = expanded_level(level, min(n_groups, default=None))
         low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2], axis=0, method="nearest")
         ends = (low, high)
     known = np.isfinite(C)

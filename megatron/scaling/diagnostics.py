@@ -37,9 +37,13 @@ def diagnose(
     replicates: Mapping[str, Sequence[float]],
     fixed: Mapping[str, float],
     lowest_loss: float,
+    n_free: int | None = None,
 ) -> Diagnosis:
-    """Judge a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not judged."""
-    reasons, warnings = _of_design(form, N, D, U, len(params) - len(fixed))
+    """Judge a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not judged.
+
+    `n_free` constants were fitted, by default all that are not in `fixed`.
+    """
+    reasons, warnings = _of_design(form, N, D, U, len(params) - len(fixed) if n_free is None else n_free)
     if "A" in params:
         vanished, more = _vanished(N, D, params)
         warnings += more

@@ -1,9 +1,12 @@
-"""From loss to downstream error or accuracy, and the chain N, D -> loss -> score.
+"""From loss to downstream error or accuracy, and the chain N, D -> loss -> score. One task at a time.
 
 error     eps - k exp(-gamma L)                        Gadre et al., arXiv 2403.08540, eq. 5
-accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid between chance and what can be reached
+accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top <= 1; the floor is
+          chance where that is known
 
 For a fixed gamma, or (s, L0), both are linear in the rest, so a grid and a polish find the least squares.
+A measured score scatters around its curve: by the residuals of the fit, and not less than the binomial error
+of as many questions as the task has.
 """
 
 from collections.abc import Mapping
@@ -14,23 +17,49 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
 
-from megatron.scaling.law import Law
+from megatron.scaling.law import Law, expanded_level
 
 CONSTANTS = {"error": ("eps", "k", "gamma"), "accuracy": ("floor", "top", "s", "L0")}
+CHANCE = {  # share of right answers of a guess, by the number of choices; 0: the answer is generated
+    "arc_challenge": 0.25, "arc_easy": 0.25, "boolq": 0.5, "copa": 0.5, "hellaswag": 0.25, "lambada": 0.0,
+    "lambada_openai": 0.0, "mmlu": 0.25, "openbookqa": 0.25, "piqa": 0.5, "sciq": 0.25, "winogrande": 0.5,
+}  # fmt: skip
+N_DRAWS = 20  # of noise, for each pair of replicates
 
 
 @dataclass(frozen=True)
 class Downstream:
-    """A fitted map from loss to a score. `replicates` are the constants of each bootstrap replicate."""
+    """A fitted map from loss to a score. `replicates` are the constants of each bootstrap replicate.
+
+    spread       standard deviation of measured scores around the curve, unbiased by the constants
+    dof          its degrees of freedom
+    chance       the floor that was held; None: fitted
+    n_questions  of the task, for the binomial error; None: not known
+    """
 
     kind: str
     params: dict[str, float]
     n_runs: int
     replicates: dict[str, np.ndarray] = field(default_factory=dict)
+    spread: float = 0.0
+    dof: int = 1
+    chance: float | None = None
+    n_questions: int | None = None
 
     def score(self, L: ArrayLike) -> np.ndarray:
         """The score at a loss of L nats a token; broadcasts."""
         return score(self.kind, self.params, L)
+
+    def score_sd(self, value: ArrayLike) -> np.ndarray:
+        """Standard deviation of a measured score whose expectation is `value`; broadcasts."""
+        value = np.clip(np.asarray(value, dtype=float), 0.0, 1.0)
+        binomial = value * (1 - value) / self.n_questions if self.n_questions else np.zeros_like(value)
+        return np.sqrt(np.maximum(self.spread**2, binomial))
+
+
+def known_chance(task: str) -> float | None:
+    """Chance of a task by its name, whatever follows a "-" (hellaswag-first200); None for one not known."""
+    return CHANCE.get(task.partition("-")[0])
 
 
 def score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.ndarray:
@@ -44,35 +73,60 @@ def score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.ndarray:
 
 
 def fit_downstream(
-    L: ArrayLike, scores: ArrayLike, kind: str = "error", n_bootstrap: int = 200, seed: int = 0
+    L: ArrayLike,
+    scores: ArrayLike,
+    kind: str = "error",
+    n_bootstrap: int = 200,
+    seed: int = 0,
+    chance: float | None = None,
+    n_questions: int | None = None,
 ) -> Downstream:
-    """Least squares of `scores` [n] on losses L [n].
+    """Least squares of `scores` [n] of one task on losses L [n]; an accuracy is a share, 0 to 1.
 
-    Raises ValueError for an unknown kind, values that are no numbers, or fewer runs than constants.
+    `chance` holds the floor of an accuracy; `n_questions` gives each score a binomial error.
+
+    Raises ValueError for an unknown kind, values that are no numbers or no shares, a chance outside of 0 to 1
+    or of an error, or fewer runs than constants.
     """
     if kind not in CONSTANTS:
         raise ValueError(f"kind: '{kind}' is not one of {', '.join(CONSTANTS)}")
+    L, scores = _checked(L, scores, kind)
+    if chance is not None and (kind != "accuracy" or not 0 <= chance < 1):
+        raise ValueError(f"chance: got {chance} of an {kind}, expected 0 to 1, of an accuracy")
+    if n_questions is not None and n_questions < 1:
+        raise ValueError(f"n_questions: got {n_questions}, expected 1 or more")
+    names = CONSTANTS[kind]
+    n_free = len(names) - (chance is not None)
+    if len(np.unique(L)) <= n_free:
+        raise ValueError(
+            f"downstream: {len(np.unique(L))} different losses for {n_free} constants, wanted more"
+        )
+    best = _fit(L, scores, kind, chance)
+    rng = np.random.default_rng(seed)
+    found = []
+    for rows in rng.integers(0, len(L), (n_bootstrap, len(L))):
+        if len(np.unique(L[rows])) > n_free:
+            found.append(_fit(L[rows], scores[rows], kind, chance))
+    replicates = {name: np.array([one[i] for one in found]) for i, name in enumerate(names)} if found else {}
+    params = dict(zip(names, map(float, best), strict=True))
+    dof = len(L) - n_free
+    spread = float(np.sqrt(((score(kind, params, L) - scores) ** 2).sum() / dof))
+    return Downstream(kind, params, len(L), replicates, spread, dof, chance, n_questions)
+
+
+def _checked(L: ArrayLike, scores: ArrayLike, kind: str) -> tuple[np.ndarray, np.ndarray]:
     L, scores = (np.asarray(v, dtype=float).ravel() for v in (L, scores))
     if len(L) != len(scores) or not (np.isfinite(L).all() and np.isfinite(scores).all()):
         raise ValueError(
             f"downstream: {len(L)} losses and {len(scores)} scores, wanted as many numbers of each"
         )
-    names = CONSTANTS[kind]
-    if len(np.unique(L)) <= len(names):
-        raise ValueError(
-            f"downstream: {len(np.unique(L))} different losses for {len(names)} constants, wanted more"
-        )
-    best = _fit(L, scores, kind)
-    rng = np.random.default_rng(seed)
-    found = []
-    for rows in rng.integers(0, len(L), (n_bootstrap, len(L))):
-        if len(np.unique(L[rows])) > len(names):
-            found.append(_fit(L[rows], scores[rows], kind))
-    replicates = {name: np.array([one[i] for one in found]) for i, name in enumerate(names)} if found else {}
-    return Downstream(kind, dict(zip(names, map(float, best), strict=True)), len(L), replicates)
+    wrong = scores[(scores < 0) | (scores > 1)] if kind == "accuracy" else scores[:0]
+    if len(wrong):
+        raise ValueError(f"accuracy: got {wrong[0]:g}, expected shares of right answers from 0 to 1")
+    return L, scores
 
 
-def _fit(L: np.ndarray, y: np.ndarray, kind: str) -> np.ndarray:
+def _fit(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None = None) -> np.ndarray:
     """Constants of the least squares, in the order of CONSTANTS."""
     if kind == "error":
         grid = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
@@ -86,7 +140,11 @@ def _fit(L: np.ndarray, y: np.ndarray, kind: str) -> np.ndarray:
         return 1 / (1 + np.exp(np.clip(bent[0] * (L - bent[1]), -500, 500)))
 
     def linear(bent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        basis = np.column_stack([np.ones_like(L), shape(bent)])
+        form = shape(bent)
+        if kind == "accuracy":
+            floor, gain = _bounded_line(form, y, chance)
+            return np.array([floor, gain]), floor + gain * form - y
+        basis = np.column_stack([np.ones_like(L), form])
         found, *_ = np.linalg.lstsq(basis, y, rcond=None)
         return found, basis @ found - y
 
@@ -107,13 +165,48 @@ def _fit(L: np.ndarray, y: np.ndarray, kind: str) -> np.ndarray:
     return np.array([level, level + size, *bent])
 
 
+def _bounded_line(form: np.ndarray, y: np.ndarray, chance: float | None) -> tuple[float, float]:
+    """(floor, gain) of least squares of floor + gain * form [n], 0 <= floor, 0 <= gain, floor + gain <= 1.
+
+    The optimum is inside, or on one of the three edges, where it is that of one variable.
+    """
+
+    def slope(x: np.ndarray, of: np.ndarray, most: float) -> float:
+        square = float(x @ x)
+        return min(max(float(x @ of) / square, 0.0), most) if square > 0 else 0.0
+
+    if chance is not None:
+        return chance, slope(form, y - chance, 1 - chance)
+    off = form - form.mean()
+    square = float(off @ off)
+    if square > 0:
+        gain = float(off @ y) / square
+        floor = float(y.mean() - gain * form.mean())
+        if floor >= 0 and gain >= 0 and floor + gain <= 1:
+            return floor, gain
+    at_top = slope(1 - form, 1 - y, 1.0)
+    edges = [(0.0, slope(form, y, 1.0)), (float(y.mean()), 0.0), (1 - at_top, at_top)]
+    return min(edges, key=lambda one: float(((one[0] + one[1] * form - y) ** 2).sum()))
+
+
 def chained(
-    law: Law, downstream: Downstream, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf, level: float = 0.95
+    law: Law,
+    downstream: Downstream,
+    N: ArrayLike,
+    D: ArrayLike,
+    U: ArrayLike = np.inf,
+    level: float = 0.95,
+    kind: str = "predictive",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(score, low, high) predicted for N parameters after D tokens, through the loss; NaN without replicates.
 
-    The interval carries the replicates of both fits, paired as they come.
+    kind  "predictive": for the measured score of one new run: the replicates of both fits, paired as they
+          come, the scatter of a run's loss around the law, and that of a score around its curve.
+          "confidence": for the value of the two curves, from the replicates alone.
+    An interval of an accuracy stays within 0 and 1. Raises ValueError for another kind.
     """
+    if kind not in ("predictive", "confidence"):
+        raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
     value = downstream.score(law.loss(N, D, U))
     if not law.replicates or not downstream.replicates:
         return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
@@ -121,6 +214,25 @@ def chained(
     N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
     extra = tuple(range(1, N.ndim + 1))
     losses = law.losses(N, D, U)[:n]
-    each = {name: np.expand_dims(values[:n], extra) for name, values in downstream.replicates.items()}
-    low, high = np.quantile(score(downstream.kind, each, losses), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    each = {name: values[:n] for name, values in downstream.replicates.items()}
+    if kind == "predictive":
+        rng = np.random.default_rng(0)
+        losses = np.repeat(losses, N_DRAWS, axis=0)
+        each = {name: np.repeat(values, N_DRAWS) for name, values in each.items()}
+        dof = law.noise["dof"] if law.noise else np.inf
+        losses = losses * np.exp(law.spread * _draw_t(rng, dof, losses.shape))
+    each = {name: np.expand_dims(values, extra) for name, values in each.items()}
+    scores = score(downstream.kind, each, losses)
+    if kind == "predictive":
+        scores = scores + downstream.score_sd(scores) * _draw_t(rng, downstream.dof, scores.shape)
+    if downstream.kind == "accuracy":
+        scores = np.clip(scores, 0.0, 1.0)
+    n_groups = law.noise.get("n_groups")
+    wide = expanded_level(level, min(downstream.n_runs, n_groups or downstream.n_runs))
+    low, high = np.quantile(scores, [(1 - wide) / 2, (1 + wide) / 2], axis=0)
     return value, low, high
+
+
+def _draw_t(rng: np.random.Generator, dof: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Student's t, since a standard deviation is itself estimated; the normal for infinite `dof`."""
+    return rng.standard_t(dof, shape) if np.isfinite(dof) else rng.standard_normal(shape)

@@ -5,8 +5,8 @@ fast way of its own (varpro.py); the others, and it with constants held or with 
 fit_form.py.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,10 +19,12 @@ from megatron.scaling.lack_of_fit import LackOfFit, check_fit
 from megatron.scaling.law import Law, expanded_level, exponents_of
 from megatron.scaling.newton import Fitted
 from megatron.scaling.noise import Noise, estimate_noise, orthonormal
-from megatron.scaling.surface import Points, constants, log_fitted, theta_of
+from megatron.scaling.priors import Prior, prior_scale
+from megatron.scaling.surface import Points, constants, theta_of
 from megatron.scaling.varpro import bootstrap, from_grid
 
 LEVEL = 0.95
+TIED = ("alpha", "beta", "alpha_N", "alpha_D", "gamma", "delta")  # exponents that may be fitted as one
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def fit_law(
     run_weights: ArrayLike | None = None,
     residual: str = "log",
     fixed: Mapping[str, float] | None = None,
+    tied: Mapping[str, str] | None = None,
+    priors: Sequence[Prior] = (),
 ) -> Law:
     """Fit `form` to n runs: N parameters, D tokens, L nats a token, U unique tokens, each [n].
 
@@ -58,7 +62,9 @@ def fit_law(
     [replicates, n] are the resamplings to use instead of drawn ones: how often each run was drawn. `groups`
     [n] labels rows that share a model, a trunk or a seed: they are drawn together, and their noise has a
     common part. `run_weights` [n] multiply each run's term; `spread` is then that of a run of weight 1. A
-    very large `huber_delta` is least squares. `fixed` constants are held at their values.
+    very large `huber_delta` is least squares. `fixed` constants are held at their values, `tied` exponents
+    have the value of another ({"alpha": "beta"}). `priors` weigh against the runs by the noise that a fit
+    without them estimates; each resampling draws their means anew, as it draws the runs.
 
     Raises ValueError for an unknown form or setting, a form that wants U without it, values that are not
     positive numbers, or too few distinct runs.
@@ -70,8 +76,10 @@ def fit_law(
     if FORM[form].wants_unique and U is None:
         raise ValueError(f"U: form '{form}' wants the unique tokens of each run, and there are none")
     _check_settings(huber_delta, n_bootstrap, seed)
-    fixed = dict(fixed or {})
-    n_free = len(FORM[form].constants) - len(fixed)
+    fixed, tied = dict(fixed or {}), dict(tied or {})
+    _check_ties(form, tied, fixed)
+    _check_priors(form, priors, fixed)
+    n_free = len(FORM[form].constants) - len(fixed) - len(tied)
     N, D, L, *rest = _checked(n_free, N, D, L, *([] if U is None else [U]))
     unique = rest[0] if rest else None
     members = None if groups is None else _checked_groups(groups, len(N), n_free)
@@ -79,15 +87,20 @@ def fit_law(
     weights = _drawn(len(N), n_bootstrap, seed, members) if is_drawn else _checked_weights(weights, len(N))
     each = np.ones(len(N)) if run_weights is None else _checked_weights([run_weights], len(N))[0]
     weights = weights * each
-    if form == "chinchilla" and residual == "log" and not fixed:
+    points, ties = Points.of(N, D, L, unique), tuple(sorted(tied.items()))
+    problem = Problem(form, points, huber_delta, residual == "nats", ties)
+    if priors:
+        problem = _weigh_priors(problem, tuple(priors), fixed, members, each)
+        drawn = np.random.default_rng([seed, 1]).standard_normal((len(weights), len(priors)))
+        found = _general(problem, np.append(each, np.zeros(len(priors))), np.hstack([weights, drawn]), fixed)
+    elif form == "chinchilla" and residual == "log" and not fixed and not tied:
         found = _fast(Runs.of(N, D, L), each, weights, huber_delta)
     else:
-        problem = Problem(form, Points.of(N, D, L, unique), huber_delta, residual == "nats")
         found = _general(problem, each, weights, fixed)
     a, b = exponents_of(found.params)
-    problem = Problem(form, Points.of(N, D, L, unique), huber_delta)
+    problem = Problem(form, points, huber_delta, ties=ties)
     noise, tested = _scatter(problem, found.params, fixed, members, each)
-    diagnosis = diagnose(form, N, D, unique, found.params, found.replicates, fixed, float(L.min()))
+    diagnosis = diagnose(form, N, D, unique, found.params, found.replicates, fixed, float(L.min()), n_free)
     return Law(
         form=form,
         params=found.params,
@@ -102,12 +115,62 @@ def fit_law(
         warnings=found.told + diagnosis.warnings,
         residual=residual,
         fixed=sorted(fixed),
+        tied=tied,
+        priors=[asdict(one) for one in priors],
         spread=noise.sigma,
         noise=noise.as_dict(),
         lack_of_fit=tested.as_dict() if tested else {},
         identified=diagnosis.identified,
         not_identified=diagnosis.not_identified,
     )
+
+
+def _weigh_priors(
+    problem: Problem,
+    priors: tuple[Prior, ...],
+    fixed: dict[str, float],
+    members: np.ndarray | None,
+    each: np.ndarray,
+) -> Problem:
+    """The problem with priors, weighed by the noise around a fit without them."""
+    alone = _general(problem, each, np.empty((0, len(each))), fixed)
+    noise, _ = _scatter(replace(problem, in_nats=False), alone.params, fixed, members, each)
+    sigma = noise.sigma
+    if problem.in_nats:
+        sigma *= float(np.exp(problem.points.log_loss.mean()))
+    scale = prior_scale(sigma, problem.delta)
+    if noise.n_groups and noise.sigma > 0:  # rows that share noise hold the constants less well
+        rows = len(each) / noise.n_groups
+        scale *= (rows * noise.between**2 + noise.within**2) / (noise.between**2 + noise.within**2)
+    return replace(problem, priors=priors, prior_scale=scale)
+
+
+def _check_ties(form: str, tied: Mapping[str, str], fixed: Mapping[str, float]) -> None:
+    known = [name for name in TIED if name in FORM[form].constants]
+    for follower, leader in tied.items():
+        for name in (follower, leader):
+            if name not in known:
+                raise ValueError(
+                    f"tied: got {follower}={leader}, expected two exponents of {form} "
+                    f"({', '.join(known) or 'it has none to tie'})"
+                )
+        if follower == leader or leader in tied or follower in fixed:
+            raise ValueError(
+                f"tied: got {follower}={leader}, where {follower if follower in fixed else leader} is "
+                "tied or fixed itself. Tie each exponent once, to one that is free or fixed."
+            )
+
+
+def _check_priors(form: str, priors: Sequence[Prior], fixed: Mapping[str, float]) -> None:
+    names = [one.name for one in priors]
+    for name in names:
+        if name not in FORM[form].constants:
+            raise ValueError(
+                f"prior of {name}: got no constant of {form}, expected one of "
+                f"{', '.join(FORM[form].constants)}"
+            )
+        if name in fixed or names.count(name) > 1:
+            raise ValueError(f"prior of {name}: got it twice, or fixed too; expected one statement of each")
 
 
 def _scatter(
@@ -123,7 +186,7 @@ def _scatter(
     """
     points = problem.points
     theta = theta_of(problem.form, params, points)
-    log_loss, slopes = log_fitted(problem.form, theta[None], points)
+    log_loss, slopes = problem.log_fitted(theta[None])
     limits = limits_of(problem, fixed)
     counted = each > 0
     root = np.sqrt(each[counted])
@@ -153,7 +216,11 @@ def _general(problem: Problem, each: np.ndarray, weights: np.ndarray, fixed: dic
     params = constants(problem.form, best.phi[:1], problem.points)
     params = {name: float(value[0]) for name, value in params.items()} | fixed
     replicates = constants(problem.form, boot.phi, problem.points) if boot else {}
-    return _Found(params, float(best.objective[0]), replicates, _restless(best, boot))
+    objective = float(best.objective[0])
+    if problem.priors:  # of the runs alone
+        runs = replace(problem, priors=())
+        objective = float(runs.objective(best.phi[:1], each[None, : len(problem.points.x)])[0])
+    return _Found(params, objective, replicates, _restless(best, boot))
 
 
 def _restless(best: Fitted, boot: Fitted | None) -> list[str]:

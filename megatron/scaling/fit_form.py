@@ -5,13 +5,14 @@ a grid of it. Second derivatives are differences of the exact first ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from megatron.scaling.forms import FORM, decayed
 from megatron.scaling.huber import Runs
 from megatron.scaling.newton import Box, Fitted, newton, widths
+from megatron.scaling.priors import Prior
 from megatron.scaling.surface import LOG_R, THETA, Points, box, constants, log_fitted, theta_of
 from megatron.scaling.varpro import starts
 
@@ -32,16 +33,59 @@ DIFFERENCE = 1e-7
 
 @dataclass(frozen=True)
 class Problem:
-    """What is minimised: sum of Huber_delta over residuals of log L, or of L itself if `in_nats`."""
+    """What is minimised: sum of Huber_delta over residuals of log L, or of L itself if `in_nats`.
+
+    ties    (follower, leader) exponents: the first has the value of the second
+    priors  what is known of constants beforehand; each adds half the square of its distance in standard
+            deviations, times `prior_scale`, the variance that the objective's sum stands for (priors.py)
+    With q priors, weights are [R, n + q]: the last q columns are by how many standard deviations the mean of
+    each prior is moved, 0 but in resamplings.
+    """
 
     form: str
     points: Points
     delta: float
     in_nats: bool = False
+    ties: tuple[tuple[str, str], ...] = ()
+    priors: tuple[Prior, ...] = ()
+    prior_scale: float = 0.0
+
+    def expand(self, theta: np.ndarray) -> np.ndarray:
+        """theta [R, p] with each tied coordinate at its leader's value."""
+        if self.ties:
+            theta = theta.copy()
+            for follower, leader in self._tied():
+                theta[:, follower] = theta[:, leader]
+        return theta
+
+    def _tied(self) -> list[tuple[int, int]]:
+        names = THETA[self.form]
+        return [(names.index(follower), names.index(leader)) for follower, leader in self.ties]
+
+    def log_fitted(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """surface.log_fitted with ties: a leader's slope has its follower's added."""
+        log_loss, slopes = log_fitted(self.form, self.expand(theta), self.points)
+        for follower, leader in self._tied():
+            slopes[:, :, leader] += slopes[:, :, follower]
+            slopes[:, :, follower] = 0.0
+        return log_loss, slopes
+
+    def split(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(weights of the runs [R, n], moved means of the priors [R, q])."""
+        n = len(self.points.x)
+        return weights[:, :n], weights[:, n:]
+
+    def prior_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """(directions [q, p], means [q]): directions @ theta is normal around means with deviation 1."""
+        directions = np.array([one.direction(self.form, self.points) / one.sd for one in self.priors])
+        for follower, leader in self._tied():
+            directions[:, leader] += directions[:, follower]
+            directions[:, follower] = 0.0
+        return directions, np.array([prior.centre() / prior.sd for prior in self.priors])
 
     def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(measured minus fitted [R, n], derivatives of the fitted value [R, n, p])."""
-        log_loss, slopes = log_fitted(self.form, theta, self.points)
+        log_loss, slopes = self.log_fitted(theta)
         if not self.in_nats:
             return self.points.log_loss - log_loss, slopes
         fitted = np.exp(log_loss)
@@ -50,15 +94,20 @@ class Problem:
     def objective(self, theta: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """[R] for theta [R, p], weights [R, n]; infinity where the law has no value."""
         with np.errstate(all="ignore"):
+            weights, moved = self.split(weights)
             r = np.abs(self.residual(theta)[0])
             inside = np.minimum(r, self.delta)
             total = (weights * inside * (r - 0.5 * inside)).sum(axis=1)
+            if self.priors:
+                directions, means = self.prior_rows()
+                total += 0.5 * self.prior_scale * ((theta @ directions.T - means - moved) ** 2).sum(axis=1)
         return np.where(np.isfinite(total), total, np.inf)
 
     def derivatives(
         self, theta: np.ndarray, weights: np.ndarray, free: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(gradient, Hessian, semidefinite majorant), as huber.derivatives; 0 where not `free` [p]."""
+        weights, moved_means = self.split(weights)
         r, slopes = self.residual(theta)
         slopes[:, :, ~free] = 0
         pull = weights * np.clip(r, -self.delta, self.delta)
@@ -75,7 +124,15 @@ class Problem:
             bent = np.matmul(pull[:, None, :], moved)[:, 0] / DIFFERENCE + gradient / DIFFERENCE
             hessian[:, i] -= np.where(free, bent, 0.0)
         hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
-        return gradient, hessian, (turned * reweighted[:, None, :]) @ slopes
+        majorant = (turned * reweighted[:, None, :]) @ slopes
+        if self.priors:
+            directions, means = self.prior_rows()
+            off = theta @ directions.T - means - moved_means
+            directions = directions * free
+            gradient = gradient + self.prior_scale * off @ directions
+            square = self.prior_scale * directions.T @ directions
+            hessian, majorant = hessian + square, majorant + square
+        return gradient, hessian, majorant
 
 
 def minimise(problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n: int) -> Fitted:
@@ -114,10 +171,11 @@ def narrowed(
     problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n_rough: int = ROUGH_ITERATIONS
 ) -> Fitted:
     """The minima near theta [R, p], by way of wider Hubers with `n_rough` iterations each."""
-    least_squares = Problem(problem.form, problem.points, np.inf, problem.in_nats)
-    mean_square = 2 * least_squares.objective(theta, weights) / np.maximum(weights.sum(axis=1), 1)
+    least_squares = replace(problem, delta=np.inf, priors=())
+    counts = np.maximum(problem.split(weights)[0].sum(axis=1), 1)
+    mean_square = 2 * least_squares.objective(theta, weights) / counts
     for width in widths(mean_square, problem.delta):
-        wider = Problem(problem.form, problem.points, width, problem.in_nats)
+        wider = replace(problem, delta=width)
         theta = minimise(wider, theta, weights, limits, n_rough).phi
     return minimise(problem, theta, weights, limits, MAX_ITERATIONS)
 
@@ -132,7 +190,7 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
     each = np.broadcast_to(weights, (len(theta), len(weights)))
     if (limits.low < limits.high).sum() > FEW_FREE:
         # so many starts meet at a Huber as wide as the residuals, where the iteration is quick
-        wide = Problem(problem.form, problem.points, max(problem.delta, WIDE), problem.in_nats)
+        wide = replace(problem, delta=max(problem.delta, WIDE))
         culled = minimise(wide, theta, each, limits, CULL_ITERATIONS)
         theta = culled.phi[_distinct(culled.objective, 1e-6)[:N_POLISHED]]
         if problem.form == "data_constrained":
@@ -143,7 +201,7 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
     straight = minimise(problem, theta, each, limits, MAX_ITERATIONS)
     found = joined([found, straight])
     kept = _distinct(found.objective, 1e-7)
-    return Fitted(found.phi[kept], found.objective[kept], found.at_rest[kept])
+    return Fitted(problem.expand(found.phi[kept]), found.objective[kept], found.at_rest[kept])
 
 
 def _distinct(objective: np.ndarray, apart: float) -> list[int]:
@@ -162,8 +220,13 @@ def _without_one_decay(problem: Problem, weights: np.ndarray, fixed: Mapping[str
         if lacking in fixed:
             continue
         held = {name: value for name, value in fixed.items() if name in FORM[smaller].constants}
-        inner = Problem(smaller, problem.points, problem.delta, problem.in_nats)
-        best = fit_theta(inner, weights, held).phi[:1]
+        priors = tuple(one for one in problem.priors if one.name in FORM[smaller].constants)
+        inner = replace(problem, form=smaller, priors=priors)
+        kept = [one in priors for one in problem.priors]
+        weights_of = np.concatenate(
+            [weights[: len(problem.points.x)], weights[len(problem.points.x) :][kept]]
+        )
+        best = fit_theta(inner, weights_of, held).phi[:1]
         params = {name: float(v[0]) for name, v in constants(smaller, best, problem.points).items()}
         found.append(theta_of(problem.form, params | {lacking: np.exp(LOG_R[1])}, problem.points))
     return np.array(found).reshape(-1, len(THETA[problem.form]))
@@ -187,13 +250,15 @@ def bootstrap_theta(
         again = minimise(problem, near.phi[best[worse]], weights[worse], limits, MAX_ITERATIONS)
         found.phi[worse], found.objective[worse] = again.phi, again.objective
         found.at_rest[worse] = again.at_rest
-    return found
+    return Fitted(problem.expand(found.phi), found.objective, found.at_rest)
 
 
 def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
     """The box of the search, no wider than a point where a constant is `fixed`."""
     low, high = box(problem.form)
     names = THETA[problem.form]
+    for follower, _ in problem.ties:  # its value is the leader's wherever it counts
+        low[names.index(follower)] = high[names.index(follower)] = 1.0
     held = {
         "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t", "L0": "l",
     }  # fmt: skip
@@ -223,6 +288,7 @@ def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
 def starts_of(problem: Problem, weights: np.ndarray) -> np.ndarray:
     """theta [S, p]: where a minimum may be near."""
     form, at = problem.form, problem.points
+    weights = weights[: len(at.x)]
     N, D, U, L = (np.exp(v) for v in (at.x, at.y, at.u, at.log_loss))
     if form == "kaplan":
         middle = at.log_loss.mean()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.scaling.law import Law, exponents
+from megatron.scaling.law import Law, expanded_level, exponents
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,29 @@ def least_loss(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token: floa
 
 
 def bands(
-    law: Law, C: ArrayLike, level: float = 0.95, flops_per_param_token: float = 6.0
+    law: Law,
+    C: ArrayLike,
+    level: float = 0.95,
+    flops_per_param_token: float = 6.0,
+    U: float | None = None,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """(low, high) over C of N, D and L: percentiles of the frontiers of the bootstrap replicates.
+    """Confidence intervals (low, high) over C of N, D and L, from the frontiers of the bootstrap replicates.
 
-    Raises ValueError for a law without replicates.
+    `U` unique tokens are repeated where a budget needs more; None: every token is seen once. Raises
+    ValueError for a law without replicates.
     """
     if not law.replicates:
         raise ValueError("law: has no bootstrap replicates; fit it with n_bootstrap > 0")
     C = _compute(C, flops_per_param_token)
-    if "A" not in law.params:
+    wide = expanded_level(level, law.noise.get("n_groups"))
+    tails = [(1 - wide) / 2, (1 + wide) / 2]
+    if "A" not in law.params or U is not None:
         each = [
-            least_loss(law.replicate(i), C, np.inf, flops_per_param_token) for i in range(law.n_replicates())
+            least_loss(law.replicate(i), C, np.inf if U is None else U, flops_per_param_token)
+            for i in range(law.n_replicates())
         ]
-        tails = [(1 - level) / 2, (1 + level) / 2]
         return {x: tuple(np.quantile([getattr(one, x) for one in each], tails, axis=0)) for x in "NDL"}
     params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
-    tails = [(1 - level) / 2, (1 + level) / 2]
     found = dict(zip("NDL", _best(params, C / flops_per_param_token), strict=True))
     # a replicate whose N is 0 or infinite is an end of the band; between two such ends the line is no number
     with np.errstate(invalid="ignore"):

@@ -43,8 +43,13 @@ class Scored:
 
 
 def score(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None) -> Scored:
-    """Predict runs [n] and compare, with predictive intervals: see Law.predict."""
+    """Predict runs [n] and compare, with predictive intervals: see Law.predict.
+
+    Of a law without replicates the intervals have the scatter of single runs alone.
+    """
     value, low, high = law.predict(N, D, np.inf if U is None else U, LEVEL)
+    if not law.replicates:
+        low, high = law.add_noise(value, value, value, LEVEL)
     return Scored(value, low, high, L)
 
 

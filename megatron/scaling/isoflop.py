@@ -1,7 +1,8 @@
 """Chinchilla's second approach: at each compute a parabola through loss against log N, and its minimum.
 
 Hoffmann et al. (arXiv 2203.15556, section 3.2). A parabola is symmetric and a loss surface is not, so the
-minimum is biased when the sizes reach far to one side of it: compare with the parametric fit.
+minimum is biased, the more the further the sizes reach (arXiv 2603.22339). Only sizes within WINDOW of the
+minimum are fitted; approaches.py estimates the bias that is left and compares with the parametric fit.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from megatron.scaling.power_law import PowerLaw, fit_power
 
 SAME_COMPUTE = 0.1  # runs whose log C differ by less are of one budget
 LEAST_SIZES = 4
+WINDOW = 2.5  # in log N around the minimum: further runs bend the parabola and do not place it
+MOST_ROUNDS = 10  # of moving the window with the minimum
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Parabola:
     """One budget: C FLOPs, the runs' N, D, L [n], and the minimum of L = c0 + c1 x + c2 x^2 in x = log N.
 
     `log_se` is the standard error of log N_best; `at_edge` says that the minimum is not inside the sizes.
+    `used` [n] bool: the runs within WINDOW, which it was fitted to.
     """
 
     C: float
@@ -32,6 +36,7 @@ class Parabola:
     L_best: float
     log_se: float
     at_edge: bool
+    used: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,16 @@ class IsoFlop:
 
 
 def fit_isoflop(
-    N: ArrayLike, D: ArrayLike, L: ArrayLike, C: ArrayLike, loss_se: ArrayLike | None = None
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    C: ArrayLike,
+    loss_se: ArrayLike | None = None,
+    window: float = WINDOW,
 ) -> IsoFlop:
     """Parabolas at each budget of n runs, weighted by 1 / loss_se^2; C FLOPs by any one convention.
 
+    Runs further than `window` in log N from the minimum are not fitted, but LEAST_SIZES sizes always are.
     Budgets with fewer than LEAST_SIZES sizes, and parabolas without a minimum, are told and left out.
 
     Raises ValueError where no budget is left.
@@ -62,7 +73,7 @@ def fit_isoflop(
         if len(np.unique(N[rows])) < LEAST_SIZES:
             n_few += 1
             continue
-        one = _parabola(N[rows], D[rows], L[rows], C[rows], weights[rows])
+        one = fit_window(N[rows], D[rows], L[rows], C[rows], weights[rows], window)
         if one is None:
             told.append(f"{name} the losses have no minimum in N: left out.")
             continue
@@ -100,10 +111,38 @@ def budgets(C: np.ndarray) -> list[np.ndarray]:
     return np.split(order, cuts)
 
 
-def _parabola(
-    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray
+def fit_window(
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, window: float
 ) -> Parabola | None:
-    """The weighted least-squares parabola; None where it has no minimum."""
+    """The parabola of the runs within `window` in log N of its own minimum; None where it has none.
+
+    The window starts at the run of least loss and moves with the minimum until the same runs are in it.
+    """
+    x = np.log(N)
+    centre, used, found = float(x[L.argmin()]), np.zeros(len(N), dtype=bool), None
+    for _ in range(MOST_ROUNDS):
+        distance = np.abs(x - centre)
+        near = np.unique(distance)
+        n_sizes = [len(np.unique(N[distance <= reach])) for reach in near]
+        least = near[np.searchsorted(n_sizes, LEAST_SIZES)]
+        inside = distance <= max(window, least)
+        if (inside == used).all():
+            break
+        used = inside
+        found = fit_parabola(N, D, L, C, weights, used)
+        if found is None:
+            return None
+        centre = float(np.clip(np.log(found.N_best), x.min(), x.max()))
+    return found
+
+
+def fit_parabola(
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, used: np.ndarray
+) -> Parabola | None:
+    """The weighted least-squares parabola of the runs `used` [n] bool; None where it has no minimum."""
+    order = np.argsort(N, kind="stable")
+    runs = {"N": N[order], "D": D[order], "L": L[order], "used": used[order]}
+    N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
     x = np.log(N)
     middle = np.average(x, weights=weights)
     basis = np.vander(x - middle, 3, increasing=True)
@@ -121,12 +160,9 @@ def _parabola(
     best, compute = float(np.exp(middle + least)), float(np.exp(np.log(C).mean()))
     ratio = float(np.exp(np.log(C / (N * D)).mean()))  # FLOPs a parameter and token, as these runs count
     first, last = x.min(), x.max()
-    order = np.argsort(N, kind="stable")
     return Parabola(
+        **runs,
         C=compute,
-        N=N[order],
-        D=D[order],
-        L=L[order],
         coefficients=np.array(
             [found[0] - slope * middle + bend * middle**2, slope - 2 * bend * middle, bend]
         ),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import f as f_distribution
+from scipy.special import fdtrc
 
 LEVEL = 0.05  # below this p-value the form is rejected
 
@@ -56,7 +56,7 @@ def check_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> LackOfFit
         return None
     error_square, misfit_square = pure / n_error, misfit / n_misfit
     statistic = misfit_square / error_square
-    p_value = float(f_distribution.sf(statistic, n_misfit, n_error))
+    p_value = float(fdtrc(n_misfit, n_error, statistic))
     # E[misfit mean square] = noise^2 + a mean of squared deviations of the form
     beyond = float(np.sqrt(max(misfit_square - error_square, 0.0)))
     return LackOfFit(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import norm, t
+from scipy.special import ndtr, ndtri, stdtrit
 
 from megatron.run_dir import with_null, write_json
 from megatron.scaling.forms import FORM
@@ -41,6 +41,8 @@ class Law:
     replicates      the constants of each bootstrap replicate, for bands of whatever follows from them
     residual        "log": of log L, as above; "nats": of L itself
     fixed           constants that were given, not fitted
+    tied            {follower: leader} of exponents that were fitted as one
+    priors          {"name", "mean", "spread"} of what was known of constants beforehand (priors.py)
     spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
     noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise
     lack_of_fit     test of the form against runs that differ in their seed alone: fields of
@@ -67,6 +69,8 @@ class Law:
     table: dict[str, str] = field(default_factory=dict)
     residual: str = "log"
     fixed: list[str] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
+    priors: list[dict[str, Any]] = field(default_factory=list)
     spread: float = 0.0
     noise: dict[str, Any] = field(default_factory=dict)
     lack_of_fit: dict[str, Any] = field(default_factory=dict)
@@ -91,28 +95,35 @@ class Law:
 
         kind  "predictive": an interval for the measured loss of one new run, which has the law's own
               uncertainty and the scatter of single runs, added in quadrature in log L.
-              "confidence": for the law's value, the mean of many such runs. NaN without replicates.
+              "confidence": for the law's value, the mean of many such runs.
+        Both are NaN without replicates.
         Raises ValueError for another kind.
         """
         if kind not in ("predictive", "confidence"):
             raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
         N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
         value = self.loss(N, D, U)
-        low = high = np.full_like(value, math.nan)
-        if self.replicates:
-            wide = expanded_level(level, self.noise.get("n_groups"))
-            low, high = np.quantile(self.losses(N, D, U), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
+        if not self.replicates:  # without the law's own part an interval would be too narrow
+            return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
+        wide = expanded_level(level, self.noise.get("n_groups"))
+        low, high = np.quantile(self.losses(N, D, U), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
         if kind == "confidence":
             return value, low, high
+        return value, *self.add_noise(value, low, high, level)
+
+    def add_noise(
+        self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float = 0.95
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of a predictive interval from a value and the ends of its confidence interval."""
         half = self.noise_half_width(level)
         # a percentile interval may leave the fit's own value outside: then that side has no width
-        down = np.nan_to_num(np.maximum(np.log(value / low), 0.0))
-        up = np.nan_to_num(np.maximum(np.log(high / value), 0.0))
-        return value, value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+        down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
+        return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
 
     def noise_half_width(self, level: float = 0.95) -> float:
         """Half-width in log L of an interval for one run around the true law."""
-        quantile = t.ppf((1 + level) / 2, self.noise["dof"]) if self.noise else norm.ppf((1 + level) / 2)
+        upper = (1 + level) / 2
+        quantile = stdtrit(self.noise["dof"], upper) if self.noise else ndtri(upper)
         return float(quantile) * self.spread
 
     def losses(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
@@ -168,8 +179,8 @@ def expanded_level(level: float, n_groups: int | None) -> float:
     """
     if n_groups is None or n_groups < 3:
         return level
-    wide = math.sqrt(n_groups / (n_groups - 1)) * t.ppf((1 + level) / 2, n_groups - 1)
-    return float(2 * norm.cdf(wide) - 1)
+    wide = math.sqrt(n_groups / (n_groups - 1)) * stdtrit(n_groups - 1, (1 + level) / 2)
+    return float(2 * ndtr(wide) - 1)
 
 
 def _with_nan(content: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.special import ndtr, ndtri, stdtrit
 
 CUT = 3.0  # standard deviations beyond which a residual is pulled in
 SMALLEST_DOF = 1.0
@@ -41,7 +41,7 @@ class Noise:
 
     def half_width(self, level: float) -> float:
         """Of a two-sided interval for one new run, in log L: Student's t, since sigma is itself estimated."""
-        return float(t.ppf((1 + level) / 2, self.dof)) * self.sigma
+        return float(stdtrit(self.dof, (1 + level) / 2)) * self.sigma
 
     def as_dict(self) -> dict[str, Any]:
         """For law.json."""
@@ -84,7 +84,7 @@ def _pull_in(residual: np.ndarray, p: int) -> np.ndarray:
     A fit of absolute values has p residuals of 0, which are left out of the median.
     """
     size = np.sort(np.abs(residual))[min(p, len(residual) - 1) :]
-    sigma = float(np.median(size)) / norm.ppf(0.75)
+    sigma = float(np.median(size)) / ndtri(0.75)
     if sigma == 0:
         return residual
     for _ in range(50):
@@ -98,8 +98,9 @@ def _pull_in(residual: np.ndarray, p: int) -> np.ndarray:
 
 def _kept_share() -> float:
     """sqrt of E[min(z^2, CUT^2)] for a standard normal z: what cutting at CUT leaves of sigma."""
-    tail = norm.sf(CUT)
-    return float(np.sqrt(1 - 2 * tail - 2 * CUT * norm.pdf(CUT) + 2 * CUT**2 * tail))
+    tail = ndtr(-CUT)
+    density = np.exp(-0.5 * CUT**2) / np.sqrt(2 * np.pi)
+    return float(np.sqrt(1 - 2 * tail - 2 * CUT * density + 2 * CUT**2 * tail))
 
 
 def _components(left: np.ndarray, basis: np.ndarray, groups: np.ndarray) -> tuple[float, float]:

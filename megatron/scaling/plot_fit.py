@@ -194,7 +194,8 @@ def profile_figure(study: Study) -> Figure | None:
     }
     caption = (
         "Line: the constant held there and the others fitted again. Below the dotted line a value is as good "
-        "as the best at 95 %; where the line stays below it to an end of the figure, the runs do not say."
+        "as the best at 95 % confidence; where the line stays below it to an end of the figure, the runs do "
+        "not say."
     )
     chips = [Chip("profile", "profile", "@accent"), Chip("threshold", "95 %", "@muted", "dot")]
     return Figure(
@@ -223,12 +224,13 @@ def held_out_figure(study: Study) -> Figure | None:
     worst = max(one["worst_percent"] for one in told.values())
     title = (
         f"{wording.plural(n_runs, 'run')} held out of the fit: predicted to within {worst:.1f} %, "
-        f"{n_inside} of {n_runs} inside {'its' if n_runs == 1 else 'their'} interval"
+        f"{n_inside} of {n_runs} inside {'its' if n_runs == 1 else 'their'} predictive interval"
     )
     percent = f"{100 * next(iter(told.values()))['level']:.0f} %"
     caption = (
-        f"The law was fitted without these runs. Bars: {percent} for a single run, the law's own uncertainty "
-        "and the spread of runs around it. On the dotted line the prediction is exact."
+        f"The law was fitted without these runs. Bars: {percent} predictive intervals of a single run, "
+        "the law's own uncertainty and the spread of runs around it. On the dotted line the prediction is "
+        "exact."
     )
     alt = f"{title}. " + " ".join(held_out_words(objective, one) for objective, one in told.items())
     chips = [
@@ -255,8 +257,8 @@ def held_out_marks(objective: str, told: dict[str, Any]) -> dict[str, Any]:
             "thickness": 1.2,
         },
         customdata=[
-            f"N = {wording.count(n)}, D = {wording.count(d)}<br>predicted {x:.3f} ({a:.3f} to {b:.3f}), "
-            f"measured {y:.3f}"
+            f"N = {wording.count(n)}, D = {wording.count(d)}<br>predicted {x:.3f} ({a:.3f} to {b:.3f}, "
+            f"predictive), measured {y:.3f}"
             for n, d, x, a, b, y in zip(*columns, strict=True)
         ],
         hovertemplate=f"%{{customdata}}<extra>{wording.OBJECTIVES.get(objective, objective)}</extra>",

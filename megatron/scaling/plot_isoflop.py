@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from megatron.scaling import wording
+from megatron.scaling.approaches import estimate_bias
 from megatron.scaling.frontier import optimal
 from megatron.scaling.isoflop import IsoFlop, Parabola, fit_isoflop
 from megatron.scaling.plot import (
@@ -69,8 +70,8 @@ def isoflop_figure(study: Study) -> Figure | None:
         )
     caption = (
         "Points: finished runs of about equal FLOPs. Lines: parabolas in log N. Crosses: their minima, with "
-        "95 % of the fit. A parabola is symmetric and a loss is not: compare with the law's optimum. "
-        + " ".join(found.warnings)
+        "95 % confidence intervals of the fit. A parabola is symmetric and a loss is not: compare with the "
+        "law's optimum. " + " ".join(found.warnings + bias_words(study, found))
     ).strip()
     alt = f"{title}. " + "; ".join(
         f"at {wording.exponent(one.C)} FLOPs the minimum is at N = {wording.count(one.N_best)}"
@@ -79,9 +80,18 @@ def isoflop_figure(study: Study) -> Figure | None:
     return Figure("isoflop", title, caption, f"{alt}.", data, layout, chips)
 
 
+def bias_words(study: Study, found: IsoFlop) -> list[str]:
+    """The known bias of parabolas, if the study has a law to estimate it by."""
+    if study.law is None or study.law.form != "chinchilla":
+        return []
+    bias = estimate_bias(found, study.law)
+    return [] if bias is None else [bias.words]
+
+
 def parabola_traces(one: Parabola, key: str, colour: str, name: str) -> list[dict[str, Any]]:
     """One budget: its runs, its parabola, and the minimum with its error."""
-    x = np.log(np.geomspace(one.N.min() / 1.1, one.N.max() * 1.1, 50))
+    fitted = one.N[one.used]
+    x = np.log(np.geomspace(fitted.min() / 1.1, fitted.max() * 1.1, 50))
     line = np.polynomial.polynomial.polyval(x, one.coefficients)
     wide = min(Z95 * one.log_se, 20.0)
     ends = (one.N_best * math.exp(-wide), one.N_best * math.exp(wide))

@@ -295,7 +295,7 @@ def band_words(law: Law) -> str:
     if not interval.get("n_bootstrap"):
         return "none, for the law has no bootstrap"
     refits = wording.plural(interval["n_bootstrap"], "bootstrap refit")
-    return f"{100 * interval.get('level', 0.95):.0f} % of {refits}"
+    return f"{100 * interval.get('level', 0.95):.0f} % confidence, of {refits}"
 
 
 def optimum_layout(

@@ -6,7 +6,7 @@ import numpy as np
 
 from megatron.scaling import wording
 from megatron.scaling.crossover import crossover
-from megatron.scaling.downstream import fit_downstream
+from megatron.scaling.downstream import fit_downstream, known_chance
 from megatron.scaling.forms import FORM
 from megatron.scaling.plot import (
     DASH,
@@ -142,8 +142,8 @@ def crossover_figure(study: Study) -> Figure | None:
         title = f"The laws meet at {wording.exponent(float(found.C[at][0]))} FLOPs"
     caption = (
         "At each amount of unique text: the compute at which the best masked-diffusion bound is as low as "
-        "the best autoregressive loss, each at its own best size, by their laws. Band: 95 % of pairs of "
-        "refits. The diffusion figure is an upper bound, so the true crossing comes no later."
+        "the best autoregressive loss, each at its own best size, by their laws. Band: 95 % confidence, of "
+        "pairs of refits. The diffusion figure is an upper bound, so the true crossing comes no later."
     )
     alt = f"{title} " + "; ".join(
         f"{wording.count(u)} tokens: {wording.exponent(c)} FLOPs"
@@ -179,9 +179,12 @@ def downstream_figure(study: Study) -> Figure | None:
             )
         )  # fmt: skip
         try:
-            curve = fit_downstream(L, y, kind, n_bootstrap=0)
-        except ValueError:
-            words.append(f"{task}: too few runs for a curve")
+            chance = known_chance(task) if kind == "accuracy" else None
+            curve = fit_downstream(L, y, kind, n_bootstrap=0, chance=chance)
+        except ValueError:  # too few runs, or scores that are no shares
+            words.append(
+                f"{task}: too few runs for a curve" if y.max() <= 1 else f"{task}: no shares, no curve"
+            )
         else:
             x = np.linspace(L.min(), L.max(), 60)
             data.append(

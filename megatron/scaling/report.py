@@ -193,7 +193,7 @@ def _law(law: Law) -> str:
     words = f"{wording.plural(law.n_runs, 'run')}"
     if interval.get("n_bootstrap"):
         percent = f"{100 * interval.get('level', 0.95):.0f} %"
-        words += f"; in brackets {percent} intervals, {escape(interval.get('method', ''))}"
+        words += f"; in brackets {percent} confidence intervals, {escape(interval.get('method', ''))}"
     of = wording.OBJECTIVES.get((law.filter or {}).get("objective", ""), "")
     return (
         f'<div class="law"><span class="formula">{_raised(law.formula())}</span><dl>{"".join(rows)}</dl>'

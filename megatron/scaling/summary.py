@@ -118,7 +118,7 @@ def optima(study: Study) -> str:
         f"With the compute of the largest run, {wording.exponent(last)} FLOPs (C = 6 N D), the law puts the "
         f"lowest loss at {here}"
         f"{outside}. With {BEYOND:.0f} times that compute it would be {there}. The second is an "
-        f"extrapolation: its {level} "
+        f"extrapolation: its {level} confidence "
         "interval covers the scatter of the fit, not the chance that the law bends beyond the runs."
     )
 

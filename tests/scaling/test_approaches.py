@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron.scaling.approaches import Exponent, compare_approaches, estimate_bias, find_disagreements
 from megatron.scaling.envelope import Curve, curves_of_runs, fit_envelope
 from megatron.scaling.forms import chinchilla
 from megatron.scaling.isoflop import budgets, fit_isoflop
+from megatron.scaling.law import Law
 from megatron.scaling.power_law import fit_power
 
 # alpha = beta: in log N the surface is symmetric about its minimum at every C, so a parabola is unbiased
@@ -143,3 +145,106 @@ def test_published_isoflop_slices_grow_as_the_parametric_frontier_roughly(laws: 
     # Hoffmann et al., table 2: a = 0.49 (0.462, 0.534) by isoFLOP profiles of their own runs
     assert len([one for one in found.parabolas if not one.at_edge]) >= 6
     assert found.size.exponent == pytest.approx(0.49, abs=0.06)
+
+
+def test_runs_far_from_the_minimum_are_not_fitted() -> None:
+    N, D, L, C = isoflop_runs(LEANING, 60.0)
+    wide = fit_isoflop(N, D, L, C, window=100.0)
+    found = fit_isoflop(N, D, L, C)
+    for one, other in zip(found.parabolas, wide.parabolas, strict=True):
+        truth = np.log(best_size(LEANING, one.C))
+        assert other.used.all() and not one.used.all() and one.used.sum() >= 4
+        assert np.abs(np.log(one.N[one.used] / one.N_best)).max() <= 2.8
+        assert abs(np.log(one.N_best) - truth) < 0.5 * abs(np.log(other.N_best) - truth)
+        # by hand: numpy's parabola through the runs of the window
+        x = np.log(one.N[one.used])
+        bend, slope, _ = np.polyfit(x, one.L[one.used], 2)
+        assert one.N_best == pytest.approx(np.exp(-slope / (2 * bend)), rel=1e-6)
+
+
+def test_four_sizes_stay_where_the_window_has_fewer() -> None:
+    N = np.array([1e6, 1e8, 1e10, 1e12, 1e14])
+    L = 2 + 0.01 * (np.log(N) - np.log(1.3e10)) ** 2
+    one = fit_isoflop(N, 1e18 / 6 / N, L, np.full(5, 1e18)).parabolas[0]
+    assert one.used.sum() == 4 and one.N_best == pytest.approx(1.3e10, rel=1e-6)
+
+
+def test_the_bias_of_parabolas_is_what_they_are_off_by_on_the_law_itself() -> None:
+    runs = isoflop_runs(LEANING, 10.0)
+    law = Law(form="chinchilla", params=LEANING, objective=0.0, huber_delta=1e-3, n_runs=0)
+    found = fit_isoflop(*runs)
+    bias = estimate_bias(found, law)
+    true = LEANING["beta"] / (LEANING["alpha"] + LEANING["beta"])
+    errors = [one.N_best / best_size(LEANING, one.C) for one in found.parabolas]
+    assert bias.factor == pytest.approx(errors[-1], rel=1e-6) and abs(bias.factor - 1) > 0.02
+    plain = np.polyfit(
+        np.log([one.C for one in found.parabolas]), np.log([one.N_best for one in found.parabolas]), 1
+    )
+    assert bias.exponent == pytest.approx(plain[0] - true, abs=1e-9)
+    assert f"{bias.factor:.2f} times" in bias.words
+    even = Law(form="chinchilla", params=EVEN, objective=0.0, huber_delta=1e-3, n_runs=0)
+    none = estimate_bias(fit_isoflop(*isoflop_runs(EVEN)), even)
+    assert none.exponent == pytest.approx(0, abs=1e-6) and none.factor == pytest.approx(1, rel=1e-5)
+
+
+def test_approaches_are_compared_and_flagged_where_they_disagree() -> None:
+    N, D, L, C = isoflop_runs(EVEN)
+    noise = np.exp(0.001 * np.random.default_rng(0).standard_normal(len(N)))
+    agreed = compare_approaches(N, D, L * noise, C, n_bootstrap=100)
+    by = {one.approach: one for one in agreed.exponents}
+    assert {2, 3} <= set(by) and by[3].interval[0] < 0.5 < by[3].interval[1]
+    assert not [words for words in agreed.disagreements if "approach 2" in words and "approach 3" in words]
+    ones = [Exponent(1, 0.62, None), Exponent(2, 0.55, (0.53, 0.57)), Exponent(3, 0.48, (0.45, 0.51))]
+    [words] = find_disagreements(ones)
+    assert "approach 2 (isoFLOP parabolas) gives N* ~ C^0.550 [0.530, 0.570]" in words and "C^0.480" in words
+    assert find_disagreements([ones[1], Exponent(3, 0.54, (0.4, 0.6))]) == []
+    assert find_disagreements([ones[1], Exponent(3, 0.51, (0.4, 0.56))]) == []  # one inside the other's
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_intervals_of_a_power_law_cover(known: bool) -> None:
+    """500 sets of six points: 475 +- 4.9 expected inside each 95 % interval."""
+    x = np.geomspace(1e18, 1e21, 6)
+    sigma = np.array([0.02, 0.1, 0.05, 0.03, 0.08, 0.04]) if known else np.full(6, 0.05)
+    inside = np.zeros(3)
+    for seed in range(500):
+        rng = np.random.default_rng(seed)
+        y = 0.1 * x**0.5 * np.exp(sigma * rng.standard_normal(6))
+        law = fit_power(x, y, sigma if known else None)
+        true, new = 0.1 * 1e22**0.5, 0.1 * 1e22**0.5 * np.exp(0.05 * rng.standard_normal())
+        _, low, high = law.predict(1e22, kind="confidence")
+        _, under, over = law.predict(1e22, log_se=0.05 if known else None)
+        inside += [law.interval[0] <= 0.5 <= law.interval[1], low <= true <= high, under <= new <= over]
+    # errors that are scaled up by chance and t make known errors conservative
+    assert (inside >= 460).all() and (inside <= (500 if known else 490)).all()
+
+
+def test_a_power_law_is_numpys_weighted_line() -> None:
+    rng = np.random.default_rng(0)
+    x, se = np.geomspace(1, 1e3, 7), rng.uniform(0.01, 0.2, 7)
+    y = 2 * x**0.7 * np.exp(3 * se * rng.standard_normal(7))
+    law = fit_power(x, y, se)
+    (slope, level), covariance = np.polyfit(np.log(x), np.log(y), 1, w=1 / se, cov=True)
+    assert (law.exponent, np.log(law.coefficient)) == pytest.approx((slope, level))
+    assert law.covariance[1, 1] == pytest.approx(covariance[0, 0])  # the scatter is above the errors here
+    assert law.dof == 5 and law.predict(10.0)[1] < law.predict(10.0, kind="confidence")[1] < law.at(10.0)
+    tight = fit_power(x, 2 * x**0.7, se)  # no scatter: the errors themselves
+    assert tight.covariance[1, 1] == pytest.approx(
+        np.polyfit(np.log(x), np.log(y), 1, w=1 / se, cov="unscaled")[1][0, 0]
+    )
+
+
+def test_two_points_have_an_interval_by_their_errors_only() -> None:
+    law = fit_power([1.0, np.e], [1.0, np.e], [0.1, 0.1])
+    assert law.interval == pytest.approx((1 - 1.96 * 0.1 * 2**0.5, 1 + 1.96 * 0.1 * 2**0.5), rel=1e-3)
+    assert np.isnan(fit_power([1.0, np.e], [1.0, np.e]).interval).all()
+    for wrong in ([0.1], [0.1, np.nan], [0.1, -1]):
+        with pytest.raises(ValueError, match="log_se: got"):
+            fit_power([1.0, 2.0], [1.0, 2.0], wrong)
+
+
+def test_what_is_missing_is_said() -> None:
+    n = np.geomspace(1e7, 1e9, 12)
+    loss = chinchilla(EVEN, n, 20 * n)
+    found = compare_approaches(n, 20 * n, loss, 120 * n * n, n_bootstrap=10)
+    assert 2 in found.missing and found.bias is None

@@ -94,7 +94,7 @@ def test_a_decay_that_the_runs_hold_has_an_interval_around_the_truth() -> None:
     found = profile(n, d, loss, u, values=np.geomspace(1, 60, 15))
     assert found.identified
     assert found.low < 6.0 < found.high < 12
-    assert "profile interval" in found.words
+    assert "profile confidence interval" in found.words
     assert found.statistic.min() >= -1e-9
 
 
@@ -121,7 +121,7 @@ def test_the_published_fit_with_its_constants_held_does_not_identify_the_decay(l
 
 def test_what_cannot_be_held_alone_is_refused() -> None:
     n, d, u = design()
-    with pytest.raises(ValueError, match="'A' is not one of E, R_D"):
+    with pytest.raises(ValueError, match="'A' is not one of E, alpha, beta, R_D"):
         profile(n, d, AR.loss(n, d, u), u, name="A")
     assert "R_D" in FORM["repeated_data"].constants
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
-from megatron.scaling.downstream import chained, fit_downstream
+from megatron.scaling.downstream import chained, fit_downstream, known_chance
 from megatron.scaling.fit import fit_law
 
 published = runpy.run_path(str(Path(__file__).with_name("published.py")))
@@ -85,3 +86,97 @@ def test_the_interval_of_the_chain_holds_both_fits() -> None:
 def test_what_cannot_be_fitted_is_refused(words: tuple, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         fit_downstream(*words)
+
+
+def noisy_accuracies(n_questions: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and accuracies of a sigmoid from chance 0.25, with binomial error."""
+    L = np.linspace(2.0, 3.6, 16)
+    p = 0.25 + 0.6 / (1 + np.exp(4.0 * (L - 2.5)))
+    return L, np.random.default_rng(seed).binomial(n_questions, p) / n_questions
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sigmoid_stays_between_0_and_1_and_is_the_best_that_does(seed: int) -> None:
+    L = np.linspace(2.0, 3.0, 12)  # the upper half of a curve: unbounded least squares leave [0, 1]
+    rng = np.random.default_rng(seed)
+    y = np.clip(1 / (1 + np.exp(6 * (L - 2.9))) + 0.02 * rng.standard_normal(12), 0, 1)
+    found = fit_downstream(L, y, "accuracy", n_bootstrap=20)
+    for name in ("floor", "top"):
+        for value in [found.params[name], *found.replicates[name]]:
+            assert -1e-12 <= value <= 1 + 1e-12
+    assert found.params["floor"] <= found.params["top"] and found.params["s"] > 0
+    # a twin with bounds, from many starts
+    twins = [
+        least_squares(
+            lambda x: x[0] + x[1] * (1 - x[0]) / (1 + np.exp(x[2] * (L - x[3]))) - y,
+            [floor, gain, s, middle], bounds=([0, 0, 1e-6, -np.inf], [1, 1, np.inf, np.inf]), xtol=1e-14,
+        ).cost
+        for floor in (0.05, 0.3) for gain in (0.5, 0.95) for s in (2.0, 8.0) for middle in (2.5, 2.9, 3.3)
+    ]  # fmt: skip
+    assert ((found.score(L) - y) ** 2).sum() / 2 <= min(twins) * (1 + 1e-6)
+
+
+def test_the_floor_is_chance_where_it_is_known() -> None:
+    L, y = noisy_accuracies(400, 0)
+    held = fit_downstream(L, y, "accuracy", chance=0.25, n_bootstrap=10)
+    assert held.params["floor"] == 0.25 and set(held.replicates["floor"]) == {0.25} and held.dof == 13
+    free = fit_downstream(L, y, "accuracy", n_bootstrap=0)
+    assert free.params["floor"] != 0.25 and free.dof == 12
+    assert known_chance("hellaswag-first200") == 0.25 and known_chance("my_own") is None
+
+
+def test_the_scatter_of_a_score_is_unbiased_and_not_less_than_binomial() -> None:
+    spreads = []
+    for seed in range(60):
+        L, y = noisy_accuracies(400, seed)
+        spreads.append(fit_downstream(L, y, "accuracy", n_bootstrap=0, chance=0.25).spread ** 2)
+    p = 0.25 + 0.6 / (1 + np.exp(4.0 * (L - 2.5)))
+    assert np.mean(spreads) == pytest.approx((p * (1 - p) / 400).mean(), rel=0.15)
+    one = fit_downstream(L, y, "accuracy", n_bootstrap=0, n_questions=20)
+    assert float(one.score_sd(0.5)) == pytest.approx(np.sqrt(0.25 / 20))
+    assert float(one.score_sd(1.0)) == one.spread
+
+
+def test_a_new_runs_score_is_in_the_predictive_interval_and_seldom_in_the_other() -> None:
+    """95 % of 60: 57 expected, under 50 has a chance below 1e-4."""
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))
+    truth = 1.7 + 400 / n**0.34 + 900 / d**0.31
+    at = 1.7 + 400 / 2e9**0.34 + 900 / 1e11**0.31
+    inside = {"predictive": 0, "confidence": 0}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        loss = truth * np.exp(0.003 * rng.standard_normal(16))
+
+        def accuracy(L: float, rng: np.random.Generator = rng) -> np.ndarray:
+            return rng.binomial(500, 0.25 + 0.6 / (1 + np.exp(3.0 * (np.asarray(L) - 2.6)))) / 500
+
+        law = fit_law(n, d, loss, n_bootstrap=60, seed=seed)
+        curve = fit_downstream(loss, accuracy(loss), "accuracy", 60, seed, chance=0.25, n_questions=500)
+        new = accuracy(at * np.exp(0.003 * rng.standard_normal()))
+        for kind in inside:
+            _, low, high = chained(law, curve, 2e9, 1e11, kind=kind)
+            inside[kind] += bool(low <= new <= high)
+    assert inside["predictive"] >= 50 and inside["confidence"] < inside["predictive"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"scores": [30.0] * 9}, "got 30, expected shares"),
+        ({"chance": 1.5}, "chance: got 1.5"),
+        ({"kind": "error", "chance": 0.25}, "of an accuracy"),
+        ({"n_questions": 0}, "n_questions: got 0"),
+    ],
+)
+def test_wrong_scores_and_options_are_refused(changed: dict, sentence: str) -> None:
+    given = {"L": np.linspace(2, 3, 9), "scores": np.linspace(0.3, 0.8, 9)[::-1], "kind": "accuracy"}
+    with pytest.raises(ValueError, match=sentence):
+        fit_downstream(**(given | changed))
+
+
+def test_another_kind_of_interval_is_refused() -> None:
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))
+    loss = 1.7 + 400 / n**0.34 + 900 / d**0.31
+    curve = fit_downstream(loss, 0.9 - 2 * np.exp(-0.7 * loss), n_bootstrap=0)
+    with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
+        chained(fit_law(n, d, loss, n_bootstrap=0), curve, 1e9, 1e10, kind="credible")

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from megatron.scaling import report
+from megatron.scaling.approaches import estimate_bias
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
 from megatron.scaling.holdout import largest, score
+from megatron.scaling.law import Law
 from megatron.scaling.plot_fit import held_out_figure, pairs_figure, profile_figure, residual_figure
-from megatron.scaling.plot_isoflop import contour_figure, isoflop_figure
+from megatron.scaling.plot_isoflop import contour_figure, isoflop_figure, isoflop_of
 from megatron.scaling.plot_law import law_points
 from megatron.scaling.plot_repeat import crossover_figure, downstream_figure, epochs_figure
 from megatron.scaling.profile import profile
@@ -92,6 +94,16 @@ def test_isoflop_curves_have_a_cross_at_each_minimum() -> None:
     assert [chip.label for chip in figure.chips] == ["1.0e18 FLOPs", "1.0e19 FLOPs", "1.0e20 FLOPs"]
 
 
+def test_the_bias_of_parabolas_stands_in_the_caption_of_a_study_with_a_law() -> None:
+    params = {"E": 1.7, "A": 400.0, "B": 400.0, "alpha": 0.3, "beta": 0.3}
+    study = isoflop_study(params)
+    near = params | {"A": 420.0, "beta": 0.302}
+    law = Law(form="chinchilla", params=near, objective=0.0, huber_delta=1e-3, n_runs=0)
+    assert "arXiv 2603.22339" not in isoflop_figure(study).caption
+    bias = estimate_bias(isoflop_of(study), law)
+    assert bias.words in isoflop_figure(replace(study, law=law)).caption
+
+
 def test_a_study_without_equal_budgets_has_no_isoflop_figure(plain: Study) -> None:
     assert isoflop_figure(plain) is None
 
@@ -141,7 +153,7 @@ def test_held_out_runs_are_shown_with_their_intervals(repeated: Study) -> None:
     assert figure.data[1]["x"] == told["predicted"] and figure.data[1]["y"] == told["measured"]
     both = [law.held_out for law in repeated.laws.values()]
     assert figure.data[2]["y"] == both[1]["measured"] and figure.data[2]["y"] != figure.data[1]["y"]
-    assert f"{sum(one['n_inside'] for one in both)} of 6 inside their interval" in figure.title
+    assert f"{sum(one['n_inside'] for one in both)} of 6 inside their predictive interval" in figure.title
     assert (
         f"{told['predicted'][0]:.3f} (" in figure.alt and f"{told['measured'][0]:.3f} measured" in figure.alt
     )

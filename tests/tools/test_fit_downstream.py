@@ -48,7 +48,7 @@ def test_the_crossover_of_two_laws_is_told(root: Path, tmp_path: Path) -> None:
     words = (tmp_path / "ar.json", tmp_path / "md.json", "--unique", 1e8, 1e9)
     done = run(root, "find_crossover.py", *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("C_crit ") == 3 and "95 % [" in done.stdout
+    assert done.stdout.count("C_crit ") == 3 and "95 % confidence [" in done.stdout
     assert run(root, "find_crossover.py", tmp_path / "ar.json", tmp_path / "none.json").returncode == 1
     assert "wanted tokens above 0" in run(root, "find_crossover.py", *words[:3], -1).stderr
 
@@ -56,3 +56,29 @@ def test_the_crossover_of_two_laws_is_told(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool", ["fit_downstream.py", "find_crossover.py"])
 def test_help_shows_a_command(root: Path, tool: str) -> None:
     assert f"python tools/{tool}" in run(root, tool, "--help").stdout
+
+
+def test_tasks_are_not_mixed_and_the_interval_says_its_kind(root: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
+    loss = (1.7 + 400 / n**0.34 + 900 / d**0.31) * np.exp(0.003 * rng.standard_normal(20))
+    lines = ["n_params,train_tokens,loss,task,accuracy"]
+    for task, chance in (("piqa", 0.5), ("hellaswag", 0.25)):
+        p = chance + 0.4 / (1 + np.exp(3 * (loss - 2.6)))
+        scores = rng.binomial(900, p) / 900
+        lines += [f"{a},{b},{c},{task},{e}" for a, b, c, e in zip(n, d, loss, scores, strict=True)]
+    table = tmp_path / "scores.csv"
+    table.write_text("\n".join(lines) + "\n")
+    fit_law(n, d, loss, n_bootstrap=20).save(tmp_path / "law.json")
+    words = (table, "--score-column", "accuracy", "--kind", "accuracy")
+    mixed = run(root, "fit_downstream.py", *words)
+    assert mixed.returncode == 1 and "got hellaswag, piqa, expected one task" in mixed.stderr
+    done = run(root, "fit_downstream.py", *words, "--task", "piqa", "--n-questions", 900,
+               "--law", tmp_path / "law.json", "--predict", 2e9, 1e11)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "20 runs: floor 0.5, " in done.stdout and "floor held at chance" in done.stdout
+    assert "95 % predictive [" in done.stdout and "95 % confidence [" in done.stdout
+    free = run(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "free").stdout
+    assert "floor 0.5," not in free and "held" not in free
+    assert "got 'half'" in run(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "half").stderr
+    assert run(root, "fit_downstream.py", *words, "--task", "copa").returncode == 1

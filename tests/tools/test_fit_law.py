@@ -217,7 +217,7 @@ def test_the_floor_of_the_published_form_is_profiled_without_unique_tokens(
         (["--form", "repeated_data", "--unique-column", "unique"], "no column 'unique' of unique tokens"),
         (["--hold-out", 60], "found 60 of 60"),
         (["--fix", "alpha"], "--fix alpha: wanted NAME=VALUE"),
-        (["--profile", "R_D"], "profile: 'R_D' is not one of E, which chinchilla has"),
+        (["--profile", "R_D"], "profile: 'R_D' is not one of E, alpha, beta, which chinchilla has"),
         (["--approach", 2, "--flops-by", "flops"], "no column 'flops'"),
         (["--compare", "chinchilla,moon", "--hold-out", 5], ""),
     ],
@@ -339,3 +339,34 @@ def test_a_column_of_billions_is_refused_as_tokens_and_weights_come_from_a_colum
     done = run(root, table, "--weights", "w", "--out", tmp_path / "law.json", "--n-bootstrap", 20)
     assert done.returncode == 0, done.stderr
     assert Law.load(tmp_path / "law.json").columns["weights"] == "w"
+
+
+def test_tied_constants_priors_and_profiles_from_the_command_line(root: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
+    loss = (1.7 + 400 / n**0.34 + 900 / d**0.34) * np.exp(0.003 * rng.standard_normal(20))
+    rows = [f"{a},{b},{c}" for a, b, c in zip(n, d, loss, strict=True)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["n_params,train_tokens,loss", *rows]) + "\n")
+
+    def fit(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(root / "tools" / "fit_law.py"), str(table), "--n-bootstrap", "20",
+                   "--out", str(tmp_path / "law.json"), *words]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    done = fit("--fix", "alpha=beta", "--prior", "E=1.7+-0.02", "--profile", "beta")
+    assert done.returncode == 0, done.stderr
+    law = Law.load(tmp_path / "law.json")
+    assert law.params["alpha"] == law.params["beta"] and law.tied == {"alpha": "beta"}
+    assert law.priors == [{"name": "E", "mean": 1.7, "spread": 0.02}] and law.profile["name"] == "beta"
+    assert "tied: alpha = beta" in done.stdout and "prior: E = 1.7 +- 0.02" in done.stdout
+    assert "profile confidence interval" in done.stdout
+    for words, sentence in (
+        (("--fix", "alpha=gamma"), "expected two exponents"),
+        (("--fix", "alpha=0.3.1"), "alpha=0.34 or alpha=beta"),
+        (("--fix", "alpha=0.3", "--fix", "alpha=0.4"), "got alpha twice"),
+        (("--prior", "alpha=0.3"), "expected NAME=MEAN"),
+        (("--profile", "eta"), "profile: 'eta'"),
+    ):
+        refused = fit(*words)
+        assert refused.returncode == 1 and sentence in refused.stderr and "Traceback" not in refused.stderr

@@ -1,0 +1,127 @@
+"""What a law predicts for one run, or at one compute, with intervals that say what they are of."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from megatron.scaling.frontier import bands, least_loss, optimal
+from megatron.scaling.law import Law
+
+LEVEL = 0.95
+Interval = tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The loss of N parameters after D tokens, U of them unique (None: all), in nats a token.
+
+    confidence  of the law's value, the mean of many such runs
+    predictive  of the measured loss of one new run
+    outside     {"N": "above"} and so on: where the point leaves the range of the fitted runs
+    Both intervals are None for a law without bootstrap replicates.
+    """
+
+    N: float
+    D: float
+    U: float | None
+    loss: float
+    level: float
+    confidence: Interval
+    predictive: Interval
+    outside: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OptimumPrediction:
+    """N parameters and D tokens of the least loss L at C = k N D FLOPs, k flops_per_param_token.
+
+    N_confidence, D_confidence and L_confidence are intervals of the law's optimum; L_predictive is of the
+    measured loss of one run there. None without bootstrap replicates.
+    """
+
+    C: float
+    flops_per_param_token: float
+    U: float | None
+    N: float
+    D: float
+    L: float
+    level: float
+    N_confidence: Interval
+    D_confidence: Interval
+    L_confidence: Interval
+    L_predictive: Interval
+    outside: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def predict_run(law: Law, N: float, D: float, U: float | None = None, level: float = LEVEL) -> Prediction:
+    """Predict one run. Raises ValueError for N, D or U not above 0, or a level not between 0 and 1."""
+    check_positive(N=N, D=D, **({} if U is None else {"U": U}))
+    _check_level(level)
+    unique = np.inf if U is None else U
+    value, *inner = law.predict(N, D, unique, level, "confidence")
+    outer = law.predict(N, D, unique, level)[1:]
+    point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
+    return Prediction(
+        N, D, U, float(value), level, _interval(*inner), _interval(*outer), find_outside(law, point)
+    )
+
+
+def predict_optimum(
+    law: Law,
+    C: float,
+    U: float | None = None,
+    flops_per_param_token: float = 6.0,
+    level: float = LEVEL,
+) -> OptimumPrediction:
+    """Predict the best use of C FLOPs with U unique tokens. ValueError as `predict_run`."""
+    check_positive(C=C, flops_per_param_token=flops_per_param_token, **({} if U is None else {"U": U}))
+    _check_level(level)
+    k = flops_per_param_token
+    at = optimal(law, C, k) if U is None else least_loss(law, C, U, k)
+    N, D, L = (float(v[0]) for v in (at.N, at.D, at.L))
+    ends: Mapping[str, Any] = {}
+    predictive = None
+    if law.replicates:
+        ends = {name: (low[0], high[0]) for name, (low, high) in bands(law, C, level, k, U).items()}
+        predictive = _interval(*law.add_noise(L, *ends["L"], level))
+    inner = {name: _interval(*ends[name]) if ends else None for name in "NDL"}
+    point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
+    return OptimumPrediction(
+        C, k, U, N, D, L, level, inner["N"], inner["D"], inner["L"], predictive, find_outside(law, point)
+    )
+
+
+def find_outside(law: Law, point: Mapping[str, float]) -> dict[str, str]:
+    """{name: "below" or "above"} of the values of `point` beyond the ranges of the law's runs."""
+    found = {}
+    for name, value in point.items():
+        low, high = law.ranges.get(name, (0.0, np.inf))
+        if not low <= value <= high:
+            found[name] = "below" if value < low else "above"
+    return found
+
+
+def check_positive(**values: float) -> None:
+    """Raise ValueError unless each value is a finite number above 0."""
+    for name, value in values.items():
+        if not 0 < value < np.inf:
+            raise ValueError(f"{name}: got {value}, expected a number above 0")
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level: got {level}, expected a number between 0 and 1, as 0.95")
+
+
+def _interval(low: Any, high: Any) -> Interval:
+    return None if np.isnan(low) or np.isnan(high) else (float(low), float(high))

@@ -1,0 +1,95 @@
+"""What is known of a law's constants before its runs: priors, and what weight they have in a Huber fit.
+
+An exponent has a normal prior. A positive constant (E, A, B, R_D, ...) has a log-normal one: its logarithm is
+normal around log(mean) with standard deviation sd / mean. Both are normal in a linear combination of the
+coordinates of the fit, so a prior is one more squared residual.
+
+The objective is a sum of Huber terms, not a log likelihood. For normal noise of standard deviation sigma the
+estimate has the variance V = b / a^2 (X'X)^-1, with a = P(|r| < delta) and b = E[min(r^2, delta^2)], while
+the objective has the curvature a X'X. It weighs as much as a likelihood whose variance is V when it is
+divided by b / a: so a squared distance in standard deviations is multiplied by b / a, which is sigma^2 for
+least squares.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import erf
+
+from megatron.scaling.surface import THETA, Points
+
+EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D", "g", "h", "gamma", "delta")
+POSITIVE = ("E", "A", "B", "a", "b", "c", "K", "R_D", "R_N")
+WRITTEN = re.compile(r"\s*(\w+)\s*=\s*(\S+?)\s*(?:\+-|\+/-|±)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Prior:
+    """`name` is `mean` with standard deviation `spread`, both in the constant's own units."""
+
+    name: str
+    mean: float
+    spread: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no distribution. Raises ValueError."""
+        if self.name not in EXPONENTS + POSITIVE:
+            raise ValueError(
+                f"prior of {self.name}: got no constant that can have one, expected one of "
+                f"{', '.join(EXPONENTS + POSITIVE)}"
+            )
+        if not (np.isfinite(self.mean) and 0 < self.spread < np.inf):
+            raise ValueError(
+                f"prior of {self.name}: got {self.mean} +- {self.spread}, expected a number and a standard "
+                "deviation above 0. A constant that is known exactly is held with --fix."
+            )
+        if self.name in POSITIVE and self.mean <= 0:
+            raise ValueError(f"prior of {self.name}: got {self.mean}, expected a mean above 0")
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of the normal distribution: of the constant, or of its logarithm."""
+        return self.spread / self.mean if self.name in POSITIVE else self.spread
+
+    def centre(self) -> float:
+        """Mean of the normal distribution."""
+        return float(np.log(self.mean)) if self.name in POSITIVE else self.mean
+
+    def direction(self, form: str, at: Points) -> np.ndarray:
+        """[p] c of the combination c @ theta that is the constant, or its logarithm (surface.constants)."""
+        alpha, beta = ("eta", "eta") if form == "over_training" else ("alpha", "beta")
+        terms = {
+            "E": {"e": 1.0},
+            "A": {"a": 1.0, alpha: at.x0},
+            "B": {"b": 1.0, beta: at.y0},
+            "a": {"a": 1.0, alpha: at.x0},
+            "b": {"b": 1.0, beta: at.y0 + (0.5 * np.log(6) if form == "over_training" else 0.0)},
+            "c": {"c": 1.0, "gamma": -at.x0, "delta": at.y0},
+            "K": {"k": 1.0, "g": -at.wide0, "h": -at.often0},
+            "R_D": {"r_D": 1.0},
+            "R_N": {"r_N": 1.0},
+        }.get(self.name, {self.name: 1.0})
+        return np.array([terms.get(name, 0.0) for name in THETA[form]])
+
+
+def read_prior(text: str) -> Prior:
+    """A prior written as NAME=MEAN+-SD. Raises ValueError for another text."""
+    parts = WRITTEN.fullmatch(text)
+    try:
+        return Prior(parts[1], float(parts[2]), float(parts[3]))
+    except (TypeError, ValueError) as error:
+        if parts is not None and "could not convert" not in str(error):
+            raise
+        raise ValueError(f"--prior {text}: expected NAME=MEAN+-SD, as alpha=0.34+-0.05") from None
+
+
+def prior_scale(sigma: float, delta: float) -> float:
+    """b / a of a Huber of width `delta` under normal noise of standard deviation `sigma`; see above."""
+    if not np.isfinite(delta) or sigma == 0:
+        return sigma**2
+    z = delta / sigma
+    inside = float(erf(z / np.sqrt(2)))
+    density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
+    square = sigma**2 * (inside - 2 * z * density) + delta**2 * (1 - inside)
+    return square / inside

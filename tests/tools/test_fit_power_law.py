@@ -1,0 +1,72 @@
+"""tools/fit_power_law.py, run as a person runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.scaling.power_law import fit_power
+
+X = np.geomspace(1e18, 1e21, 6)
+SE = np.array([0.02, 0.1, 0.05, 0.03, 0.08, 0.04])
+Y = 0.1 * X**0.5 * np.exp(SE * np.random.default_rng(0).standard_normal(6))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Six optima with errors of N_opt."""
+    rows = [f"{x},{y},{y * s}" for x, y, s in zip(X, Y, SE, strict=True)]
+    path = tmp_path / "optima.csv"
+    path.write_text("\n".join(["C,N_opt,SE", *rows]) + "\n")
+    return path
+
+
+def fit(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "tools" / "fit_power_law.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_points_with_errors_give_the_weighted_law_and_both_intervals(root: Path, table: Path) -> None:
+    done = fit(root, table, "--sigma-column", "SE", "--predict", 1e22, 1e20)
+    assert done.returncode == 0, done.stderr
+    law = fit_power(X, Y, SE)
+    assert f"N_opt = {law.coefficient:.5g} C^{law.exponent:.4f}  (6 points)" in done.stdout
+    _, low, high = law.predict(1e22)
+    assert f"95 % predictive [{low:.5g}, {high:.5g}]" in done.stdout and "95 % confidence [" in done.stdout
+    assert done.stdout.count("OUTSIDE") == 1
+    told = json.loads(fit(root, table, "--sigma-column", "SE", "--predict", 1e22, "--json").stdout)
+    assert told["exponent"] == pytest.approx(law.exponent)
+    assert told["predictions"][0]["predictive"] == pytest.approx([float(low), float(high)])
+    plain = json.loads(fit(root, table, "--json").stdout)
+    assert plain["exponent"] == pytest.approx(fit_power(X, Y).exponent)
+
+
+def test_two_points_without_errors_have_no_interval(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("C,N_opt\n1e18,1e8\n1e20,1e9\n")
+    assert "not known" in fit(root, path, "--predict", 1e21).stdout
+    assert json.loads(fit(root, path, "--json").stdout)["exponent_confidence"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--y-column", "N_op"], "no column 'N_op'; did you mean 'N_opt'?. Name another with --y-column"),
+        (["--sigma-column", "se"], "--sigma-column"),
+        (["--predict", "-1"], "--predict: got -1.0"),
+    ],
+)
+def test_wrong_words_are_refused(root: Path, table: Path, words: list[str], sentence: str) -> None:
+    done = fit(root, table, *words)
+    assert done.returncode == 1 and sentence in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("cell", ["nan", "", "-3", "many"])
+def test_a_cell_that_is_no_size_is_named(root: Path, tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(f"C,N_opt\n1e18,1e8\n1e20,{cell}\n")
+    done = fit(root, path)
+    assert done.returncode == 1 and "row 2, N_opt: got" in done.stderr

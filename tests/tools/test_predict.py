@@ -1,0 +1,104 @@
+"""tools/predict.py, run as a person runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.scaling.fit import fit_law
+from megatron.scaling.forms import FORM
+
+TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
+
+
+def predict(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "tools" / "predict.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def law_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """law.json, identified, and ray.json of runs on one ray D/N."""
+    folder = tmp_path_factory.mktemp("laws")
+    rng = np.random.default_rng(3)
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 5)))
+    loss = FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(0.001 * rng.standard_normal(30))
+    law = fit_law(n, d, loss, n_bootstrap=100)
+    assert law.identified
+    law.save(folder / "law.json")
+    n = np.geomspace(1e7, 1e9, 12)
+    loss = FORM["chinchilla"].loss(TRUTH, n, 20 * n) * np.exp(0.003 * rng.standard_normal(12))
+    fit_law(n, 20 * n, loss, n_bootstrap=20).save(folder / "ray.json")
+    return folder
+
+
+def test_a_run_and_an_optimum_say_what_their_intervals_are(root: Path, law_files: Path) -> None:
+    done = predict(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout
+    assert "95 % predictive [" in words and "95 % confidence [" in words
+    assert (
+        "OUTSIDE of the fitted runs: N is above 1e+09" in words and "D is above" not in words.split("C 1e")[0]
+    )
+    assert "N* " in words and "D* " in words and "L* " in words and "one new run there" in words
+    inside = predict(root, law_files / "law.json", 1e8, 1e10).stdout
+    assert "within the range of the fitted runs" in inside and "OUTSIDE" not in inside
+
+
+def test_json_has_the_same_numbers(root: Path, law_files: Path) -> None:
+    told = json.loads(predict(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21, "--json").stdout)
+    assert told["identified"] is True
+    one, best = told["prediction"], told["optimum"]
+    assert one["predictive"][0] < one["confidence"][0] < one["loss"] < one["predictive"][1]
+    assert best["N"] * best["D"] * 6 == pytest.approx(1e21)
+    text = predict(root, law_files / "law.json", 7e9, 1.4e10).stdout
+    assert f"loss {one['loss']:.4f}" in text and f"[{one['predictive'][0]:.4f}, " in text
+
+
+def test_a_law_that_is_not_identified_says_so_first(root: Path, law_files: Path) -> None:
+    lines = predict(root, law_files / "ray.json", 1e8, 2e9).stdout.splitlines()
+    assert lines[0].startswith("NOT IDENTIFIED by the runs of this law: ")
+    told = json.loads(predict(root, law_files / "ray.json", 1e8, 2e9, "--json").stdout)
+    assert told["identified"] is False and told["not_identified"]
+
+
+def test_published_laws_are_listed_and_answer(root: Path) -> None:
+    listed = predict(root, "--list").stdout
+    for name in ("chinchilla", "besiroglu", "muennighoff", "gadre-c4", "kaplan", "step-law"):
+        assert f"\n{name} " in f"\n{listed}"
+    assert listed.count("arXiv") >= 9
+    done = predict(root, "chinchilla-unrounded", "--flops", 5.76e23)
+    assert "N* 4.03" in done.stdout or "N* 4.04" in done.stdout
+    assert "no interval" in done.stdout and "95 %" not in done.stdout
+    rate = predict(root, "step-law", 1e9, 1e11).stdout
+    assert f"learning rate {1.79 * 1e9**-0.713 * 1e11**0.307:.4g}" in rate
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (("nothing.json", 1, 2), 1, "got neither a file nor the name"),
+        (("chinchilla", -1, 2), 1, "N: got -1.0"),
+        (("chinchilla", "nan", 2), 1, "N: got nan"),
+        (("chinchilla", 1e9), 2, "expected both"),
+        (("chinchilla",), 2, "no N and D and no --flops"),
+        ((), 2, "got no LAW"),
+        (("chinchilla", 1e9, 1e10, "--unique", 1e9), 1, "no term for repetition"),
+        (("chinchilla", "--flops", 0), 1, "C: got 0.0"),
+        (("step-law", "--flops", 1e20), 1, "it is no law of loss"),
+        (("chinchilla", 1e9, 1e10, "--level", 95), 1, "level: got 95"),
+    ],
+)
+def test_wrong_words_are_refused(root: Path, words: tuple, status: int, sentence: str) -> None:
+    done = predict(root, *words)
+    assert done.returncode == status and sentence in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_a_file_that_is_no_law_is_refused(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "law.json").write_text("[1, 2]")
+    done = predict(root, tmp_path / "law.json", 1e9, 1e10)
+    assert done.returncode == 1 and "not a law" in done.stderr
