@@ -79,9 +79,11 @@ def walk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
 def test_the_dry_run_prices_every_run_and_spends_nothing(walk: Walk) -> None:
     told = walk.run("sweep", walk.study, "--dry-run")
     assert told.count(" to run\n") == 7
+    assert max(map(len, told.splitlines())) <= 100
     # 16 wide, 1 layer, 501 ids padded to 512: 512*16 + 4*256 + 3*16*64 + 3*16
     assert "12,336" in told
-    assert "7 of 7 runs to do: 41k tokens" in told
+    assert "7 of 7 runs to do, 41k tokens" in told.splitlines()[0]
+    assert "240 steps of small and 240 steps of large just timed here" in told.replace("\n", " ")
     assert not (walk.out / "runs").exists()
 
 
