@@ -61,12 +61,19 @@ def isoflop_figure(study: Study) -> Figure | None:
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", losses.min(), losses.max()),
     }
     last = found.parabolas[-1]
-    title = f"At {wording.exponent(last.C)} FLOPs the best size is {wording.count(last.N_best)} parameters"
+    where = "beyond the sizes tried, at" if last.at_edge else "at"
+    title = (
+        f"At {wording.exponent(last.C)} FLOPs the parabola's minimum is {where} "
+        f"{wording.count(last.N_best)} parameters"
+    )
     if found.size is not None:
-        inside = wording.interval(found.size.interval, "{:.2f}".format)
-        title = f"By isoFLOP curves N* grows as C to the power {found.size.exponent:.2f}" + (
-            f" ({inside})" if inside else ""
-        )
+        low, high = found.size.interval
+        inside = wording.interval([low, high], "{:.2f}".format)
+        power = f"power {found.size.exponent:.2f}" + (f" ({inside})" if inside else "")
+        way = "grows" if low > 0 else "falls" if high < 0 else ""
+        title = f"By isoFLOP curves N* {way} as C to the {power}"
+        if not way:  # also where there is no interval
+            title = f"IsoFLOP curves leave open whether N* grows with C: {power}"
     caption = (
         "Points: finished runs of about equal FLOPs. Lines: parabolas in log N. Crosses: their minima, with "
         "95 % of the fit. A parabola is symmetric and a loss is not: compare with the law's optimum. "

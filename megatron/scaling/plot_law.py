@@ -115,9 +115,8 @@ def prediction_figure(study: Study) -> Figure | None:
     }
     worst = points[int(np.argmax(abs(off)))]
     title = (
-        f"The law gives the loss of its own {wording.plural(len(points), 'run')} to within "
-        f"{np.median(abs(off)):.1f} % "
-        f"(median), {max(abs(off)):.1f} % at worst"
+        f"The law is off by {np.median(abs(off)):.1f} % in the median of its own "
+        f"{wording.plural(len(points), 'run')}, by {max(abs(off)):.1f} % at worst"
     )
     caption = (
         "On the dotted line the law is exact. Bars: two standard errors of the measured loss. These are the "
@@ -164,15 +163,29 @@ def size_figure(study: Study) -> Figure | None:
     by_N, by_D = (
         float(study.law.loss(*start) - study.law.loss(large, many)) for start in ((small, many), (large, few))
     )
+    parts = []
+    if large > small:
+        parts.append(
+            f"{wording.times(large / small)} times the parameters change the loss by {-by_N:.2f} nats"
+        )
+    if many > few:
+        parts.append(f"{wording.times(many / few)} times the tokens change it by {-by_D:.2f} nats")
     title = (
-        f"By the law, {wording.times(large / small)} times the parameters take {by_N:.2f} nats off the loss, "
-        f"{wording.times(many / few)} times the tokens {by_D:.2f}"
+        f"By the law {wording.listed(parts)}" if parts else "The law at the one size and budget of its runs"
     )
     caption = "Lines: the fitted law at each token budget. Points: finished runs, with two standard errors."
     if FORM[study.law.form].wants_unique:
         caption += " The lines are of text read once: a point above its line has read its text more often."
-    alt = f"{title}. The curves flatten to the right: at fixed tokens each further doubling of N brings less."
+    alt = f"{title}."
+    if flattens(study.law, N, budgets):
+        alt += " The curves flatten to the right: at fixed tokens each further doubling of N brings less."
     return Figure("size", title, caption, alt, data, layout, chips)
+
+
+def flattens(law: Law, N: np.ndarray, budgets: Sequence[float]) -> bool:
+    """Whether at every budget the law's loss falls with N [n], evenly spaced in log, by less and less."""
+    gains = [-np.diff(law.loss(N, np.full_like(N, D))) for D in budgets]
+    return len(N) > 2 and all((gain > 0).all() and (np.diff(gain) < 0).all() for gain in gains)
 
 
 def optimum_figure(study: Study) -> Figure | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from megatron.run_dir import write_whole
 from megatron.scaling import (
+    claims,
     plot_fit,
     plot_isoflop,
     plot_law,
@@ -216,7 +217,7 @@ def _tiles(study: Study) -> str:
         tiles.append(
             (
                 wording.loss(row["loss"]),
-                f"lowest held-out loss, nats per token ({study.size_name(row['n_params'])})",
+                f"lowest {claims.loss_name(study, row)}, nats per token ({study.size_name(row['n_params'])})",
             )
         )
     if study.law is not None and study.law.derived.get("a_exponent") is not None:
@@ -231,9 +232,9 @@ def _tiles(study: Study) -> str:
     if done:
         spent = sum(row["train_flops"] or 0 for row in done)
         seconds = sum(row["wall_s"] or 0 for row in done)
-        tiles.append(
-            (f"{wording.exponent(spent)} FLOPs", f"spent on training, {wording.duration(seconds)} in all")
-        )
+        branched = any(row.get("trunk") not in (None, "", row["run"]) for row in done)
+        what = "trained, shared steps counted in each run" if branched else "spent on training"
+        tiles.append((f"{wording.exponent(spent)} FLOPs", f"{what}, {wording.duration(seconds)} in all"))
     return (
         '<ul class="tiles">'
         + "".join(f"<li><b>{_raised(a)}</b><span>{escape(b)}</span></li>" for a, b in tiles)
