@@ -27,7 +27,7 @@ from megatron.scaling.launch import Job, Launcher
 from megatron.scaling.memory import bytes_of
 
 CACHE = "price.json"  # in the study's directory
-CACHE_AGE_S = 3600.0
+CACHE_AGE_S = 900.0
 PROBE_FLOPS = 8e10  # of one probe: a second or two of a CPU core
 FEWEST_STEPS, MOST_STEPS = 10, 240
 SKIPPED_STEPS = 2  # the first ones allocate and compile
@@ -66,8 +66,8 @@ def time_steps(
 ) -> list[Timing]:
     """Timings of the model of fewest and of most FLOPs a step among `runs`, `jobs` processes at a time.
 
-    Read from `directory`/price.json where that is of this machine, these settings and the last hour. Empty
-    where the largest model does not fit `memory_bytes` or no process got through its first steps.
+    Read from `directory`/price.json where that is of this machine, these settings and the last CACHE_AGE_S.
+    Empty where the largest model does not fit `memory_bytes` or no process got through its first steps.
     """
     ordered = sorted(runs, key=flops_per_step)
     ends = [ordered[0], ordered[-1]]
