@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import claims, wording
+from megatron.scaling import claims, verdict, wording
 from megatron.scaling.crossover import crossover
 from megatron.scaling.downstream import fit_downstream
 from megatron.scaling.forms import FORM
@@ -127,7 +127,10 @@ def crossover_figure(study: Study) -> Figure | None:
         "yaxis": log_axis("compute where the laws meet (FLOPs)", shown, flops_tick),
     }
     title = f"By the laws masked diffusion has the lower loss above {found.words}"
-    if found.power is None:
+    doubt = next((verdict.law_words(law) for law in (first, second) if not verdict.is_sound(law)), None)
+    if doubt is not None:
+        title = f"Where the laws meet does not follow from {doubt} ({first.n_runs} and {second.n_runs} runs)"
+    elif found.power is None:
         title = (
             f"The laws meet at {wording.exponent(float(found.C[at][0]))} FLOPs with "
             f"{wording.count(unique[at][0])} unique tokens"

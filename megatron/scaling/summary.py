@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron.scaling import claims, wording
+from megatron.scaling import claims, verdict, wording
 from megatron.scaling.forms import FORM
 from megatron.scaling.plot_law import BEYOND, Optimum, largest_compute, law_points, optimum
+from megatron.scaling.proposal import propose_runs
 from megatron.scaling.study import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 
 # Up to about here a repeated token is worth nearly a new one (Muennighoff et al. 2023, arXiv 2305.16264).
@@ -97,9 +98,9 @@ def best(study: Study) -> str:
     tied = f" The losses of {runs} are not above it by more than the noise." if n_close else ""
     per_byte = study.corpus.get("bytes_per_token")
     bits = f" ({row['loss'] / math.log(2) / per_byte:.2f} bits per byte)" if per_byte else ""
+    loss = f"{wording.loss(row['loss'], row['loss_se'])} nats per token{bits}"
     return (
-        f"The lowest {claims.loss_name(study, row)}, {wording.loss(row['loss'], row['loss_se'])} nats per token{bits}, is "
-        "that of "
+        f"The lowest {claims.loss_name(study, row)}, {loss}, is that of "
         f"{study.size_name(row['n_params'])} parameters on {wording.count(row['train_tokens'])} tokens.{tied}"
     )
 
@@ -118,6 +119,8 @@ def law_absent(study: Study) -> str:
 
 def optima(study: Study) -> str:
     """What is compute-optimal at the study's largest compute and beyond."""
+    if not verdict.is_sound(study.law):
+        return f"No compute-optimal N and D are given: they would follow from {verdict.law_words(study.law)}."
     last = largest_compute(study)
     at = optimum(study.law, np.array([last, last * BEYOND]))
     here, there = (_optimum_words(at, i) for i in range(2))
@@ -131,6 +134,12 @@ def optima(study: Study) -> str:
         f"extrapolation: its {level} "
         "interval covers the scatter of the fit, not the chance that the law bends beyond the runs."
     )
+
+
+def to_do(study: Study) -> str:
+    """The runs that would help most to identify the law of the page; empty where none can be proposed."""
+    proposal = propose_runs(study.law, law_points(study))
+    return "" if proposal is None else f"To identify it train {proposal.words()}."
 
 
 def _optimum_words(at: Optimum, i: int) -> str:

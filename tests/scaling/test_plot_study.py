@@ -174,7 +174,9 @@ def test_lines_of_epochs_are_of_one_size_and_one_text_and_turns_are_told(repeate
 
 def test_the_crossover_figure_is_the_crossover_of_the_two_laws(repeated: Study) -> None:
     figure = crossover_figure(repeated)
-    assert re.search(r"By the laws masked diffusion has the lower loss above C_crit = \S+ U\^[\d.]+", figure.title)
+    assert re.search(
+        r"By the laws masked diffusion has the lower loss above C_crit = \S+ U\^[\d.]+", figure.title
+    )
     assert (np.diff(figure.data[-1]["y"]) > 0).all()
     assert crossover_figure(replace(repeated, laws={AUTOREGRESSIVE: repeated.law})) is None
 
