@@ -25,7 +25,9 @@ from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.priors import read_prior
 from megatron.scaling.profile import HELD, profile
+from megatron.scaling.proposal import propose_runs, rows_of_table
 from megatron.scaling.selection import Columns, Selection, column_of, compute_of, select_runs
+from megatron.scaling.table import read_table
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -304,6 +306,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         return failed(error)
     print(f"{args.out}: {summary(law)}")
+    if law.identified is False:
+        rows = rows_of_table(read_table(args.table), law.columns, runs.names or [])
+        if (proposal := propose_runs(law, rows)) is not None:
+            print(f"  to do: {proposal.words()}")
     return 0
 
 

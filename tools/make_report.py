@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import command, failed, run
+from megatron.scaling import summary, verdict
 from megatron.scaling.export import export_figures
 from megatron.scaling.law import Law
 from megatron.scaling.report import colours_of, figures_of, write_report
-from megatron.scaling.study import read_study
+from megatron.scaling.study import Study, read_study
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,6 +34,17 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def print_law(study: Study, law: Law) -> None:
+    """The law, or why it may not be quoted and which runs would help."""
+    if verdict.is_sound(law):
+        print(f"law: {law.formula()}")
+        return
+    for line in verdict.doubts(law):
+        print(f"law: {line}")
+    if law.identified is False and study.law is not None and (words := summary.to_do(study)):
+        print(f"to do: {words}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
@@ -45,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failed(error)
     law = args.study_dir / "law.json"
     if law.is_file():
-        print(f"law: {Law.load(law).formula()}")
+        print_law(read_study(args.study_dir), Law.load(law))
     print(f"report: {path}")
     if drawn:
         print(f"figures: {len(drawn)} files in {args.figures}")

@@ -13,7 +13,7 @@ from megatron.command import STOPPED, command, count, failed, run, whole
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
 from megatron.scaling.price import GPU_EFFICIENCY, Speed, speed_of
 from megatron.scaling.price_table import price_table
-from megatron.scaling.sweep import Options, jobs_of, sweep
+from megatron.scaling.sweep import Options, jobs_of, sweep, time_study
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,13 +50,18 @@ def build_parser() -> argparse.ArgumentParser:
         "run.dataset.path_train=synthetic run.dataset.path_eval=synthetic",
     )
     price.add_argument(
-        "--hardware", metavar="GPU", help="to price for, e.g. H100; by itself what this machine has"
+        "--hardware",
+        metavar="GPU",
+        help="to price for, e.g. H100; default: time a few steps of the smallest and largest model here",
     )
     price.add_argument(
         "--mfu", type=float, default=GPU_EFFICIENCY, metavar="SHARE", help="part of its peak that runs reach"
     )
     price.add_argument(
         "--tflops", type=float, metavar="TFLOPS", help="sustained TFLOP/s of one run, for the expected time"
+    )
+    price.add_argument(
+        "--details", action="store_true", help="also unique tokens, batch, rate, FLOPs by other conventions"
     )
     return parser
 
@@ -69,22 +74,33 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan or run, and say how it ended."""
     args = parse_args(argv)
-    options = Options(args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch)
+    options = Options(args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.details)
 
     def price(runs: Sequence[PlannedRun]) -> Speed:
         elsewhere = args.launcher == "slurm"
-        return speed_of(runs, args.tflops, args.hardware, args.gpus_per_run, args.mfu, elsewhere)
+        return speed_of(
+            runs,
+            args.tflops,
+            args.hardware,
+            args.gpus_per_run,
+            args.mfu,
+            elsewhere,
+            probe=lambda: time_study(study, options, runs),
+        )
 
     try:
         study = read_study_plan(args.study, args.overrides)
         if args.dry_run:
             runs = expand(study)
             jobs = (args.jobs or 1) if args.hardware else jobs_of(study, options)
-            print(price_table(runs, price(runs), jobs, args.gpus_per_run))
+            print(price_table(runs, price(runs), jobs, args.gpus_per_run, args.details))
             return 0
         outcome = sweep(study, options, price)
     except (OSError, ValueError) as error:
         return failed(error)
+    except KeyboardInterrupt:  # while steps were timed: nothing of the study has started
+        print("stopped; nothing was trained", file=sys.stderr)
+        return STOPPED
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")
     for line in outcome.failed:
         print(f"error: {line}", file=sys.stderr)

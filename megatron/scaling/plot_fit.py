@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import wording
+from megatron.scaling import headlines, wording
 from megatron.scaling.law import Law
 from megatron.scaling.plot import (
     LOSS_UNIT,
@@ -67,16 +67,17 @@ def residual_figure(study: Study) -> Figure | None:
         axis |= {"tickvals": axis["tickvals"][few], "ticktext": axis["ticktext"][few], "anchor": "y"}
         layout["xaxis" if i == 0 else f"xaxis{i + 1}"] = axis
     slopes = {letter: _trend(np.log(at[letter]), left) for letter in panels}
-    worst = max(slopes, key=lambda letter: abs(slopes[letter]))
-    title = (
-        f"Residuals have a spread of {np.std(left):.2f} % and rise by {slopes[worst]:+.2f} % for each "
-        f"tenfold {worst}"
-    )
+    trend = headlines.trend_claim({letter: np.array(values) for letter, values in at.items()}, left)
+    title = f"Residuals: a spread of {np.std(left):.2f} %, {trend}"
     caption = (
         "Each point is a run, in per cent of its loss, against N, D and C = 6 N D. Around zero without a "
-        "pattern the form fits; a slope or a bend means that it does not."
+        "pattern they do not speak against the form; a slope or a bend does."
     )
-    alt = f"{title}; by tenfold " + ", ".join(f"{x}: {slope:+.2f} %" for x, slope in slopes.items()) + "."
+    alt = (
+        f"{title}; slopes by tenfold "
+        + ", ".join(f"{x}: {slope:+.2f} %" for x, slope in slopes.items())
+        + "."
+    )
     return Figure("residuals", title, caption, alt, data, layout, run_chips(study, points), 360)
 
 
@@ -109,7 +110,7 @@ def pairs_figure(study: Study) -> Figure | None:
         together.append(correlation)
     strongest = int(np.argmax(np.abs(together)))
     x, y = PAIRS[strongest]
-    title = f"Bootstrap refits move {x} and {y} together: correlation {together[strongest]:.2f}"
+    title = f"Of the bootstrap's constants {x} and {y} are the most correlated: {together[strongest]:.2f}"
     caption = (
         "Each point is the law of one resampling of the runs; the cross is the fit. A long thin cloud means "
         "that the runs hold a combination of the two and neither alone."
@@ -223,7 +224,7 @@ def held_out_figure(study: Study) -> Figure | None:
     n_runs, n_inside = (sum(one[key] for one in told.values()) for key in ("n_runs", "n_inside"))
     worst = max(one["worst_percent"] for one in told.values())
     title = (
-        f"{wording.plural(n_runs, 'run')} held out of the fit: predicted to within {worst:.1f} %, "
+        f"{wording.plural(n_runs, 'run')} held out of the fit: predictions off by {worst:.1f} % at most, "
         f"{n_inside} of {n_runs} inside {'its' if n_runs == 1 else 'their'} predictive interval"
     )
     percent = f"{100 * next(iter(told.values()))['level']:.0f} %"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import wording
+from megatron.scaling import verdict, wording
 from megatron.scaling.approaches import estimate_bias
 from megatron.scaling.frontier import optimal
 from megatron.scaling.isoflop import IsoFlop, Parabola, fit_isoflop
@@ -19,7 +19,7 @@ from megatron.scaling.plot import (
     run_mark,
     scatter,
 )
-from megatron.scaling.plot_law import largest_compute, law_points
+from megatron.scaling.plot_law import largest_compute, law_points, line_of
 from megatron.scaling.study import Study
 
 STEPS = 40  # of a contour grid, to either side
@@ -62,12 +62,19 @@ def isoflop_figure(study: Study) -> Figure | None:
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", losses.min(), losses.max()),
     }
     last = found.parabolas[-1]
-    title = f"At {wording.exponent(last.C)} FLOPs the best size is {wording.count(last.N_best)} parameters"
+    where = "beyond the sizes tried, at" if last.at_edge else "at"
+    title = (
+        f"At {wording.exponent(last.C)} FLOPs the parabola's minimum is {where} "
+        f"{wording.count(last.N_best)} parameters"
+    )
     if found.size is not None:
-        inside = wording.interval(found.size.interval, "{:.2f}".format)
-        title = f"By isoFLOP curves N* grows as C to the power {found.size.exponent:.2f}" + (
-            f" ({inside})" if inside else ""
-        )
+        low, high = found.size.interval
+        inside = wording.interval([low, high], "{:.2f}".format)
+        power = f"power {found.size.exponent:.2f}" + (f" ({inside})" if inside else "")
+        way = "grows" if low > 0 else "falls" if high < 0 else ""
+        title = f"By isoFLOP curves N* {way} as C to the {power}"
+        if not way:  # also where there is no interval
+            title = f"IsoFLOP curves leave open whether N* grows with C: {power}"
     caption = (
         "Points: finished runs of about equal FLOPs. Lines: parabolas in log N. Crosses: their minima, with "
         "95 % confidence intervals of the fit. A parabola is symmetric and a loss is not: compare with the "
@@ -144,7 +151,7 @@ def contour_figure(study: Study) -> Figure | None:
         },
         scatter(
             best.N.tolist(), best.D.tolist(), "lines", meta=["optimum"],
-            line={"color": "@accent", "width": 2.4},
+            line=line_of(study.law, "@accent", 2.4),
             customdata=[wording.exponent(c) for c in best.C],
             hovertemplate="optimum at %{customdata} FLOPs<extra></extra>",
         ),
@@ -157,14 +164,19 @@ def contour_figure(study: Study) -> Figure | None:
         "yaxis": log_axis("training tokens, D", D.tolist()),
     }
     low, high = float(z.min()), float(z.max())
-    title = f"Over these sizes and tokens the law goes from {high:.2f} down to {low:.2f} nats per token"
+    title = (
+        f"Over these sizes and tokens {verdict.law_words(study.law)} goes from {high:.2f} down to {low:.2f} "
+        "nats per token"
+    )
     caption = (
         "Thin lines: equal loss by the law, every token new. Heavy line: the N and D of lowest loss at each "
         "compute. Points: the runs it was fitted on."
     )
-    alt = (
-        f"{title}. The compute-optimal path runs from N = {wording.count(best.N[0])}, "
-        f"D = {wording.count(best.D[0])} to N = {wording.count(best.N[-1])}, D = {wording.count(best.D[-1])}."
-    )
+    alt = f"{title}."
+    if verdict.is_sound(study.law):
+        first, last = (
+            f"N = {wording.count(best.N[i])}, D = {wording.count(best.D[i])}" for i in (0, len(best.N) - 1)
+        )
+        alt += f" The compute-optimal path runs from {first} to {last}."
     chips = [Chip("optimum", "optimum", "@accent"), *run_chips(study, points)]
     return Figure("contours", title, caption, alt, data, layout, chips, 460)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import wording
+from megatron.scaling import verdict, wording
 from megatron.scaling.forms import FORM
 from megatron.scaling.frontier import bands, optimal
 from megatron.scaling.law import PUBLISHED, Law
@@ -113,11 +113,10 @@ def prediction_figure(study: Study) -> Figure | None:
         "xaxis": linear_axis(f"loss the law gives ({LOSS_UNIT})", low, high),
         "yaxis": linear_axis(f"held-out loss measured ({LOSS_UNIT})", low, high),
     }
-    worst = points[int(np.argmax(abs(off)))]
+    worst, name = points[int(np.argmax(abs(off)))], verdict.law_words(study.law)
     title = (
-        f"The law gives the loss of its own {wording.plural(len(points), 'run')} to within "
-        f"{np.median(abs(off)):.1f} % "
-        f"(median), {max(abs(off)):.1f} % at worst"
+        f"{name[:1].upper()}{name[1:]} is off by {np.median(abs(off)):.1f} % in the median of its own "
+        f"{wording.plural(len(points), 'run')}, by {max(abs(off)):.1f} % at worst"
     )
     caption = (
         "On the dotted line the law is exact. Bars: two standard errors of the measured loss. These are the "
@@ -126,6 +125,13 @@ def prediction_figure(study: Study) -> Figure | None:
     )
     alt = f"{title}. The worst is {worst['run']}, measured {worst['loss']:.3f}."
     return Figure("prediction", title, caption, alt, data, layout, run_chips(study, points))
+
+
+def line_of(law: Law, colour: str, width: float) -> dict[str, Any]:
+    """How a law's line is drawn: grey and dotted where it may not be quoted."""
+    if verdict.is_sound(law):
+        return {"color": colour, "width": width}
+    return {"color": "@muted", "width": width, "dash": "dot"}
 
 
 def size_figure(study: Study) -> Figure | None:
@@ -146,7 +152,7 @@ def size_figure(study: Study) -> Figure | None:
                 N.tolist(),
                 line.round(5).tolist(),
                 "lines",
-                line={"color": f"@budget{i}", "width": 2},
+                line=line_of(study.law, f"@budget{i}", 2),
                 hoverinfo="skip",
                 **about,
             )
@@ -164,15 +170,27 @@ def size_figure(study: Study) -> Figure | None:
     by_N, by_D = (
         float(study.law.loss(*start) - study.law.loss(large, many)) for start in ((small, many), (large, few))
     )
-    title = (
-        f"By the law, {wording.times(large / small)} times the parameters take {by_N:.2f} nats off the loss, "
-        f"{wording.times(many / few)} times the tokens {by_D:.2f}"
-    )
+    parts, name = [], verdict.law_words(study.law)
+    if large > small:
+        parts.append(
+            f"{wording.times(large / small)} times the parameters change the loss by {0 - by_N:.2f} nats"
+        )
+    if many > few:
+        parts.append(f"{wording.times(many / few)} times the tokens change it by {0 - by_D:.2f} nats")
+    title = f"By {name} {wording.listed(parts)}" if parts else f"One size and budget, by {name}"
     caption = "Lines: the fitted law at each token budget. Points: finished runs, with two standard errors."
     if FORM[study.law.form].wants_unique:
         caption += " The lines are of text read once: a point above its line has read its text more often."
-    alt = f"{title}. The curves flatten to the right: at fixed tokens each further doubling of N brings less."
+    alt = f"{title}."
+    if flattens(study.law, N, budgets):
+        alt += " The curves flatten to the right: at fixed tokens each further doubling of N brings less."
     return Figure("size", title, caption, alt, data, layout, chips)
+
+
+def flattens(law: Law, N: np.ndarray, budgets: Sequence[float]) -> bool:
+    """Whether at every budget the law's loss falls with N [n], evenly spaced in log, by less and less."""
+    gains = [-np.diff(law.loss(N, np.full_like(N, D))) for D in budgets]
+    return len(N) > 2 and all((gain > 0).all() and (np.diff(gain) < 0).all() for gain in gains)
 
 
 def optimum_figure(study: Study) -> Figure | None:
@@ -193,7 +211,12 @@ def optimum_figure(study: Study) -> Figure | None:
     exponent = study.law.derived.get("a_exponent")
     ends = ((study.law.interval or {}).get("derived") or {}).get("a_exponent")
     title = "What the law calls compute-optimal"
-    if exponent is not None:
+    sound = verdict.is_sound(study.law)
+    if not sound:
+        title = (
+            f"No compute-optimal size follows from {verdict.law_words(study.law)} ({study.law.n_runs} runs)"
+        )
+    elif exponent is not None:
         inside = wording.interval(ends, "{:.2f}".format)
         title = f"The compute-optimal N grows as C to the power {exponent:.2f}" + (
             f" ({inside})" if inside else ""
@@ -208,6 +231,7 @@ def optimum_figure(study: Study) -> Figure | None:
         f"at {wording.exponent(c)} FLOPs N is {wording.count(n)} and D {wording.count(d)}"
         for c, n, d in zip(at.C, at.N, at.D, strict=True)
     )
+    alt = alt if sound else f"{title}. The lines are grey and dotted"
     chips = [
         Chip("optimum", "optimum", "@accent"),
         Chip("runs", "runs", "@muted", "point"),
@@ -267,7 +291,7 @@ def optimum_traces(
         yaxis=axis,
         meta=["optimum"],
         customdata=texts,
-        line={"color": "@accent", "width": 2.4},
+        line=line_of(study.law, "@accent", 2.4),
         hovertemplate="%{customdata}<extra></extra>",
     )
     return [*([band(C, ends, axis)] if ends else []), runs, best]

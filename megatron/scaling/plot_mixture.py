@@ -97,12 +97,15 @@ def mixture_figure(study: Study) -> Figure | None:
 def mixture_words(runs: Mapping[str, WeightsOverTime]) -> str:
     """Which weight moved furthest, in which run."""
     moves = [
-        (abs(share[-1] - share[0]), run, name, share[0], share[-1])
+        (abs(share[-1] - share[0]), float(np.ptp(share)), run, name, share)
         for run, weights in runs.items()
         for name, (_, share) in weights.items()
     ]
-    size, run, name, first, last = max(moves)
-    if size < 0.005:
+    size, _, run, name, share = max(moves, key=lambda move: move[:2])
+    if size >= 0.005:
+        way = "rises" if share[-1] > share[0] else "falls"
+        return f"In {run} the weight of {name} {way} from {share[0]:.0%} to {share[-1]:.0%}"
+    _, moved, run, name, share = max(moves, key=lambda move: move[1])
+    if moved < 0.005:
         return f"The weights of {wording.plural(len(runs), 'mixture')} stay as they began"
-    way = "rises" if last > first else "falls"
-    return f"In {run} the weight of {name} {way} from {first:.0%} to {last:.0%}"
+    return f"In {run} the weight of {name} moves between {share.min():.1%} and {share.max():.1%}"

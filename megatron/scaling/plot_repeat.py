@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import wording
+from megatron.scaling import headlines, verdict, wording
 from megatron.scaling.crossover import crossover
 from megatron.scaling.downstream import fit_downstream, known_chance
 from megatron.scaling.forms import FORM
@@ -74,7 +74,7 @@ def epochs_figure(study: Study) -> Figure | None:
         "xaxis": log_axis("epochs over the same unique tokens", epochs),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
-    words = [_turn(objective, series) for objective in study.objectives()]
+    words = [_turn(study, objective, series) for objective in study.objectives()]
     title = "; ".join(filter(None, words)) or f"Up to {wording.digits(max(epochs), 2)} epochs"
     title = title[:1].upper() + title[1:]
     caption = (
@@ -84,21 +84,10 @@ def epochs_figure(study: Study) -> Figure | None:
     return Figure("epochs", title, caption, f"{title}.", data, layout, run_chips(study, shown))
 
 
-def _turn(objective: str, series: dict[tuple, list[Row]]) -> str:
+def _turn(study: Study, objective: str, series: dict[tuple, list[Row]]) -> str:
     """At how many epochs the lines of one objective are lowest, in words."""
-    mine = [rows for key, rows in series.items() if key[0] == objective]
-    if not mine:
-        return ""
-    name = wording.OBJECTIVES.get(objective, objective)
-    most = max(rows[-1]["epochs"] for rows in mine)
-    turned = [rows for rows in mine if min(rows, key=lambda row: row["loss"]) is not rows[-1]]
-    if not turned:
-        return f"{name}: the loss still falls at {wording.digits(most, 2)} epochs in every line"
-    first = min(min(rows, key=lambda row: row["loss"])["epochs"] for rows in turned)
-    return (
-        f"{name}: {len(turned)} of {wording.plural(len(mine), 'line')} turn up, the earliest after "
-        f"{wording.digits(first, 2)} epochs"
-    )
+    claim = headlines.turn_claim(study, [rows for key, rows in series.items() if key[0] == objective])
+    return f"{wording.OBJECTIVES.get(objective, objective)}: {claim}" if claim else ""
 
 
 def crossover_figure(study: Study) -> Figure | None:
@@ -137,9 +126,15 @@ def crossover_figure(study: Study) -> Figure | None:
         "xaxis": log_axis("unique tokens, U", unique[at].tolist()),
         "yaxis": log_axis("compute where the laws meet (FLOPs)", shown, flops_tick),
     }
-    title = f"Masked diffusion has the lower loss above {found.words}"
-    if found.power is None:
-        title = f"The laws meet at {wording.exponent(float(found.C[at][0]))} FLOPs"
+    title = f"By the laws masked diffusion has the lower loss above {found.words}"
+    doubt = next((verdict.law_words(law) for law in (first, second) if not verdict.is_sound(law)), None)
+    if doubt is not None:
+        title = f"Where the laws meet does not follow from {doubt} ({first.n_runs} and {second.n_runs} runs)"
+    elif found.power is None:
+        title = (
+            f"The laws meet at {wording.exponent(float(found.C[at][0]))} FLOPs with "
+            f"{wording.count(unique[at][0])} unique tokens"
+        )
     caption = (
         "At each amount of unique text: the compute at which the best masked-diffusion bound is as low as "
         "the best autoregressive loss, each at its own best size, by their laws. Band: 95 % confidence, of "
@@ -182,9 +177,8 @@ def downstream_figure(study: Study) -> Figure | None:
             chance = known_chance(task) if kind == "accuracy" else None
             curve = fit_downstream(L, y, kind, n_bootstrap=0, chance=chance)
         except ValueError:  # too few runs, or scores that are no shares
-            words.append(
-                f"{task}: too few runs for a curve" if y.max() <= 1 else f"{task}: no shares, no curve"
-            )
+            why = "too few for a curve" if y.max() <= 1 else "no shares, no curve"
+            words.append(f"{headlines.follow_claim(task, L, y, kind == 'accuracy')}, {why}")
         else:
             x = np.linspace(L.min(), L.max(), 60)
             data.append(
@@ -193,13 +187,17 @@ def downstream_figure(study: Study) -> Figure | None:
                     line={"color": "@ink", "width": 1.8, "dash": dash},
                 )
             )  # fmt: skip
-            words.append(f"{task}: within {100 * np.abs(curve.score(L) - y).max():.1f} points of its curve")
+            off = 100 * np.abs(curve.score(L) - y).max()
+            words.append(
+                f"{headlines.follow_claim(task, L, y, kind == 'accuracy')}, off its curve by {off:.1f} "
+                "points at most"
+            )
         chips.append(Chip(f"task:{task}", task, "@ink", dash))
     x, y = ([v for trace in data for v in trace[axis]] for axis in "xy")
     layout = {
         "xaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(x), max(x)),
         "yaxis": linear_axis("score (share; loss in nats maps to it)", min(y), max(y)),
     }
-    title = f"Downstream scores follow the loss: {wording.listed(words)}"
+    title = "; ".join(words)
     caption = "Points: finished runs. Lines: error = ε − k exp(−γ L), or for accuracies a sigmoid in L."
     return Figure("downstream", title, caption, f"{title}.", data, layout, chips)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import wording
+from megatron.scaling import headlines, wording
 from megatron.scaling.plot import (
     DASH,
     LOSS_UNIT,
@@ -51,15 +51,6 @@ def thinned(n: int, most: int) -> np.ndarray:
     always.
     """
     return np.unique(np.geomspace(1, n, most).round().astype(int) - 1) if n > most else np.arange(n)
-
-
-def extremes(study: Study, rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    """(smallest, largest) run at the largest budget that has at least two sizes."""
-    for D in reversed(study.budgets(rows)):
-        level = sorted((row for row in rows if row["train_tokens"] == D), key=lambda row: row["n_params"])
-        if level and level[0]["n_params"] < level[-1]["n_params"]:
-            return level[0], level[-1]
-    return None
 
 
 def curves_figure(study: Study) -> Figure | None:
@@ -152,29 +143,20 @@ def level_line(y: float, text: str) -> dict[str, Any]:
 
 def curves_words(study: Study, entropy: float | None) -> list[str]:
     """The claim of the curves, then what else they show."""
-    ends = extremes(study, study.done(AUTOREGRESSIVE)) or extremes(study, study.done())
-    if ends is None:
+    claim = headlines.size_claim(study)
+    if not claim:
         return [f"{wording.plural(len(study.rows), 'run')} so far, and no two sizes to compare yet"]
-    small, large = ends
-    tokens = wording.count(large["train_tokens"])
-    better = large["loss"] < small["loss"]
-    words = [
-        f"{'Larger is better' if better else 'Larger is not better'}: after {tokens} tokens the "
-        f"{study.size_name(large['n_params'])} model has a held-out loss of {large['loss']:.2f}, "
-        f"the {study.size_name(small['n_params'])} model {small['loss']:.2f}"
-    ]
-    if entropy:
-        level = [
-            row
-            for row in study.done(AUTOREGRESSIVE)
-            if row["train_tokens"] == max(study.budgets(study.done()))
-        ]
-        below = sum(row["loss"] < entropy for row in level)
+    words = [claim, "."]
+    done = study.done(AUTOREGRESSIVE)
+    if entropy and done:
+        level = [row for row in done if row["train_tokens"] == max(study.budgets(done))]
+        below = sum(row["loss"] + headlines.Z * (row["loss_se"] or 0) < entropy for row in level)
         words.append(
-            f". Of the {len(level)} autoregressive runs at the largest budget, {below} end below the unigram "
-            "entropy of the "
-            f"held-out text ({entropy:.2f}), so they have learnt more than how often each token occurs."
+            f" Of {wording.plural(len(level), 'autoregressive run')} at the largest budget, {below} "
+            f"{'ends' if below == 1 else 'end'} below the unigram entropy of the held-out text "
+            f"({entropy:.2f})"
         )
+        words.append(": they have learnt more than how often each token occurs." if below else ".")
     return words
 
 
@@ -201,7 +183,8 @@ def compute_figure(study: Study) -> Figure | None:
                 "line": {"color": "@ink", "width": 2.2, "dash": DASH.get(objective, "dot")},
             }
         )
-        claim = claim or envelope_words(lower)
+        mine = [row for row in rows if row["objective"] == objective]
+        claim = claim or headlines.envelope_claim(study, mine, lower)
     flops, losses = [row["train_flops"] for row in rows], [row["loss"] for row in rows]
     layout = {
         "xaxis": log_axis("training compute (FLOPs)", flops, flops_tick),
@@ -250,24 +233,12 @@ def envelope(rows: Sequence[Row]) -> list[Row]:
     return lower
 
 
-def envelope_words(lower: Sequence[Row]) -> str:
-    """How fast the envelope falls; empty for a single run."""
-    if len(lower) < 2:
-        return ""
-    first, last = lower[0], lower[-1]
-    decades = math.log10(last["train_flops"] / first["train_flops"])
-    objective = wording.OBJECTIVES.get(first["objective"], first["objective"])
-    return (
-        f"Ten times the compute has bought {(first['loss'] - last['loss']) / decades:.2f} nats: the "
-        f"{objective} envelope falls from {first['loss']:.2f} to {last['loss']:.2f}"
-    )
-
-
 def objectives_figure(study: Study) -> Figure | None:
     """The two objectives at equal N and equal tokens; None where no pair exists."""
     by_key: dict[tuple, dict[str, Row]] = {}
-    for row in study.done():
-        by_key.setdefault((row["n_params"], row["train_tokens"], row["seed"]), {})[row["objective"]] = row
+    for row in sorted(study.done(), key=lambda row: -row["loss"]):  # of several runs the best stays
+        key = tuple(row[name] for name in ("n_params", "train_tokens", "unique_tokens", "seed"))
+        by_key.setdefault(key, {})[row["objective"]] = row
     pairs = [pair for pair in by_key.values() if AUTOREGRESSIVE in pair and MASKED_DIFFUSION in pair]
     if not pairs:
         return None
@@ -307,18 +278,12 @@ def objectives_figure(study: Study) -> Figure | None:
         | {"tickvals": tokens, "ticktext": list(map(wording.count, tokens))},
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
-    gaps = [pair[MASKED_DIFFUSION]["loss"] - pair[AUTOREGRESSIVE]["loss"] for pair in pairs]
-    apart = wording.interval([min(gaps), max(gaps)], "{:.2f}".format)
-    title = (
-        f"At equal tokens the masked-diffusion bound lies {apart} nats above the autoregressive loss"
-        if min(gaps) > 0
-        else f"Masked-diffusion bound minus autoregressive loss at equal tokens: {apart} nats"
-    )
+    title = headlines.gap_claim(study, [(pair[AUTOREGRESSIVE], pair[MASKED_DIFFUSION]) for pair in pairs])
     caption = (
         "Same model code, same N, same text. The autoregressive loss is exact; the masked-diffusion figure "
         "is an upper bound "
         "on what that model would score, estimated with random masks, so the true gap is no larger. Bars: "
         "two standard errors."
     )
-    alt = f"{title}, in {wording.plural(len(pairs), 'pair')} of runs that differ in the objective alone."
+    alt = f"{title}, in {wording.plural(len(pairs), 'pair')} of runs of equal N, tokens, text and seed."
     return Figure("objectives", title, caption, alt, data, layout, run_chips(study, rows))

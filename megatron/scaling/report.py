@@ -11,13 +11,16 @@ from typing import Any
 
 from megatron.run_dir import write_whole
 from megatron.scaling import (
+    headlines,
     plot_fit,
     plot_isoflop,
     plot_law,
     plot_mixture,
     plot_repeat,
     plot_runs,
+    plot_verdict,
     summary,
+    verdict,
     wording,
 )  # fmt: skip
 from megatron.scaling.law import Law
@@ -96,6 +99,8 @@ def figures_of(study: Study) -> list[Figure]:
         plot_runs.curves_figure,
         plot_runs.compute_figure,
         plot_isoflop.isoflop_figure,
+        plot_verdict.misfit_figure,
+        plot_verdict.intervals_figure,
         plot_law.prediction_figure,
         plot_fit.held_out_figure,
         plot_fit.residual_figure,
@@ -177,7 +182,11 @@ def _summary(study: Study) -> str:
     if study.law is None:
         return _paragraph(opening) + f'<p class="care">{_raised(summary.law_absent(study))}</p>'
     laws = list(study.laws.values()) or [study.law]
-    return _paragraph(opening) + "".join(map(_law, laws)) + _paragraph(summary.optima(study))
+    doubts = verdict.first_lines(study)
+    if study.law.identified is False:
+        doubts.append(summary.to_do(study))
+    first = "".join(f'<p class="care">{_prose(line)}</p>' for line in doubts if line)
+    return first + _paragraph(opening) + "".join(map(_law, laws)) + _paragraph(summary.optima(study))
 
 
 def _law(law: Law) -> str:
@@ -187,17 +196,20 @@ def _law(law: Law) -> str:
     for name, value in law.params.items():
         inside = wording.interval((interval.get("params") or {}).get(name), wording.constant)
         ends = f" ({inside})" if inside else ""
-        rows.append(
-            f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{wording.constant(value)}{ends}</dd></div>"
-        )
+        shown = "not identified" if name in law.not_identified else wording.constant(value)
+        rows.append(f"<div><dt>{GREEK.get(name, escape(name))}</dt><dd>{shown}{ends}</dd></div>")
     words = f"{wording.plural(law.n_runs, 'run')}"
     if interval.get("n_bootstrap"):
         percent = f"{100 * interval.get('level', 0.95):.0f} %"
         words += f"; in brackets {percent} confidence intervals, {escape(interval.get('method', ''))}"
     of = wording.OBJECTIVES.get((law.filter or {}).get("objective", ""), "")
+    formula = verdict.symbolic(law) if law.identified is False else law.formula()
+    sound = verdict.is_sound(law)
+    warning = "" if sound else f"This is {verdict.law_words(law)}: do not quote it. "
     return (
-        f'<div class="law"><span class="formula">{_raised(law.formula())}</span><dl>{"".join(rows)}</dl>'
-        f"<p>Held-out loss of the {of} models, N parameters, D tokens. Fitted on {words}.</p></div>"
+        f'<div class="law{"" if sound else " unsound"}"><span class="formula">{_raised(formula)}</span>'
+        f"<dl>{''.join(rows)}</dl><p>{warning}Held-out loss of the {of} models, N parameters, D tokens. "
+        f"Fitted on {words}.</p></div>"
     )
 
 
@@ -216,10 +228,12 @@ def _tiles(study: Study) -> str:
         tiles.append(
             (
                 wording.loss(row["loss"]),
-                f"lowest held-out loss, nats per token ({study.size_name(row['n_params'])})",
+                f"lowest {headlines.loss_name(study, row)}, nats per token ({study.size_name(row['n_params'])})",
             )
         )
-    if study.law is not None and study.law.derived.get("a_exponent") is not None:
+    if study.law is not None and not verdict.is_sound(study.law):
+        tiles.append(("no law", f"but {verdict.law_words(study.law)}"))
+    elif study.law is not None and study.law.derived.get("a_exponent") is not None:
         ends = ((study.law.interval or {}).get("derived") or {}).get("a_exponent")
         inside = wording.interval(ends, "{:.2f}".format)
         tiles.append(
@@ -231,9 +245,9 @@ def _tiles(study: Study) -> str:
     if done:
         spent = sum(row["train_flops"] or 0 for row in done)
         seconds = sum(row["wall_s"] or 0 for row in done)
-        tiles.append(
-            (f"{wording.exponent(spent)} FLOPs", f"spent on training, {wording.duration(seconds)} in all")
-        )
+        branched = any(row.get("trunk") not in (None, "", row["run"]) for row in done)
+        what = "trained, shared steps counted in each run" if branched else "spent on training"
+        tiles.append((f"{wording.exponent(spent)} FLOPs", f"{what}, {wording.duration(seconds)} in all"))
     return (
         '<ul class="tiles">'
         + "".join(f"<li><b>{_raised(a)}</b><span>{escape(b)}</span></li>" for a, b in tiles)

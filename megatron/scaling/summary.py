@@ -1,12 +1,14 @@
 """What a study found, in sentences made from its numbers. Everything here returns plain text, no markup."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from megatron.scaling import wording
+from megatron.scaling import headlines, verdict, wording
 from megatron.scaling.forms import FORM
 from megatron.scaling.plot_law import BEYOND, Optimum, largest_compute, law_points, optimum
+from megatron.scaling.proposal import propose_runs
 from megatron.scaling.study import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 
 # Up to about here a repeated token is worth nearly a new one (Muennighoff et al. 2023, arXiv 2305.16264).
@@ -34,28 +36,33 @@ def trained(study: Study) -> str:
         mine = study.done(objective)
         if mine:
             n_sizes = len({row["n_params"] for row in mine})
+            cells = {(row["n_params"], row["train_tokens"]) for row in mine}
+            is_grid = len(cells) == n_sizes * len(study.budgets(mine))
             parts.append(
                 f"{len(mine)} {wording.OBJECTIVES.get(objective, objective)} "
-                f"({wording.plural(n_sizes, 'size')} by "
+                f"({wording.plural(n_sizes, 'size')}{' by' if is_grid else ','} "
                 f"{wording.plural(len(study.budgets(mine)), 'token budget')})"
             )
-    N = [row["n_params"] for row in done]
-    D = [row["train_tokens"] for row in done]
+    N, D = ([row[name] for row in done] for name in ("n_params", "train_tokens"))
     text = (
-        f"{wording.plural(len(done), 'transformer').capitalize()} from {wording.count(min(N))} to "
-        f"{wording.count(max(N))} "
-        f"parameters {'was' if len(done) == 1 else 'were'} trained on {wording.count(min(D))} to "
-        f"{wording.count(max(D))} tokens: "
+        f"{wording.plural(len(done), 'transformer').capitalize()} {'of' if len(set(N)) < 2 else 'from'} "
+        f"{_span(N)} parameters "
+        f"{'was' if len(done) == 1 else 'were'} trained on {_span(D)} tokens: "
         f"{wording.listed(parts)}."
     )
     missing = len(rows) - len(done)
     if missing:
         text += (
             f" {missing} of {wording.plural(len(rows), 'run')} {'is' if missing == 1 else 'are'} not "
-            "finished: drawn "
-            "as far as they got, and left out of the law."
+            f"finished: drawn as far as {'it' if missing == 1 else 'they'} got, and in no comparison."
         )
     return text
+
+
+def _span(values: Sequence[float]) -> str:
+    """'1.2M to 3.4M', or '1.2M' where both are written alike."""
+    low, high = wording.count(min(values)), wording.count(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def text_used(study: Study) -> str:
@@ -67,30 +74,34 @@ def text_used(study: Study) -> str:
             f"The text is {_clause(corpus['corpus'])}"
             + (f": {_clause(corpus['why'])}." if corpus.get("why") else ".")
         )
-    if corpus.get("train_tokens") and corpus.get("held_out_tokens"):
-        parts.append(
-            f"{wording.count(corpus['train_tokens'])} tokens of it are for training, and every loss is "
-            "measured on "
-            f"{wording.count(corpus['held_out_tokens'])} held-out tokens of other documents."
-        )
+    if corpus.get("train_tokens"):
+        parts.append(f"{wording.count(corpus['train_tokens'])} tokens of it are for training.")
+    scored = [row["n_tokens_scored"] for row in study.done() if row.get("n_tokens_scored")]
+    if scored:
+        parts.append(f"Every loss is measured on {_span(scored)} held-out tokens.")
     epochs = max((row["epochs"] for row in study.done() if row["epochs"]), default=0)
     if epochs > 1.005:
-        parts.append(f"The longest runs read it {wording.digits(epochs, 2)} times.")
+        parts.append(f"The most repeated text was read {wording.digits(epochs, 2)} times.")
     return " ".join(parts)
 
 
 def best(study: Study) -> str:
-    """The lowest loss, in nats and in bits a byte."""
+    """The lowest loss, in nats and in bits a byte, and which runs are within its noise."""
     done = study.done(AUTOREGRESSIVE) or study.done()
     if not done:
         return ""
     row = min(done, key=lambda row: row["loss"])
+    noise = headlines.noise_of(study)
+    close = [other for other in done if other is not row and noise.margin(row, other) is not None]
+    n_close = sum(not noise.is_lower(row, other) for other in close)
+    runs = wording.plural(n_close, "other run")
+    tied = f" The losses of {runs} are not above it by more than the noise." if n_close else ""
     per_byte = study.corpus.get("bytes_per_token")
     bits = f" ({row['loss'] / math.log(2) / per_byte:.2f} bits per byte)" if per_byte else ""
+    loss = f"{wording.loss(row['loss'], row['loss_se'])} nats per token{bits}"
     return (
-        f"The lowest held-out loss, {wording.loss(row['loss'], row['loss_se'])} nats per token{bits}, is "
-        "that of "
-        f"{study.size_name(row['n_params'])} parameters on {wording.count(row['train_tokens'])} tokens."
+        f"The lowest {headlines.loss_name(study, row)}, {loss}, is that of "
+        f"{study.size_name(row['n_params'])} parameters on {wording.count(row['train_tokens'])} tokens.{tied}"
     )
 
 
@@ -108,6 +119,8 @@ def law_absent(study: Study) -> str:
 
 def optima(study: Study) -> str:
     """What is compute-optimal at the study's largest compute and beyond."""
+    if not verdict.is_sound(study.law):
+        return f"No compute-optimal N and D are given: they would follow from {verdict.law_words(study.law)}."
     last = largest_compute(study)
     at = optimum(study.law, np.array([last, last * BEYOND]))
     here, there = (_optimum_words(at, i) for i in range(2))
@@ -121,6 +134,12 @@ def optima(study: Study) -> str:
         f"extrapolation: its {level} confidence "
         "interval covers the scatter of the fit, not the chance that the law bends beyond the runs."
     )
+
+
+def to_do(study: Study) -> str:
+    """The runs that would help most to identify the law of the page; empty where none can be proposed."""
+    proposal = propose_runs(study.law, law_points(study))
+    return "" if proposal is None else f"To identify it train {proposal.words()}."
 
 
 def _optimum_words(at: Optimum, i: int) -> str:

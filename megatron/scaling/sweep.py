@@ -10,9 +10,10 @@ from megatron.run_dir import LOCK, RESULT, is_done, read_json
 from megatron.scaling.follow import run_all
 from megatron.scaling.ladder import PlannedRun, StudyPlan, expand
 from megatron.scaling.launch import Job, Launcher
-from megatron.scaling.local import Device, LocalLauncher
+from megatron.scaling.local import FULL, Device, LocalLauncher
 from megatron.scaling.price import Speed, gpus
 from megatron.scaling.price_table import price_table
+from megatron.scaling.probe import Timing, time_steps
 from megatron.scaling.progress import LiveTable
 from megatron.scaling.slurm import SlurmLauncher
 
@@ -21,13 +22,17 @@ JOBS_PER_GPU = 4  # small runs leave most of a GPU idle
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep runs. `jobs` at a time, None: as many as fit; `retries` of a failed run."""
+    """How a sweep runs. `jobs` at a time, None: as many as fit; `retries` of a failed run.
+
+    `details` adds a second table to the price.
+    """
 
     launcher: str = "local"
     jobs: int | None = None
     gpus_per_run: int = 1
     retries: int = 1
     sbatch: list[str] = field(default_factory=list)
+    details: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,17 @@ def jobs_of(study: StudyPlan, options: Options) -> int:
     return sum(device.places for device in devices)
 
 
+def time_study(study: StudyPlan, options: Options, runs: Sequence[PlannedRun]) -> list[Timing]:
+    """Time a few steps of what is still to run, on this machine and as the sweep would run it."""
+    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
+    if not waiting or options.launcher != "local":
+        return []
+    devices, on_gpus = devices_of(study, options)
+    launcher = LocalLauncher(devices, on_gpus, options.gpus_per_run)
+    memory = FULL * min((device.memory for device in devices if device.memory), default=float("inf"))
+    return time_steps(waiting, launcher, jobs_of(study, options), memory, study.directory)
+
+
 def _launcher(study: StudyPlan, options: Options) -> Launcher:
     if options.launcher == "slurm":
         words = list(options.sbatch)
@@ -92,7 +108,8 @@ def sweep(study: StudyPlan, options: Options, price: Callable[[Sequence[PlannedR
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
     if not waiting:
         return Outcome(len(runs), len(runs), [], False)
-    print(price_table(runs, price(runs), jobs_of(study, options), options.gpus_per_run), flush=True)
+    jobs = jobs_of(study, options)
+    print(price_table(runs, price(runs), jobs, options.gpus_per_run, options.details), flush=True)
     live = LiveTable()
     failed: list[str] = []
     n_ended = len(runs) - len(waiting)

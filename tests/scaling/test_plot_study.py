@@ -186,7 +186,9 @@ def test_lines_of_epochs_are_of_one_size_and_one_text_and_turns_are_told(repeate
 
 def test_the_crossover_figure_is_the_crossover_of_the_two_laws(repeated: Study) -> None:
     figure = crossover_figure(repeated)
-    assert re.search(r"Masked diffusion has the lower loss above C_crit = \S+ U\^[\d.]+", figure.title)
+    assert re.search(
+        r"By the laws masked diffusion has the lower loss above C_crit = \S+ U\^[\d.]+", figure.title
+    )
     assert (np.diff(figure.data[-1]["y"]) > 0).all()
     assert crossover_figure(replace(repeated, laws={AUTOREGRESSIVE: repeated.law})) is None
 
@@ -198,7 +200,8 @@ def test_scores_are_drawn_over_the_loss_with_their_curve(tmp_path: Path) -> None
     (folder / "scores.csv").write_text("\n".join(["run,task,score,kind", *lines]) + "\n")
     study = read_study(folder)
     figure = downstream_figure(study)
-    assert "quiz: within 0.0 points of its curve" in figure.title
+    assert "quiz follows the loss (rank correlation 1.00, 15 runs)" in figure.title
+    assert "off its curve by 0.0 points at most" in figure.title
     assert len(figure.data[0]["x"]) == len(runs)
     (folder / "scores.csv").write_text("run,score\na,b\n")
     broken = read_study(folder)

@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from megatron.config.count import n_params
+from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.model.gpt import Gpt
 from megatron.model.initial import initialise
 from megatron.objective.base import loss
-from megatron.scaling.ladder import expand, read_study_plan
+from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
+from megatron.scaling.launch import Job
 from megatron.scaling.memory import activations_of, block_bytes, bytes_of
-from megatron.scaling.price import gpus, speed_of
+from megatron.scaling.price import STARTUP_S, Speed, duration, from_timings, gpus, scoring_flops, speed_of
 from megatron.scaling.price_table import price_table
+from megatron.scaling.probe import Timing, flops_per_step, time_steps
 from megatron.train.build import build_objective
 
 S, ROWS = 128, 3  # 384 tokens, as many as no weight has rows
@@ -127,24 +130,172 @@ def test_named_hardware_is_its_peak_times_what_runs_reach(runs) -> None:
         speed_of(runs, hardware="H10")
 
 
-def test_the_table_tells_what_each_run_is_and_trunks_are_paid_once(runs) -> None:
+def test_the_table_says_the_total_first_and_trunks_are_paid_once(runs) -> None:
     short, trunk = runs
-    told = price_table(runs, speed_of(runs, tflops=1e-6), jobs=1).splitlines()
-    assert told[0].split()[:9] == ["run", "size", "N", "tokens", "unique", "epochs", "steps", "batch", "lr"]
-    cells = told[1].split()
+    told = price_table(runs, speed_of(runs, tflops=1e-6), jobs=1, details=True).splitlines()
+    flops = trunk.plan.train_flops + short.plan.train_flops / 2
+    total = sum(STARTUP_S + run.own_flops / 1e6 for run in runs)
+    assert told[0].startswith(f"about {duration(total)} with 1 at a time: 2 of 2 runs to do, 3.2k tokens,")
+    assert told[0].endswith(f"{flops:.2e} FLOPs")
+    assert told[2].startswith(f"{short.plan.train_flops / 2:.2e} FLOPs more without shared trunks")
+    assert told[4].split()[:7] == ["run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB"]
+    cells = told[5].split()
     # 16 wide, 1 layer, 384 rows: 384*16 + 4*256 + 3*16*64 + 3*16
-    assert cells[2:8] == ["10,288", "1,280", "640", "2.00", "20", "4"]
-    assert f"{6 * 10288 * 1280:.2e}" in cells
+    assert cells[1:5] == ["10,288", "1.28k", "2.00", "20"]
+    assert told[5].endswith("to run HB") and told[6].endswith("to run H")
+    assert "H: held out of the fit; B: branches" in told[7]
+    names = told[9].split()
+    assert names == ["run", "unique", "batch", "lr", "6ND", "Kaplan", "PaLM", "Megatron", "Chinchilla"]
+    cells = told[10].split()
+    assert cells[1:3] == ["640", "4"] and cells[names.index("6ND")] == f"{6 * 10288 * 1280:.2e}"
     # Narayanan et al., eq. 3, with S = 16, D = 16 and 384 rows: a column beside the other conventions
     megatron = 72 * 16**2 * (1 + 16 / (6 * 16) + 384 / (12 * 16)) * 1280
-    assert cells[told[0].split().index("Megatron")] == f"{megatron:.2e}"
-    assert told[1].endswith("held out, from step 10 of a trunk, to run")
-    flops = trunk.plan.train_flops + short.plan.train_flops / 2
-    assert told[3].startswith(f"2 of 2 runs to do: 3.2k tokens, {flops:.2e} FLOPs")
-    assert told[4].startswith(f"{short.plan.train_flops / 2:.2e} FLOPs more without shared trunks")
+    assert cells[names.index("Megatron")] == f"{megatron:.2e}"
+
+
+def test_no_line_of_the_table_is_wider_than_100_columns_however_large_the_runs(runs) -> None:
+    big = []
+    for run in runs:
+        config = replace(run.config, name=f"masked_diffusion-{'x' * 60}-1.28Ttok-seed12345")
+        plan = replace(
+            run.plan, n_params=1_234_567_890_123, n_steps=12_345_678, train_tokens=10**14, epochs=123456.789,
+            train_flops=1.2e29,
+        )  # fmt: skip
+        big.append(replace(run, config=config, plan=plan))
+    for speed in (Speed(1e15, 1e3, "a basis " * 30), Speed(math.nan, 0.0, "nothing")):
+        told = price_table(big, speed, jobs=64, gpus_per_run=8, details=True)
+        assert max(map(len, told.splitlines())) <= 100
+        assert "MD-xxxx" in told and "seed12345" in told
+
+
+def test_the_cost_model_gives_back_the_timings_it_was_made_of() -> None:
+    small = Timing("s", 1e6, 0.010, 4.0, 60)
+    large = Timing("l", 1e8, 0.109, 6.0, 8)
+    speed = from_timings([small, large])
+    # 0.099 s for 0.99e8 FLOPs: 1e9 FLOP/s, and 0.009 s a step beside
+    assert speed.flops_per_s == pytest.approx(1e9) and speed.step_s == pytest.approx(0.009)
+    assert speed.startup_s == 5.0
+    alone = from_timings([large])
+    assert (alone.step_s, alone.flops_per_s) == (0.0, 1e8 / 0.109)
+    # a large model that is the less efficient one, or a noisy one that was faster: never below zero
+    for step_s in (5.0, 0.005):
+        odd = from_timings([small, replace(large, step_s=step_s)])
+        assert odd.flops_per_s > 0 and odd.step_s >= 0
+        assert odd.step_s + 1e8 / odd.flops_per_s == pytest.approx(step_s)
+
+
+def test_finished_runs_of_two_sizes_price_the_others_by_fixed_cost_and_rate(runs) -> None:
+    config = runs[0].config
+    wide = build_config(
+        {
+            "model": {"d_model": 64, "n_heads": 2, "n_layers": 2, "n_tokens": 300},
+            "dataset": {"path_train": config.dataset.path_train, "seq_len": 16, "batch_size": 4},
+            "lr_scheduler": {"total_iterations": 30},
+        }
+    )
+    large = PlannedRun(wide, plan_run(wide), runs[0].folder.with_name("wide"))
+    both = [runs[1], large]
+    for run in both:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        wall_s = 0.02 * run.own_steps + run.own_flops / 1e9
+        result = {"identity": run.plan.identity, "wall_s": wall_s}
+        (run.folder / "result.json").write_text(json.dumps(result))
+    speed = speed_of(both, probe=lambda: pytest.fail("nothing has to be timed"))
+    assert (speed.flops_per_s, speed.step_s) == pytest.approx((1e9, 0.02))
+
+
+def test_held_out_losses_are_in_the_price(runs) -> None:
+    run = runs[1]
+    assert scoring_flops(run) == 0
+    dataset = replace(run.config.dataset, path_eval=run.config.dataset.path_train)
+    checkpoint = replace(run.config.checkpoint, chkpt_at=[10, 20])
+    scored = replace(run, config=replace(run.config, dataset=dataset, checkpoint=checkpoint))
+    # 640 targets, at steps 10, 20 and 40
+    assert scoring_flops(scored) == pytest.approx(run.plan.flops_per_token / 3 * 640 * 3)
+    masks = replace(scored, plan=replace(run.plan, objective="masked_diffusion"))
+    assert scoring_flops(masks) == 8 * scoring_flops(scored)
 
 
 def test_runs_elsewhere_are_not_priced_by_this_machine() -> None:
     unknown = speed_of([], elsewhere=True)
     assert math.isnan(unknown.flops_per_s) and "--hardware" in unknown.basis
     assert speed_of([], tflops=2.0, elsewhere=True).flops_per_s == 2e12
+
+
+class PretendLauncher:
+    """Processes of 3 s of start-up, then steps of 2 ms and FLOPs at 1e9 a second, by a pretended clock."""
+
+    def __init__(self, clock: "PretendClock", fails: bool = False) -> None:
+        self.clock, self.fails, self.most, self.stopped = clock, fails, 0, 0
+        self.ends: dict[Path, float] = {}
+
+    def start(self, runs):
+        (run,) = runs
+        run.folder.mkdir(parents=True)
+        step_s = 0.002 + flops_per_step(run) / 1e9
+        if not self.fails:
+            lines = [
+                {"kind": "train", "step": i, "elapsed_s": 1.5 + i * step_s}
+                for i in range(1, run.plan.n_steps + 1)
+            ]  # the first step compiles for 1.5 s
+            lines.append({"kind": "validation", "step": run.plan.n_steps, "loss": 1.0})
+            (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.ends[run.folder] = self.clock.now + 3.0 + run.plan.n_steps * step_s
+        self.most = max(self.most, sum(end > self.clock.now for end in self.ends.values()))
+        return [Job(run, None)]
+
+    def ended(self, jobs):
+        return [(job, int(self.fails)) for job in jobs if self.ends[job.run.folder] <= self.clock.now]
+
+    def stop(self, jobs):
+        self.stopped += len(jobs)
+
+
+class PretendClock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def time(self) -> float:
+        return 1e9 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> PretendClock:
+    clock = PretendClock()
+    monkeypatch.setattr("megatron.scaling.probe.time", clock)
+    return clock
+
+
+def test_steps_of_the_smallest_and_largest_are_timed_side_by_side_and_once(runs, clock, tmp_path) -> None:
+    wide = replace(runs[1], plan=replace(runs[1].plan, flops_per_token=10 * runs[1].plan.flops_per_token))
+    launcher = PretendLauncher(clock)
+    both = [runs[0], runs[1], wide]
+    small, *rest = time_steps(both, launcher, 2, 1e12, tmp_path / "out")
+    # probes are planned anew, so that both are of the small model: one timing of two processes
+    assert not rest and launcher.most == 2
+    assert small.step_s == pytest.approx(0.002 + small.flops_per_step / 1e9)
+    assert small.startup_s == pytest.approx(3.0, abs=0.1)
+    began = len(launcher.ends)
+    assert time_steps(both, launcher, 2, 1e12, tmp_path / "out") == [small] and len(launcher.ends) == began
+    assert time_steps(both, launcher, 1, 1e12, tmp_path / "out") and len(launcher.ends) > began
+    again = len(launcher.ends)
+    clock.now += 4000
+    time_steps(both, launcher, 1, 1e12, tmp_path / "out")
+    assert len(launcher.ends) > again
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["price.json"]
+
+
+def test_what_cannot_be_timed_has_no_price_and_leaves_nothing(runs, clock, tmp_path) -> None:
+    assert time_steps(runs, PretendLauncher(clock), 2, 1e6, tmp_path / "out") == []
+    assert time_steps(runs, PretendLauncher(clock, fails=True), 2, 1e12, tmp_path / "out") == []
+    assert not (tmp_path / "out").exists()
+    speed = speed_of(runs, probe=lambda: [])
+    assert math.isnan(speed.flops_per_s) and "--hardware" in speed.basis
+    slow = PretendLauncher(clock)
+    monotone = time_steps(runs, slow, 2, 1e12, tmp_path / "out", timeout_s=1.0)
+    assert slow.stopped and monotone[0].startup_s == 0.0  # steps were logged, the end never came

@@ -277,6 +277,7 @@ def test_a_law_that_is_not_identified_is_not_printed_as_if_it_were_known(root: P
     law = Law.load(tmp_path / "law.json")
     assert law.identified is False and "alpha" in law.not_identified
     assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
+    assert "  to do: " in done.stdout and "more runs: N = " in done.stdout.splitlines()[-1]
     assert any(
         line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
     )

@@ -1,0 +1,100 @@
+"""Figures of why a law may not be quoted: its form against the seeds' scatter, its constants' intervals."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from megatron.scaling import verdict, wording
+from megatron.scaling.plot import Chip, Figure, describe, flops_tick, linear_axis, log_axis, scatter
+from megatron.scaling.plot_law import law_points, unique_of
+from megatron.scaling.study import Study
+from megatron.scaling.table import Row
+
+CLIP = (0.01, 100.0)  # ends of the intervals' axis, in units of the fitted value
+
+
+def misfit_figure(study: Study) -> Figure | None:
+    """What the law leaves over in each cell, beside the scatter of its seeds; None without a test."""
+    points = law_points(study)
+    if not points or not study.law.lack_of_fit:
+        return None
+    cells: dict[tuple, list[tuple[Row, float]]] = {}
+    for row in points:
+        said = float(study.law.loss(row["N"], row["D"], unique_of(row)))
+        cell = (row["N"], row["D"], unique_of(row))
+        cells.setdefault(cell, []).append((row, 100 * (row["loss"] / said - 1)))
+    noise = 100 * study.law.lack_of_fit["noise"]
+    data: list[dict[str, Any]] = []
+    for (N, D, _), pairs in cells.items():
+        C, off = 6.0 * N * D, [value for _, value in pairs]
+        data.append(
+            scatter(
+                [C] * len(off), off, "markers", meta=["runs"],
+                marker={"color": "@muted", "size": 6, "symbol": "circle-open"},
+                customdata=[f"{describe(study, row)}<br>{value:+.2f} %" for row, value in pairs],
+                hovertemplate="%{customdata}<extra>run</extra>",
+            )
+        )  # fmt: skip
+        half = 2 * noise / math.sqrt(len(off))
+        data.append(
+            scatter(
+                [C], [float(np.mean(off))], "markers", meta=["cells"], marker={"color": "@accent", "size": 9},
+                error_y={"array": [half], "color": "@accent", "thickness": 1.5, "width": 4},
+                hovertemplate=f"{len(off)} runs<br>%{{y:+.2f}} ± {half:.2f} %<extra></extra>",
+            )
+        )  # fmt: skip
+    compute = [trace["x"][0] for trace in data]
+    ends = [sign * (max(abs(y) for trace in data for y in trace["y"]) + 2 * noise) for sign in (-1, 1)]
+    layout = {
+        "xaxis": log_axis("compute, C = 6 N D (FLOPs)", compute, flops_tick),
+        "yaxis": linear_axis("measured minus law (% of nats)", *ends)
+        | {"zeroline": True, "zerolinecolor": "@muted"},
+    }
+    words = verdict.misfit_words(study.law)
+    title = words[:1].upper() + words[1:]
+    caption = (
+        "Rings: runs. Dots: means of the runs of one N and D, with two standard errors of the scatter of "
+        "seeds. Where the form holds about 95 % of the bars reach zero."
+    )
+    n_reach = sum(abs(t["y"][0]) <= t["error_y"]["array"][0] for t in data if "error_y" in t)
+    alt = f"{title}. The bars of {n_reach} of {wording.plural(len(cells), 'cell')} reach zero."
+    chips = [Chip("cells", "cells", "@accent", "point"), Chip("runs", "runs", "@muted", "point")]
+    return Figure("misfit", title, caption, alt, data, layout, chips, 380)
+
+
+def intervals_figure(study: Study) -> Figure | None:
+    """Intervals of the constants in units of their values, where some are not identified; else None."""
+    law = study.law
+    if law is None or law.identified is not False or not (law.interval or {}).get("params"):
+        return None
+    data: list[dict[str, Any]] = []
+    for name, value in law.params.items():
+        ends = law.interval["params"].get(name)
+        if ends is None or not value > 0 or name in law.fixed:
+            continue
+        low, high = (float(np.clip(end / value, *CLIP)) for end in ends)
+        colour = "@muted" if name in law.not_identified else "@accent"
+        data.append(
+            scatter(
+                [low, 1.0, high], [name] * 3, "lines+markers", meta=[f"constant:{name}"],
+                line={"color": colour, "width": 3, "dash": "dot" if name in law.not_identified else "solid"},
+                marker={"color": colour, "size": [6, 10, 6]},
+                hovertemplate=f"{name}: {wording.interval(ends, wording.constant)}<extra></extra>",
+            )
+        )  # fmt: skip
+    if not data:
+        return None
+    shown = [x for trace in data for x in trace["x"]]
+    layout = {
+        "xaxis": log_axis("interval over the fitted value (1 = its nats, parameters or tokens)", shown),
+        "yaxis": {"type": "category", "title": {"text": "constant (nats, parameters, tokens)"}},
+    }
+    n_known = sum(name not in law.not_identified for name in law.params)
+    title = f"These runs identify {n_known} of the {len(law.params)} constants of the law"
+    caption = (
+        f"Each line: the {100 * law.interval.get('level', 0.95):.0f} % interval of a constant over its "
+        "fitted value; dotted where it is not identified. Lines end at 0.01 and 100."
+    )
+    reasons = " ".join(dict.fromkeys(law.not_identified.values()))
+    return Figure("intervals", title, caption, f"{title}. {reasons}".strip(), data, layout, [], 320)
