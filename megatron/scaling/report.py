@@ -228,7 +228,8 @@ def _tiles(study: Study) -> str:
         tiles.append(
             (
                 wording.loss(row["loss"]),
-                f"lowest {headlines.loss_name(study, row)}, nats per token ({study.size_name(row['n_params'])})",
+                f"lowest {headlines.loss_name(study, row)}, nats per token "
+                f"({study.size_name(row['n_params'])})",
             )
         )
     if study.law is not None and not verdict.is_sound(study.law):

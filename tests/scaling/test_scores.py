@@ -70,7 +70,8 @@ def test_the_table_and_the_report_have_them_and_a_fit_gives_back_the_curve(study
     found = known_of(study / "table.csv", runs, "score_quiz")
     assert np.isnan(found).sum() == 1  # the run that nobody scored
     figure = downstream_figure(read_study(study))
-    assert "quiz: within 0.0 points of its curve" in figure.title
+    assert "quiz follows the loss" in figure.title
+    assert "off its curve by 0.0 points at most" in figure.title
     assert sorted(figure.data[0]["y"]) == pytest.approx(sorted(found[np.isfinite(found)]))
     pyarrow = pytest.importorskip("pyarrow.parquet")
     told = pyarrow.read_table(study / "table.parquet")["score_quiz"].to_pylist()
