@@ -22,17 +22,30 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-from kill_inputs import Inputs
-from kill_jobs import JOBS, SkippedError
-from kill_server import ServerTrials
-from kill_trials import PHASES, Tally, Trials
+from typing import TYPE_CHECKING
 
 from megatron.command import command, count, run
 
+if TYPE_CHECKING:
+    from kill.inputs import Inputs
+    from kill.trials import Tally
+
 SERVER = "mixture-server"
-NAMES = (*JOBS, SERVER)
-SLOW = ("train-deepspeed", "sweep", "two-sweeps", "downstream", "report", "validate", "train-2-ranks")
+QUICK = (
+    *(
+        "preprocess-1",
+        "preprocess-2",
+        "merge",
+        "subset-text",
+        "subset-dataset",
+        "register",
+        "prepare-mixture",
+    ),
+    *("convert", SERVER, "train-full", "train-sharded", "train-diffusion"),
+)
+SLOW = ("train-2-ranks", "train-deepspeed", "validate", "downstream", "report", "sweep", "two-sweeps")
+NAMES = (*QUICK, *SLOW)
+PHASES = ("start", "work", "write", "end")
 COLUMNS = f"{'subsystem':16} {'kills':>5} {'missed':>6} {' '.join(f'{phase:>5}' for phase in PHASES)}"
 
 
@@ -48,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def shares(n_kills: int, names: Sequence[str]) -> dict[str, int]:
-    """Kills of each subsystem, in proportion to their weights; at least 1, and `n_kills` in all if possible."""
+    """Kills of each subsystem: at least 1, and a slow one gets a third of what the others get."""
     weights = {name: 1 if name in SLOW else 3 for name in names}
     counts = dict.fromkeys(names, 1)
     for _ in range(n_kills - len(names)):
@@ -56,8 +69,12 @@ def shares(n_kills: int, names: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def run_trials(name: str, n_kills: int, seed: int, folder: Path, inputs: Inputs) -> Tally:
+def run_trials(name: str, n_kills: int, seed: int, folder: Path, inputs: "Inputs") -> "Tally":
     """All trials of a subsystem. SkippedError where it cannot be started here."""
+    from kill.jobs import JOBS
+    from kill.server import ServerTrials
+    from kill.trials import Trials
+
     rng = random.Random(f"{seed} {name}")
     work, logs = folder / name / "work", folder / "logs"
     trials = (
@@ -68,7 +85,7 @@ def run_trials(name: str, n_kills: int, seed: int, folder: Path, inputs: Inputs)
     return trials.run(n_kills)
 
 
-def format_row(tally: Tally, seconds: float) -> str:
+def format_row(tally: "Tally", seconds: float) -> str:
     """One line of the table."""
     phases = " ".join(f"{tally.phases[phase]:5}" for phase in PHASES)
     targets = " ".join(f"{target} {n}" for target, n in sorted(tally.targets.items()))
@@ -82,6 +99,11 @@ def format_row(tally: Tally, seconds: float) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Kill, print the table, and what went wrong."""
     args = build_parser().parse_args(argv)
+    # after the words: --help should not wait for libraries
+    from kill.inputs import Inputs
+    from kill.jobs import SkippedError
+    from kill.trials import Tally
+
     folder = Path(tempfile.mkdtemp(prefix="kills-", dir=args.folder))
     (folder / "logs").mkdir()
     inputs = Inputs(folder / "inputs")

@@ -13,7 +13,7 @@ import numpy as np
 
 from megatron.data.indexed_writer import IndexedWriter
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ROOT / "tools"
 N_TOKENS = 200
 TRAIN = (

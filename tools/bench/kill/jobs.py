@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from kill_inputs import Inputs, copy_folder, tool
-from kill_outcomes import read_outcome
-from kill_trials import ALL, CHILD, PARENT, Job
+from kill.inputs import Inputs, copy_folder, tool
+from kill.outcomes import read_outcome
+from kill.trials import ALL, CHILD, PARENT, Job
 
 TASKS = "copa,sciq"
 

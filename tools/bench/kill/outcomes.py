@@ -10,12 +10,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINT = re.compile(r"\d{8}-\d{6}-\d{6}")
 VOLATILE = {
     "elapsed_s",
     "wall_s",
     "git",
+    "date",
     "tps",
     "tps_mean",
     "tflops",
@@ -87,10 +88,6 @@ def _summarize(path: Path) -> str:
     if path.suffix == ".csv":
         with path.open(newline="") as file:
             return _digest(json.dumps([strip(row) for row in csv.DictReader(file)]))
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        return _digest(json.dumps(strip(pyarrow.parquet.read_table(path).to_pydict()), default=str))
     if path.suffix == ".duckdb":
         return _digest(_describe_catalog(path))
     return _digest(path.read_bytes())

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from kill_inputs import Inputs, tool
-from kill_outcomes import read_outcome
-from kill_trials import ALL, GONE_S, LIMIT_S, Started, Tally
 
+from kill.inputs import Inputs, tool
+from kill.outcomes import read_outcome
+from kill.trials import ALL, GONE_S, LIMIT_S, Started, Tally
 from megatron.train.local_ranks import held_port
 
 N_CHUNKS = 120
@@ -49,7 +49,7 @@ class Client(threading.Thread):
 
 
 class ServerTrials:
-    """As `kill_trials.Trials`: the client has to get the same chunks, the log the same weights."""
+    """As `trials.Trials`: the client has to get the same chunks, the log the same weights."""
 
     def __init__(self, inputs: Inputs, work: Path, rng: random.Random, logs: Path) -> None:
         """RuntimeError where the undisturbed run fails."""

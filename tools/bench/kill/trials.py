@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MARK = "KILLS_TRIAL"  # in the environment of every process of a trial
 LIMIT_S = 240.0  # for a command; one that takes longer hangs
 GONE_S = 60.0  # within this the other processes end after one of them was killed
