@@ -4,6 +4,7 @@ from pathlib import Path
 
 from megatron.checkpoint import sharded, store
 from megatron.checkpoint.folder import partial_folder
+from megatron.checkpoint.layout import FILES
 
 
 def to_full(src: Path, dst: Path) -> None:
@@ -12,7 +13,10 @@ def to_full(src: Path, dst: Path) -> None:
     Raises ValueError where `src` is no whole sharded checkpoint, FileExistsError where `dst` is there.
     """
     meta = _verified(src, wanted="sharded")
-    store.save_as(dst, store.read_parts(src, meta), _without_files(meta))
+    parts = store.read_parts(src, meta)
+    with partial_folder(dst) as partial:
+        store.write_parts(partial, parts, tuple(FILES))
+        store.seal(partial, dst, {**_without_files(meta), "state_dict_type": "full"})
 
 
 def to_sharded(src: Path, dst: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint import sharded
-from megatron.checkpoint.folder import partial_folder, sha256_of, sync
+from megatron.checkpoint.folder import sha256_of, sync
 from megatron.checkpoint.layout import (
     FILES,
     META,
@@ -43,10 +43,14 @@ def save(
 
 
 def save_as(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
-    """`save` under a given name. Raises as `folder.partial_folder`."""
-    with partial_folder(final) as partial:
+    """`save` under a given name."""
+    partial = begin(final)
+    try:
         write_parts(partial, parts, tuple(FILES))
         seal(partial, final, {**meta, "state_dict_type": "full"})
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def begin(final: Path) -> Path:
