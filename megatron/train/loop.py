@@ -137,7 +137,11 @@ def _steps(
 
 
 def _score_and_save(run: Run, state: TrainState, record: Record, saver: Saver | None) -> TrainState:
-    """Held-out loss, checkpoint, and at the end the result: every checkpoint is scored."""
+    """Held-out loss, checkpoint, and at the end the result: every checkpoint is scored.
+
+    The loss is logged before the checkpoint appears. A run killed in between resumes from the checkpoint
+    before, drops the line and repeats it; in the other order it would never be logged.
+    """
     held_out = None
     if run.held_out is not None:
         evaluation = run.config.evaluation
@@ -154,13 +158,15 @@ def _score_and_save(run: Run, state: TrainState, record: Record, saver: Saver | 
             )
         _check_held_out(run, state, held_out)
         state = state.after_validation(held_out.loss)
-    name = None if saver is None else saver.save(state).name
+    name = None if saver is None else saver.next_name()
     ends = state.step == run.plan.n_steps
     if ends and saver is None:
         found = find(run.checkpoints, run.config.checkpoint.prefix)
         name = found[-1].path.name if found else None
     if held_out is not None and not (ends and saver is None and _is_scored(run, state.step)):
         record.validation(state, held_out, name)
+    if saver is not None:
+        saver.save(state, name=name)
     if ends:
         if saver is not None:
             saver.wait()  # the result says that the run is done: nothing may be missing behind it

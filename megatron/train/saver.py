@@ -33,8 +33,14 @@ class Saver:
         alone = not (self.told.asynchronous and dist.is_initialized())
         self.group = None if alone else dist.new_group(backend="gloo", timeout=run.world.timeout)
 
-    def save(self, state: TrainState, preempt: bool = False) -> Path:
+    def next_name(self, preempt: bool = False) -> str:
+        """Return a name for the next checkpoint, the same on every rank."""
+        return first_says(layout.new_name(self.told.prefix, preempt), self.run.world)
+
+    def save(self, state: TrainState, preempt: bool = False, name: str | None = None) -> Path:
         """Save, and return on every rank when it is on disk, or raise OSError on every rank.
+
+        name    from `next_name`, where the caller needs it before; else a new one
 
         With checkpoint.asynchronous it returns when the state is copied; the name appears when all is
         written and summed up, and what fails is raised by the next `save` or `wait`.
@@ -42,9 +48,10 @@ class Saver:
         self.wait()
         self.last_save = time.monotonic()
         mark(state.step, "saving")
+        final = self.run.checkpoints / (name or self.next_name(preempt))
         if self.told.state_dict_type == "full":
-            return self._save_full(state, preempt)
-        return self._save_sharded(state, preempt)
+            return self._save_full(state, final)
+        return self._save_sharded(state, final)
 
     def wait(self) -> None:
         """Return when nothing is being written any more. OSError on every rank where that failed."""
@@ -69,24 +76,21 @@ class Saver:
         if any_rank(error is not None, self.run.world):
             raise OSError(f"{self.run.checkpoints}: checkpoint {what} not saved ({_cause(error)}")
 
-    def _save_full(self, state: TrainState, preempt: bool) -> Path:
-        path, error = Path(), None
+    def _save_full(self, state: TrainState, final: Path) -> Path:
+        error: OSError | None = None
         engine = self.run.engine.state_dict()  # on every rank: collecting a sharded state takes them all
         if self.run.world.is_first:
             try:
                 parts = {**engine, **_small_parts(self.run, state)}
-                path = store.save(
-                    self.run.checkpoints, self.told.prefix, parts, _meta(self.run, state), preempt
-                )
-                self._remove_old(path)
+                store.save_as(final, parts, _meta(self.run, state))
+                self._remove_old(final)
             except OSError as failed:
                 error = failed
         self._agree(error, f"of step {state.step}")
-        return path
+        return final
 
-    def _save_sharded(self, state: TrainState, preempt: bool) -> Path:
-        name = first_says(layout.new_name(self.told.prefix, preempt), self.run.world)
-        final, error = self.run.checkpoints / name, None
+    def _save_sharded(self, state: TrainState, final: Path) -> Path:
+        error: OSError | None = None
         held = self.run.engine.sharded_state()
         partial = final.with_name(final.name + layout.PARTIAL)
         if self.run.world.is_first:

@@ -85,6 +85,32 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_bit_equal(
     assert not is_saving(killed)
 
 
+@pytest.mark.parametrize(
+    "words_of_layout", [[], ["state_dict_type=sharded"], ["state_dict_type=sharded", "asynchronous=true"]]
+)
+def test_a_run_killed_after_a_checkpoint_appeared_has_its_held_out_loss(
+    pretrain, words, tmp_path, words_of_layout
+) -> None:
+    words = [
+        *words,
+        "checkpoint.chkpt_saving_iterations=2",
+        *(f"checkpoint.{word}" for word in words_of_layout),
+    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
+    script = Path(__file__).with_name("pretrain_killed_after_save.py")
+    words += [f"logging.run_dir={killed}"]
+    assert pretrain(words, script=script).returncode == -signal.SIGKILL
+    assert layout.find(killed / "checkpoints")[-1].step == 6
+    assert pretrain(words).returncode == 0
+    scored = [
+        [(line["step"], line["loss"]) for line in read_metrics(run) if line["kind"] == "validation"]
+        for run in (whole, killed)
+    ]
+    assert [step for step, _ in scored[0]] == [2, 4, 6, 8, 10, 12]
+    assert scored[1] == scored[0]
+
+
 @pytest.mark.ranks
 def test_when_one_rank_is_killed_the_others_end_soon_with_an_error(start, words, tmp_path) -> None:
     run = tmp_path / "run"

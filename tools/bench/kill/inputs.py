@@ -1,0 +1,179 @@
+"""Small inputs for tools/bench/kills.py, made with the project's own commands where these are needed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from megatron.data.indexed_writer import IndexedWriter
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOLS = ROOT / "tools"
+N_TOKENS = 200
+TRAIN = (
+    *("dataset.seq_len=32", "dataset.batch_size=24", "dist.dtype=float32", "dist.cpu_only=true"),
+    *("model.d_model=32", "model.n_heads=2", "model.n_layers=2", "optim.lr=0.01", "misc.n_threads=1"),
+    *("lr_scheduler.total_iterations=60", "lr_scheduler.warmup_iterations=3", "evaluation.num_mc=2"),
+    *("logging.every_iterations=1", "logging.tensorboard=false", "evaluation.every_iterations=20"),
+    "checkpoint.chkpt_saving_iterations=3",
+)
+STUDY = """
+name: kills
+directory: {out}
+run:
+  dist: {{dtype: float32, cpu_only: true}}
+  dataset: {{path_train: {train}, path_eval: {held_out}, seq_len: 32, batch_size: 4}}
+  optim: {{lr: 1.0e-2}}
+  lr_scheduler: {{kind: wsd, warmup_iterations: 2, decay_fraction: 0.5}}
+  logging: {{tensorboard: false, every_iterations: 1}}
+  evaluation: {{max_samples: 16}}
+  misc: {{n_threads: 1}}
+sizes:
+  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
+  large: {{d_model: 32, n_heads: 2, n_layers: 1}}
+grids:
+  - {{sizes: [small, large], unique_tokens: [1280], epochs: [1, 2, 4]}}
+"""
+MIXTURE = """\
+catalog: {catalog}
+by: [language]
+weights: {{Python: 3, Go: 2, C: 1}}
+"""
+
+
+def tool(name: str, *words: object) -> list[str]:
+    """The command of a tool."""
+    return [sys.executable, str(TOOLS / f"{name}.py"), *map(str, words)]
+
+
+class Inputs:
+    """Each is made at its first use, in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _run(self, words: Sequence[str]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
+
+    @cached_property
+    def lines(self) -> Path:
+        """80 MB of JSON lines, 40,000 documents of words at random, with properties."""
+        path = self.folder / "documents.jsonl"
+        rng = np.random.default_rng(0)
+        words = np.array(["red", "fish", "blue", "document", "12", "one", "two\n", "über", "data"])
+        pieces = [" ".join(words[rng.integers(len(words), size=200)]) for _ in range(500)]
+        with path.open("w") as file:
+            for i in range(40_000):
+                text = f"{i} " + " ".join(pieces[j] for j in rng.integers(len(pieces), size=2))
+                meta = {"language": ("C", "Go", "Python")[i % 3], "stars": i}
+                file.write(json.dumps({"text": text, "meta": meta}) + "\n")
+        return path
+
+    @cached_property
+    def small_lines(self) -> list[Path]:
+        """The first 24,000 of these lines, in three files."""
+        with self.lines.open() as file:
+            paths = [self.folder / f"part{i}.jsonl" for i in range(3)]
+            for path in paths:
+                path.write_text("".join(next(file) for _ in range(8_000)))
+        return paths
+
+    @cached_property
+    def tokenizer(self) -> Path:
+        """A tokenizer of 300 ids."""
+        from megatron.tokenizer.train_bpe import train_bpe
+
+        folder = self.folder / "tokenizer"
+        with self.lines.open() as file:
+            train_bpe([json.loads(next(file))["text"] for _ in range(200)], 300, folder)
+        return folder
+
+    @cached_property
+    def tokens(self) -> Path:
+        """The lines as a dataset."""
+        words = ("--input", self.lines, "--output-prefix", "all", "--root", self.folder)
+        self._run(tool("preprocess_data_many_cores", *words, "--tokenizer-model", self.tokenizer, "--quiet"))
+        return self.folder / "all_text_document"
+
+    @cached_property
+    def corpora(self) -> tuple[Path, Path]:
+        """Datasets to train on and to score, of 4,000 and 40,000 tokens."""
+        prefixes = self.folder / "train", self.folder / "held_out"
+        for prefix, n_documents in zip(prefixes, (100, 1000), strict=True):
+            rng = np.random.default_rng(n_documents)
+            with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": N_TOKENS}}) as writer:
+                for _ in range(n_documents):
+                    length = int(rng.integers(20, 60))
+                    noise = rng.integers(0, 3, length)
+                    writer.add_document(
+                        (int(rng.integers(N_TOKENS)) + 3 * np.arange(length) + noise) % N_TOKENS
+                    )
+        return prefixes
+
+    def train_words(self, run: Path, *changes: str) -> list[str]:
+        """A run of 60 steps, with a checkpoint every third."""
+        config = self.folder / "empty.yaml"
+        config.write_text("name: kills\n")
+        train, held_out = self.corpora
+        data = [f"dataset.path_train={train}", f"dataset.path_eval={held_out}", "evaluation.max_samples=64"]
+        return [str(config), *data, *TRAIN, f"logging.run_dir={run}", *changes]
+
+    @cached_property
+    def trained(self) -> Path:
+        """A run that has ended, with two checkpoints."""
+        run = self.folder / "trained"
+        self._run(tool("pretrain", *self.train_words(run)))
+        return run
+
+    def study(self, out: Path) -> Path:
+        """A study of six runs, of which four branch."""
+        path = self.folder / f"study-{out.parent.name}.in.yaml"
+        train, held_out = self.corpora
+        path.write_text(STUDY.format(out=out, train=train, held_out=held_out))
+        return path
+
+    @cached_property
+    def swept(self) -> Path:
+        """The study's folder with all of its results, for tools that read it."""
+        out = self.folder / "swept" / "work"
+        self._run(tool("sweep", self.study(out), "--jobs", "2"))
+        return out
+
+    @property
+    def register_words(self) -> list[object]:
+        """Words of `register_corpus.py` after the catalog."""
+        properties = (
+            "--property",
+            "meta.language AS language category",
+            "--property",
+            "meta.stars AS stars integer",
+        )
+        return ["add", "code", *self.small_lines, *properties]
+
+    @cached_property
+    def catalog(self) -> Path:
+        """A catalog with the corpus `code`."""
+        path = self.folder / "catalog.duckdb"
+        self._run(tool("register_corpus", path, *self.register_words))
+        return path
+
+    def write_mixture(self, work: Path, more: str) -> Path:
+        """A mixture of the catalog's documents, and a copy of the catalog."""
+        path = work / "slim.yaml"
+        path.write_text(MIXTURE.format(catalog=self.catalog) + more)
+        return path
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """The content of a folder into one that is there, with its times."""
+    shutil.copytree(source, target, dirs_exist_ok=True)

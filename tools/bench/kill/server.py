@@ -1,0 +1,122 @@
+"""A mixture server that is killed while a client reads its chunks and reports losses."""
+
+import hashlib
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kill.inputs import Inputs, tool
+from kill.outcomes import read_outcome
+from kill.trials import ALL, GONE_S, LIMIT_S, Started, Tally
+from megatron.train.local_ranks import held_port
+
+N_CHUNKS = 120
+PACE_S = 0.03  # from one chunk to the next: the client lives as long as several servers do
+MORE = "count: documents\nadaptive: {rule: loss, every_steps: 2, delay_steps: 4}\n"
+
+
+class Client(threading.Thread):
+    """Reads chunks 0, 1, ... and reports what a model would have lost on each."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(name="mixture-client", daemon=True)
+        self.location = f"grpc+tcp://127.0.0.1:{port}"
+        self.digests: list[str] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Until `N_CHUNKS` are read, or an error ends it."""
+        try:
+            self._read()
+        except Exception as error:  # shown with the trial: a thread's exception would be lost
+            self.error = error
+
+    def _read(self) -> None:
+        from megatron.mixture.remote import Connection, RemoteChunks
+
+        with Connection(self.location, patience_s=120.0) as connection:
+            source = RemoteChunks(connection, "slim")
+            for chunk in range(N_CHUNKS):
+                table = source.read(chunk, 1)
+                self.digests.append(hashlib.sha256(repr(table.to_pydict()).encode()).hexdigest())
+                tokens = np.full(len(source.names), 10.0)
+                source.report(chunk, tokens * (1.0 + np.arange(len(source.names)) * chunk / 8), tokens)
+                time.sleep(PACE_S)
+
+
+class ServerTrials:
+    """As `trials.Trials`: the client has to get the same chunks, the log the same weights."""
+
+    def __init__(self, inputs: Inputs, work: Path, rng: random.Random, logs: Path) -> None:
+        """RuntimeError where the undisturbed run fails."""
+        self.inputs, self.work, self.rng, self.logs = inputs, work, rng, logs
+        self.tally = Tally("mixture-server")
+        _ = inputs.catalog
+        start = time.monotonic()
+        self.expected = self._serve("whole", 0)
+        self.duration_s = time.monotonic() - start
+        if self.tally.faults or self.tally.leftovers:
+            raise RuntimeError(f"the undisturbed run failed: {self.tally.faults}")
+
+    def run(self, n_kills: int) -> Tally:
+        """Trials until so many kills have hit."""
+        while self.tally.n_hits < n_kills and self.tally.n_trials < 3 * n_kills + 3:
+            name = str(self.tally.n_trials)
+            n_before = len(self.tally.faults) + len(self.tally.leftovers)
+            found = self._serve(name, min(self.rng.choice((2, 3)), n_kills - self.tally.n_hits))
+            self.tally.n_trials += 1
+            if found == self.expected:
+                self.tally.n_equal += 1
+            else:
+                keys = sorted(key for key in found.keys() | self.expected.keys()
+                              if found.get(key) != self.expected.get(key))  # fmt: skip
+                self.tally.faults.append(f"{name}: different: {', '.join(keys[:6])}")
+            if len(self.tally.faults) + len(self.tally.leftovers) > n_before:
+                shutil.copytree(self.work, self.logs / f"mixture-server.{name}")
+        return self.tally
+
+    def _wait_for_moment(self, client: Client, n_read: int) -> None:
+        """Return after a random time, or a random time after a chunk that this server gave."""
+        if self.rng.random() < 0.3:
+            client.join(self.rng.uniform(0, self.duration_s / 2))
+            return
+        end, n_more = time.monotonic() + LIMIT_S, self.rng.randint(1, N_CHUNKS // 4)
+        while client.is_alive() and len(client.digests) < n_read + n_more and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(self.rng.uniform(0, 2 * PACE_S))
+
+    def _serve(self, name: str, n_kills: int) -> dict[str, str]:
+        """Serve one client to its end, killed so often on the way; what both have then."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        mixture = self.inputs.write_mixture(self.work, MORE)
+        log = self.logs / f"mixture-server.{name}.log"
+        with held_port() as port:
+            words = tool("mixture_server", mixture, "--port", port)
+            server, client = Started(words, log), Client(port)
+            client.start()
+            for _ in range(n_kills):
+                n_read = len(client.digests)
+                self._wait_for_moment(client, n_read)
+                if not client.is_alive() or not server.kill(ALL, self.rng):
+                    self.tally.n_missed += 1
+                    break
+                self.tally.phases["work" if len(client.digests) > n_read else "start"] += 1
+                self.tally.targets[ALL] += 1
+                self.tally.n_restarts += 1
+                server = Started(words, log)
+            client.join(LIMIT_S)
+            if client.error is not None or client.is_alive():
+                self.tally.faults.append(f"{name}: the client failed: {client.error or 'it hangs'}")
+            server.process.terminate()
+            if (status := server.wait(GONE_S)) != 0:
+                self.tally.faults.append(f"{name}: the server ended with {status} after SIGTERM: see {log}")
+            if pids := server.wait_until_gone(GONE_S):
+                self.tally.leftovers.append(f"{name}: processes left: {pids}")
+            server.end()
+        chunks = {f"chunk {i}": digest for i, digest in enumerate(client.digests)}
+        return chunks | read_outcome(self.work)
