@@ -28,6 +28,7 @@ synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
         ("n_runs", [15]),
         ("ranges", {"N": [1.0]}),
         ("interval", {"level": 2}),
+        ("interval", {"level": 0.95, "n_bootstrap": [3]}),
         ("warnings", "few runs"),
         ("form", ["chinchilla"]),
         ("residual", "bits"),
