@@ -1,7 +1,7 @@
 """Feed changed and made-up inputs to every place where data from outside comes in,
 and count what comes of them.
 
-    python tools/bench/fuzz.py --inputs 100000 --out /tmp/fuzz
+    python tools/bench/fuzz.py --inputs 100000 --out fuzzing-failures
     python tools/bench/fuzz.py --inputs 500 --only jsonl law.json --seed 7
     python tools/bench/fuzz.py --list
 
