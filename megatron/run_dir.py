@@ -128,24 +128,44 @@ def _not_finite(content: Any, at: str = "") -> Iterator[str]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content, or None where there is no such file. ValueError for what is not JSON."""
+    """The content, or None where there is no such file. ValueError for what is not a JSON object."""
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); delete the file and run again") from error
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path}: got {type(content).__name__}, expected a JSON object. Delete the file and run again."
+        )
+    return content
 
 
 def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line that is still being written is left out."""
+    """The lines of metrics.jsonl; a last line that is still being written is left out. ValueError for a line
+    that is damaged."""
     path = run / METRICS
     if not path.is_file():
         return
-    with path.open() as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not (
+                isinstance(record, dict)
+                and isinstance(record.get("kind"), str)
+                and isinstance(record.get("step"), int)
+            ):
+                raise ValueError(
+                    f"{path}, line {number}: got {line[:40]!r}, expected a JSON object with kind and step. "
+                    "Remove the line."
+                )
+            yield record
 
 
 def last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
@@ -158,9 +178,11 @@ def last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
         lines = file.read().split(b"\n")[:-1]
     for line in reversed(lines):
         try:
-            return json.loads(line)
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(record, dict):
+            return record
     return None
 
 

@@ -1,12 +1,13 @@
 """Files that appear whole or not at all, and what is said where the disk does not take them."""
 
 import errno
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import room_in, write_whole, written_whole
+from megatron.run_dir import last_metrics, read_json, read_metrics, room_in, write_whole, written_whole
 
 FULL = Path("/dev/full")  # takes nothing, as a full disk does
 
@@ -73,3 +74,25 @@ def test_a_full_disk_is_told_with_what_is_free_and_what_is_needed(tmp_path: Path
     expected = r"No space left on device \([0-9,.]+ MB are free, about 2.5 MB more are needed\); make room"
     with pytest.raises(OSError, match=f"^{re.escape(str(tmp_path))}: {expected}"), room_in(tmp_path):
         raise error
+
+
+@pytest.mark.parametrize("content", ["[1]", "7", "null", '"x"', "{", "\x80", "[" * 100_000])
+def test_what_is_no_json_object_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"^\S*result\.json: "):
+        read_json(path)
+
+
+@pytest.mark.parametrize("line", [b"{", b"\x80{}", b"[1]", b'{"kind": "train"}', b'{"kind": [], "step": 1}'])
+def test_a_damaged_line_of_metrics_is_named_and_the_last_whole_one_is_before_it(
+    tmp_path: Path, line: bytes
+) -> None:
+    good = b'{"kind": "train", "step": 1}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(good + line + b"\n" + b'{"kind"')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: got .* Remove the line\."):
+        list(read_metrics(tmp_path))
+    last = last_metrics(tmp_path)
+    assert last == {"kind": "train", "step": 1} or last == json.loads(line)
+    (tmp_path / "metrics.jsonl").write_bytes(good + b"\x80\n[1]\n")
+    assert last_metrics(tmp_path) == {"kind": "train", "step": 1}

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.config.yaml_file import is_finite
+
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 FORK = ("low_noise_start", "ar_ratio", "randmask_ratio")  # in every version of the fork, and in no other's
 DIFFUSION_ONLY = ("low_noise_start", "ar_ratio", "untie_with_additional_mask")
@@ -26,6 +28,10 @@ NOT_READ = (  # switched on, each of them changes the computation
     "quick_geglu", "use_rope_scaling", "rotary_seq_len_interpolation_factor", "multi_latent_attention",
     "apply_residual_connection_post_layernorm", "window_size",
 )  # fmt: skip
+# what is read of args, by type
+COUNTS = ("num_attention_heads", "num_query_groups", "num_key_value_heads", "kv_channels", "seq_length")
+NUMBERS = ("norm_epsilon", "layernorm_epsilon", "rotary_base", "rope_theta")
+SWITCHES = ("swiglu", "group_query_attention", "add_bias_linear", "use_rotary_position_embeddings")
 
 
 def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
@@ -39,8 +45,8 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
         certain = None  # reads both sides, but nothing says how it was trained
         undecided = True
     else:
-        foreign = [name for name in vars(args) if "diffusion" in name and name not in DIFFUSION_ONLY]
-        undecided = is_fork or any(_is_on(getattr(args, name)) for name in foreign)
+        foreign = [name for name in vars(args) if "diffusion" in str(name) and name not in DIFFUSION_ONLY]
+        undecided = is_fork or any(_is_on(vars(args)[name]) for name in foreign)
     if certain is not None and requested not in (None, certain):
         raise ValueError(
             f"{step}: --objective {requested}, but its saved attn_mask is that of {certain}. "
@@ -112,7 +118,8 @@ def place_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, st
 
 
 def check_args(args: Namespace, step: Path) -> None:
-    """ValueError for settings of a model that this one cannot be."""
+    """ValueError for settings of other types, and for those of a model that this one cannot be."""
+    _check_types(args, step)
     if getattr(args, "num_experts", None) not in (None, 1, [1]):
         raise ValueError(f"{step}: num_experts is {args.num_experts}, this model has no experts")
     for name in NOT_READ:
@@ -133,6 +140,26 @@ def check_args(args: Namespace, step: Path) -> None:
     if getattr(args, "bias_gelu_fusion", None) is False and not is_other:
         # Megatron's fused kernel is the tanh form, its plain one is exact
         raise ValueError(f"{step}: bias_gelu_fusion is False: its GELU is exact, this model's the tanh form")
+
+
+def _check_types(args: Namespace, step: Path) -> None:
+    """ValueError for what is read of args and is not of its type; None counts as not given."""
+    checks = (
+        (COUNTS, "a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31),
+        (NUMBERS, "a number above 0", lambda value: is_finite(value) and value > 0),
+        (SWITCHES, "True or False", lambda value: value in (0, 1)),
+        (("normalization",), "a word", lambda value: isinstance(value, str)),
+    )
+    for names, expected, is_sound in checks:
+        for name in names:
+            value = getattr(args, name, None)
+            if value is not None and not is_sound(value):
+                raise ValueError(f"{step}: args.{name}: got {str(value)[:40]!r}, expected {expected}")
+    n_heads, groups = args.num_attention_heads, getattr(args, "num_query_groups", None)
+    if n_heads is None:
+        raise ValueError(f"{step}: args.num_attention_heads: got None, expected a whole number above 0")
+    if _is_on(getattr(args, "group_query_attention", None)) and groups is not None and n_heads % groups:
+        raise ValueError(f"{step}: got {n_heads} heads in {groups} groups, expected a multiple of the groups")
 
 
 def _objective_of_mask(mask: Any) -> str | None:

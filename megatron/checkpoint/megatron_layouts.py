@@ -34,6 +34,7 @@ from megatron.checkpoint.megatron_names import UNKNOWN, ours_of_block, ours_outs
 from megatron.checkpoint.redundant import check_inverse_frequencies
 from megatron.checkpoint.weights import Weights
 from megatron.config.schema import ModelConfig
+from megatron.config.yaml_file import is_finite
 from megatron.log import get_logger
 
 log = get_logger(__name__)
@@ -144,24 +145,28 @@ def _read_shards(step: Path) -> tuple[Namespace, Shards]:
             f"{step}: {len(parts)} ranks' files, wanted {n_tensor} x {n_pipeline}; one is missing"
         )
     args = _args_of(parts[0, 0], paths[0])
-    if parts[0, 0].get("checkpoint_version", 3.0) < 2.0:
+    version = parts[0, 0].get("checkpoint_version", 3.0)
+    if not is_finite(version):
+        raise ValueError(f"{step}: checkpoint_version: got {str(version)[:40]!r}, expected a number")
+    if version < 2.0:
         raise ValueError(
             f"{step}: checkpoint_version under 2 orders query, key and value otherwise; not read"
         )
     shards: Shards = {}
     for tensor_rank in range(n_tensor):
         stages = [parts[tensor_rank, pipeline_rank] for pipeline_rank in range(n_pipeline)]
-        shards[tensor_rank] = _join_stages([stage.get("module", stage) for stage in stages], step)
+        stages = [_table_in(stage, "module", step) for stage in stages]
+        shards[tensor_rank] = _join_stages(stages, step)
     return args, shards
 
 
 def _join_stages(stages: list[dict[str, Any]], step: Path) -> dict[str, Tensor]:
     """One tensor rank's pipeline stages; interleaved ones (model0, model1, ...) take turns."""
     if "model0" in stages[0]:
-        n_chunks = sum(bool(re.fullmatch(r"model\d+", key)) for key in stages[0])
-        chunks = [stage[f"model{i}"] for i in range(n_chunks) for stage in stages]
+        n_chunks = sum(bool(re.fullmatch(r"model\d+", str(key))) for key in stages[0])
+        chunks = [_table_in(stage, f"model{i}", step) for i in range(n_chunks) for stage in stages]
     else:
-        chunks = [stage.get("model", stage) for stage in stages]
+        chunks = [_table_in(stage, "model", step) for stage in stages]
     joined: dict[str, Tensor] = {}
     n_before = 0
     for chunk in chunks:
@@ -176,6 +181,14 @@ def _join_stages(stages: list[dict[str, Any]], step: Path) -> dict[str, Tensor]:
     if "word_embeddings.weight" not in joined:
         raise ValueError(f"{step}: holds no word_embeddings.weight; not a language model of Megatron")
     return joined
+
+
+def _table_in(part: Any, key: str, step: Path) -> dict[str, Any]:
+    """What is under a key of a part, the part itself where it has none. ValueError for no dictionary."""
+    table = part.get(key, part) if isinstance(part, dict) else part
+    if not isinstance(table, dict):
+        raise ValueError(f"{step}: {key}: got {type(table).__name__}, expected tensors by name")
+    return table
 
 
 def _read_layer_files(step: Path) -> Shards:
@@ -214,10 +227,20 @@ def _args_of(part: dict[str, Any], path: Path) -> Namespace:
 
 
 def _merge(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
-    """One tensor from those of all tensor ranks."""
-    if name.endswith(("self_attention.out.weight", "mlp.second.weight")):
+    """One tensor from those of all tensor ranks. ValueError where their shapes do not fit."""
+    is_matrix = name.endswith(".weight") and "norm" not in name
+    are_columns = name.endswith(("self_attention.out.weight", "mlp.second.weight"))
+    is_gated = name.endswith(("mlp.first.weight", "mlp.first.bias")) and getattr(args, "swiglu", False)
+    if name.startswith(("layers.", "word_embeddings", "output_layer", "position_embeddings")) and (
+        any(part.ndim != 1 + is_matrix for part in parts)
+        or len({part.shape[:1] if are_columns else part.shape[1:] for part in parts}) > 1
+        or (is_gated and any(len(part) % 2 for part in parts))
+    ):
+        shapes = ", ".join(str(list(part.shape)) for part in parts[:8])
+        raise ValueError(f"{name}: got shapes {shapes} on the tensor ranks, expected equal parts of a tensor")
+    if are_columns:
         return torch.cat(parts, dim=1)
-    if name.endswith(("mlp.first.weight", "mlp.first.bias")) and getattr(args, "swiglu", False):
+    if is_gated:
         gates, others = zip(*(part.chunk(2) for part in parts), strict=True)
         return torch.cat([*gates, *others])
     if ".qkv." in name or ".first." in name or name in ("word_embeddings.weight", "output_layer.weight"):

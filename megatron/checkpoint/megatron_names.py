@@ -70,6 +70,8 @@ def plain_names(held: dict[str, Any]) -> dict[str, Tensor]:
             plain = "rotary_pos_emb.inv_freq"
         else:
             plain = UNKNOWN + name
+        if tensor.ndim not in (1, 2):
+            raise ValueError(f"{name}: got {tensor.ndim} dimensions, expected 1 or 2")
         if plain in named and not torch.equal(named[plain], tensor):
             raise ValueError(f"{name}: differs from {plain} under another name, expected equal")
         named[plain] = tensor
@@ -86,6 +88,12 @@ def ours_of_block(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, T
     part, _, kind = name.rpartition(".")
     if part == "self_attention.qkv":
         shared = config.n_heads // config.kv_heads
+        n_rows = config.kv_heads * (shared + 2) * config.d_head
+        if len(tensor) != n_rows:
+            raise ValueError(
+                f"{name}: got {len(tensor)} rows, expected {n_rows} of {config.n_heads} heads, "
+                f"{config.kv_heads} of keys, of {config.d_head} channels"
+            )
         groups = tensor.unflatten(0, (config.kv_heads, shared + 2, config.d_head))  # [G, H / G + 2, K, ...]
         query, key, value = groups[:, :shared], groups[:, shared], groups[:, shared + 1]
         return {
@@ -103,6 +111,8 @@ def ours_of_block(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, T
 
 def _flat(held: dict[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Nested dictionaries of tensors as dotted names."""
+    if not isinstance(held, dict):
+        raise ValueError(f"{prefix or 'model'}: got {type(held).__name__}, expected tensors by name")
     for key, value in held.items():
         name = f"{prefix}{key}"
         if isinstance(value, Tensor):

@@ -140,7 +140,7 @@ def _failures_told(folder: Path) -> Iterator[None]:
         yield
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0] if error.failures else error
-        if isinstance(first, ValueError):
+        if isinstance(first, ValueError) and str(folder) in str(first):  # of this module, not torch's
             raise first from error
         if isinstance(first, OSError) and first.errno is not None:
             raise OSError(first.errno, first.strerror, first.filename) from error

@@ -122,6 +122,12 @@ def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(
         parts = {part: load_torch_file(path / FILES[part]) for part in own}
     except ValueError as error:
         raise ValueError(f"{path}: not a checkpoint of this project ({error})") from error
+    for part, content in parts.items():
+        if not isinstance(content, dict) or not isinstance(content.get("engine", {}), dict):
+            raise ValueError(
+                f"{path / FILES[part]}: got {type(content).__name__}, expected values by name. "
+                "Load another checkpoint of the run."
+            )
     if len(own) < len(names):
         whole = sharded.read_whole(path)
         whole["optim"] |= parts["iter"].get("engine", {})

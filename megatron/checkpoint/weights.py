@@ -56,6 +56,8 @@ class Weights:
     def model(self) -> Gpt:
         """The built model in evaluation mode, sharing these tensors. ValueError where they do not fit."""
         try:
+            if self.config.positions == "learned" and not self.config.n_positions:
+                raise ValueError("learned positions without n_positions, expected how many there are")
             if self.config.n_layers > len(self.state):  # a hostile shape would be built for ever
                 raise ValueError(f"{self.config.n_layers} layers, {len(self.state)} tensors")
             with torch.device("meta"):

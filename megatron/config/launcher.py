@@ -181,6 +181,6 @@ def _numbers(
 
 
 def _number(name: str, environment: Mapping[str, str]) -> int:
-    if not environment[name].isdecimal():
-        raise ValueError(f"environment: {name} is {environment[name]!r}, wanted a number")
+    if not re.fullmatch("[0-9]{1,9}", environment[name]):
+        raise ValueError(f"environment: {name} is {environment[name][:40]!r}, wanted a number")
     return int(environment[name])

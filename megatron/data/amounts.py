@@ -1,9 +1,11 @@
 """Amounts as people write them on a command line: 100M, 1.5B, 20_000."""
 
 import argparse
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+MOST_DIGITS = 40
 
 
 def amount(word: str) -> int:
@@ -33,8 +35,11 @@ def _number(word: str) -> Fraction:
     try:
         if "/" in digits:
             raise ValueError("a ratio is no amount")
+        size = Decimal(digits)
+        if not size.is_finite() or len(digits) > MOST_DIGITS or abs(size.adjusted()) > MOST_DIGITS:
+            raise ValueError("a number that no count reaches, and that may take hours to write out")
         return Fraction(digits) * factor
-    except ValueError as error:
+    except (ValueError, InvalidOperation) as error:
         raise argparse.ArgumentTypeError(
             f"found '{word}', wanted a number, such as 20000 or 100M (K, M, B, T)"
         ) from error

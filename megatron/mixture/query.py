@@ -253,6 +253,10 @@ def _where(
 
 def _one_where(catalog: Catalog, condition: Any, kinds: Mapping[str, str], given: dict[str, Any]) -> str:
     if isinstance(condition, str):
+        try:
+            condition.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"where {condition!r}: got characters that are not UTF-8. Mend them.") from None
         _check(catalog, condition, sorted(kinds))
         return f"({condition}\n)"
     if not isinstance(condition, Condition):

@@ -243,9 +243,15 @@ def _wandb(path: Path) -> Iterator[Trail]:
         trail = trails.setdefault(run or path.stem, Trail(run or path.stem, path))
         held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
         kept = trail.held_out if held_out else trail.train
-        for at, cell in zip(table[step], cells, strict=True):
+        for i, (at, cell) in enumerate(zip(table[step], cells, strict=True), 1):
             if cell.strip():
-                kept[int(float(at))] = float(cell)
+                try:
+                    kept[int(float(at))] = float(cell)
+                except (ValueError, OverflowError):
+                    raise ValueError(
+                        f"{path}, row {i}: got step '{at[:20]}' and {name} '{cell[:20]}', expected numbers. "
+                        "Export the chart again."
+                    ) from None
     yield from trails.values()
 
 

@@ -14,6 +14,7 @@ from scipy.special import ndtr, ndtri, stdtrit
 
 from megatron.run_dir import with_null, write_json
 from megatron.scaling.forms import FORM
+from megatron.scaling.law_fields import check_fields
 
 # Constants of published laws of the form chinchilla: nats, N, D, on other text
 PUBLISHED = {
@@ -159,10 +160,12 @@ class Law:
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             named = {f.name: held[f.name] for f in fields(cls) if f.name in held}
-            law = cls(**named | {key: _with_nan(named[key]) for key in NUMBERS if key in named})
-            law.params.keys()
+            named |= {key: _with_nan(named[key]) for key in NUMBERS if key in named}
+            check_fields(named)
+            law = cls(**named)
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not a law ({error!r}); fit it again with tools/fit_law.py") from error
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
+            raise ValueError(f"{path}: not a law ({reason}); fit it again with tools/fit_law.py") from error
         if law.form not in FORM or set(law.params) != set(FORM[law.form].constants):
             raise ValueError(
                 f"{path}: form '{law.form}' with constants {', '.join(law.params)}, wanted one of "

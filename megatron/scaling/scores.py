@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from megatron.config.yaml_file import is_one_line
 from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT, read_json, write_whole
 from megatron.scaling.table import SCORE, Row, read_table
 
@@ -53,15 +54,26 @@ def read_scores(study_dir: Path, rows: Sequence[Row]) -> list[Score]:
 
 
 def _told(path: Path, end: Any) -> Iterator[tuple[str, float, str, float | None, str]]:
-    """(task, score, kind, error, metric) of each task of a results.json of step `end`."""
+    """(task, score, kind, error, metric) of each task of a results.json of step `end`. ValueError for one of
+    other types."""
     told = read_json(path) or {}
+    tables = [told, *(told.get(name, {}) for name in ("config", "group_subtasks", "results"))]
+    tables += [*told["results"].values()] if isinstance(told.get("results"), dict) else []
+    subtasks = told["group_subtasks"].values() if isinstance(told.get("group_subtasks"), dict) else []
+    if not all(isinstance(one, dict) and all(map(is_one_line, one)) for one in tables) or not all(
+        isinstance(one, list) for one in subtasks
+    ):
+        raise ValueError(
+            f"{path}: got other types or names of several lines, expected objects under config, "
+            "group_subtasks and results. Evaluate the run again, or delete the file."
+        )
     about = told.get("config", {})
     if about.get("step") is None or about["step"] != end:
         return
     label = path.parts[-2].split("-")
     if about.get("objective") == "autoregressive":  # which has one method only
         label = [word for word in label if word != "ar"]
-    parts = {name for of in told.get("group_subtasks", {}).values() for name in of}
+    parts = {str(name) for of in subtasks for name in of}
     for task, metrics in told.get("results", {}).items():
         known = {key.partition(",")[0]: key for key in metrics}
         metric = next((name for name in METRICS if _is_number(metrics.get(known.get(name)))), None)

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from megatron.config.yaml_file import is_finite, is_one_line
 from megatron.scaling import wording
 from megatron.scaling.ladder import STUDY, read_study_plan
 from megatron.scaling.law import Law
-from megatron.scaling.table import Row, read_runs, read_table, sound_metrics
+from megatron.scaling.table import LARGEST, Row, read_runs, read_table, sound_metrics
 
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
+# of corpus.json
+CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "held_out_bytes", "unigram_entropy_nats",
+                  "bytes_per_token")  # fmt: skip
+CORPUS_TEXTS = ("corpus", "why")
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,11 @@ def read_study(study_dir: str | Path) -> Study:
     curves = {row["run"]: read_curve(folder / row["path"]) if row["path"] else NO_CURVE for row in rows}
     done = [row for row in rows if row["status"] == "done"]
     results = [_read_json(folder / row["path"] / "result.json", faults) for row in done]
-    plans = [_read_json(folder / row["path"] / "plan.json", faults) for row in rows if row["path"]]
+    plans = [
+        _read_json(folder / row["path"] / "plan.json", faults)
+        for row in rows
+        if row["path"] and row["identity"]
+    ]
     corpus = _read_corpus(folder, plans, results, faults)
     return Study(
         folder,
@@ -139,7 +148,15 @@ def _read_corpus(
     folder: Path, plans: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], faults: list[str]
 ) -> dict[str, Any]:
     """What is known of the text: corpus.json of the study or of its text, and what the runs counted."""
-    told = _read_json(folder / "text" / "corpus.json", faults) | _read_json(folder / "corpus.json", faults)
+    told: dict[str, Any] = {}
+    for place in (folder / "text" / "corpus.json", folder / "corpus.json"):
+        for name, value in _read_json(place, faults).items():
+            if name in CORPUS_NUMBERS and not (is_finite(value) and 0 < value < LARGEST):
+                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, wanted a number above 0.")
+            elif name in CORPUS_TEXTS and not (isinstance(value, str) and is_one_line(value)):
+                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, wanted a line of text.")
+            else:
+                told[name] = value
     counted: dict[str, Any] = {}
     for plan in plans:
         if plan.get("held_out_unigram_nats"):

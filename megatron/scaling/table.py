@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.config.yaml_file import is_one_line
 from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT, write_whole, write_whole_bytes
 from megatron.scaling.ladder import STUDY, PlannedRun, expand, read_study_plan
@@ -43,6 +44,9 @@ COLUMNS = [
 SCORE = "score_"  # begins further columns, a task's each, of studies that have downstream scores
 FROM_PLAN = COLUMNS[3:14] + ["identity"]
 NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path", "trunk"}
+TEXTS = {"identity", "name", "objective", "size", "hardware", "torch", "git", "flops_convention"}
+AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
+LARGEST = 1e300  # sums and products of what files hold stay finite
 PLAN_NEEDS = ("identity", "n_params", "train_tokens")
 # A run that has written nothing for so long, and has no result, is not running any more.
 SILENT_AFTER_S = 900.0
@@ -134,7 +138,9 @@ def read_run(run_dir: Path, study_dir: Path, now: float) -> Row:
     if not result:
         status, note = _status_of_unfinished(run_dir, now)
         last = last_of_each_kind(run_dir).get("train", {})
-        return row | {"status": status, "note": note, "wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
+        of_last = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
+        of_last = {name: value if _is_sound_number(value) else None for name, value in of_last.items()}
+        return row | {"status": status, "note": note} | of_last
     row["tps"] = result.get("tps_mean")
     row |= {name: result.get(name) for name in ("loss_se", "n_tokens_scored", "wall_s")}
     row |= {name: result[name] for name in ("train_tokens", "train_flops") if result.get(name) is not None}
@@ -179,9 +185,9 @@ def sound_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and "kind" in record:
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
             yield record
 
 
@@ -296,10 +302,21 @@ def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]
     lacking = [name for name in needs if held.get(name) is None]
     if lacking:
         return {}, f"{path.name} lacks {', '.join(lacking)}."
-    for name in NUMBERS & held.keys():
-        if held[name] is not None and not isinstance(held[name], int | float):
-            return {}, f"{path.name}: {name} is {held[name]!r}, wanted a number."
+    for name in (NUMBERS | {"tps_mean", "held_out_unigram_nats"}) & held.keys():
+        if held[name] is not None and not _is_sound_number(held[name]):
+            return {}, f"{path.name}: {name} is {str(held[name])[:40]!r}, wanted a number."
+    for name in AMOUNTS & held.keys():
+        if held[name] is not None and not 1 / LARGEST < held[name] < LARGEST:
+            return {}, f"{path.name}: {name} is {held[name]!r}, wanted a number above 0."
+    for name in TEXTS & held.keys():
+        if held[name] is not None and not (isinstance(held[name], str) and is_one_line(held[name])):
+            return {}, f"{path.name}: {name} is {str(held[name])[:40]!r}, wanted a word."
     return held, ""
+
+
+def _is_sound_number(value: Any) -> bool:
+    """Whether a value is a number that can be computed with; NaN and Inf are what a diverged run leaves."""
+    return type(value) in (int, float) and not (LARGEST < abs(value) < math.inf)
 
 
 def _order(row: Row) -> tuple:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer  # imported where it is used: the C++ encoder of GPT-2 wants none
 
 log = get_logger(__name__)
+MOST_IDS = 1 << 24
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -36,7 +37,12 @@ class BpeTokenizer(WithEod):
     """
 
     def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
-        """`eos`: the token that its tokenizer_config.json names."""
+        """`eos`: the token that its tokenizer_config.json names. ValueError for ids beyond MOST_IDS."""
+        largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not 0 <= largest < MOST_IDS:  # the library counts up to the largest id where it writes itself out
+            raise ValueError(
+                f"{name}: got {largest + 1:,} ids, expected 1 to {MOST_IDS:,}. Download the tokenizer again."
+            )
         inner.no_truncation()  # a tokenizer.json may say so for another use; documents are taken whole
         inner.no_padding()
         self.inner, self.name = inner, name

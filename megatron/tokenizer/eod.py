@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.config.yaml_file import is_one_line
 from megatron.run_dir import read_json
 
 EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
@@ -81,8 +82,8 @@ def configured_eos(config: Path | None) -> str | None:
     token = content.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
-    if token is not None and not isinstance(token, str):
-        raise ValueError(f"{config}: got eos_token {token!r}, expected a string. Mend it or delete the file.")
+    if token is not None and not (isinstance(token, str) and is_one_line(token)):
+        raise ValueError(f"{config}: got eos_token {token!r}, expected a line of text. Mend it or delete it.")
     return token
 
 

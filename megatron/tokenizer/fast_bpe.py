@@ -58,7 +58,10 @@ def compile_fast(told: dict[str, Any]) -> tuple[FastBpe | None, str]:
         byte_ids[byte] = vocabulary.get(letter, -1)
     if (byte_ids < 0).any():
         return None, f"the vocabulary lacks {int((byte_ids < 0).sum())} of the 256 bytes"
-    merges = _csrc.merge_ids(vocabulary, model["merges"])
+    try:
+        merges = _csrc.merge_ids(vocabulary, model["merges"])
+    except KeyError as error:
+        return None, f"a merge makes {error}, which is not in its vocabulary"
     special = told["added_tokens"][0] if told["added_tokens"] else {"content": "", "id": 0}
     compiled = _csrc.bpe_vocabulary(
         byte_ids, merges, code_point_classes(), special["content"].encode(), special["id"]

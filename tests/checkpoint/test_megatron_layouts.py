@@ -285,3 +285,73 @@ def test_nothing_that_a_file_names_is_run(tmp_path: Path) -> None:
         with pytest.raises(ValueError):
             read_megatron(folder.parent)
         assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", "2"),
+        ("num_attention_heads", None),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 3),
+        ("num_query_groups", 3),
+        ("kv_channels", 1 << 40),
+        ("rotary_base", "x"),
+        ("norm_epsilon", float("nan")),
+        ("normalization", 5),
+        ("swiglu", "yes"),
+        ("seq_length", []),
+    ],
+)
+def test_settings_of_other_types_are_refused_in_one_sentence(
+    tmp_path: Path, tiny_of: Callable[..., Gpt], key: str, value: Any
+) -> None:
+    write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
+    path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
+    part = torch.load(path, weights_only=False)
+    setattr(part["args"], key, value)
+    torch.save(part, path)
+    with pytest.raises(ValueError, match=r"iter_0000007"):
+        read_megatron(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", 5),
+        ("model", {"x": {1: torch.zeros(2)}}),
+        ("model", "x"),
+        ("module", False),
+        ("checkpoint_version", "3"),
+        ("model0", 1.5),
+    ],
+)
+def test_parts_of_other_types_are_refused_in_one_sentence(
+    tmp_path: Path, tiny_of: Callable[..., Gpt], key: str, value: Any
+) -> None:
+    write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
+    path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
+    torch.save(torch.load(path, weights_only=False) | {key: value}, path)
+    with pytest.raises(ValueError, match=r"iter_0000007"):
+        read_megatron(tmp_path)
+
+
+def test_a_setting_whose_name_is_no_word_is_passed_over(tmp_path: Path, tiny_of: Callable[..., Gpt]) -> None:
+    write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
+    path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
+    part = torch.load(path, weights_only=False)
+    vars(part["args"])[None] = 5
+    torch.save(part, path)
+    assert read_megatron(tmp_path).config.n_heads == 4
+
+
+def test_learned_positions_without_their_table_are_refused(
+    tmp_path: Path, tiny_of: Callable[..., Gpt]
+) -> None:
+    write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
+    path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
+    part = torch.load(path, weights_only=False)
+    part["args"].position_embedding_type = "learned_absolute"
+    torch.save(part, path)
+    with pytest.raises(ValueError, match="learned positions without n_positions"):
+        read_megatron(tmp_path)

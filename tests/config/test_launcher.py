@@ -143,3 +143,10 @@ def test_what_is_exported_reads_back_and_what_is_forgotten_is_gone() -> None:
         child = dict(told)
         forget(child)
         assert ranks_from_environment(child) == Ranks()
+
+
+@pytest.mark.parametrize("word", ["9" * 5000, "\u0663", "-1", "1.0", "", "+1", "1_0"])
+def test_a_number_of_ranks_that_is_none_is_named(word: str) -> None:
+    told = {"RANK": "0", "WORLD_SIZE": word, "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+    with pytest.raises(ValueError, match="environment: WORLD_SIZE is .*, wanted a number"):
+        ranks_from_environment(told)

@@ -58,6 +58,11 @@ def test_nothing_but_a_condition_gets_through(catalog, condition) -> None:
         Query().where(condition).run(opened)
 
 
+def test_a_condition_that_is_not_utf8_is_refused_in_a_sentence(catalog) -> None:
+    with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="that are not UTF-8"):
+        Query().where("language = '\udcff'").run(opened)
+
+
 def test_a_comment_does_not_swallow_the_next_condition(catalog) -> None:
     with Catalog(catalog, read_only=True) as opened:
         result = Query().where("stars < 20 -- few").where("stars > 17").run(opened)

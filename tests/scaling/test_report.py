@@ -166,3 +166,19 @@ def test_a_page_that_fails_leaves_the_old_one(study, monkeypatch):
         report.write_report(study)
     assert (study / "report.html").read_text() == "old"
     assert {path.name for path in study.iterdir()} == {"runs", "corpus.json", "law.json", "report.html"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("unigram_entropy_nats", "x"),
+        ("train_tokens", []),
+        ("held_out_tokens", 1e309),
+        ("corpus", 5),
+        ("why", {}),
+    ],
+)
+def test_a_corpus_of_other_types_is_told_and_is_not_fatal(study, key, value):
+    path = study / "corpus.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert f"corpus.json: {key} is" in Page(report.page(read_study(study))).words

@@ -90,3 +90,22 @@ def test_a_damaged_file_is_named(study: Path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match=r"results\.json: not JSON"):
         read_scores(study, read_runs(study))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("results", 5),
+        ("results", {"copa": []}),
+        ("results", {"\ud800": {"acc,none": 0.5}}),
+        ("group_subtasks", 5),
+        ("group_subtasks", {"a": None}),
+        ("config", [1]),
+    ],
+)
+def test_scores_of_other_types_are_refused_with_their_path(study: Path, key: str, value: Any) -> None:
+    rows = read_runs(study)
+    path = sorted(study.glob("runs/*/downstream/*/*/results.json"))[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=r"results\.json: got other types"):
+        read_scores(study, rows)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from megatron.scaling import table
+from megatron.scaling.report import page
+from megatron.scaling.study import read_study
 from megatron.scaling.table import COLUMNS, SILENT_AFTER_S, read_runs, read_table, write_table
 
 synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
@@ -186,3 +188,43 @@ def test_a_published_table_reads_too(laws):
     table = next((laws / "chinchilla_epoch").glob("*.csv"))
     columns = read_table(table)
     assert len({len(cells) for cells in columns.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("plan.json", "objective", ["autoregressive"]),
+        ("plan.json", "size", 5),
+        ("plan.json", "size", "two\nlines"),
+        ("plan.json", "identity", "\ud800"),
+        ("plan.json", "seed", True),
+        ("plan.json", "n_params", 10**400),
+        ("plan.json", "n_params", 0),
+        ("plan.json", "epochs", 1e-320),
+        ("plan.json", "unique_tokens", float("nan")),
+        ("plan.json", "held_out_unigram_nats", "x"),
+        ("result.json", "wall_s", "x"),
+        ("result.json", "tps_mean", [1]),
+    ],
+)
+def test_a_value_of_another_type_fails_its_run_and_the_table_and_the_page_are_written(
+    study, tmp_path, name, key, value
+):
+    path = file_of(study, name)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    row = only_row(study)
+    assert (row["status"], row["loss"]) == ("failed", None)
+    assert row["note"].startswith(f"{name}: {key} is ")
+    write_table([row], tmp_path / "table.csv")
+    table.write_parquet([row], tmp_path / "table.parquet")
+    assert "<html" in page(read_study(study))
+
+
+def test_metrics_of_other_types_are_passed_over(study):
+    path = file_of(study, "metrics.jsonl")
+    file_of(study, "result.json").unlink()
+    odd = [{"kind": [], "step": 1}, {"kind": "train", "step": 2, "elapsed_s": "x", "tps": 10**400}]
+    with path.open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in odd) + "[" * 100_000 + "\n")
+    row = only_row(study)
+    assert (row["status"], row["wall_s"], row["tps"]) == ("running", None, None)

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from megatron.tokenizer.bpe import load_tokenizer
+from megatron.tokenizer.fast_bpe import bytes_of_letters, compile_fast
 from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
 from megatron.tokenizer.vocabulary import VocabularyRows
 
@@ -114,3 +116,28 @@ def test_the_tool_trains_once_and_says_so(root: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == f"error: {tmp_path}/none.jsonl: no such text; tools/prepare_corpus.py writes one\n"
+
+
+def test_an_id_that_no_model_has_a_row_for_is_refused_at_once(tmp_path: Path) -> None:
+    train_bpe(["some text"] * 9, 260, tmp_path)
+    told = json.loads((tmp_path / "tokenizer.json").read_text())
+    told["model"]["vocab"]["A"] = 2**32 - 1  # the library takes minutes and gigabytes to write this out
+    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=r"got 4,294,967,296 ids, expected 1 to 16,777,216"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_merges_of_pieces_that_the_vocabulary_lacks_are_left_to_the_library() -> None:
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(bytes_of_letters())}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    told = json.loads(inner.to_str())
+    told["model"]["merges"] = [["e", "s"]]
+    fast, reason = compile_fast(told)
+    assert fast is None and "which is not in its vocabulary" in reason
+
+
+def test_an_end_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    train_bpe(["some text"] * 9, 260, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}')
+    with pytest.raises(ValueError, match=r"_config\.json: got eos_token .*, expected a line of text"):
+        load_tokenizer(str(tmp_path))

@@ -15,12 +15,12 @@ TIMEOUT_S = 5
 SLACK_S = 40  # on a busy machine: to compare the ranks, and for a Python with torch to end
 LAYOUTS = {
     "ddp": [],
-    "zero3": ["dist.sharding_stage=zero3"],
     "tensor": ["dist.tensor_parallel=2"],
-    "pipeline": ["dist.pipeline_parallel=2"],
-    "context": ["dist.context_parallel=2"],
 }
 SLOW_LAYOUTS = {
+    "zero3": ["dist.sharding_stage=zero3"],
+    "pipeline": ["dist.pipeline_parallel=2"],
+    "context": ["dist.context_parallel=2"],
     "deepspeed zero0": ["dist.engine=deepspeed"],
     "deepspeed zero3": ["dist.engine=deepspeed", "dist.sharding_stage=zero3"],
 }
@@ -93,10 +93,10 @@ def limits_of(told: str) -> list[float]:
     ("layout", "n_groups"),
     [
         ("ddp", 2),
-        ("ddp, asynchronous", 2),
+        pytest.param("ddp, asynchronous", 2, marks=pytest.mark.slow),
         ("zero3", 3),
         pytest.param("tensor", 3, marks=pytest.mark.slow),
-        ("pipeline", 2),
+        pytest.param("pipeline", 2, marks=pytest.mark.slow),
         pytest.param("context", 2, marks=pytest.mark.slow),
         pytest.param("deepspeed zero0", 2, marks=pytest.mark.slow),
         pytest.param("deepspeed zero3", 2, marks=pytest.mark.slow),
@@ -122,8 +122,8 @@ def test_every_process_group_has_the_time_limit(pretrain, words, tmp_path, layou
     ("slow", "words_of"),
     [
         ("1:4:first_step", []),
-        ("1:4:data", []),
-        ("0:4:save", []),
+        pytest.param("1:4:data", [], marks=pytest.mark.slow),
+        pytest.param("0:4:save", [], marks=pytest.mark.slow),
         pytest.param("0:14:save", [f"dist.timeout_s={TIMEOUT_S}"], marks=pytest.mark.slow),
     ],
 )

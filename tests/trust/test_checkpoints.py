@@ -367,3 +367,15 @@ def test_a_file_of_llama2c_with_a_header_of_giants_is_refused(tmp_path: Path) ->
         (tmp_path / "model.bin").write_bytes(struct.pack("<7i", *header) + bytes(64))
         with pytest.raises(ValueError, match="not a llama2.c model"):
             read_any(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize("layout_name", ["full", "shards"])
+@pytest.mark.parametrize("content", [5, (1, 2), {"engine": 5}])
+def test_a_part_of_other_types_is_refused_with_its_path(
+    layout_name: str, content: Any, request: pytest.FixtureRequest
+) -> None:
+    checkpoint = request.getfixturevalue(layout_name)
+    torch.save(content, checkpoint / layout.FILES["iter"])
+    seal(checkpoint)
+    with pytest.raises(ValueError, match=r"iter_state_dict\.pt: got .*, expected values by name"):
+        store.load(checkpoint)

@@ -1,0 +1,99 @@
+"""The types of what law.json holds, checked before anything is computed from it."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any], bool]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that a float can hold, or NaN or Inf; true and false are no numbers."""
+    try:
+        return type(value) in (int, float) and float(value) is not None
+    except OverflowError:
+        return False
+
+
+def _is_list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _is_table_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(one is None or is_number(one) for one in value)
+
+
+def _is_interval(value: Any) -> bool:
+    """{} or level, and low and high of constants and of what follows from them."""
+    return isinstance(value, dict) and all(
+        check(value[name])
+        for name, check in (
+            ("level", lambda level: is_number(level) and 0 < level < 1),
+            ("n_bootstrap", lambda n: type(n) is int and n >= 0),
+            ("method", _is_text),
+            ("params", _is_table_of(_is_range)),
+            ("derived", _is_table_of(_is_range)),
+        )
+        if name in value
+    )
+
+
+def _is_noise(value: Any) -> bool:
+    """{} or the degrees of freedom at least."""
+    return isinstance(value, dict) and (
+        not value
+        or is_number(value.get("dof"))
+        and value["dof"] > 0
+        and (value.get("n_groups") is None or is_number(value["n_groups"]))
+    )
+
+
+FIELDS: dict[str, tuple[Check, str]] = {
+    "form": (_is_text, "the name of a form"),
+    "params": (_is_table_of(is_number), "numbers by name"),
+    "objective": (is_number, "a number"),
+    "huber_delta": (is_number, "a number"),
+    "n_runs": (lambda value: type(value) is int and value >= 0, "a whole number"),
+    "columns": (_is_table_of(_is_text), "names of columns by letter"),
+    "filter": (lambda value: isinstance(value, dict), "values by column"),
+    "ranges": (_is_table_of(_is_range), "low and high by letter"),
+    "interval": (_is_interval, "level, and low and high by name"),
+    "standard_error": (_is_table_of(is_number), "numbers by name"),
+    "derived": (_is_table_of(is_number), "numbers by name"),
+    "replicates": (_is_table_of(_is_list_of(is_number)), "lists of numbers by name"),
+    "warnings": (_is_list_of(_is_text), "a list of sentences"),
+    "table": (lambda value: isinstance(value, dict), "path and sum"),
+    "residual": (lambda value: value in ("log", "nats"), "log or nats"),
+    "fixed": (_is_list_of(_is_text), "a list of names"),
+    "spread": (lambda value: is_number(value) and (math.isnan(value) or value >= 0), "a number of 0 or more"),
+    "noise": (_is_noise, "the fields of a noise estimate"),
+    "lack_of_fit": (lambda value: isinstance(value, dict), "the fields of a test"),
+    "identified": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "not_identified": (_is_table_of(_is_text), "reasons by name"),
+    "held_out": (lambda value: isinstance(value, dict), "an object"),
+    "profile": (lambda value: isinstance(value, dict), "an object"),
+}
+
+
+def check_fields(named: Mapping[str, Any]) -> None:
+    """ValueError for the first value that is not of its field's type, and for replicates of other constants
+    than `params` or of different numbers."""
+    for name, value in named.items():
+        is_sound, expected = FIELDS[name]
+        if not is_sound(value):
+            raise ValueError(f"{name}: got {str(value)[:40]!r}, expected {expected}")
+    replicates = named.get("replicates")
+    if replicates and (
+        set(replicates) != set(named["params"]) or len(set(map(len, replicates.values()))) > 1
+    ):
+        raise ValueError(
+            "replicates: got other constants or lengths, expected as many values of each of params"
+        )

@@ -1,0 +1,44 @@
+"""law.json of other types is refused before anything is computed from it."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron.scaling.law import Law
+
+synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("params", {"E": "1.9", "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}),
+        ("params", {"E": {}, "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}),
+        ("params", {"E": 10**400, "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}),
+        ("replicates", {"E": [1.0]}),
+        ("replicates", {"E": 1.0, "A": 1.0, "B": 1.0, "alpha": 1.0, "beta": 1.0}),
+        ("replicates", {"E": [1.0], "A": [1.0, 2.0], "B": [1.0], "alpha": [1.0], "beta": [1.0]}),
+        ("noise", {"dof": "x"}),
+        ("noise", {"sigma": 0.1}),
+        ("spread", -1.0),
+        ("n_runs", [15]),
+        ("ranges", {"N": [1.0]}),
+        ("interval", {"level": 2}),
+        ("interval", {"level": 0.95, "n_bootstrap": [3]}),
+        ("warnings", "few runs"),
+        ("form", ["chinchilla"]),
+        ("residual", "bits"),
+        ("filter", []),
+    ],
+)
+def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    told = synthetic["law_of"](np.random.default_rng(0), n_bootstrap=3)
+    (tmp_path / "law.json").write_text(json.dumps(told))
+    assert Law.load(tmp_path / "law.json").n_replicates() == 3
+    (tmp_path / "law.json").write_text(json.dumps(told | {key: value}))
+    with pytest.raises(ValueError, match=rf"law\.json: not a law \({key}: got .*, expected "):
+        Law.load(tmp_path / "law.json")

@@ -1,0 +1,152 @@
+"""Cases of files: one of several valid files is changed, all are read, and it is put back."""
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzzing.harness import Files
+from fuzzing.mutate import Mutator
+
+Check = Callable[[bytes], bool]
+
+
+@dataclass
+class FileCase:
+    """Valid files below `folder`, which `read` reads.
+
+    mutators   of each file that is changed, by its path in the folder
+    intact     whether a changed file is still of its container format, by the suffix of its name
+    tidy       runs after each input: removes what reading wrote
+    """
+
+    folder: Path
+    mutators: Mapping[str, Mutator]
+    read_all: Callable[[], Any]
+    seal: Callable[[], None] | None = None
+    n_inputs: int = 1
+    valid: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.valid = {name: (self.folder / name).read_bytes() for name in self.mutators}
+        self.read({})  # the valid files are accepted, or all that follows means nothing
+
+    def make(self, rng: random.Random) -> Files:
+        """One file, changed."""
+        name = rng.choice(list(self.mutators))
+        return {name: self.mutators[name](rng, self.valid[name])}
+
+    def passes(self, files: Files) -> int:
+        """1 where the changed file is of its container format."""
+        return int(all(is_intact(name, content) for name, content in files.items()))
+
+    def read(self, files: Files) -> Mapping[str, int] | None:
+        """Write the changed file, read all, put the valid one back."""
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        try:
+            if self.seal is not None:
+                self.seal()
+            return self.read_all()
+        finally:
+            for name in files:
+                (self.folder / name).write_bytes(self.valid[name])
+
+
+@dataclass
+class WordCase:
+    """Words of a command line or a text: `read` is given one."""
+
+    words: tuple[str, ...]
+    mutator: Mutator
+    read_word: Callable[[str], Any]
+    n_inputs: int = 1
+
+    def make(self, rng: random.Random) -> Files:
+        """A word, changed; one in twenty as it is."""
+        word = rng.choice(self.words).encode("utf-8", "surrogatepass")
+        return {"word": word if rng.random() < 0.05 else self.mutator(rng, word)}
+
+    def passes(self, files: Files) -> int:
+        """A word has no container."""
+        return 1
+
+    def read(self, files: Files) -> Mapping[str, int] | None:
+        """As a command line has it: bytes that are not UTF-8 are surrogates."""
+        return self.read_word(files["word"].decode("utf-8", "surrogateescape"))
+
+
+def is_intact(name: str, content: bytes) -> bool:
+    """Whether content is of the container format that the name promises."""
+    try:
+        return bool(_CHECKS.get(name.rpartition(".")[2], _is_text)(content))
+    except Exception:
+        return False
+
+
+def _is_text(content: bytes) -> bool:
+    return content.decode() is not None
+
+
+def _is_json(content: bytes) -> bool:
+    return isinstance(json.loads(content), dict)
+
+
+def _is_json_lines(content: bytes) -> bool:
+    return all(isinstance(json.loads(line), dict) for line in content.split(b"\n") if line.strip())
+
+
+def _is_yaml(content: bytes) -> bool:
+    import yaml
+
+    return isinstance(yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), dict)
+
+
+def _is_safetensors(content: bytes) -> bool:
+    size = int.from_bytes(content[:8], "little")
+    return size <= len(content) - 8 and _is_json(content[8 : 8 + size])
+
+
+def _is_gzip(content: bytes) -> bool:
+    import gzip
+
+    return gzip.decompress(content) is not None
+
+
+def _is_zst(content: bytes) -> bool:
+    return content[:4] == b"\x28\xb5\x2f\xfd"
+
+
+def _is_parquet(content: bytes) -> bool:
+    return content[:4] == content[-4:] == b"PAR1"
+
+
+def _is_tar(content: bytes) -> bool:
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return archive.next() is not None
+
+
+def _is_zip(content: bytes) -> bool:
+    return zipfile.is_zipfile(io.BytesIO(content))
+
+
+_CHECKS: dict[str, Check] = {
+    "json": _is_json,
+    "jsonl": _is_json_lines,
+    "yaml": _is_yaml,
+    "idx": lambda content: content[:17] == b"MMIDIDX\0\0\1\0\0\0\0\0\0\0",
+    "safetensors": _is_safetensors,
+    "gz": _is_gzip,
+    "zst": _is_zst,
+    "parquet": _is_parquet,
+    "tar": _is_tar,
+    "pt": _is_zip,
+    "metadata": lambda content: content[:1] == b"\x80" and content[-1:] == b".",
+    "bin": lambda content: len(content) >= 28,
+}

@@ -1,0 +1,356 @@
+"""Checkpoints: of runs in both layouts, of Hugging Face, of llama2.c, of Megatron."""
+
+import hashlib
+import io
+import json
+import pickle
+import pickletools
+import random
+import struct
+import zipfile
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fuzzing.cases import FileCase
+from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.mutate import EXTREMES, VALUES, mutate_bytes, mutate_fields, mutate_json, mutate_tree
+
+SHAPE = {
+    "d_model": 16,
+    "n_heads": 2,
+    "n_layers": 1,
+    "d_head": 8,
+    "d_ff": 32,
+    "n_tokens": 50,
+    "vocab_rows": 64,
+}
+
+
+def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
+    """Change one argument, or drop, repeat or swap an opcode; in one of five cases bytes."""
+    if rng.random() < 0.2:
+        return mutate_bytes(rng, content)
+    try:
+        places = [(op, arg, at) for op, arg, at in pickletools.genops(content)]
+    except ValueError:
+        return mutate_bytes(rng, content)
+    ends = [at for _, _, at in places[1:]] + [len(content)]
+    parts = [content[at:end] for (_, _, at), end in zip(places, ends, strict=True)]
+    at, kind = rng.randrange(len(parts)), rng.randrange(8)
+    if kind <= 2:
+        with_arg = [i for i, (_, arg, _) in enumerate(places) if isinstance(arg, int | str | float)]
+        at = rng.choice(with_arg)
+        name, arg = places[at][0].name, places[at][1]
+        if not name.startswith(("BIN", "SHORT_BIN", "LONG")) or name.endswith(("PUT", "GET")):
+            parts[at] = parts[rng.randrange(len(parts))]
+        elif isinstance(arg, str):
+            words = (
+                "x",
+                "",
+                "../x",
+                "os",
+                "system",
+                "posix\nsystem",
+                "a" * 300,
+                "__0_0.distcp",
+                "torch",
+                "\ud800",
+            )
+            parts[at] = pickle.dumps(rng.choice(words), 2)[2:-1].rstrip(b"q\x00") or b"N"
+        else:
+            number = rng.choice([one for one in EXTREMES if isinstance(one, int)])
+            parts[at] = pickle.dumps(number if rng.random() < 0.6 else arg + rng.choice((-1, 1, 8)), 2)[2:-1]
+    elif kind == 3:
+        del parts[at]
+    elif kind == 4:
+        parts.insert(at, parts[at])
+    elif kind == 5:
+        other = rng.randrange(len(parts))
+        parts[at], parts[other] = parts[other], parts[at]
+    elif kind == 6:
+        parts[at] = rng.choice(
+            (b"N", b"K\x01", b"}", b"]", b")", b"(", b"0", b"R", b"b", b"s", b"u", b"e", b"\x93", b"Q")
+        )
+    else:
+        parts.insert(
+            at, rng.choice((b"N", b"(", b"}", b"0", b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"2"))
+        )
+    return b"".join(parts)
+
+
+def mutate_torch(rng: random.Random, content: bytes) -> bytes:
+    """Change the pickle in a torch file, a record, or bytes of the zip."""
+    if rng.random() < 0.3:
+        return mutate_bytes(rng, content)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        records = {info.filename: archive.read(info) for info in archive.infolist()}
+    inner = next(name for name in records if name.endswith("data.pkl"))
+    name = inner if rng.random() < 0.75 else rng.choice(list(records))
+    if name == inner:
+        records[name] = mutate_pickle(rng, records[name])
+    elif rng.random() < 0.2:
+        del records[name]
+    else:
+        records[name] = mutate_bytes(rng, records[name])
+    held = io.BytesIO()
+    with zipfile.ZipFile(
+        held, "w", zipfile.ZIP_DEFLATED if rng.random() < 0.05 else zipfile.ZIP_STORED
+    ) as archive:
+        for record, data in records.items():
+            archive.writestr(record, data)
+    return held.getvalue()
+
+
+def mutate_safetensors(rng: random.Random, content: bytes) -> bytes:
+    """Change the header as a tree in two of three cases, else bytes, most of them near the header."""
+    size = int.from_bytes(content[:8], "little")
+    if rng.random() < 0.67:
+        header = mutate_json(rng, content[8 : 8 + size])
+        return struct.pack("<Q", len(header)) + header + content[8 + size :]
+    if rng.random() < 0.8:
+        return mutate_bytes(rng, content[: 8 + size]) + content[8 + size :]
+    return mutate_bytes(rng, content)
+
+
+def mutate_meta(rng: random.Random, content: bytes) -> bytes:
+    """Change meta.json; in most cases its own sum is that of what it says then."""
+    from megatron.checkpoint import layout
+
+    if rng.random() < 0.2:
+        return mutate_json(rng, content)
+    meta = json.loads(content)
+    meta.pop(layout.OWN_SUM)
+    changed = mutate_tree(rng, meta)
+    if not isinstance(changed, dict):
+        return json.dumps(changed).encode()
+    return json.dumps({**changed, layout.OWN_SUM: layout.sum_of(changed)}).encode()
+
+
+def make_model(**more: Any) -> Any:
+    """A small model with known weights."""
+    import torch
+
+    from megatron.config.schema import ModelConfig
+    from megatron.model.gpt import Gpt
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    return Gpt(ModelConfig(**{**SHAPE, **more}))
+
+
+def write_full(folder: Path) -> Path:
+    """A run's checkpoint in the full layout."""
+    import torch
+
+    from megatron.checkpoint import store
+
+    model = make_model()
+    state = model.state_dict()
+    moments = {
+        name: {"exp_avg": torch.zeros_like(of), "step": torch.tensor(3.0)} for name, of in state.items()
+    }
+    config = {
+        "model": asdict(model.config),
+        "objective": {"name": "autoregressive"},
+        "dataset": {"seq_len": 32},
+    }
+    parts = {"model": state, "optim": {"state": moments}, "lr": {"step": 3}, "iter": {"step": 3}}
+    return store.save(folder, "step", parts, {"identity": "abc", "step": 3, "config": config})
+
+
+def seal(checkpoint: Path, changed: Path) -> None:
+    """Write the sum of a changed file into meta.json, as whoever changes the file can."""
+    from megatron.checkpoint import layout
+
+    path = checkpoint / layout.META
+    meta = json.loads(path.read_text())
+    meta.pop(layout.OWN_SUM, None)
+    content = changed.read_bytes()
+    meta["files"][changed.name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    path.write_text(json.dumps({**meta, layout.OWN_SUM: layout.sum_of(meta)}))
+
+
+class CheckpointCase(FileCase):
+    """A checkpoint whose sums fit what its files hold after the change."""
+
+    def read(self, files: dict[str, bytes]) -> None:
+        """As FileCase, the sums mended."""
+        meta = self.folder / "meta.json"
+        whole = meta.read_bytes()
+        try:
+            for name, content in files.items():
+                (self.folder / name).write_bytes(content)
+                if name != "meta.json":
+                    seal(self.folder, self.folder / name)
+            self.read_all()
+        finally:
+            meta.write_bytes(whole)
+            for name in files:
+                (self.folder / name).write_bytes(self.valid[name])
+
+
+def _check_weights(weights: Any) -> None:
+    """A model of tensors of its shape."""
+    model = weights.model()
+    if sum(one.numel() for one in model.parameters()) > 10_000_000:
+        raise WrongAnswerError("got a model of more than 10 million parameters from a small file")
+
+
+def open_full(folder: Path) -> FileCase:
+    """Parts and meta.json of the full layout."""
+    from megatron.checkpoint import store
+    from megatron.checkpoint.weights import load_weights
+
+    path = write_full(folder)
+
+    def read() -> None:
+        _check_weights(load_weights(path))
+        store.load(path)
+
+    parts = [one.name for one in path.glob("*.pt")]
+    return CheckpointCase(path, {**dict.fromkeys(parts, mutate_torch), "meta.json": mutate_meta}, read)
+
+
+def open_sharded(folder: Path) -> FileCase:
+    """Index, chunks and meta.json of the sharded layout."""
+    from megatron.checkpoint import reshard, store
+    from megatron.checkpoint.weights import load_weights
+
+    full = write_full(folder / "full")
+    path = folder / "shards" / full.name
+    reshard.to_sharded(full, path)
+
+    def read() -> None:
+        _check_weights(load_weights(path))
+        store.load(path)
+
+    mutators: dict[str, Any] = {".metadata": mutate_pickle, "meta.json": mutate_meta}
+    mutators |= {one.name: mutate_bytes for one in path.glob("*.distcp")}
+    mutators |= {one.name: mutate_torch for one in path.glob("*.pt")}
+    return CheckpointCase(path, mutators, read)
+
+
+def _own_weights(**more: Any) -> Any:
+    from megatron.checkpoint.weights import Weights
+
+    model = make_model(**more)
+    return Weights(config=model.config, objective="autoregressive", state=model.state_dict(), seq_len=32)
+
+
+def open_huggingface(folder: Path) -> FileCase:
+    """config.json, weights of one file, and weights in two files under an index."""
+    from safetensors.torch import load_file, save_file
+
+    from megatron.checkpoint.convert import read_any
+    from megatron.checkpoint.huggingface import write_huggingface
+
+    for name in ("one", "two"):
+        write_huggingface(_own_weights(vocab_rows=50), folder / name)
+    tensors = load_file(folder / "two" / "model.safetensors")
+    (folder / "two" / "model.safetensors").unlink()
+    names, mapping = sorted(tensors), {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        save_file(
+            {name: tensors[name] for name in part}, folder / "two" / f"part{i}.safetensors", {"format": "pt"}
+        )
+        mapping |= dict.fromkeys(part, f"part{i}.safetensors")
+    index = folder / "two" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": mapping}))
+
+    def read() -> None:
+        _check_weights(read_any(folder / "one"))
+        _check_weights(read_any(folder / "two"))
+
+    mutators = {
+        "one/config.json": mutate_json, "one/model.safetensors": mutate_safetensors,
+        "two/model.safetensors.index.json": mutate_json, "two/part0.safetensors": mutate_safetensors,
+    }  # fmt: skip
+    return FileCase(folder, mutators, read)
+
+
+def open_llama2c(folder: Path) -> FileCase:
+    """A header of seven numbers, then floats."""
+    import numpy as np
+
+    from megatron.checkpoint.llama2c import read_llama2c, write_llama2c
+
+    path = folder / "model.bin"
+    write_llama2c(_own_weights(vocab_rows=50), path)
+
+    def read() -> None:
+        weights = read_llama2c(path)
+        _check_weights(weights)
+        embedding = weights.state["embedding.weight"]
+        expected = np.fromfile(path, "<f4", embedding.shape[1] * weights.config.n_tokens, offset=28)
+        if embedding[: weights.config.n_tokens].flatten().numpy().tobytes() != expected.tobytes():
+            raise WrongAnswerError("the embedding is not that of the file")
+
+    return FileCase(folder, {"model.bin": mutate_fields("<iiiiiii")}, read)
+
+
+def open_megatron(folder: Path) -> FileCase:
+    """A checkpoint of Megatron-LM: its settings and names changed, and its file."""
+    import torch
+
+    from megatron.checkpoint.megatron_layouts import read_megatron
+
+    path = folder / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
+    path.parent.mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("7\n")
+    shapes = {
+        "embedding.word_embeddings.weight": [64, 16], "decoder.final_layernorm.weight": [16],
+        "decoder.layers.0.input_layernorm.weight": [16], "decoder.layers.0.pre_mlp_layernorm.weight": [16],
+        "decoder.layers.0.self_attention.linear_qkv.weight": [48, 16],
+        "decoder.layers.0.self_attention.linear_proj.weight": [16, 16],
+        "decoder.layers.0.mlp.linear_fc1.weight": [64, 16],
+        "decoder.layers.0.mlp.linear_fc2.weight": [16, 32],
+    }  # fmt: skip
+    args = {
+        "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "group_query_attention": False,
+        "num_query_groups": 2, "kv_channels": 8, "swiglu": True, "seq_length": 16, "vocab_size": 50,
+        "padded_vocab_size": 64, "add_bias_linear": False, "norm_epsilon": 1e-5, "normalization": "RMSNorm",
+        "rotary_percent": 1.0, "position_embedding_type": "rope", "rotary_base": 10000, "num_experts": None,
+        "bidirectional_attention": False, "untie_with_additional_mask": False, "params_dtype": "x",
+    }  # fmt: skip
+
+    def save(args: Any, shapes: Any, **more: Any) -> bytes:
+        model = {
+            name: torch.zeros(shape) if isinstance(shape,
+            list) and all(type(n) is int and 0 <= n < 99 for n in shape)
+            else shape for name, shape in shapes.items()
+        }  # fmt: skip
+        held = io.BytesIO()
+        torch.save({"args": Namespace(**args), "checkpoint_version": 3.0, "model": model, **more}, held)
+        return held.getvalue()
+
+    path.write_bytes(save(args, shapes))
+
+    def mutate(rng: random.Random, content: bytes) -> bytes:
+        kind = rng.randrange(6)
+        if kind == 0:
+            return mutate_torch(rng, content)
+        if kind == 1:
+            changed = mutate_tree(rng, shapes)
+            return save(args, changed if isinstance(changed, dict) else shapes)
+        if kind == 2:
+            key = rng.choice(("model", "checkpoint_version", "module", "args", "model0"))
+            extra = {key: rng.choice((*VALUES, *EXTREMES))}
+            return save(args, shapes, **extra) if key != "args" else save(extra, shapes)
+        changed = mutate_tree(rng, args)
+        return save(changed if isinstance(changed, dict) else {}, shapes)
+
+    name = str(path.relative_to(folder))
+    return FileCase(
+        folder, {name: mutate}, lambda: _check_weights(read_megatron(folder, objective="autoregressive"))
+    )
+
+
+ENTRANCES = (
+    Entrance("full checkpoints", 2, open_full),
+    Entrance("sharded checkpoints", 2, open_sharded),
+    Entrance("Hugging Face folders", 3, open_huggingface),
+    Entrance("llama2.c files", 2, open_llama2c),
+    Entrance("Megatron checkpoints", 2, open_megatron),
+)

@@ -1,0 +1,250 @@
+"""Configurations: YAML of runs, studies and mixtures, key=value words, amounts, hosts, launchers."""
+
+import random
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+
+from fuzzing.cases import FileCase, WordCase
+from fuzzing.corpora import write_dataset
+from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.mutate import EXTREMES, VALUES, mutate_text, mutate_yaml
+
+RUN = """name: small
+dist: {{dtype: float32}}
+dataset: {{path_train: {folder}/train, path_eval: {folder}/held, seq_len: 8, batch_size: 2, num_workers: 0}}
+model: {{d_model: 32, n_heads: 2, n_layers: 1}}
+objective: {{name: autoregressive}}
+optim: {{lr: 4.0e-3, weight_decay: 0.1, grad_clip: 1.0}}
+lr_scheduler: {{total_tokens: 500, warmup_tokens: 50, kind: cosine, lr_min_ratio: 0.1}}
+checkpoint: {{chkpt_saving_iterations: 100, keep_last: 2}}
+evaluation: {{every_iterations: 10}}
+logging: {{run_dir: "{folder}/runs/${{name}}", every_iterations: 5}}
+misc: {{seed: 1}}
+"""
+STUDY = """name: quick
+directory: {folder}/study
+run:
+  dist: {{dtype: float32}}
+  dataset: {{path_train: {folder}/train, path_eval: {folder}/held, seq_len: 8, batch_size: 4}}
+  optim: {{lr: 4.0e-3}}
+  lr_scheduler: {{kind: cosine, warmup_tokens: 50, lr_min_ratio: 0.1}}
+sizes:
+  0.1M: {{d_model: 32, n_heads: 2, n_layers: 2}}
+  0.2M: {{d_model: 48, n_heads: 3, n_layers: 2}}
+grids:
+  - objectives: [autoregressive]
+    sizes: [0.1M, 0.2M]
+    train_tokens: [250, 500]
+    seeds: [0, 1]
+  - objectives: [masked_diffusion]
+    sizes: [0.1M]
+    train_tokens: [1_000]
+    run: {{optim: {{lr: 8.0e-3}}}}
+"""
+MIXTURE = """catalog: catalog.duckdb
+corpora: [slim]
+where: ["language = 'en'", "stars > 3"]
+by: [source, language]
+weights: {Github: 0.7, C4: {en: 0.3, de: 0.1}}
+count: tokens
+dry: repeat
+shuffle: true
+tokenizer: gpt2
+"""
+SCHEDULED = """catalog: catalog.duckdb
+by: [source]
+schedule:
+  unit: steps
+  change: linear
+  points:
+    - {at: 0, weights: {Github: 1, C4: 1}}
+    - {at: 1000, weights: infer}
+dry: stop
+"""
+ADAPTIVE = """catalog: catalog.duckdb
+by: source
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}
+weights: {"*": 1}
+"""
+KEYS = (
+    "name", "dist.dtype", "dist.tensor", "dist.pipeline", "dist.timeout_s", "dataset.seq_len",
+    "dataset.batch_size",
+    "dataset.path_train", "dataset.path_eval", "dataset.unique_tokens", "dataset.epochs", "dataset.mixture",
+    "model.size", "model.d_model", "model.n_heads", "model.n_layers", "model.d_ff", "model.n_tokens",
+    "model.rope_theta",
+    "model.hf_config", "model.parametrization", "objective.name", "objective",
+    "objective.mask_rate_min", "optim.lr",
+    "optim.beta2", "optim.name", "lr_scheduler.kind", "lr_scheduler.total_tokens", "lr_scheduler.total_steps",
+    "lr_scheduler.warmup_tokens", "checkpoint.keep_last", "checkpoint.keep_at", "checkpoint.directory",
+    "checkpoint.prefix", "evaluation.num_mc", "evaluation.every_iterations", "logging.run_dir",
+    "logging.wandb",
+    "misc.seed", "misc.n_threads", "misc.stop_file", "engine", "dist.deepspeed_config", "", "a",
+    "model", "dataset",
+)  # fmt: skip
+PIECES = (
+    "=",
+    "==",
+    ".",
+    "..",
+    "[",
+    "{",
+    "a: b",
+    "${name}",
+    "${",
+    "&a [*a]",
+    "!!python/name:os.system",
+    "1e9",
+    "1_000",
+    "",
+)
+
+
+def open_runs(folder: Path) -> FileCase:
+    """A run's YAML, checked and planned."""
+    from megatron.config.plan import plan_run
+    from megatron.config.read import as_dict, build_config, read_config
+
+    path = folder / "run.yaml"
+    path.write_text(RUN.format(folder=folder))
+    for name in ("train", "held"):
+        write_dataset(folder / name)
+
+    def read() -> None:
+        config = read_config(path)
+        if build_config(as_dict(config)) != config:
+            raise WrongAnswerError("the resolved configuration gives another one")
+        plan = plan_run(config)
+        if not plan.n_steps > 0 or not plan.train_tokens > 0:
+            raise WrongAnswerError(f"got a plan of {plan.n_steps} steps, {plan.train_tokens} tokens")
+
+    return FileCase(folder, {"run.yaml": mutate_yaml}, read)
+
+
+def open_words(folder: Path) -> WordCase:
+    """key=value words over a run's YAML."""
+    from megatron.config.read import read_config
+
+    path = folder / "run.yaml"
+    path.write_text(RUN.format(folder=folder))
+    for name in ("train", "held"):
+        write_dataset(folder / name)
+    values = [str(value) for value in (*VALUES, *EXTREMES)] + list(PIECES)
+
+    def mutate(rng: random.Random, word: bytes) -> bytes:
+        if rng.random() < 0.3:
+            return mutate_text(rng, word)
+        return f"{rng.choice(KEYS)}={rng.choice(values)}".encode("utf-8", "surrogatepass")
+
+    words = tuple(f"{key}={value}" for key, value in zip(KEYS, values, strict=False)) + (
+        "optim.lr=1e-3",
+        "misc.seed=5",
+    )
+    return WordCase(words, mutate, lambda word: read_config(path, [word]) and None)
+
+
+def open_studies(folder: Path) -> FileCase:
+    """A study's YAML, expanded into its runs."""
+    from megatron.scaling.ladder import expand, read_study_plan
+
+    path = folder / "study.yaml"
+    path.write_text(STUDY.format(folder=folder))
+    for name in ("train", "held"):
+        write_dataset(folder / name)
+
+    def read() -> None:
+        folders = [run.folder for run in expand(read_study_plan(path))]
+        if len(set(folders)) != len(folders):
+            raise WrongAnswerError(f"two runs have one folder: {folders}")
+
+    return FileCase(folder, {"study.yaml": mutate_yaml}, read)
+
+
+def open_specs(folder: Path) -> FileCase:
+    """Three mixtures' YAML, without their catalog."""
+    from megatron.mixture.spec import read_spec
+
+    names = {"plain.yaml": MIXTURE, "scheduled.yaml": SCHEDULED, "adaptive.yaml": ADAPTIVE}
+    for name, text in names.items():
+        (folder / name).write_text(text)
+
+    def read() -> None:
+        for name in names:
+            spec = read_spec(folder / name)
+            spec.query(), spec.sha256(), spec.by, spec.adaptive, spec.counts_tokens, spec.catalog
+
+    return FileCase(folder, dict.fromkeys(names, mutate_yaml), read)
+
+
+def _amount(word: str) -> Fraction | None:
+    """What an amount means, by `decimal`; None where it is none."""
+    factor = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(word[-1:].upper())
+    try:
+        value = Decimal((word[:-1] if factor else word).strip())
+        return Fraction(value) * (factor or 1) if value.is_finite() and abs(value.adjusted()) < 1000 else None
+    except InvalidOperation:
+        return None
+
+
+def open_amounts(folder: Path) -> WordCase:
+    """Amounts beside Python's decimal."""
+    from megatron.data.amounts import amount, amount_or_share
+
+    def read(word: str) -> None:
+        share = amount_or_share(word)
+        expected = _amount(word)
+        if expected is None or share != expected:
+            raise WrongAnswerError(f"{word!r}: got {share}, expected {expected}")
+        if amount(word) != expected:
+            raise WrongAnswerError(f"{word!r}: got {amount(word)}, expected {expected}")
+
+    return WordCase(
+        ("100M", "1.5B", "20_000", "20000", "0.1", "1e9", "5T", "7k", "1e-3", "0.25"), mutate_text, read
+    )
+
+
+def open_addresses(folder: Path) -> WordCase:
+    """Hosts, ports, locations, lists of hosts, and what launchers say."""
+    from megatron.config.launcher import LAUNCHERS, TORCH, first_host, ranks_from_environment
+    from megatron.mixture.access import check_location, check_token, format_address, is_loopback, plain_host
+    from megatron.mixture.service import Listening
+
+    def read(word: str) -> None:
+        kind, _, rest = word.partition("|")
+        if kind == "location":
+            check_location(rest)
+        elif kind == "hosts":
+            first_host(rest)
+        elif kind == "token":
+            check_token(rest, "token", False)
+        elif kind == "listen":
+            host, _, port = rest.rpartition(":")
+            is_loopback(host), plain_host(host), format_address(host, 1)
+            Listening(
+                host=host, port=int(port) if port.isdecimal() else 0, token="t" * 32, allow_plain=True
+            ).check()
+        else:
+            pairs: list[str] = rest.split(" ")
+            ranks_from_environment(dict(one.partition("=")[::2] for one in pairs))
+
+    slurm = "SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_LOCALID=3 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[03-05] "
+    words = (
+        "location|grpc+tcp://127.0.0.1:8815", "location|grpc+tls://[::1]:80", "location|grpc+tcp://[fe80::1%eth0]:1",
+        "hosts|n[03-05,9],gpu1", "hosts|a,b", "token|0123456789abcdef0123", "listen|0.0.0.0:80",
+        "listen|[::1]:65535",
+        "env|" + " ".join(f"{name}=1" for name in TORCH) + " WORLD_SIZE=2",
+        "env|" + slurm + "SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_JOB_NODELIST=n[1-2] SLURM_JOB_ID=5",
+        *(f"env|{one.sign}=0 {one.rank}=0 {one.n_ranks}=2 {one.local_rank}=0 {one.n_local}=2 MASTER_PORT=5"
+          for one in LAUNCHERS),
+    )  # fmt: skip
+    return WordCase(words, mutate_text, read)
+
+
+ENTRANCES: tuple[Entrance, ...] = (
+    Entrance("run YAML", 3, open_runs),
+    Entrance("key=value words", 3, open_words),
+    Entrance("study YAML", 1.5, open_studies),
+    Entrance("mixture YAML", 3, open_specs),
+    Entrance("amounts", 3, open_amounts),
+    Entrance("hosts, ranks", 3, open_addresses),
+)

@@ -1,0 +1,189 @@
+"""Datasets and tokenizers: indexes, sidecars, data-path files, tokenizer files."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+from fuzzing.cases import FileCase
+from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.mutate import mutate_bytes, mutate_fields, mutate_json, mutate_text
+from fuzzing.text import WORDS, train_tokenizer
+
+
+def write_dataset(prefix: Path, seed: int = 0, eod: bool = True) -> None:
+    """12 documents of some ids below 50."""
+    from megatron.data.indexed_writer import IndexedWriter
+
+    rng = np.random.default_rng(seed)
+    sidecar = {
+        "tokenizer": {"n_tokens": 50, "name": "t", "sha256": "0" * 64, "eod_id": 0, "eod_token": "x"},
+        "append_eod": eod, "n_documents": 12, "unigram_entropy_nats": 3.2,
+    }  # fmt: skip
+    with IndexedWriter(prefix, np.dtype(np.uint16), sidecar) as writer:
+        for _ in range(12):
+            writer.add_document(rng.integers(1, 50, rng.integers(1, 9)))
+
+
+def reference_documents(prefix: Path) -> list[list[int]]:
+    """The documents of a dataset, read as the format's description says."""
+    content = prefix.with_suffix(".idx").read_bytes()
+    code, n_sequences, n_bounds = struct.unpack_from("<BQQ", content, 17)
+    dtype = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}[code]
+    sizes = struct.unpack_from(f"<{n_sequences}i", content, 34)
+    pointers = struct.unpack_from(f"<{n_sequences}q", content, 34 + 4 * n_sequences)
+    bounds = struct.unpack_from(f"<{n_bounds}q", content, 34 + 12 * n_sequences)
+    data = prefix.with_suffix(".bin").read_bytes()
+    sequences = [
+        np.frombuffer(data, dtype, size, at).tolist() for size, at in zip(sizes, pointers, strict=True)
+    ]
+    spans = zip(bounds, bounds[1:], strict=False)
+    return [[token for one in sequences[begin:end] for token in one] for begin, end in spans]
+
+
+def open_indexes(folder: Path) -> FileCase:
+    """An index and its tokens; sequences as another program may have written them."""
+    from megatron.data.indexed import IndexedTokens
+
+    prefix = folder / "train"
+    write_dataset(prefix)
+
+    def read() -> None:
+        opened = IndexedTokens(prefix)
+        documents = [opened.document(i).tolist() for i in range(len(opened.document_tokens))]
+        expected = reference_documents(prefix)
+        if documents != expected:
+            raise WrongAnswerError(f"got {documents}, expected {expected}")
+        opened.check_ids(opened.tokens[:100].astype(np.int64))
+
+    form = "<QBQQ" + "i" * 12 + "q" * 12 + "q" * 13
+    return FileCase(folder, {"train.idx": mutate_fields(form, 9), "train.bin": mutate_bytes}, read)
+
+
+def open_sidecars(folder: Path) -> FileCase:
+    """What is beside a dataset, and what is computed from it."""
+    from megatron.config.datapaths import compare_eods, compare_tokenizers, read_corpora, tokens_held
+    from megatron.config.sidecar import eod_use, read_sidecar
+
+    for i, name in enumerate(("a", "b")):
+        write_dataset(folder / name, i)
+    (folder / "paths.txt").write_text(
+        f'# weights and prefixes\n0.75 {folder}/a\n1e-1 "{folder}/b"   # a comment\n\n'
+    )
+
+    def read() -> None:
+        corpora = read_corpora(str(folder / "paths.txt"))
+        if not all(one.weight > 0 for one in corpora) or not corpora:
+            raise WrongAnswerError(f"got {corpora}, expected positive weights")
+        compare_eods([one.prefix for one in corpora])
+        compare_tokenizers(corpora[0].prefix, corpora[-1].prefix, "paths.txt")
+        for one in corpora:
+            if read_sidecar(one.prefix) is None or tokens_held(one.prefix) < 0:
+                raise WrongAnswerError(f"{one.prefix}: got a negative number of tokens")
+            eod_use(read_sidecar(one.prefix))
+
+    return FileCase(folder, {"a.json": mutate_json, "b.json": mutate_json, "paths.txt": mutate_text}, read)
+
+
+def open_inspected(folder: Path) -> FileCase:
+    """A dataset as training and inspection open it."""
+    from megatron.data.indexed import IndexedTokens
+    from megatron.data.inspect import faults, summarise
+
+    prefix = folder / "train"
+    write_dataset(prefix)
+
+    def read() -> None:
+        summarise(IndexedTokens(prefix))
+        list(faults(prefix))
+
+    form = "<QBQQ" + "i" * 12 + "q" * 12 + "q" * 13
+    mutators = {"train.idx": mutate_fields(form, 9), "train.json": mutate_json, "train.bin": mutate_bytes}
+    return FileCase(folder, mutators, read)
+
+
+def _compare_ids(folder: Path) -> None:
+    """C++ beside the library, where both take the tokenizer."""
+    from tokenizers import Tokenizer
+
+    from megatron.tokenizer.encoder import FastEncoder, fast_of
+    from megatron.tokenizer.kinds import load_by_name
+
+    tokenizer = load_by_name(str(folder))
+    texts = [word for word in WORDS if word]
+    tokenizer.encode_batch(texts)
+    fast, reason = fast_of(tokenizer)
+    if fast is None and not reason:
+        raise WrongAnswerError("got no encoder and no reason")
+    if fast is None:
+        return
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    expected = [one.ids for one in library.encode_batch(texts, add_special_tokens=False)]
+    ids, lengths = FastEncoder(fast).encode(texts)
+    got = [one.tolist() for one in np.split(ids, np.cumsum(lengths))[:-1]]
+    if got != expected:
+        at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
+        raise WrongAnswerError(f"{texts[at]!r}: got {got[at]}, expected {expected[at]}")
+
+
+def open_tokenizers(folder: Path) -> FileCase:
+    """tokenizer.json and what is beside it."""
+    train_tokenizer(folder)
+    settings = {"eos_token": {"content": "<|endoftext|>"}, "bos_token": None, "chat_template": "{{x}}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    mutators = {"tokenizer.json": mutate_json, "tokenizer_config.json": mutate_json}
+    return FileCase(folder, mutators, lambda: _compare_ids(folder))
+
+
+def open_other_tokenizers(folder: Path) -> FileCase:
+    """vocab.json with merges.txt, SentencePiece's .model, llama2.c's .bin."""
+    import sentencepiece
+
+    from megatron.tokenizer.kinds import load_by_name
+
+    pair = folder / "pair"
+    pair.mkdir()
+    train_tokenizer(folder)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (pair / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [" ".join(one) if isinstance(one, list) else one for one in model["merges"]]
+    (pair / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (folder / "text").write_text("\n".join(WORDS[:8] * 20))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "sp"), vocab_size=400, hard_vocab_limit=False,
+        minloglevel=2, byte_fallback=True,
+    )  # fmt: skip
+    pieces = [
+        b"<unk>",
+        b"<s>",
+        b"</s>",
+        *(b"<0x%02X>" % i for i in range(256)),
+        b" ",
+        b"a",
+        b"b",
+        b"ab",
+        b" a",
+    ]
+    told = b"".join(struct.pack("<fi", -float(i), len(one)) + one for i, one in enumerate(pieces))
+    (folder / "t.bin").write_bytes(struct.pack("<i", 6) + told)
+
+    def read() -> None:
+        for name in ("pair", "sp.model", "t.bin"):
+            ids = load_by_name(str(folder / name)).encode_batch(["a text", "日本 x", ""])
+            if len(ids) != 3:
+                raise WrongAnswerError(f"{name}: got {ids}")
+
+    mutators = {
+        "pair/vocab.json": mutate_json, "pair/merges.txt": mutate_text, "sp.model": mutate_bytes,
+        "t.bin": mutate_fields("<ifi", 0),
+    }  # fmt: skip
+    return FileCase(folder, mutators, read)
+
+
+ENTRANCES = (
+    Entrance("tokenizer.json", 3, open_tokenizers),
+    Entrance("other tokenizers", 1, open_other_tokenizers),
+    Entrance("idx and bin", 6, open_indexes),
+    Entrance("sidecars, data paths", 4, open_sidecars),
+    Entrance("inspected datasets", 2, open_inspected),
+)

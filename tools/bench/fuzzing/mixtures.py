@@ -1,0 +1,196 @@
+"""Mixtures: files that are registered, conditions over a catalog, messages to a server."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+from fuzzing.cases import FileCase, WordCase
+from fuzzing.corpora import write_dataset
+from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.mutate import mutate_bytes, mutate_fields, mutate_json, mutate_json_lines, mutate_text
+from fuzzing.text import mutate_packed, mutate_tar, write_tar
+
+N_DOCUMENTS = 60
+CONDITIONS = (
+    "language = 'en'", "stars > 3", "stars BETWEEN 2 AND 9", "language IN ('en', 'de')", "language LIKE 'e%'",
+    "NOT language = 'en'", "score >= 0.5 AND stars < 10", "stars IS NULL OR score IS NOT NULL", "size > 20",
+    "list_contains(tags, 'a')", "contains(language, 'n')", "good", "day >= '2024-02-10'",
+    "corpus = 'c'", "stars <> 5",
+    "(language = 'en' AND stars > 2) OR (language = 'de' AND NOT good)", "stars + 1 > 3", "score = 0.25",
+    "language = 'O''Neil'", "tokens > 1", "stars = '5'", "stars IN (1, 2, NULL)", "language NOT LIKE '%x%'",
+)  # fmt: skip
+ATTACKS = (
+    "read_text('/etc/hostname') IS NOT NULL", "(SELECT 1)", "; DROP TABLE files", "1=1 --",
+    "/* x */ good", "$1 = 1",
+    "getenv('HOME') = 'x'", "CASE WHEN good THEN 1 END", "language SIMILAR TO '.*'",
+    "regexp_matches(language, '(a+)+$')",
+    "stars IN (SELECT stars FROM documents_1)", "good AND", "''", "\"language\" = 'en'",
+    "language COLLATE NOCASE = 'EN'",
+    "CAST(stars AS VARCHAR) = '5'", "stars::HUGEINT > 99999999999999999999999999999999999999",
+    "language || 'x' = 'enx'",
+    "stars = 1e400", "stars > -9223372036854775809", "score = 'NaN'", "day > '9999-99-99'", "tags = ['a']",
+    "random() > 0.5", "NOT NOT NOT good", "stars[0] = 1", "tags[1] = 'a'", "language = e'\\x00'",
+    "struct_pack(a := 1) = 1",
+)  # fmt: skip
+
+
+def write_records(path: Path) -> None:
+    """Documents with a property of each type, some values missing."""
+    rng = random.Random(0)
+    with path.open("w") as file:
+        for i in range(N_DOCUMENTS):
+            record = {
+                "language": rng.choice(("en", "de", "O'Neil", "")), "stars": rng.randrange(12),
+                "good": rng.random() < 0.5,
+                "score": rng.randrange(8) / 4, "day": f"2024-02-{rng.randrange(1, 29):02}",
+                "tags": ["a", "b", "c"][: rng.randrange(4)],
+            }  # fmt: skip
+            kept = {key: value for key, value in record.items() if rng.random() < 0.9}
+            file.write(json.dumps({"text": "word " * rng.randrange(1, 9) + str(i), **kept}) + "\n")
+
+
+def open_conditions(folder: Path) -> WordCase:
+    """Conditions; documents with, without and with an unknown value of one are all documents."""
+    from megatron.mixture.catalog import Catalog
+    from megatron.mixture.properties import read_properties
+    from megatron.mixture.query import Query
+
+    write_records(folder / "a.jsonl")
+    properties = read_properties([
+        "language AS language category", "stars AS stars integer", "good AS good boolean",
+        "score AS score float",
+        "day AS day date", "tags AS tags list",
+    ])  # fmt: skip
+    with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:
+        catalog.register("c", [str(folder / "a.jsonl")], properties, quiet=True)
+    opened = Catalog(folder / "catalog.duckdb", read_only=True, n_threads=1)
+
+    def count(condition: str) -> int:
+        try:
+            return int(Query().where(condition).run(opened).n_documents.sum())
+        except ValueError as error:
+            if "no document satisfies" in str(error):
+                return 0
+            raise
+
+    def read(word: str) -> None:
+        n_true = count(word)
+        try:
+            parts = n_true, count(f"NOT ({word})"), count(f"({word}) IS NULL")
+        except ValueError:
+            return  # `a = 1 --` is a condition by itself and none within brackets
+        if sum(parts) != N_DOCUMENTS:
+            raise WrongAnswerError(
+                f"{word!r}: true, false and unknown for {parts}, expected {N_DOCUMENTS} in all"
+            )
+
+    def mutate(rng: random.Random, word: bytes) -> bytes:
+        kind = rng.randrange(4)
+        if kind == 0:
+            other = rng.choice((*CONDITIONS, *ATTACKS)).encode()
+            return word + rng.choice((b" AND ", b" OR ", b" ", b", ", b" = ")) + other
+        return mutate_text(rng, word)
+
+    return WordCase((*CONDITIONS, *CONDITIONS, *ATTACKS), mutate, read)
+
+
+def open_registered(folder: Path) -> FileCase:
+    """Files that are registered: lines, packed lines, columns, tars, datasets, rows beside them."""
+    import zstandard
+
+    from megatron.data.documents import write_parquet
+    from megatron.mixture.catalog import Catalog
+    from megatron.mixture.properties import read_properties
+
+    write_records(folder / "a.jsonl")
+    lines = (folder / "a.jsonl").read_bytes()
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "c.jsonl.zst").write_bytes(zstandard.compress(lines))
+    texts = ["some text", "more"] * 5
+    write_parquet(folder / "d.parquet", {"text": texts, "stars": np.arange(10), "language": ["en", ""] * 5})
+    write_tar(folder / "e.tar")
+    write_dataset(folder / "f")
+    write_parquet(folder / "f.parquet", {"stars": np.arange(12), "language": ["en"] * 12})
+    properties = read_properties(["language AS language category", "stars AS stars integer"])
+    inputs = {"f.idx": "f.bin", "f.json": "f.bin", "f.parquet": "f.bin"}
+    catalog = Catalog(folder / "catalog.duckdb", n_threads=1)
+
+    def read() -> None:
+        for name, content in case.valid.items() if case else ():
+            if (folder / name).read_bytes() != content:
+                break
+        else:
+            return
+        try:
+            told = catalog.register("c", [str(folder / inputs.get(name, name))], properties, quiet=True)
+            listed = catalog.broken("c")
+            if told.n_broken < 0 or told.n_documents > 10_000 or len(listed) < min(told.n_broken, 1000):
+                raise WrongAnswerError(f"got {told}, {len(listed)} broken lines listed")
+        finally:
+            if any(one.name == "c" for one in catalog.corpora()):
+                catalog.remove("c")
+
+    form = "<QBQQ" + "i" * 12 + "q" * 12 + "q" * 13
+    case: FileCase | None = None
+    case = FileCase(
+        folder,
+        {
+            "a.jsonl": mutate_json_lines, "b.jsonl.gz": mutate_packed(gzip.compress, lines),
+            "c.jsonl.zst": mutate_packed(zstandard.compress, lines), "d.parquet": mutate_bytes,
+            "e.tar": mutate_tar,
+            "f.idx": mutate_fields(form, 9), "f.json": mutate_json, "f.parquet": mutate_bytes,
+        },
+        read,
+    )  # fmt: skip
+    return case
+
+
+def open_messages(folder: Path) -> WordCase:
+    """Requests, reports and actions, as the server's desk gets them."""
+    from megatron.mixture.catalog import Catalog
+    from megatron.mixture.documents import DocumentChunks
+    from megatron.mixture.properties import read_properties
+    from megatron.mixture.service import Desk
+
+    write_records(folder / "a.jsonl")
+    with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:
+        catalog.register(
+            "c", [str(folder / "a.jsonl")], read_properties(["good AS good boolean"]), quiet=True
+        )
+    base = "catalog: catalog.duckdb\nby: [good]\ncount: documents\n"
+    (folder / "m.yaml").write_text(base)
+    (folder / "n.yaml").write_text(base + "adaptive: {rule: loss, every_steps: 1}\n")
+    mixtures = {name: DocumentChunks(folder / f"{name}.yaml", chunk_size=8, run=None) for name in ("m", "n")}
+    desk = Desk(mixtures)
+    k = len(mixtures["m"].names)
+    words = [
+        json.dumps({"mixture": name, "identity": one.identity, "first": 0, "n": 1, **run})
+        for name, one in mixtures.items() for run in ({}, {"run": "a"})
+    ] + [
+        json.dumps({"mixture": name, "identity": one.identity, "chunk": 0, "nats": [1.5] * k,
+        "tokens": [5] * k, "run": "r"})
+        for name, one in mixtures.items()
+    ]  # fmt: skip
+
+    def read(word: str) -> None:
+        body = word.encode("utf-8", "surrogateescape")
+        if b"chunk" in body:
+            desk.act("report", body, "fuzz")
+        else:
+            answer = desk.chunks(body, "fuzz")
+            for _, table in zip(range(3), answer, strict=False):
+                if len(table) > 64:
+                    raise WrongAnswerError(f"got {len(table)} rows in a table")
+            answer.close()
+        desk.act("status", b"", "fuzz"), desk.act("metrics", b"", "fuzz"), desk.act("describe", b"", "fuzz")
+
+    return WordCase(tuple(words), mutate_json, read)
+
+
+ENTRANCES = (
+    Entrance("where conditions", 2, open_conditions),
+    Entrance("registered files", 2, open_registered),
+    Entrance("server messages", 3, open_messages),
+)

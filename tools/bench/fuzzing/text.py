@@ -1,0 +1,251 @@
+"""Text: lines of JSON through C++ and Python beside Python's json and `tokenizers`, packed files, columns."""
+
+import gzip
+import io
+import json
+import random
+import string
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzzing.cases import FileCase
+from fuzzing.harness import Entrance, Files, RefusedError, WrongAnswerError
+from fuzzing.mutate import EXTREMES, ODD_BYTES, mutate_bytes, mutate_json_lines, mutate_text, mutate_tree
+
+BATCH_LINES = 16
+WORDS = (
+    "plain words of a small text", "it's 'quoted', don't", "  two  blanks\t\ttab\n\nlines\r\n",
+    "日本語のテキスト", "naïve café",
+    "٣٤٥ ½ ² 12345 3.14", "\U0001f600\U0001f468\u200d\U0001f469", "<|endoftext|> in text", "x" * 300,
+    "\u00a0\u2003\u3000",
+    "e\u0301 \u0323\u0307 combining", "\u0000nul", "ﬀ ligature Ω Å", "\ufeffbom", "\u2028\u2029", "",
+)  # fmt: skip
+ESCAPES = (
+    "\\n", "\\u0000", "\\ud83d\\ude00", "\\ud800", "\\udc00", "\\udc00\\ud800",
+    "\\ud800\\ud800\\udc00", "\\uFFFF",
+    "\\/", "\\x41", "\\u12g4", "\\u12", "\\", "\\\"", "\\ud83d\\n", "\\uD83D\\u0041",
+)  # fmt: skip
+NUMBERS = (
+    "0", "-0", "01", "+1", "1.", ".5", "1e", "1e5", "1E+400", "-1e-400", "9" * 400, "9" * 5000, "NaN",
+    "Infinity",
+    "-Infinity", "0x10", "1_000", "--1", "-", "1.5e+3", "1e+", "٣",
+)  # fmt: skip
+
+
+def generate_line(rng: random.Random) -> bytes:
+    """A line that is JSON, or nearly."""
+    text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(4)))
+    if rng.random() < 0.3:
+        text += "".join(chr(rng.choice((rng.randrange(128), rng.randrange(0x3000), rng.randrange(0x110000))))
+                        for _ in range(rng.randrange(30)))  # fmt: skip
+    quoted = json.dumps(text, ensure_ascii=rng.random() < 0.5)
+    if rng.random() < 0.3:
+        at = rng.randrange(1, len(quoted))
+        quoted = quoted[:at] + rng.choice(ESCAPES) + quoted[at:]
+    value = {
+        0: lambda: rng.choice(NUMBERS),
+        1: lambda: json.dumps(rng.choice((None, True, [], {}, [1, {"text": "in"}], "x", {"text": "in"}))),
+        2: lambda: "[" * (depth := rng.choice((1, 30, 70, 500, 3000))) + "]" * rng.choice((depth, depth - 1)),
+        3: lambda: '{"a":' * (depth := rng.choice((1, 20, 60))) + "1" + "}" * depth,
+    }[rng.randrange(4)]()
+    blank = rng.choice(("", " ", "\t", "  ", "\r", "\x0b", "\x00")) if rng.random() < 0.2 else ""
+    name = rng.choice(("n", "texts", "tex", "te\\u0078t", "text"))
+    fields = [f'"text"{blank}:{blank}{quoted}', f'"{name}": {value}']
+    rng.shuffle(fields)
+    line = "{" + ", ".join(fields[: rng.choice((1, 2, 2, 2, 0))]) + "}"
+    if '"text"' not in line and rng.random() < 0.8:
+        line = f'{{"text": {quoted}}}'
+    return (blank + line + blank).encode("utf-8", "surrogatepass")
+
+
+def mutate_line(rng: random.Random, line: bytes) -> bytes:
+    """Leave half of the lines as they are; else change bytes, words, the tree, or one sign of JSON."""
+    kind = rng.randrange(10)
+    if kind < 4:
+        return line
+    if kind < 6:
+        return mutate_bytes(rng, line)
+    if kind == 6:
+        return mutate_text(rng, line)
+    if kind == 7:
+        at = rng.randrange(len(line) + 1)
+        return (
+            line[:at] + rng.choice((b"{", b"}", b'"', b",", b":", b"[", b"]", b"\\", *ODD_BYTES)) + line[at:]
+        )
+    if kind == 8:
+        tree = mutate_tree(rng, {"text": rng.choice(WORDS), "meta": {"text": "x", "n": [1, 2.5]}})
+        return json.dumps(tree, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
+    return json.dumps({"text": rng.choice(EXTREMES), "n": rng.choice(EXTREMES)}).encode()
+
+
+def reference_text(line: bytes) -> str | None:
+    """The text of a line by Python's json; None where it is no document."""
+    try:
+        # the project's rule: numbers beside the text are not evaluated
+        record = json.loads(line.decode("utf-8-sig"), parse_int=float, parse_float=lambda word: 0.0)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        return None
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        return None
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class Lines:
+    """Blocks of lines, each encoded in three ways: C++ from a file, C++ from a stream, Python."""
+
+    n_inputs = BATCH_LINES
+
+    def __init__(self, folder: Path, whole: bool = True) -> None:
+        from megatron.data.shards import Shards
+        from megatron.data.sink import Settings
+        from megatron.tokenizer.bpe import load_tokenizer
+        from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, fast_of
+
+        train_tokenizer(folder)
+        tokenizer = load_tokenizer(str(folder))
+        self.folder, self.library = folder, tokenizer.inner
+        fast = FastEncoder(fast_of(tokenizer)[0])
+        self.sides = {
+            "C++ file": ("in.jsonl", fast), "C++ stream": ("in.jsonl.gz", fast),
+            "Python": ("in.jsonl", LibraryEncoder(tokenizer)),
+        }  # fmt: skip
+        self.settings = Settings(eod=tokenizer.eod_id, dtype="uint16", skip_bad_lines=True)
+        (folder / "shards").mkdir()
+        self.shards = Shards(folder / "shards", ("text",))
+
+    def make(self, rng: random.Random) -> Files:
+        """Some lines."""
+        lines = (mutate_line(rng, generate_line(rng)) for _ in range(BATCH_LINES))
+        return {"in.jsonl": b"\n".join(line.replace(b"\n", b" ") for line in lines)}
+
+    def passes(self, files: Files) -> int:
+        """Lines that begin as an object does."""
+        return sum(line.strip()[:1] == b"{" for line in files["in.jsonl"].split(b"\n"))
+
+    def read(self, files: Files) -> Mapping[str, int]:
+        """Compare all sides with the reference."""
+        content = files["in.jsonl"]
+        (self.folder / "in.jsonl").write_bytes(content)
+        (self.folder / "in.jsonl.gz").write_bytes(gzip.compress(content, 1))
+        texts = [(i, reference_text(line)) for i, line in enumerate(content.split(b"\n")) if line.strip()]
+        good = [text for _, text in texts if text is not None]
+        bad = [i for i, text in texts if text is None]
+        expected = [[*one.ids, self.settings.eod] for one in self.library.encode_batch(good)]
+        for side, (name, encoder) in self.sides.items():
+            ids, rejected = self._encode(name, encoder)
+            if rejected != bad:
+                raise WrongAnswerError(f"{side}: rejected lines {rejected}, expected {bad}")
+            if ids != expected:
+                at = next(i for i, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b)
+                raise WrongAnswerError(f"{side}: {good[at]!r}: got {ids[at]}, expected {expected[at]}")
+        return {"accepted": BATCH_LINES - len(bad), "refused": len(bad)}
+
+    def _encode(self, name: str, encoder: Any) -> tuple[list[list[int]], list[int]]:
+        from megatron.data.documents import Piece
+        from megatron.data.encode_piece import encode_piece
+
+        path = self.folder / name
+        done = encode_piece(Piece(path, 0, path.stat().st_size), 0, self.shards, self.settings, encoder)
+        if done.error or done.damage:
+            raise WrongAnswerError(f"{name}: got {done.error or done.damage}, expected rejected lines")
+        lengths = np.fromfile(self.shards.lengths(0, "text"), "<i4")
+        ids = np.split(np.fromfile(self.shards.ids(0, "text"), "<u2"), np.cumsum(lengths))[:-1]
+        rejects = self.shards.rejects(0).read_text().splitlines()
+        return [one.tolist() for one in ids], [json.loads(line)["line"] for line in rejects]
+
+
+def train_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of 400 ids."""
+    from megatron.tokenizer.train_bpe import train_bpe
+
+    train_bpe([" ".join(WORDS[:7]) + string.printable] * 30, 400, folder)
+
+
+def write_tar(path: Path, n: int = 4) -> None:
+    """A WebDataset of texts with a word about each."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for i in range(n):
+            for name, content in ((f"{i:03}.txt", f"text {i}"), (f"{i:03}.json", json.dumps({"stars": i}))):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content.encode()))
+
+
+def mutate_tar(rng: random.Random, content: bytes) -> bytes:
+    """Change a field of a header and mend its sum in two of three cases, else bytes."""
+    if rng.random() < 0.33:
+        return mutate_bytes(rng, content)
+    data = bytearray(content)
+    at = 512 * rng.randrange(max(1, len(data) // 512))
+    begin, n = rng.choice(((0, 100), (100, 8), (108, 8), (124, 12), (124, 12), (136, 12), (156, 1),
+    (157, 100),
+                           (257, 6), (263, 2), (265, 32), (345, 155)))  # fmt: skip
+    field = rng.choice((
+        b"0" * (n - 1), b"7" * (n - 1), b"\x80" + b"\xff" * (n - 1), b"\x80" + bytes(max(0,
+        n - 2)) + b"\x09", b"-1", b"",
+        b"../../x.txt", b"/etc/x.txt", b"\xff\xfe", b"001.txt", b"x", *b"1 2 5 6 7 L K x g S V".split(),
+    ))  # fmt: skip
+    data[at + begin : at + begin + n] = field[:n].ljust(n, b"\0")
+    data[at + 148 : at + 156] = b"        "
+    data[at + 148 : at + 156] = f"{sum(data[at : at + 512]):06o}\0 ".encode()
+    return bytes(data)
+
+
+def mutate_packed(pack: Any, lines: bytes) -> Any:
+    """Change what a packed file holds in half of the cases, else its bytes."""
+
+    def mutate(rng: random.Random, content: bytes) -> bytes:
+        if rng.random() < 0.5:
+            return pack(mutate_json_lines(rng, lines))
+        return mutate_bytes(rng, content)
+
+    return mutate
+
+
+def open_packed(folder: Path) -> FileCase:
+    """Packed files and columns, encoded as preprocessing does."""
+    import zstandard
+
+    from megatron.data.documents import Piece, write_parquet
+    from megatron.data.encode_piece import encode_piece
+    from megatron.data.shards import Shards
+    from megatron.data.sink import Settings
+    from megatron.tokenizer.bpe import load_tokenizer
+    from megatron.tokenizer.encoder import FastEncoder, fast_of
+
+    train_tokenizer(folder)
+    encoder = FastEncoder(fast_of(load_tokenizer(str(folder)))[0])
+    lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in WORDS)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    write_parquet(folder / "a.parquet", {"text": list(WORDS), "n": np.arange(len(WORDS))})
+    (folder / "shards").mkdir()
+    shards = Shards(folder / "shards", ("text",))
+    settings = Settings(eod=0, dtype="uint16", skip_bad_lines=False)
+    names = ("a.jsonl.gz", "a.jsonl.zst", "a.parquet")
+
+    def read() -> None:
+        for name in names:
+            path = folder / name
+            if path.read_bytes() == case[name]:
+                continue
+            done = encode_piece(Piece(path, 0, path.stat().st_size), 0, shards, settings, encoder)
+            if done.error and (str(path) not in done.error or "\n" in done.error):
+                raise WrongAnswerError(f"got {done.error!r}, expected a line that names {path}")
+            if done.error:
+                raise RefusedError(done.error)
+
+    case = {name: (folder / name).read_bytes() for name in names}
+    mutators = {
+        "a.jsonl.gz": mutate_packed(gzip.compress, lines),
+        "a.jsonl.zst": mutate_packed(zstandard.compress, lines),
+        "a.parquet": mutate_bytes,
+    }
+    return FileCase(folder, mutators, read)
+
+
+ENTRANCES = (Entrance("jsonl", 200, Lines), Entrance("packed text", 3, open_packed))
