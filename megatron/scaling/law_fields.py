@@ -73,6 +73,8 @@ FIELDS: dict[str, tuple[Check, str]] = {
     "table": (lambda value: isinstance(value, dict), "path and sum"),
     "residual": (lambda value: value in ("log", "nats"), "log or nats"),
     "fixed": (_is_list_of(_is_text), "a list of names"),
+    "tied": (_is_table_of(_is_text), "names by name"),
+    "priors": (_is_list_of(lambda value: isinstance(value, dict)), "a list of objects"),
     "spread": (lambda value: is_number(value) and (math.isnan(value) or value >= 0), "a number of 0 or more"),
     "noise": (_is_noise, "the fields of a noise estimate"),
     "lack_of_fit": (lambda value: isinstance(value, dict), "the fields of a test"),

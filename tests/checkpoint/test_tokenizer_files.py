@@ -180,7 +180,7 @@ def test_a_file_has_the_settings_beside_it(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("{", "tokenizer_config.json: not JSON"),
-        ("[1]", "tokenizer_config.json: got list, expected an object"),
+        ("[1]", "tokenizer_config.json: got list, expected a JSON object"),
         ('{"bos_token": 7}', "bos_token is 7, expected text"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from megatron.scaling.law import Law
+from megatron.scaling.law_fields import FIELDS
 
 synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
 
@@ -42,3 +44,7 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: Any) 
     (tmp_path / "law.json").write_text(json.dumps(told | {key: value}))
     with pytest.raises(ValueError, match=rf"law\.json: not a law \({key}: got .*, expected "):
         Law.load(tmp_path / "law.json")
+
+
+def test_every_field_of_a_law_has_a_check() -> None:
+    assert set(FIELDS) == {field.name for field in fields(Law)}

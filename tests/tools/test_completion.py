@@ -50,7 +50,10 @@ def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
     ("line", "words"),
     [
         ("python tools/fit_law.py t.csv --prof", {"--profile"}),
-        ("python tools/fit_law.py t.csv --profile ", {"R_D", "R_N", "E"}),
+        (
+            "python tools/fit_law.py t.csv --profile ",
+            {"E", "alpha", "beta", "eta", "alpha_N", "alpha_D", "R_D", "R_N"},
+        ),
         ("python3 /home/me/study/tools/convert_checkpoint.py a b --to hu", {"huggingface"}),
         ("python tools/pretrain.py run.yaml optim.l", {"optim.lr="}),
         ("python tools/pretrain.py run.yaml dist.eng", {"dist.engine="}),

@@ -131,7 +131,7 @@ def test_empty_documents_are_counted_with_and_without_their_end(
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": ""}\n\n{"text": "\\u0000"}\n{"text": ""}\n')  # the second line is no document
-    for words, n_tokens in (((), 1), (("--append-eod",), 4)):
+    for words, n_tokens in (((), 1), (("--append-eod", "--overwrite"), 4)):
         process = start(root, tokenizer, source, tmp_path, *words)
         said, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.processes import die_with_parent
 from megatron.train import local_ranks
 
 # one write a line: under PYTHONUNBUFFERED print makes several, and those of two ranks get mixed
@@ -116,7 +117,7 @@ def test_a_signal_that_comes_before_there_are_ranks_is_kept_for_them(monkeypatch
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
 def test_a_rank_whose_starter_is_gone_already_does_not_begin(monkeypatch) -> None:
-    ask_the_kernel = local_ranks._kill_with_parent()
+    ask_the_kernel = die_with_parent()
     monkeypatch.setattr(os, "getppid", lambda: 1)
     begun = subprocess.run(["echo", "begun"], preexec_fn=ask_the_kernel, capture_output=True, timeout=240)
     assert (begun.returncode, begun.stdout) == (1, b"")

@@ -32,7 +32,7 @@ def test_part_of_c4_is_one_command(root: Path, tmp_path: Path, scaling_data: Pat
 def test_a_pair_gives_a_pair(root: Path, tmp_path: Path, scaling_data: Path) -> None:
     pair = scaling_data / "megatron_openwebtext" / "meg-gpt2-openwebtext_text_document"
     for word in (pair, f"{pair}.bin", f"{pair}.idx"):
-        done = run(root, "--input", word, "--documents", 3, "--output", tmp_path / "first")
+        done = run(root, "--input", word, "--documents", 3, "--output", tmp_path / "first", "--overwrite")
         assert done.returncode == 0, done.stderr
         part, whole = IndexedTokens(tmp_path / "first"), IndexedTokens(pair)
         assert [part.document(i).tolist() for i in range(3)] == [whole.document(i).tolist() for i in range(3)]
