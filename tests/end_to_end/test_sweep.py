@@ -205,6 +205,7 @@ def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp
     assert "stopped by SIGTERM after step" in (run / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study, tmp_path) -> None:
     words = command(root, study, "grids=[{sizes: [tiny], train_tokens: [76_800]}]")  # 600 steps
     first = _start_and_wait_for_steps(words, dict(os.environ), tmp_path)

@@ -137,6 +137,7 @@ def test_the_scatter_of_a_score_is_unbiased_and_not_less_than_binomial() -> None
     assert float(one.score_sd(1.0)) == one.spread
 
 
+@pytest.mark.slow
 def test_a_new_runs_score_is_in_the_predictive_interval_and_seldom_in_the_other() -> None:
     """95 % of 60: 57 expected, under 50 has a chance below 1e-4."""
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))

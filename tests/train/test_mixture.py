@@ -172,7 +172,9 @@ def same(whole: dict[int, tuple[float, list[float]]], part: dict[int, tuple[floa
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("before", "between", "after"), [(2, 1, 2), (1, 2, 1)])
+@pytest.mark.parametrize(
+    ("before", "between", "after"), [(2, 1, 2), pytest.param(1, 2, 1, marks=pytest.mark.slow)]
+)
 def test_a_run_moved_between_numbers_of_ranks_ends_as_one_that_stayed(
     folder, pretrain, before, between, after
 ) -> None:
