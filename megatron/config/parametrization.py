@@ -18,7 +18,9 @@ table 1 with alpha = 1):
     query . key                  / sqrt(d_head)      sqrt(base_d_head) / d_head
     logits                       once                1 / m_N times     1 / m_N times
 
-The decay grows as the rate shrinks, since AdamW takes off rate x decay. eps follows the size of the
+s is `model.init_std`, by default 0.02 as in GPT-2 and Llama. A far narrower model starts on a plateau
+with it, the entropy of single tokens: with 0.1, d_model 48 was 0.7 nats lower after 400,000 tokens. The decay
+grows as the rate shrinks, since AdamW takes off rate x decay. eps follows the size of the
 gradients, which fall as 1 / m_N through the logits' multiplier and, in a block, as 1 / m_L through its own.
 """
 
@@ -27,7 +29,6 @@ from dataclasses import dataclass
 
 from megatron.config.schema import ModelConfig
 
-STD = 0.02  # GPT-2's; Llama's code draws with the same
 JOINS_RESIDUAL = ("attention.out.weight", "mlp.down.weight")
 
 
@@ -78,8 +79,8 @@ def rule_of(model: ModelConfig, name: str, n_axes: int) -> Rule:
     in_block = "blocks." in name
     eps = 1 / (width * depth) if in_block else 1 / width
     if not in_block or n_axes < 2:
-        return Rule(std=STD, eps=eps)
-    std = STD / math.sqrt(width)
+        return Rule(std=model.init_std, eps=eps)
+    std = model.init_std / math.sqrt(width)
     if name.endswith(JOINS_RESIDUAL):
         std /= math.sqrt(2 * model.n_layers / depth)
     return Rule(std=std, lr=1 / width, weight_decay=width, eps=eps)

@@ -29,7 +29,7 @@ NAMES = {
     "microbatch_size": "samples", "d_model": "features", "d_ff": "features", "d_head": "features",
     "base_d_model": "features", "base_d_head": "features", "vocab_rows": "rows", "rope_theta": "-",
     "norm_eps": "-", "eod_id": "id", "attention_dropout": "share", "rate_min": "share",
-    "low_noise_start": "share",
+    "low_noise_start": "share", "init_std": "-",
     "orders": "orders", "order_noise": "samples' lengths", "lr": "-", "weight_decay": "-", "beta1": "-",
     "beta2": "-", "eps": "-", "grad_clip": "L2 norm", "chkpt_at": "steps", "keep_every": "steps",
     "keep_last": "checkpoints", "num_mc": "masks a sample", "profile_steps": "steps", "seed": "-",
