@@ -1,0 +1,344 @@
+"""The compute-optimal frontier by isoFLOP runs: which N is best at C FLOPs, and what loss it has.
+
+A sum of powers in N and D is a claim about the whole plane. The practical question, what to train at the next
+budget, needs less: how loss depends on N around the best N of each budget, and how the best N and its loss
+move with C. Runs of several sizes at several budgets are fitted with
+
+    log L = l(x) + h(log N - n(x))             x = log(C / C0), C0 the geometric mean of the runs' C
+    l(x)  = log_loss - slope x + curvature x^2 / 2                                  the loss at the best N
+    n(x)  = log_size + size_exponent x                                              the best N
+    h(z)  = log(w e^(-alpha z) + (1 - w) e^(beta z)),  w = beta / (alpha + beta)    0 at its minimum, z = 0
+
+h is the slice of Chinchilla's form (arXiv 2203.15556, eq. 4) at constant C, of which a parabola is the limit
+of small z: too small a model costs as N^-alpha, too few tokens as N^beta. The quadratic l is what E + K C^-g
+looks like over a few decades, but takes a frontier that steepens as well. So it is a law for the next budgets
+and says nothing of an irreducible loss: `LARGEST_STEP` limits how far it predicts.
+
+Intervals are Student's t from the linearised fit; a misfit of the form is part of the scatter.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtri, stdtrit
+
+from megatron.run_dir import with_null, write_json
+from megatron.scaling.isoflop import budgets
+from megatron.scaling.lack_of_fit import check_fit
+from megatron.scaling.law_fields import is_number
+
+CONSTANTS = ("log_loss", "slope", "curvature", "log_size", "size_exponent", "alpha", "beta")
+LEAST_RUNS, LEAST_BUDGETS, LEAST_SIZES = len(CONSTANTS) + 3, 4, 3
+BEND = (0.02, 4.0)  # of alpha and beta: where the search ends
+STARTS = (0.3, 0.5, 0.7)  # of size_exponent
+LARGEST_STEP = 10.0  # times the largest budget: further out a quadratic in log C is no evidence
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best use of C FLOPs: N parameters, D tokens and the loss in nats a token, with intervals.
+
+    N_interval, D_interval and confidence are of the optimum itself; predictive is of the measured loss of one
+    new run there.
+    """
+
+    C: float
+    N: float
+    D: float
+    loss: float
+    level: float
+    N_interval: tuple[float, float]
+    D_interval: tuple[float, float]
+    confidence: tuple[float, float]
+    predictive: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RunPrediction:
+    """The measured loss, in nats a token, of one new run of N parameters at C FLOPs: predictive interval."""
+
+    C: float
+    N: float
+    loss: float
+    level: float
+    predictive: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeLaw:
+    """A fitted frontier. Saved as compute_law.json.
+
+    params          CONSTANTS, at C0 = `centre` FLOPs
+    covariance      [7, 7] of params in that order; NaN rows of none
+    spread          standard deviation of log L of single runs around the fit, dof degrees of freedom
+    tokens          (intercept, slope) of log(C / (N D)) against log N: FLOPs a parameter and token
+    not_identified  {constant: reason}; empty where every constant is held by the runs
+    lack_of_fit     test against runs that differ in their seed alone (lack_of_fit.LackOfFit), {} without
+    C, N            ranges of the runs
+    """
+
+    params: dict[str, float]
+    covariance: list[list[float]]
+    centre: float
+    spread: float
+    dof: int
+    n_runs: int
+    n_budgets: int
+    C: tuple[float, float]
+    N: tuple[float, float]
+    tokens: tuple[float, float]
+    runs: list[str] = field(default_factory=list)
+    lack_of_fit: dict[str, Any] = field(default_factory=dict)
+    not_identified: dict[str, str] = field(default_factory=dict)
+    table: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def identified(self) -> bool:
+        """Whether the runs hold every constant."""
+        return not self.not_identified
+
+    def loss(self, N: ArrayLike, C: ArrayLike) -> np.ndarray:
+        """Fitted loss, nats a token, of N parameters trained with C FLOPs; broadcasts."""
+        theta = np.array([self.params[name] for name in CONSTANTS])
+        return np.exp(log_loss(theta, self._x(C), np.log(np.asarray(N, dtype=float))))
+
+    def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
+        """Confidence interval of one of CONSTANTS."""
+        i = CONSTANTS.index(name)
+        half = self._quantile(level) * math.sqrt(max(self.covariance[i][i], 0.0))
+        return self.params[name] - half, self.params[name] + half
+
+    def predict_run(self, N: float, C: float, level: float = LEVEL) -> RunPrediction:
+        """Predict one run. ValueError beyond LARGEST_STEP times the largest budget."""
+        self._check(C)
+        value = float(self.loss(N, C))
+        theta = np.array([self.params[name] for name in CONSTANTS])
+        gradient = slopes(theta, self._x(C).reshape(1), np.log([N]))[0]
+        half = self._half_width(gradient, level, self.spread**2)
+        return RunPrediction(C, N, value, level, (value * math.exp(-half), value * math.exp(half)))
+
+    def optimum(self, C: float, level: float = LEVEL) -> Optimum:
+        """Predict the best N and D at C FLOPs and the loss there. ValueError as `predict_run`."""
+        self._check(C)
+        x = float(self._x(C))
+        log_n = self.params["log_size"] + self.params["size_exponent"] * x
+        of_size = np.array([0, 0, 0, 1, x, 0, 0])
+        of_loss = np.array([1, -x, x * x / 2, 0, 0, 0, 0])
+        half_n = self._half_width(of_size, level)
+        N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
+        ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
+        inner, outer = (self._half_width(of_loss, level, extra) for extra in (0.0, self.spread**2))
+        return Optimum(
+            C, N, self.tokens_of(N, C), loss, level, ends,
+            (self.tokens_of(ends[1], C), self.tokens_of(ends[0], C)),
+            (loss * math.exp(-inner), loss * math.exp(inner)),
+            (loss * math.exp(-outer), loss * math.exp(outer)),
+        )  # fmt: skip
+
+    def tokens_of(self, N: float, C: float) -> float:
+        """D of N parameters at C FLOPs, as these runs' FLOPs were counted."""
+        return C / (N * math.exp(self.tokens[0] + self.tokens[1] * math.log(N)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all; null stands for NaN."""
+        write_json(Path(path), with_null(asdict(self) | {"identified": self.identified}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ComputeLaw":
+        """Read what `save` wrote. FileNotFoundError, or ValueError for any other file."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file. Run tools/fit_frontier.py to write it.")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+            _check_content(values)
+            for name in ("C", "N", "tokens"):
+                values[name] = (float(values[name][0]), float(values[name][1]))
+            return cls(**values)
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: got no compute law ({error!r}). Run tools/fit_frontier.py to write it again."
+            ) from error
+
+    def _x(self, C: ArrayLike) -> np.ndarray:
+        return np.log(np.asarray(C, dtype=float) / self.centre)
+
+    def _quantile(self, level: float) -> float:
+        return float(stdtrit(self.dof, (1 + level) / 2)) if self.dof else float(ndtri((1 + level) / 2))
+
+    def _half_width(self, gradient: np.ndarray, level: float, extra: float = 0.0) -> float:
+        variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
+        return self._quantile(level) * math.sqrt(max(variance, 0.0) + extra)
+
+    def _check(self, C: float) -> None:
+        if not (math.isfinite(C) and 0 < C <= LARGEST_STEP * self.C[1] * (1 + 1e-9)):
+            raise ValueError(
+                f"C: got {C:.3g} FLOPs, expected at most {LARGEST_STEP:g} times the largest fitted budget, "
+                f"{self.C[1]:.3g}. Train a larger budget first."
+            )
+
+
+def log_loss(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
+    """log L of the form at x = log(C / C0) and log N [n]; theta [7] in the order of CONSTANTS."""
+    level, slope, curvature, log_size, exponent, alpha, beta = theta
+    z = log_n - log_size - exponent * x
+    # w e^(-alpha z) + (1 - w) e^(beta z) with w = beta / (alpha + beta)
+    bend = np.logaddexp(np.log(beta) - alpha * z, np.log(alpha) + beta * z) - np.log(alpha + beta)
+    return level - slope * x + curvature * x**2 / 2 + bend
+
+
+def slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
+    """d log L / d theta [n, 7]."""
+    alpha, beta = theta[5:]
+    z = log_n - theta[3] - theta[4] * x
+    # share of the first term, e^(-alpha z) w / (...), and h'(z)
+    share = 1 / (1 + np.exp((alpha + beta) * z) * alpha / beta)
+    bend = (1 - share) * beta - share * alpha
+    total = alpha + beta
+    of_alpha = -z * share + (1 - share) / alpha - 1 / total
+    of_beta = z * (1 - share) + share / beta - 1 / total
+    return np.stack([np.ones_like(x), -x, x**2 / 2, -bend, -bend * x, of_alpha, of_beta], axis=-1)
+
+
+def fit_compute_law(
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    C: ArrayLike,
+    runs: Sequence[str] = (),
+) -> ComputeLaw:
+    """Fit n runs by least squares of log L: N parameters, D tokens, L nats a token, C FLOPs, each [n].
+
+    ValueError for fewer than LEAST_RUNS runs, or fewer than LEAST_BUDGETS budgets of LEAST_SIZES sizes.
+    """
+    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
+    _check_runs(N, D, L, C)
+    centre = float(np.exp(np.log(C).mean()))
+    x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
+    theta, free = _search(x, log_n, y)
+    residual = y - log_loss(theta, x, log_n)
+    jacobian = slopes(theta, x, log_n)[:, free]
+    dof = len(y) - int(free.sum())
+    spread = float(np.sqrt((residual**2).sum() / dof))
+    covariance = np.zeros((len(theta), len(theta)))
+    covariance[np.ix_(free, free)] = spread**2 * np.linalg.pinv(jacobian.T @ jacobian)
+    test = check_fit(residual, np.stack([N, D], axis=-1), int(free.sum()))
+    slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
+    law = ComputeLaw(
+        params=dict(zip(CONSTANTS, map(float, theta), strict=True)),
+        covariance=covariance.tolist(),
+        centre=centre,
+        spread=spread,
+        dof=dof,
+        n_runs=len(y),
+        n_budgets=len(budgets(C)),
+        C=(float(C.min()), float(C.max())),
+        N=(float(N.min()), float(N.max())),
+        tokens=(float(intercept), float(slope)),
+        runs=list(runs),
+        lack_of_fit=test.as_dict() if test is not None else {},
+        not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
+    )
+    return law
+
+
+def _search(x: np.ndarray, log_n: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least-squares constants [7], and which of them [7] bool are not at an end of their range."""
+    from scipy.optimize import least_squares  # heavy, and only needed here
+
+    inner = np.log(BEND)
+
+    def unpack(point: np.ndarray) -> np.ndarray:
+        return np.concatenate([point[:5], np.exp(point[5:])])
+
+    def residual(point: np.ndarray) -> np.ndarray:
+        return log_loss(unpack(point), x, log_n) - y
+
+    def jacobian(point: np.ndarray) -> np.ndarray:
+        theta = unpack(point)
+        held = slopes(theta, x, log_n)
+        held[:, 5:] *= theta[5:]
+        return held
+
+    low = np.array([-np.inf] * 5 + [inner[0]] * 2)
+    high = np.array([np.inf] * 5 + [inner[1]] * 2)
+    fits = []
+    for exponent in STARTS:
+        start = np.array([y.mean(), 0.05, 0.0, log_n.mean(), exponent, math.log(0.3), math.log(0.3)])
+        fits.append(
+            least_squares(
+                residual, start, jacobian, bounds=(low, high), x_scale="jac", xtol=1e-12, ftol=1e-12,
+                gtol=1e-12, max_nfev=2000,
+            )
+        )  # fmt: skip
+    best = min(fits, key=lambda fit: fit.cost)
+    free = np.ones(7, dtype=bool)
+    free[5:] = np.abs(best.x[5:, None] - inner).min(axis=1) > 1e-3
+    return unpack(best.x), free
+
+
+def _find_not_identified(
+    theta: np.ndarray, covariance: np.ndarray, dof: int, N: np.ndarray, C: np.ndarray, centre: float
+) -> dict[str, str]:
+    """{constant: reason} of what these runs do not hold."""
+    reasons = {}
+    for name, value in zip(CONSTANTS[5:], theta[5:], strict=True):
+        if min(abs(math.log(value / end)) for end in BEND) < 2e-3:
+            reasons[name] = f"{name} is at the edge of its search range, {value:.3g}."
+    error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    reach = float(stdtrit(dof, (1 + LEVEL) / 2))
+    if reach * error[4] > 0.5:
+        reasons["size_exponent"] = f"size_exponent has a 95 % interval of +-{reach * error[4]:.2f}."
+    outside = []
+    for rows in budgets(C):
+        best = theta[3] + theta[4] * math.log(float(np.exp(np.log(C[rows]).mean())) / centre)
+        if not math.log(N[rows].min()) <= best <= math.log(N[rows].max()):
+            outside.append(f"{C[rows].mean():.2g}")
+    if len(outside) > len(budgets(C)) - LEAST_BUDGETS + 1:
+        reasons["log_size"] = f"The best N is outside of the sizes tried at {', '.join(outside)} FLOPs."
+    return reasons
+
+
+def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> None:
+    for name, values in (("N", N), ("D", D), ("loss", L), ("C", C)):
+        if values.ndim != 1 or values.shape != N.shape:
+            raise ValueError(f"{name}: got shape {values.shape}, expected ({N.size},)")
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError(f"{name}: got {values[~(np.isfinite(values) & (values > 0))][0]}, expected > 0")
+    usable = [rows for rows in budgets(C) if len(np.unique(N[rows])) >= LEAST_SIZES] if len(C) else []
+    if len(N) < LEAST_RUNS or len(usable) < LEAST_BUDGETS:
+        raise ValueError(
+            f"frontier: got {len(N)} runs and {len(usable)} budgets of {LEAST_SIZES} sizes or more, expected "
+            f"{LEAST_RUNS} runs and {LEAST_BUDGETS} budgets. Train several sizes at equal FLOPs."
+        )
+
+
+def _check_content(values: dict[str, Any]) -> None:
+    """ValueError for values of wrong types, before anything is computed from them."""
+    params, matrix = values["params"], values["covariance"]
+    sound = isinstance(params, dict) and set(params) == set(CONSTANTS)
+    sound = sound and all(is_number(v) and math.isfinite(v) for v in params.values())
+    sound = sound and params["alpha"] > 0 and params["beta"] > 0
+    sound = sound and isinstance(matrix, list) and len(matrix) == len(CONSTANTS)
+    for row in matrix if sound else ():
+        sound = sound and isinstance(row, list) and len(row) == len(CONSTANTS) and all(map(is_number, row))
+    for name in ("C", "N", "tokens"):
+        pair = values[name]
+        sound = sound and isinstance(pair, list) and len(pair) == 2 and all(map(is_number, pair))
+    for name in ("centre", "spread"):
+        sound = sound and is_number(values[name]) and 0 <= values[name] < math.inf
+    sound = sound and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
+    for name in ("dof", "n_runs", "n_budgets"):
+        sound = sound and type(values[name]) is int and 0 <= values[name] < 10**9
+    for name in ("lack_of_fit", "not_identified", "table"):
+        sound = sound and isinstance(values.get(name, {}), dict)
+    if not (sound and isinstance(values.get("runs", []), list)):
+        raise ValueError("a field is missing or of a wrong type")
