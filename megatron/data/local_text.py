@@ -16,7 +16,7 @@ from pathlib import Path
 
 PYTHON = "python"
 # The packages of requirements.txt that every training run and every fit import: where a study can run, these
-# are installed. With the standard library they hold 49 MB within the limits below, twice what the longest
+# are installed. With the standard library they hold 50 MB within the limits below, twice what the longest
 # study on two cores reads. Larger packages are mostly generated (plotly) or near copies (transformers).
 PACKAGES = ("torch", "numpy", "scipy")
 LOCAL = (PYTHON, *PACKAGES)
@@ -66,8 +66,8 @@ def read_local_text(sources: Sequence[str] = LOCAL) -> LocalText:
 
     The order is that of bytes 8 to 31 of each text's sha256: random for a reader, the same on all machines
     with the same versions, and independent of the first 8 bytes, which decide whether a document is held
-    out. Equal texts count for the first source. A file of a package is read only if it has the sha256 that the installer
-    recorded. What cannot be read is counted, and a source without any text is in `missing`.
+    out. Equal texts count for the first source. A file of a package is read only if it has the sha256 that
+    the installer recorded. What cannot be read is counted, and a source without any text is in `missing`.
     """
     reader = _Reader()
     skipped: dict[str, dict[str, int]] = {}
