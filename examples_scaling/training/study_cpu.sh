@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The CPU study from text to page: tokens, runs, a law for each objective, where they cross, the report.
-#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, stdlib or a path, as tools/prepare_corpus.py --help says
+#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, local, stdlib or a path, as tools/prepare_corpus.py --help says
 #   OUT   folder of the study (experiments/study_cpu)       JOBS   runs at a time (one a core)
 # Relative paths are seen from the checkout, from wherever this is started.
 # Run the same command again to go on after a stop.

@@ -17,9 +17,9 @@ from megatron.scaling.table import LARGEST, Row, read_runs, read_table, sound_me
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 # of corpus.json
-CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "held_out_bytes", "unigram_entropy_nats",
-                  "bytes_per_token")  # fmt: skip
-CORPUS_TEXTS = ("corpus", "why")
+CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "train_bytes", "held_out_bytes",
+                  "unigram_entropy_nats", "bytes_per_token", "added_documents", "added_bytes")  # fmt: skip
+CORPUS_TEXTS = ("corpus", "why", "added")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,8 @@ def text_used(study: Study) -> str:
             f"The text is {_clause(corpus['corpus'])}"
             + (f": {_clause(corpus['why'])}." if corpus.get("why") else ".")
         )
+    if corpus.get("added"):
+        parts.append(_text_added(corpus))
     if corpus.get("train_tokens"):
         parts.append(f"{wording.count(corpus['train_tokens'])} tokens of it are for training.")
     scored = [row["n_tokens_scored"] for row in study.done() if row.get("n_tokens_scored")]
@@ -83,6 +86,18 @@ def text_used(study: Study) -> str:
     if epochs > 1.005:
         parts.append(f"The most repeated text was read {wording.digits(epochs, 2)} times.")
     return " ".join(parts)
+
+
+def _text_added(corpus: dict[str, Any]) -> str:
+    """What was added to a corpus that held too little, and how much of all text that is."""
+    n_documents, n_bytes = corpus.get("added_documents"), corpus.get("added_bytes")
+    amount = ""
+    if n_documents and n_bytes:
+        amount = f" in {wording.plural(int(n_documents), 'document')}, {wording.count(n_bytes)} bytes"
+        in_all = corpus.get("train_bytes", 0) + corpus.get("held_out_bytes", 0)
+        if n_bytes <= in_all:
+            amount += f" or {100 * n_bytes / in_all:.0f} % of all text"
+    return f"Other text was added to it{amount}: {_clause(corpus['added'])}."
 
 
 def best(study: Study) -> str:

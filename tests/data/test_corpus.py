@@ -1,6 +1,7 @@
 """Texts for a small study."""
 
 import gzip
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatron.data import corpus
-from megatron.data.corpus import choose, prepare_corpus, standard_library
+from megatron.data.corpus import choose, prepare_corpus
+from megatron.data.local_text import REASONS, LocalText
 
 
 def read(path: Path) -> list[str]:
@@ -40,19 +42,7 @@ def test_a_second_call_leaves_what_is_there(tmp_path: Path) -> None:
     assert told["train_bytes"] + told["held_out_bytes"] >= 2_200_000
 
 
-def test_every_machine_has_the_text_of_the_standard_library() -> None:
-    n_bytes = n_documents = 0
-    for text in standard_library():
-        assert text.strip()
-        n_documents += 1
-        n_bytes += len(text)
-        if n_bytes > 5_000_000:
-            break
-    assert n_bytes > 5_000_000
-    assert n_documents > 100
-
-
-def test_without_sample_and_network_the_library_is_taken_and_it_is_said(
+def test_without_sample_and_network_local_text_is_taken_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent:
@@ -62,6 +52,8 @@ def test_without_sample_and_network_the_library_is_taken_and_it_is_said(
     monkeypatch.setattr(corpus, "C4Stream", Silent)
     source = choose("auto")
     assert "standard library" in source.name
+    assert source.installed == corpus.LOCAL
+    assert "numpy" in source.name
     assert "no network" in source.why
     with pytest.raises(ConnectionError, match="no network"):
         choose("c4")
@@ -121,3 +113,107 @@ def test_a_silent_hub_is_found_out_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert stream.first is None
     assert "127.0.0.1:9" in stream.reason
     assert time.monotonic() - begun < 20  # the hub's own library tries for 24 s; a child starts in one
+
+
+def write_lines(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """100 documents of 1,000 bytes in place of what is installed."""
+    texts = [f"{i:04} " + "x" * 995 for i in range(100)]
+
+    def read(sources: tuple[str, ...]) -> LocalText:
+        documents = [("python", text) for text in texts]
+        counts = dict.fromkeys(REASONS, 0)
+        return LocalText(documents, {"python": counts | {"too_large": 3}}, {"torch": "not installed"})
+
+    monkeypatch.setattr(corpus, "read_local_text", read)
+    return texts
+
+
+def test_too_small_a_corpus_is_filled_up_with_local_text_and_it_is_declared(
+    tmp_path: Path, local: list[str]
+) -> None:
+    mine = [f"document {i:03}" + "." * 88 for i in range(200)]  # 100 bytes each
+    write_lines(tmp_path / "in.jsonl", mine)
+    content, _ = prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=60_500)
+    assert (content["added_documents"], content["added_bytes"]) == (
+        41,
+        41_000,
+    )  # the fewest above 60,500 - 20,000
+    assert "standard library" in content["added"]
+    assert "torch" not in content["added"]
+    assert content["missing"] == {"torch": "not installed"}
+    first, second = content["sources"]
+    assert (first["name"], first["version"], first["documents"], first["bytes"]) == (
+        str(tmp_path / "in.jsonl"), None, 200, 20_000,
+    )  # fmt: skip
+    assert (second["name"], second["documents"], second["bytes"]) == ("python", 41, 41_000)
+    assert second["version"].count(".") == 2
+    assert second["skipped"]["too_large"] == 3
+    digests = [hashlib.sha256(text.encode()).digest() for text in local[:41]]
+    assert second["sha256"] == hashlib.sha256(b"".join(digests)).hexdigest()
+    train, held_out = (read(tmp_path / "out" / f"{side}.jsonl") for side in ("train", "held_out"))
+    assert set(train + held_out) == set(mine + local[:41])
+    for name, written in content["files"].items():
+        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == written
+    # documents of both are held out
+    assert first["held_out_documents"] + second["held_out_documents"] == len(held_out)
+
+
+def test_a_corpus_that_is_large_enough_gets_nothing_added(tmp_path: Path, local: list[str]) -> None:
+    write_lines(tmp_path / "in.jsonl", [f"document {i:03}" for i in range(200)])
+    content, _ = prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=2_400)
+    assert "added" not in content
+    assert [one["documents"] for one in content["sources"]] == [200]
+
+
+def test_less_text_than_required_is_refused_with_what_is_missing(tmp_path: Path, local: list[str]) -> None:
+    write_lines(tmp_path / "in.jsonl", [f"document {i:03}" for i in range(200)])
+    with pytest.raises(ValueError, match=r"got 0\.1 MB .*torch: not installed.*, expected at least 0\.5 MB"):
+        prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=500_000)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_held_out_share_is_that_of_the_documents_and_a_larger_one_holds_the_smaller(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "in.jsonl", [f"document {i}" for i in range(4000)])
+    sides = []
+    for share, least, most in ((0.05, 145, 255), (0.2, 699, 901)):  # 200 and 800, +- 4 standard deviations
+        prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, held_out_share=share)
+        sides.append(set(read(tmp_path / "out" / "held_out.jsonl")))
+        assert least <= len(sides[-1]) <= most
+    assert sides[0] < sides[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"held_out_share": 0.0}, "got 0 as the share of held-out documents, expected 0.001 to 0.5"),
+        ({"held_out_share": 0.51}, "got 0.51 as the share"),
+        ({"held_out_share": float("nan")}, "got nan as the share"),
+        ({"min_bytes": 10**6 + 1}, "Raise --max-mb or lower --min-mb"),
+        ({"min_bytes": -1}, "got at least -1"),
+    ],
+)
+def test_limits_that_no_text_can_meet_are_refused(
+    tmp_path: Path, limits: dict[str, float], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        prepare_corpus("stdlib", tmp_path / "out", 10**6, **limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_was_altered_or_deleted_since_is_written_again(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", [f"document {i}" for i in range(200)])
+    path = tmp_path / "out" / "train.jsonl"
+    prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6)
+    before = path.read_bytes()
+    for damage in (lambda: path.write_bytes(before[:-5]), path.unlink):
+        damage()
+        _, is_new = prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6)
+        assert is_new
+        assert path.read_bytes() == before

@@ -159,6 +159,18 @@ def test_words_from_files_cannot_become_markup(study):
     assert "img" not in page.tags and "</script><img src=http://x/>" in page.words
 
 
+def test_text_that_was_added_to_a_corpus_is_declared_with_its_share(study):
+    path = study / "corpus.json"
+    corpus = json.loads(path.read_text())
+    assert "Other text was added" not in page_of(study).words
+    added = {"added": "the sources of numpy 2.4.6", "added_documents": 1606, "added_bytes": 18_000_000}
+    path.write_text(json.dumps(corpus | added | {"train_bytes": 22_000_000, "held_out_bytes": 2_000_000}))
+    amount = "in 1,606 documents, 18M bytes or 75 % of all text"
+    assert f"Other text was added to it {amount}: the sources of numpy 2.4.6." in page_of(study).words
+    path.write_text(json.dumps(corpus | {"added": "the sources of numpy 2.4.6"}))
+    assert "Other text was added to it: the sources of numpy 2.4.6." in page_of(study).words
+
+
 def test_a_page_that_fails_leaves_the_old_one(study, monkeypatch):
     (study / "report.html").write_text("old")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
@@ -176,6 +188,8 @@ def test_a_page_that_fails_leaves_the_old_one(study, monkeypatch):
         ("held_out_tokens", 1e309),
         ("corpus", 5),
         ("why", {}),
+        ("added", ["x"]),
+        ("added_bytes", "many"),
     ],
 )
 def test_a_corpus_of_other_types_is_told_and_is_not_fatal(study, key, value):

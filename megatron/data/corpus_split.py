@@ -1,0 +1,109 @@
+"""Documents into train.jsonl and held_out.jsonl by the hash of their text, with counts and sums by source."""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+SIDES = ("train", "held_out")
+HELD_OUT_SHARE = 0.05
+SHARES = (0.001, 0.5)  # below, a few documents would be the whole score; above, little is left to train on
+
+
+class SplitWriter:
+    """Writes each text once, to the side that the first 8 bytes of its sha256 decide."""
+
+    def __init__(self, folder: Path, held_out_share: float = HELD_OUT_SHARE) -> None:
+        self.n_documents = self.n_bytes = 0
+        self._limit = held_out_share * 2**64
+        self._digests: set[bytes] = set()
+        self._files = {side: (folder / f"{side}.jsonl").open("wb") for side in SIDES}
+        self._file_sums = {side: hashlib.sha256() for side in SIDES}
+        self._source_sums: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+        self._by_source: dict[str, Counter[str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def sync(self) -> None:
+        """Return when the disk has all that was written."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def add(self, source: str, text: str) -> None:
+        """Write a document, or count it where it is blank or a copy of one before."""
+        counts = self._by_source.setdefault(source, Counter())
+        source_sum = self._source_sums.setdefault(source, hashlib.sha256())
+        raw = text.encode("utf-8", "replace")
+        digest = hashlib.sha256(raw).digest()
+        if not text.strip():
+            counts["blank"] += 1
+            return
+        if digest in self._digests:
+            counts["copies"] += 1
+            return
+        self._digests.add(digest)
+        side = "held_out" if int.from_bytes(digest[:8]) < self._limit else "train"
+        line = (json.dumps({"text": raw.decode()}, ensure_ascii=False) + "\n").encode()
+        self._files[side].write(line)
+        self._file_sums[side].update(line)
+        source_sum.update(digest)
+        for count in (self._counts, counts):
+            count[f"{side}_documents"] += 1
+            count[f"{side}_bytes"] += len(raw)
+        self.n_documents += 1
+        self.n_bytes += len(raw)
+
+    def totals(self) -> dict[str, int]:
+        """Documents and bytes of text on each side."""
+        return {
+            f"{side}_{unit}": self._counts[f"{side}_{unit}"]
+            for unit in ("documents", "bytes")
+            for side in SIDES
+        }
+
+    def file_sums(self) -> dict[str, str]:
+        """sha256 of the two files as written."""
+        return {f"{side}.jsonl": sum_.hexdigest() for side, sum_ in self._file_sums.items()}
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Of each source: documents, bytes, held-out ones, skipped ones, and a sum.
+
+        The sum is the sha256 over the sha256 of each of its texts, in the order they were written.
+        """
+        return [
+            {
+                "name": name,
+                "documents": sum(counts[f"{side}_documents"] for side in SIDES),
+                "bytes": sum(counts[f"{side}_bytes"] for side in SIDES),
+                "held_out_documents": counts["held_out_documents"],
+                "held_out_bytes": counts["held_out_bytes"],
+                "skipped": {reason: counts[reason] for reason in ("blank", "copies")},
+                "sha256": self._source_sums[name].hexdigest(),
+            }
+            for name, counts in self._by_source.items()
+        ]
+
+
+def is_intact(folder: Path, sums: object) -> bool:
+    """Whether the two files are there as they were written. `sums`: what `SplitWriter.file_sums` returned."""
+    if not isinstance(sums, dict) or set(sums) != {f"{side}.jsonl" for side in SIDES}:
+        return False
+    for name, expected in sums.items():
+        if not (folder / name).is_file():
+            return False
+        with (folder / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                return False
+    return True
