@@ -64,7 +64,8 @@ def find_side(rows: Sequence[Row], name: str) -> Side:
     """The run of this name, or the cell: all its seeds.
 
     `name` may be the beginning of a run's name, up to a dash before any other place; where it begins the
-    names of all runs of one cell, it is that cell. Raises ValueError where it fits no scored run, or several cells.
+    names of all runs of one cell, it is that cell.
+    Raises ValueError where it fits no scored run, or several cells.
     """
     scored = [row for cell in cells_of(rows) for row in cell]
     matches = [row for row in scored if row["run"] == name]

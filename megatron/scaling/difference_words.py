@@ -26,7 +26,8 @@ def floor_words(objective: str, floor: NoiseFloor) -> str:
         ""
         if floor.text_se is None
         else "; the error of a loss over samples of the held-out text, "
-        f"{wording.digits(floor.text_se, 2)} nats, is shared by runs scored on one text and no part of their difference"
+        f"{wording.digits(floor.text_se, 2)} nats, is shared by runs scored on one text and "
+        "no part of their difference"
     )
     return (
         f"{start} {wording.digits(100 * floor.sigma, 2)} % of the loss ({100 * floor.level:g} %: {inside}; "
