@@ -92,6 +92,7 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("LAWS.md", "python tools/plan_study.py --budget 1e20", ["--runs", "5"], {}),
     ("LAWS.md", "python tools/plan_study.py --budget 3e19", [], {}),
     ("MODELS.md", "python tools/model_sizes.py 117M", [], {}),
+    ("STUDY.md", "python tools/compare_runs.py experiments/study --best", ["--best", "objective"], {}),
     ("STUDY.md", "python tools/sweep.py examples_scaling/training/ladder_chinchilla.yaml --dry-run", [], {}),
     ("TRAIN.md", "bash examples_scaling/training/train.sh", [
         *TINY, "dist.engine=torch", "model.n_tokens=300", "lr_scheduler.total_epochs=null"], {}),

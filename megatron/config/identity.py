@@ -61,6 +61,11 @@ def trunk_identity(config: RunConfig) -> str:
     return _hash({name: told for name, told in _affecting(config).items() if name not in beside})
 
 
+def cell_identity(config: RunConfig) -> str:
+    """Equal for runs that differ in their seed alone."""
+    return _hash({name: value for name, value in _affecting(config).items() if name != "seed"})
+
+
 def _hash(told: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

@@ -7,7 +7,7 @@ from typing import Any
 from megatron.config import count
 from megatron.config.datapaths import compare_eods, compare_tokenizers, read_corpora, read_sidecar
 from megatron.config.exposure import CorpusUse, Exposure
-from megatron.config.identity import run_identity, trunk_identity
+from megatron.config.identity import cell_identity, run_identity, trunk_identity
 from megatron.config.length import check_batch, decay_steps_of, n_steps_of, warmup_steps_of
 from megatron.config.schema import RunConfig
 
@@ -18,6 +18,7 @@ class RunPlan:
 
     identity: str
     trunk_identity: str
+    cell_identity: str  # equal for runs that differ in their seed alone
     name: str
     size: str
     objective: str
@@ -77,6 +78,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     return RunPlan(
         identity=run_identity(config),
         trunk_identity=trunk_identity(config),
+        cell_identity=cell_identity(config),
         name=config.name,
         size=config.model.size,
         objective=config.objective.name,

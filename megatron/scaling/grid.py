@@ -12,13 +12,14 @@ from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import is_finite
 from megatron.scaling.conventions import training_flops_per_token
 from megatron.scaling.rules import read_rule
+from megatron.scaling.seeds import Seeds, plain, read_seeds
 
 LENGTHS = ("train_tokens", "train_flops", "tokens_per_param")
 CONVENTIONS = ("exact", "6nd", "kaplan", "palm", "megatron", "chinchilla")
-DEFAULTS: dict[str, Any] = {"objectives": ["autoregressive"], "seeds": [0]}
+DEFAULTS: dict[str, Any] = {"objectives": ["autoregressive"]}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=,@-]*")  # a part of a folder's name
 MOST_LETTERS = 200  # of a folder's name, which may have 255
-WHOLE = ("train_tokens", "unique_tokens", "seeds")
+WHOLE = ("train_tokens", "unique_tokens")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Grid:
 
     train_tokens, train_flops, tokens_per_param   length, one of them; FLOPs by `flops_convention`
     unique_tokens, epochs   one of them beside a length, or both instead of one; epochs alone are of all text
+    seeds                   of all cells, or more for some of them (scaling/seeds.py)
     lr, batch_tokens        rules (scaling/rules.py); without them the study's optim.lr and batch_size
     held_out                for predicting, not for fitting
     label                   ends the names of its runs
@@ -35,7 +37,7 @@ class Grid:
 
     objectives: list[str]
     sizes: list[str]
-    seeds: list[int]
+    seeds: Seeds
     train_tokens: list[int] = field(default_factory=list)
     train_flops: list[float] = field(default_factory=list)
     tokens_per_param: list[float] = field(default_factory=list)
@@ -49,12 +51,14 @@ class Grid:
     run: dict[str, Any] = field(default_factory=dict)
 
     def cells(self) -> Iterator["Cell"]:
-        """Every combination."""
+        """Every combination, with the seeds of each."""
         axes: list[list[Any]] = [[(key, value) for key in LENGTHS for value in getattr(self, key)]]
         axes += [getattr(self, key) for key in ("unique_tokens", "epochs", "lr", "batch_tokens")]
-        lists = (self.objectives, self.sizes, self.seeds, *(axis or [None] for axis in axes))
+        lists = (self.objectives, self.sizes, self.seeds.all(), *(axis or [None] for axis in axes))
         for objective, size, seed, length, unique, epochs, lr, batch in product(*lists):
-            yield Cell(objective, size, seed, length, unique, epochs, lr, batch)
+            cell = Cell(objective, size, seed, length, unique, epochs, lr, batch)
+            if seed in self.seeds.of(cell.axes()):
+                yield cell
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ class Cell:
     epochs: float | None
     lr: Any
     batch_tokens: Any
+
+    def axes(self) -> dict[str, Any]:
+        """Its value of each key of the grid that is a list, the seed aside."""
+        told = {key: getattr(self, key) for key in ("size", "unique_tokens", "epochs", "lr", "batch_tokens")}
+        return {"objective": self.objective, **told} | dict([self.length] if self.length else [])
 
     def train_tokens(self, model: ModelConfig, seq_len: int, convention: str, all_tokens: int) -> float:
         """D of the run, before it is rounded to whole steps; `all_tokens` are those of the corpus."""
@@ -88,19 +97,19 @@ def read_grid(raw: Any, where: str) -> Grid:
     refuse_unknown(raw, [f.name for f in fields(Grid)], where)
     values = DEFAULTS | {key: value for key, value in raw.items() if value is not None}
     for f in fields(Grid):
-        if f.type in ("str", str) or f.name in ("held_out", "run"):
+        if f.type in ("str", str) or f.name in ("held_out", "run", "seeds"):
             continue
         value = values.get(f.name, [])
-        if not isinstance(value, list) or not value and f.name in ("objectives", "sizes", "seeds"):
+        if not isinstance(value, list) or not value and f.name in ("objectives", "sizes"):
             raise ValueError(f"{where}.{f.name}: found {raw.get(f.name)!r}, wanted a list")
-        values[f.name] = [_plain(one) for one in value]
+        values[f.name] = [plain(one) for one in value]
     values["sizes"] = [str(size) for size in values["sizes"]]
     values["label"] = str(values.get("label", ""))
     for name in (*values["sizes"], *filter(None, [values["label"]])):
         check_name(name, f"{where}: sizes and label")
-    for key in (*LENGTHS, "unique_tokens", "epochs", "seeds"):
+    for key in (*LENGTHS, "unique_tokens", "epochs"):
         wrong = [n for n in values[key] if not is_finite(n)]
-        wrong += [n for n in values[key] if n not in wrong and n <= 0 and key != "seeds"]
+        wrong += [n for n in values[key] if n not in wrong and n <= 0]
         if wrong:
             raise ValueError(f"{where}.{key}: found {wrong[0]!r}, wanted numbers above 0")
         whole = [n for n in values[key] if key in WHOLE and not isinstance(n, int)]
@@ -112,6 +121,7 @@ def read_grid(raw: Any, where: str) -> Grid:
     if not isinstance(held_out, bool):
         raise ValueError(f"{where}.held_out: found {held_out!r}, wanted true or false")
     _check(values, where)
+    values["seeds"] = read_seeds(values.get("seeds"), values, f"{where}.seeds")
     return Grid(**values)
 
 
@@ -145,8 +155,3 @@ def _check(values: dict[str, Any], where: str) -> None:
     for key in ("lr", "batch_tokens"):
         for i, told in enumerate(values[key]):
             read_rule(told, key, f"{where}.{key}[{i}]")
-
-
-def _plain(value: Any) -> Any:
-    """YAML reads 1e6 as a float."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value

@@ -1,8 +1,8 @@
 """What a study's table supports: differences beyond the noise, which size is better, where a line turns up.
 
 Every sentence that a page generates about runs is made here or from what is decided here. A difference is
-called one only beyond two standard errors: of both scores, and of the scatter of single runs, which comes
-from runs that differ in their seed alone, else from the law's noise.
+called one only beyond the noise floor of differences.py: the scatter of runs that differ in their seed alone,
+else the law's noise. The error of scores over samples of text is shared by runs that are scored on one text.
 """
 
 import math
@@ -13,56 +13,40 @@ import numpy as np
 from scipy.special import stdtrit
 
 from megatron.scaling import wording
+from megatron.scaling.cells import Side
+from megatron.scaling.differences import NoiseFloor, error_of, in_nats, noise_floors, quantile
 from megatron.scaling.study import AUTOREGRESSIVE, Study
 from megatron.scaling.table import Row
 
 LEVEL = 0.95
 Z = 2.0  # standard errors of a score
-SAME_CELL = ("objective", "n_params", "train_tokens", "unique_tokens", "seq_len")
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Half-width in log loss of the scatter of one run, by objective; absent where nothing shows it."""
+    """The noise floors of a study by objective (differences.py); absent where nothing shows one."""
 
-    half_width: dict[str, float]
+    floors: dict[str, NoiseFloor]
 
     def margin(self, a: Row, b: Row) -> float | None:
         """By how many nats the losses of two runs must differ to be called different; None: not known."""
-        parts = []
-        for row in (a, b):
-            if row.get("loss_se"):
-                parts.append(Z * row["loss_se"])
-            if row["objective"] in self.half_width:
-                parts.append(self.half_width[row["objective"]] * abs(row["loss"]))
-        return math.hypot(*parts) if parts else None
+        half = self._half_width(a, b)
+        return None if half is None else in_nats(Side("", (a,)), Side("", (b,)), half)
 
     def is_lower(self, a: Row, b: Row) -> bool:
         """Whether the loss of `a` is below that of `b` by more than the noise; False where none is known."""
-        margin = self.margin(a, b)
-        return margin is not None and b["loss"] - a["loss"] > margin
+        half = self._half_width(a, b)
+        return half is not None and math.log(b["loss"] / a["loss"]) > half
+
+    def _half_width(self, a: Row, b: Row) -> float | None:
+        """Of an interval for the difference of log loss."""
+        error = error_of([a], [b], self.floors)
+        return None if error is None else quantile(LEVEL, error[1]) * error[0]
 
 
 def noise_of(study: Study) -> Noise:
     """The scatter of single runs: pooled over cells that differ in their seed alone, else the law's."""
-    half_width = {}
-    for objective in study.objectives():
-        cells: dict[tuple, list[Row]] = {}
-        for row in study.done(objective):
-            cells.setdefault(tuple(row.get(name) for name in SAME_CELL), []).append(row)
-        squares, dof = 0.0, 0
-        for rows in cells.values():
-            seeds = [row.get("seed") for row in rows]
-            if len(rows) > 1 and len(set(seeds)) == len(seeds) and all(row["loss"] > 0 for row in rows):
-                log_loss = np.log([row["loss"] for row in rows])
-                squares += float(((log_loss - log_loss.mean()) ** 2).sum())
-                dof += len(rows) - 1
-        law = study.laws.get(objective)
-        if dof and squares > 0:
-            half_width[objective] = float(stdtrit(dof, (1 + LEVEL) / 2)) * math.sqrt(squares / dof)
-        elif law is not None and law.spread > 0:
-            half_width[objective] = law.noise_half_width(LEVEL)
-    return Noise(half_width)
+    return Noise(noise_floors(study.done(), study.laws))
 
 
 def best_of(rows: Sequence[Row], key: str) -> list[Row]:

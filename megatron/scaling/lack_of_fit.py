@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from scipy.special import fdtrc
 
+from megatron.scaling.noise import pool_cells
+
 LEVEL = 0.05  # below this p-value the form is rejected
 
 
@@ -46,11 +48,11 @@ def check_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> LackOfFit
     """
     names, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     index = index.ravel()
-    n_error, n_misfit = len(residual) - len(names), len(names) - n_free
+    pooled = pool_cells(residual, cells)
+    n_error, n_misfit, pure = pooled.dof, len(names) - n_free, pooled.sum_squares
     if n_error < 1 or n_misfit < 1:
         return None
     means = np.bincount(index, residual) / sizes
-    pure = float(((residual - means[index]) ** 2).sum())
     misfit = float((sizes * means**2).sum())
     if pure <= n_error * 1e-24:  # rows written twice, not runs repeated: they show no noise
         return None

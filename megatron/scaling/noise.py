@@ -70,6 +70,37 @@ def estimate_noise(residual: np.ndarray, slopes: np.ndarray, groups: np.ndarray 
     return Noise(sigma, dof, float(np.sqrt(between)) * scale, float(np.sqrt(within)) * scale, n_groups, n_cut)
 
 
+@dataclass(frozen=True)
+class PooledVariance:
+    """Scatter of repeated runs, pooled over cells.
+
+    sum_squares  of log L around the mean of its cell
+    dof          runs minus cells, over the cells of two runs or more
+    n_cells      cells of two runs or more
+    n_runs       runs of these cells
+    """
+
+    sum_squares: float
+    dof: int
+    n_cells: int
+    n_runs: int
+
+    @property
+    def variance(self) -> float:
+        """Unbiased where runs of all cells scatter alike; NaN without degrees of freedom."""
+        return self.sum_squares / self.dof if self.dof else float("nan")
+
+
+def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
+    """Pure error: values [n] around the mean of their cell; `cells` [n] or [n, k] labels runs of one cell."""
+    _, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
+    index = index.ravel()
+    means = np.bincount(index, log_loss, minlength=len(sizes)) / sizes
+    several = sizes > 1
+    squares = float(((log_loss - means[index]) ** 2).sum())
+    return PooledVariance(squares, int((sizes - 1).sum()), int(several.sum()), int(sizes[several].sum()))
+
+
 def orthonormal(slopes: np.ndarray) -> np.ndarray:
     """[n, rank] basis of what the constants can move; a constant without any effect has no dimension."""
     size = np.linalg.norm(slopes, axis=0)

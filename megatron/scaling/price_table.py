@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from megatron.run_dir import is_done
@@ -9,6 +10,7 @@ from megatron.scaling.conventions import training_flops_per_token
 from megatron.scaling.ladder import PlannedRun, short_number
 from megatron.scaling.memory import bytes_of
 from megatron.scaling.price import Speed, duration, makespan
+from megatron.scaling.wording import plural
 
 WIDTH = 100  # columns of a terminal
 SHORTEST_NAME = 12
@@ -57,7 +59,20 @@ def _total(
     saved = sum(run.plan.train_flops for run in waiting) - flops
     if saved:
         lines.append(f"{saved:.2e} FLOPs more without shared trunks (share_trunks: false)")
+    lines += _seeds(runs)
     return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
+
+
+def _seeds(runs: Sequence[PlannedRun]) -> list[str]:
+    """How many cells have several seeds; nothing where none has."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.plan.cell_identity, set()).add(run.plan.seed)
+    numbers = Counter(len(each) for each in seeds.values())
+    if set(numbers) <= {1}:
+        return []
+    shown = [f"{n} of {len(seeds)} cells with {plural(k, 'seed')}" for k, n in sorted(numbers.items())]
+    return [f"seeds: {', '.join(shown)}"]
 
 
 def _row(run: PlannedRun, speed: Speed, gpus_per_run: int, scale: float) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from megatron.scaling import (
     verdict,
     wording,
 )  # fmt: skip
+from megatron.scaling.difference_words import differences_section
 from megatron.scaling.law import Law
 from megatron.scaling.palette import palette
 from megatron.scaling.plot import Chip, Figure
@@ -55,7 +56,7 @@ def page(study: Study) -> str:
         opening=f"{_summary(study)}\n{_tiles(study)}",
         figures=figures_of(study),
         colours=colours_of(study),
-        sections=[_care(study), _table(study), _again(study)],
+        sections=[_care(study), differences_section(study), _table(study), _again(study)],
         footer="Losses are in nats per token. ",
     )
 

@@ -40,11 +40,23 @@ COLUMNS = [
     "annealed",
     "held_out",
     "trunk",
+    "cell",
 ]
 SCORE = "score_"  # begins further columns, a task's each, of studies that have downstream scores
 FROM_PLAN = COLUMNS[3:14] + ["identity"]
-NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path", "trunk"}
-TEXTS = {"identity", "name", "objective", "size", "hardware", "torch", "git", "flops_convention"}
+OF_STUDY = ("held_out", "trunk", "cell")  # what the study's plan adds to a run's own
+NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path", "trunk", "cell"}
+TEXTS = {
+    "identity",
+    "cell_identity",
+    "name",
+    "objective",
+    "size",
+    "hardware",
+    "torch",
+    "git",
+    "flops_convention",
+}
 AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
 LARGEST = 1e300  # sums and products of what files hold stay finite
 PLAN_NEEDS = ("identity", "n_params", "train_tokens")
@@ -65,7 +77,8 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
     Keys: COLUMNS, where None is "not known", and `note`, a sentence if something is amiss, else "".
     `train_tokens` and FLOPs are the planned ones until a run is done. `loss` is only ever a finished run's: a
     loss on the way is not annealed and has no place in a law. `held_out` is 1 or 0, as the study's grids say;
-    `trunk` names the run whose first steps a run shares, itself where it shares none.
+    `trunk` names the run whose first steps a run shares, itself where it shares none; `cell` is equal for
+    runs that differ in their seed alone.
     `path` is relative to the study. A damaged run
     directory gives a row, never an exception. `now` (seconds since 1970) decides whether a silent run still
     counts as running.
@@ -108,17 +121,17 @@ def planned_runs(study_dir: Path) -> dict[str, Row] | None:
 def _of_study(run: PlannedRun) -> Row:
     """What only the study knows about a run."""
     trunk = run.folder if run.branch is None else run.branch.trunk
-    return {"held_out": int(run.held_out), "trunk": trunk.name}
+    return {"held_out": int(run.held_out), "trunk": trunk.name, "cell": run.plan.cell_identity}
 
 
 def _told(planned: Row | None) -> Row:
     """What the study says of a run that is on disk: whether it asks for it, and whether it holds it out."""
-    return STALE if planned is None else {name: planned[name] for name in ("held_out", "trunk")}
+    return STALE if planned is None else {name: planned[name] for name in OF_STUDY}
 
 
 def _missing(plan: Row) -> Row:
     told = {"run": plan["name"], "status": "missing", "note": "Planned, not started."}
-    told |= {name: plan[name] for name in ("held_out", "trunk")}
+    told |= {name: plan[name] for name in OF_STUDY}
     return dict.fromkeys(COLUMNS) | {name: plan.get(name) for name in FROM_PLAN} | told
 
 
@@ -129,7 +142,7 @@ def read_run(run_dir: Path, study_dir: Path, now: float) -> Row:
         "path": run_dir.relative_to(study_dir).as_posix(),
     }
     plan, plan_fault = _read_object(run_dir / PLAN, PLAN_NEEDS)
-    row |= {name: plan.get(name) for name in FROM_PLAN}
+    row |= {name: plan.get(name) for name in FROM_PLAN} | {"cell": plan.get("cell_identity")}
     result, result_fault = _read_object(run_dir / RESULT, ("loss",))
     if plan_fault or result_fault:
         absent = not (run_dir / PLAN).exists() and not (run_dir / METRICS).exists()
@@ -259,6 +272,37 @@ def read_table(path: str | Path) -> dict[str, list[str]]:
         raise ValueError(
             f"{path}: not a CSV table ({error}); tools/collect.py STUDY_DIR writes one"
         ) from error
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """A table that write_table wrote, as rows: numbers are numbers, an empty cell is None.
+
+    Raises what read_table raises, and ValueError for a table without the columns run and loss, or a cell of a
+    column of numbers that is none.
+    """
+    columns = read_table(path)
+    lacking = [name for name in ("run", "loss") if name not in columns]
+    if lacking:
+        raise ValueError(f"{path}: no column {lacking[0]!r}; tools/collect.py STUDY_DIR writes one")
+    rows = []
+    for i in range(len(columns["run"])):
+        row: Row = dict.fromkeys(COLUMNS)
+        for name, cells in columns.items():
+            row[name] = (
+                (_to_number(cells[i], name, i, path) if _is_number(name) else cells[i]) if cells[i] else None
+            )
+        rows.append(row)
+    return rows
+
+
+def _to_number(cell: str, name: str, i: int, path: str | Path) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        raise ValueError(f"{path}, row {i + 1}: {name}: got {cell!r}, expected a number.") from None
+    if not _is_sound_number(value) or math.isnan(value):
+        raise ValueError(f"{path}, row {i + 1}: {name}: got {cell!r}, expected a finite number.")
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 def _read_columns(path: Path) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.scaling.conventions import training_flops_per_token
 from megatron.scaling.grid import CONVENTIONS
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
+from megatron.scaling.price_table import price_table
 from megatron.scaling.rules import read_rule, whole_batch
 
 STUDY = """
@@ -130,6 +132,19 @@ def test_a_label_may_be_a_number(runs_of) -> None:
         ("train_tokens: [640], lr: [{coefficient: -1}]", "lr[0].coefficient: found -1, wanted a number"),
         ("train_tokens: [640], batch_tokens: [{mup: 1}]", "unknown key 'mup'"),
         ("train_tokens: [640], held_out: 3", "held_out: found 3, wanted true or false"),
+        ("train_tokens: [640], seeds: 0", "grids[0].seeds: got 0, expected a list of seeds"),
+        ("train_tokens: [640], seeds: true", "grids[0].seeds: got True, expected a list"),
+        ("train_tokens: [640], seeds: [0.5]", "grids[0].seeds: got 0.5, expected whole numbers"),
+        ("train_tokens: [640], seeds: {cell: []}", "unknown key 'cell'"),
+        ("train_tokens: [640], seeds: {cells: [{size: wide, seeds: 2}]}",
+         "grids[0].seeds.cells[0].size: got 'wide', a cell that the grid does not have; expected one of its "
+         "sizes, small"),
+        ("train_tokens: [640], seeds: {cells: [{train_flops: 1e9, seeds: 2}]}",
+         "cells[0].train_flops: got 1000000000.0, a cell that the grid does not have"),
+        ("train_tokens: [640], seeds: {cells: [{size: small}]}", "cells[0].seeds: missing"),
+        ("train_tokens: [640], seeds: {cells: [{seeds: 2}]}", "cells[0]: names no cell"),
+        ("train_tokens: [640], seeds: {cells: [{size: small, seeds: 2}, {train_tokens: 640, seeds: 3}]}",
+         "cells[1]: names a cell that cells[0] names too"),
         ("unique_tokens: [64], epochs: [-1]", "epochs: found -1, wanted numbers above 0"),
     ],
 )  # fmt: skip
@@ -142,6 +157,52 @@ def test_a_wrong_grid_is_one_sentence(runs_of, grid: str, sentence: str) -> None
 def test_a_parametrization_without_its_base_is_refused_by_name_of_the_run(runs_of) -> None:
     with pytest.raises(ValueError, match="run autoregressive-small: model.base_d_model: missing"):
         runs_of("sizes: [small], train_tokens: [640], lr: [{mup: 0.01}]")
+
+
+def seeds_of(runs: list[PlannedRun]) -> dict[tuple[str, int], list[int]]:
+    found: dict[tuple[str, int], list[int]] = {}
+    for run in runs:
+        found.setdefault((run.plan.size, run.plan.train_tokens), []).append(run.plan.seed)
+    return {cell: sorted(seeds) for cell, seeds in found.items()}
+
+
+def test_a_number_of_seeds_counts_from_0(runs_of) -> None:
+    assert seeds_of(runs_of("sizes: [small], train_tokens: [640], seeds: 3")) == {("small", 640): [0, 1, 2]}
+
+
+def test_some_cells_may_have_more_seeds_than_the_others(runs_of) -> None:
+    grid = "sizes: [small, wide], train_tokens: [640, 1280], seeds: "
+    one = "{cells: [{size: wide, train_tokens: 1280.0, seeds: [0, 4]}]}"
+    sparse = {("small", 640): [0], ("small", 1280): [0], ("wide", 640): [0], ("wide", 1280): [0, 4]}
+    assert seeds_of(runs_of(grid + one)) == sparse
+    column = "{default: [7], cells: [{size: small, seeds: 2}]}"
+    told = {("small", 640): [0, 1], ("small", 1280): [0, 1], ("wide", 640): [7], ("wide", 1280): [7]}
+    assert seeds_of(runs_of(grid + column)) == told
+
+
+def test_seeds_of_cells_survive_the_studys_own_file(runs_of, tmp_path: Path) -> None:
+    grid = (
+        "sizes: [small, wide], train_flops: [1e9], seeds: {cells: [{size: wide, train_flops: 1e9, seeds: 3}]}"
+    )
+    runs = runs_of(grid)
+    study = read_study_plan(tmp_path / "study.yaml", [f"grids=[{{{grid}}}]"])
+    study.save()
+    again = expand(read_study_plan(study.directory / "study.yaml"))
+    assert [run.plan.identity for run in runs] == [run.plan.identity for run in again] and len(runs) == 4
+
+
+def test_runs_that_differ_in_their_seed_alone_share_a_cell_and_others_do_not(runs_of) -> None:
+    runs = runs_of("sizes: [small, wide], train_tokens: [640], lr: [0.01, 0.02], seeds: 2")
+    cells = {(run.plan.size, run.config.optim.lr): run.plan.cell_identity for run in runs}
+    assert len(set(cells.values())) == len({run.plan.cell_identity for run in runs}) == 4
+
+
+def test_the_price_shows_how_many_cells_have_several_seeds(runs_of) -> None:
+    grid = "sizes: [small, wide], train_tokens: [640], seeds: {cells: [{size: wide, seeds: 3}]}"
+    speed = SimpleNamespace(seconds=lambda run: 1.0, basis="a guess")
+    table = price_table(runs_of(grid), speed, 1)
+    assert "seeds: 1 of 2 cells with 1 seed, 1 of 2 cells with 3 seeds" in table
+    assert "seeds:" not in price_table(runs_of("sizes: [small], train_tokens: [640]"), speed, 1)
 
 
 def test_a_run_that_one_grid_holds_out_is_held_out(runs_of) -> None:

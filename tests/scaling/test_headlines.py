@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from scipy.stats import t as student
 
 from megatron.scaling import report, summary
 from megatron.scaling.fit import fit_law
@@ -139,30 +140,32 @@ def finished(study: Study, objective: str | None = None) -> list[dict]:
 
 
 def differ(study: Study, low: dict, high: dict) -> bool | None:
-    """Whether high - low exceeds two standard errors of scores and seeds; None where no error is known."""
-    variance, known = 0.0, False
-    for row in (low, high):
-        if row["loss_se"]:
-            variance, known = variance + (2 * row["loss_se"]) ** 2, True
-        half = seed_half_width(study, row["objective"])
-        if half is not None:
-            variance, known = variance + (half * row["loss"]) ** 2, True
-    return high["loss"] - low["loss"] > math.sqrt(variance) if known else None
+    """Whether log high - log low exceeds the scatter of seeds; None where that is not known.
+
+    All runs are scored on one text, whose error (loss_se) is no part of a difference.
+    """
+    errors = [seed_error(study, row["objective"]) for row in (low, high)]
+    if None in errors:
+        return None
+    variances = [sigma**2 for sigma, _ in errors]
+    dof = errors[0][1]
+    if low["objective"] != high["objective"]:  # Welch and Satterthwaite
+        dof = sum(variances) ** 2 / sum(v**2 / dof for v, (_, dof) in zip(variances, errors, strict=True))
+    return bool(math.log(high["loss"] / low["loss"]) > student.ppf(0.975, dof) * math.sqrt(sum(variances)))
 
 
-def seed_half_width(study: Study, objective: str) -> float | None:
-    from scipy.stats import t
-
+def seed_error(study: Study, objective: str) -> tuple[float, float] | None:
+    """(standard deviation of log loss, degrees of freedom)."""
     cells: dict[tuple, list[float]] = {}
     for row in finished(study, objective):
         cells.setdefault((row["n_params"], row["train_tokens"], row["unique_tokens"]), []).append(row["loss"])
     groups = [np.log(v) for v in cells.values() if len(v) > 1]
     dof = sum(len(v) - 1 for v in groups)
     square = sum(((v - v.mean()) ** 2).sum() for v in groups)
-    if dof and square > 0:
-        return float(t.ppf(0.975, dof) * math.sqrt(square / dof))
+    if dof and square > dof * 1e-24:  # beyond rounding
+        return math.sqrt(square / dof), dof
     law = study.laws.get(objective)
-    return law.noise_half_width() if law is not None and law.spread > 0 else None
+    return (law.spread, law.noise["dof"]) if law is not None and law.spread > 0 else None
 
 
 def level_of(study: Study, tokens: str) -> list[dict]:
@@ -544,12 +547,16 @@ def test_the_page_that_said_larger_is_better_of_the_worse_of_two_now_names_the_l
     title = report.figures_of(study)[0].title
     assert title == (
         "After 1.0M tokens the 260k model has the lowest held-out loss, 4.73, "
-        "the 160k model the highest, 4.87"
+        "the 160k model the highest, 4.87; how noisy they are is not known"
     )
-    for row in rows:
-        row["loss_se"] = 0.06
-    title = report.figures_of(study)[0].title
+    # other seeds of one cell: 4.55 and 4.91 are 0.054 around their mean in log
+    rows += [
+        row_of(5 + i, n_params=260_000, train_tokens=2**17, loss=L, seed=i)
+        for i, L in enumerate((4.55, 4.91))
+    ]
+    title = report.figures_of(study_of(rows, np.random.default_rng(0), with_law=False))[0].title
+    margin = 2 * math.sqrt(4.73 * 4.87) * math.sinh(12.706 * math.log(4.91 / 4.55) / 2)
     assert title == (
         "After 1.0M tokens no size is clearly better: the held-out loss of 5 sizes is between 4.73 and 4.87, "
-        "within its noise of 0.17"
+        f"within its noise of {margin:.1f}"
     )

@@ -111,7 +111,9 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     other = synthetic["plan_of"]("2M", 524_288, "autoregressive")
     planned = [
         SimpleNamespace(
-            plan=SimpleNamespace(identity=plan["identity"], as_dict=lambda plan=plan: plan),
+            plan=SimpleNamespace(
+                identity=plan["identity"], cell_identity="c", as_dict=lambda plan=plan: plan
+            ),
             held_out=apart,
             folder=Path("runs/planned"),
             branch=None,
