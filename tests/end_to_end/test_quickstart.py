@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_quickstart_learns_fits_and_reports(root: Path, scaling_data: Path, tmp_path: Path) -> None:
+def test_the_quickstart_predicts_a_larger_run_and_measures_it(root: Path, scaling_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "quickstart"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -21,17 +21,20 @@ def test_the_quickstart_learns_fits_and_reports(root: Path, scaling_data: Path, 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *lines, report = done.stdout.strip().splitlines()
+    assert any(line.startswith("blind check at ") for line in lines)
     assert any(line.startswith(("law: L = ", "law: Not identified: ")) for line in lines)
     assert report == f"report: {out / 'report.html'}"
     with (out / "table.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["objective"] == "autoregressive"]
-    assert len({row["size"] for row in rows}) == 5
-    budgets = {int(row["train_tokens"]) for row in rows}
-    assert len(budgets) == 3
-    longest = sorted(
-        (row for row in rows if int(row["train_tokens"]) == max(budgets)), key=lambda r: int(r["n_params"])
-    )
-    losses = [float(row["loss"]) for row in longest]
-    assert losses[-1] < losses[0]
+        rows = [row for row in csv.DictReader(file) if row["status"] == "done"]
+    ladder, blind = ([row for row in rows if row["held_out"] == held_out] for held_out in "01")
+    budgets = {round(float(row["train_flops"]), -9) for row in ladder}
+    assert len(budgets) >= 5 and max(budgets) / min(budgets) >= 29
+    assert len(blind) == 1 and float(blind[0]["train_flops"]) / max(budgets) == pytest.approx(4, rel=0.01)
+    assert max(float(row["epochs"]) for row in rows) <= 1  # no text is read twice
+    lowest = min(float(row["loss"]) for row in ladder)
+    assert float(blind[0]["loss"]) < lowest
+    prediction = json.loads((out / "blind.json").read_text())
+    low, high = prediction["interval"]
+    assert low < prediction["predicted"] < high < lowest
     entropy = json.loads((out / "tokens" / "held_out_text_document.json").read_text())["unigram_entropy_nats"]
-    assert max(losses) < entropy
+    assert max(float(row["loss"]) for row in rows) < entropy
