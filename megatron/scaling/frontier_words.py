@@ -7,6 +7,7 @@ import numpy as np
 
 from megatron.scaling import blind_words, wording
 from megatron.scaling.compute_law import CONSTANTS, ComputeLaw, Optimum
+from megatron.scaling.isoflop import budgets
 from megatron.scaling.proposal import NUMBERS, seconds_per_flop
 from megatron.scaling.study import AUTOREGRESSIVE, Study
 from megatron.scaling.table import Row
@@ -14,6 +15,12 @@ from megatron.scaling.table import Row
 FACTORS = (1.0, 4.0, 10.0)  # times the largest fitted budget: the answers of the page
 NEXT = 4.0
 MOST_RUNS = 3
+MEANING = {
+    "log_size": "the best N",
+    "size_exponent": "its growth with C",
+    "alpha": "the cost of too small a model",
+    "beta": "the cost of too few tokens",
+}
 TOKEN_SPAN = (0.5, 4.0)  # times the fewest and the most tokens so far: what a proposal may ask for
 COLUMNS = {"N": ("n_params", "n_non_embedding"), "C": ("train_flops", "flops_6nd")}
 
@@ -44,9 +51,10 @@ def answers(study: Study) -> list[tuple[float, Optimum]]:
 def sentence(at: Optimum) -> str:
     """'At 4.8e12 FLOPs train 190k parameters (150k to 240k) on 3.9M tokens; expect a loss of ...'"""
     size = wording.with_interval(at.N, at.N_interval, wording.count)
+    loss = wording.with_interval(at.loss, at.predictive, "{:.2f}".format)
     return (
-        f"At {wording.exponent(at.C)} FLOPs train {size} parameters on {wording.count(at.D)} tokens; expect a "
-        f"loss of {wording.with_interval(at.loss, at.predictive, '{:.2f}'.format)} nats per token."
+        f"At {wording.exponent(at.C)} FLOPs train {size} parameters on {wording.count(at.D)} tokens; "
+        f"expect a loss of {loss} nats per token."
     )
 
 
@@ -56,7 +64,8 @@ def doubts(study: Study) -> list[str]:
     if law is None or is_answer(study):
         return []
     reasons = " ".join(dict.fromkeys(law.not_identified.values()))
-    constants = wording.listed([name for name in CONSTANTS if name in law.not_identified]) or "the constants"
+    names = [f"{name} ({MEANING[name]})" for name in CONSTANTS if name in law.not_identified]
+    constants = wording.listed(names) or "the constants"
     words = [
         f"Not identified: these runs do not hold {constants} of the compute-optimal frontier, so no N*, D* "
         f"and L* are given. {reasons}".strip()
@@ -118,24 +127,30 @@ def to_do(study: Study) -> str:
 def runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float, float]]:
     """(N, D) of at most MOST_RUNS runs that show what is not identified.
 
-    alpha is seen in models far too small for their budget, beta in models far too large, the growth of N* in
-    both at the ends of the budgets; a best N outside of the sizes tried needs sizes on its side.
+    At the largest and the smallest budget: a size beyond the smallest or largest tried where that had the
+    lowest loss, for there the best N is outside. Then sizes far too small for their budget, which show alpha,
+    and far too large, which show beta; both also bound the growth of N*.
     """
-    small, large = law.N[0] / 2, 2 * law.N[1]
-    first, last = law.C
-    cells = []
-    if "log_size" in law.not_identified:
-        centre, growth = law.params["log_size"], law.params["size_exponent"]
-        for C in (last, first):
-            best = centre + growth * math.log(C / law.centre)
-            if not math.log(law.N[0]) <= best <= math.log(law.N[1]):
-                cells.append((small if best < math.log(law.N[0]) else large, C))
-    if law.not_identified.keys() & {"alpha", "size_exponent"}:
-        cells.append((small, last if "alpha" in law.not_identified else first))
-    if law.not_identified.keys() & {"beta", "size_exponent"}:
-        cells.append((large, first if "beta" in law.not_identified else last))
+    if not rows:
+        return []
+    cells: list[tuple[float, float]] = []
+    ends: list[tuple[float, float]] = []
+    groups = budgets(np.array([row["C"] for row in rows]))
+    for indices in (groups[-1], groups[0]):
+        own = [rows[i] for i in indices]
+        sizes, C = [row["N"] for row in own], float(np.mean([row["C"] for row in own]))
+        best = min(own, key=lambda row: row["loss"])["N"]
+        ends += [(min(sizes) / 2, C), (2 * max(sizes), C)]
+        cells += [ends[-2]] if best == min(sizes) else [ends[-1]] if best == max(sizes) else []
+    (small_last, large_last), (small_first, large_first) = ends[:2], ends[2:]
+    if "alpha" in law.not_identified:
+        cells.append(small_last)
+    if "beta" in law.not_identified:
+        cells.append(large_first)
+    if not cells:
+        cells = [small_first, large_last]
     tokens = [row["D"] for row in rows]
-    low, high = (TOKEN_SPAN[0] * min(tokens), TOKEN_SPAN[1] * max(tokens)) if tokens else (0.0, math.inf)
+    low, high = TOKEN_SPAN[0] * min(tokens), TOKEN_SPAN[1] * max(tokens)
     runs = [(N, float(np.clip(law.tokens_of(N, C), low, high))) for N, C in dict.fromkeys(cells)]
     return [run for run in runs if all(map(math.isfinite, run))][:MOST_RUNS]
 

@@ -28,13 +28,14 @@ def answer_section(study: Study) -> str:
     law = study.compute_law
     chosen = next((at for times, at in answers if times == frontier_words.NEXT), answers[-1][1])
     cautions = "".join(paragraph(line, "care") for line in frontier_words.cautions(study))
-    heads = ("compute", "parameters, N*", "tokens, D*", "loss, L* (nats per token)")
+    heads = ("compute", "parameters, N*", "tokens, D*", "loss, L*")
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(_answer_row(times, at) for times, at in answers)
+    fitted = f"{wording.plural(law.n_runs, 'run')} of {wording.plural(law.n_budgets, 'budget')}"
     note = (
-        f"In brackets 95 % intervals: confidence of N* and D*, predictive for the measured loss of "
-        f"one new run. Fitted on {wording.plural(law.n_runs, 'run')} of {wording.plural(law.n_budgets, 'budget')} "
-        f"from {wording.exponent(law.C[0])} to {wording.exponent(law.C[1])} FLOPs."
+        f"In brackets 95 % intervals: confidence of N* and D*, predictive (nats per token) "
+        f"for the measured loss of one new run. Fitted on {fitted} from {wording.exponent(law.C[0])} to "
+        f"{wording.exponent(law.C[1])} FLOPs."
     )
     if law.lack_of_fit.get("passes", False):
         note += f" Its form {frontier_words.misfit_words(law)}."

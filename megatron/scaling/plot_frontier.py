@@ -45,10 +45,10 @@ def slices_figure(study: Study) -> Figure | None:
         own = [rows[k] for k in indices]
         C = math.exp(float(np.mean(np.log([row["C"] for row in own]))))
         name, key = f"{wording.exponent(C)} FLOPs", f"isoflop:{i}"
-        traces = _slice_traces(study, own, C, key, f"@budget{i}", name)
+        traces = _slice_traces(study, own, C, key, f"@slice{i}", name)
         losses += [y for trace in traces for y in trace["y"] if min(losses) / 2 < y < 2 * max(losses)]
         data += traces
-        chips.append(Chip(key, name, f"@budget{i}"))
+        chips.append(Chip(key, name, f"@slice{i}"))
     sizes = [x for trace in data for x in trace["x"]]
     layout = {
         "xaxis": log_axis("parameters, N", sizes),
@@ -142,7 +142,8 @@ def frontier_figure(study: Study) -> Figure | None:
     domains = {"y": [0.56, 1.0], "y2": [0.0, 0.44]}
     for axis, letter, line, ends in panels:
         data += _frontier_traces(study, rows, C, axis, letter, line, ends, sound)
-        shown = [*line, *(row[letter] for row in rows)]
+        runs = [row[letter] for row in rows]
+        shown = [*line, *runs] if sound else [*runs, *_within(runs, line)]
         shown += _within(shown, [end for pair in ends for end in pair]) if sound else []
         panel = log_axis("parameters, N*", shown) if letter == "N" else loss_axis("loss, L*", shown)
         layout[axis.replace("y", "yaxis")] = panel | {"domain": domains[axis]}
@@ -223,8 +224,9 @@ def blind_figure(study: Study) -> Figure | None:
         "xaxis2": linear_axis(f"loss of the blind run ({LOSS_UNIT})", min(seen), max(seen))
         | {"anchor": "y2"},
         "yaxis2": {
-            "domain": [0.0, 0.18], "range": [-0.6, 1.6], "tickvals": [1, 0],
-            "ticktext": ["predicted", "measured"], "title": {"text": ""}, "showgrid": False,
+            "domain": [0.0, 0.18], "range": [-0.6, 1.6],
+            "tickvals": [1, 0][: 1 + measured], "ticktext": ["predicted", "measured"][: 1 + measured],
+            "title": {"text": ""}, "showgrid": False,
         },
     }  # fmt: skip
     if known:
@@ -246,7 +248,7 @@ def blind_figure(study: Study) -> Figure | None:
         caption += " The line is of a later fit than the prediction."
     title = blind_words.title(blind)
     alt = f"{title}. {wording.plural(len(rows), 'run')} of the fit are to its left."
-    chips = [Chip("blind", "prediction", "@accent"), Chip("runs", "runs", "@muted", "point")]
+    chips = [Chip("blind", "prediction", "@accent", "point"), Chip("runs", "runs", "@muted", "point")]
     if study.compute_law is not None:
         chips.insert(1, Chip("optimum", "frontier", "@accent" if is_answer(study) else "@muted"))
     return Figure("blind", title, caption, alt, data, layout, chips, 460)

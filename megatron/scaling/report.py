@@ -102,13 +102,11 @@ def colours_of(study: Study) -> dict[str, dict[str, str]]:
     """A colour for every size and every budget, of tokens or of FLOPs, in both themes."""
     parabolas = plot_isoflop.isoflop_of(study)
     slices = [row["C"] for row in frontier_words.frontier_points(study)]
-    n_budgets = max(
-        len({point["D"] for point in plot_law.law_points(study)}),
-        len(parabolas.parabolas) if parabolas else 0,
-        len(budgets(np.array(slices))) if slices else 0,
-    )
+    n_slices = len(budgets(np.array(slices))) if slices else 0
+    n_budgets = len({point["D"] for point in plot_law.law_points(study)})
+    n_budgets = max(n_budgets, len(parabolas.parabolas) if parabolas else 0)
     n_domains = len(plot_mixture.domains_shown(plot_mixture.weights_over_time(study)))
-    return palette(len(study.sizes()), n_budgets, n_domains)
+    return palette(len(study.sizes()), n_budgets, n_domains, n_slices)
 
 
 def figures_of(study: Study) -> list[Figure]:

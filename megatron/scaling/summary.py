@@ -111,12 +111,10 @@ def doubts(study: Study) -> list[str]:
     Empty where all are sound, and where the frontier is the answer and there is no parametric law.
     """
     words = [*frontier_words.doubts(study), *verdict.first_lines(study)]
-    if study.law is None and study.compute_law is None:
-        words.append(law_absent(study))
-    if study.law is None or study.law.identified is False:
-        words.append("" if study.compute_law is not None and study.law is None else to_do(study))
-    if not frontier_words.is_answer(study):
-        words += [verdict.other_form_words(study)]
+    if study.compute_law is None:
+        words.append(law_absent(study) if study.law is None else "")
+        words.append(to_do(study) if study.law is None or study.law.identified is False else "")
+        words.append(verdict.other_form_words(study))
     return [line for line in words if line]
 
 
