@@ -1,105 +1,29 @@
-"""The page of a study whose answer is the frontier: blind check, answer, and headlines that are true.
+"""The page of a study whose answer is the frontier: the blind check first, the answer, then other laws."""
 
-What a title or a sentence states is computed again from the constants and the rows, by code that shares
-nothing with frontier_words.py and plot_frontier.py.
-"""
-
-import contextlib
-import math
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import t as student
 
 from megatron.scaling import blind_words, frontier_words, plot_frontier, report
-from megatron.scaling.compute_law import CONSTANTS, ComputeLaw, fit_compute_law
+from megatron.scaling.compute_law import ComputeLaw
 from megatron.scaling.law import Law
-from megatron.scaling.study import NO_CURVE, Study
-from megatron.scaling.table import COLUMNS
-
-AR = "autoregressive"
-FLOPS = 6.6  # a parameter and token
-NUMBER = r"(-?[\d.,]+(?:e-?\d+)?[kMBT]?)"
-UNIT = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-BUDGETS = np.geomspace(1e11, 3.2e12, 5)
-REJECTED = {"statistic": 31.0, "p_value": 1e-4, "dof": [10, 4], "noise": 0.004, "misfit": 0.021,
-            "passes": False}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Blind:
-    """The fields of a blind check that a page reads."""
-
-    C: float
-    N: float
-    D: float
-    predicted: float
-    interval: tuple[float, float]
-    measured: float | None = None
-    in_time: bool = True
-    level: float = 0.95
-    size: str = "340k"
-    predicted_at: str = "2026-11-22 11:40:03 UTC"
-    sha256: str = "0a1b2c3d4e5f" + "0" * 52
-
-
-def number(text: str) -> float:
-    text = text.replace(",", "").rstrip(".")
-    return float(text[:-1]) * UNIT[text[-1]] if text[-1] in UNIT else float(text)
-
-
-def near(text: str, value: float, relative: float = 0.051) -> bool:
-    """Whether a number as written is this one: two significant digits, or two decimals."""
-    return abs(number(text) - value) <= max(relative * abs(value), 0.00501)
-
-
-def rows_of(
-    rng: np.random.Generator,
-    C: np.ndarray = BUDGETS,
-    shift: float = 1.0,
-    noise: float = 0.003,
-    n_seeds: int = 1,
-) -> list[dict]:
-    """IsoFLOP runs around `shift` times the best N of each budget."""
-    rows: list[dict] = []
-    for budget in C:
-        for times in (0.3, 0.55, 1.0, 1.8, 3.3):
-            N = int(40_000 * (budget / 2e11) ** 0.5 * times * shift)
-            bend = math.log(0.5 * math.exp(-0.2 * math.log(times * shift)) + 0.5 * (times * shift) ** 0.2)
-            for seed in range(n_seeds if times == 1.0 else 1):
-                L = 3.9 * (budget / 2e11) ** -0.085 * math.exp(bend + noise * rng.normal())
-                D = int(budget / (FLOPS * N))
-                rows.append(
-                    dict.fromkeys(COLUMNS)
-                    | {
-                        "run": f"run{len(rows)}", "identity": f"id{len(rows)}", "status": "done",
-                        "objective": AR, "size": "s", "seed": seed, "n_params": N, "train_tokens": D,
-                        "n_non_embedding": N // 2, "unique_tokens": D, "epochs": 1.0, "loss": L,
-                        "train_flops": float(budget), "flops_6nd": 6.0 * N * D, "seq_len": 256,
-                        "loss_se": 0.004, "n_tokens_scored": 200_000, "wall_s": budget / 2e10, "note": "",
-                    }
-                )  # fmt: skip
-    return rows
-
-
-def fit(rows: list[dict]) -> ComputeLaw:
-    names = ("n_params", "train_tokens", "loss", "train_flops")
-    N, D, L, C = (np.array([row[name] for row in rows], dtype=float) for name in names)
-    return fit_compute_law(N, D, L, C, [row["run"] for row in rows])
-
-
-def study_of(rows: list[dict], law: ComputeLaw | None, blind: Blind | None = None, **more: object) -> Study:
-    curves = {row["run"]: NO_CURVE for row in rows}
-    return Study(Path("s"), rows, curves, None, {}, compute_law=law, blind=blind, **more)
-
-
-def blind_of(law: ComputeLaw, **changes: object) -> Blind:
-    at = law.optimum(4 * law.C[1])
-    prediction = law.predict_run(at.N, at.C)
-    return replace(Blind(at.C, at.N, at.D, prediction.loss, prediction.predictive), **changes)
+from tests.scaling.frontier_study import (
+    ANSWER,
+    AR,
+    BUDGETS,
+    FLOPS,
+    REJECTED,
+    blind_of,
+    fit,
+    loss_at,
+    near,
+    plain,
+    rows_of,
+    size_at,
+    study_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,177 +34,6 @@ def rows() -> list[dict]:
 @pytest.fixture(scope="module")
 def law(rows: list[dict]) -> ComputeLaw:
     return fit(rows)
-
-
-def plain(markup: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", markup.replace("&nbsp;", " "))).strip()
-
-
-# ------------------------------------------------------------------------------------------ checkers
-
-
-def size_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
-    """Best N at C and the ends of its 95 % interval, from the constants and their covariance."""
-    x, p, S = math.log(C / law.centre), law.params, np.array(law.covariance)
-    variance = S[3, 3] + 2 * x * S[3, 4] + x * x * S[4, 4]
-    half = student.ppf(0.975, law.dof) * math.sqrt(variance) if variance >= 0 else math.nan
-    centre = p["log_size"] + p["size_exponent"] * x
-    return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
-
-
-def loss_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
-    """L* at C with the ends of the predictive interval of one new run."""
-    x, p, S = math.log(C / law.centre), law.params, np.array(law.covariance)[:3, :3]
-    g = np.array([1.0, -x, x * x / 2])
-    half = student.ppf(0.975, law.dof) * math.sqrt(g @ S @ g + law.spread**2)
-    centre = p["log_loss"] - p["slope"] * x + p["curvature"] * x * x / 2
-    return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
-
-
-def check_growth(study: Study, way: str | None, power: str, low: str | None, high: str | None) -> None:
-    law = study.compute_law
-    i = CONSTANTS.index("size_exponent")
-    value, half = law.params["size_exponent"], math.nan
-    if law.covariance[i][i] >= 0:
-        half = student.ppf(0.975, law.dof) * math.sqrt(law.covariance[i][i])
-    assert law.identified and abs(float(power) - value) <= 0.00501
-    assert way == ("grows" if value - half > 0 else "falls" if value + half < 0 else None)
-    assert (low is None) == (half != half) or abs(half) < 0.006
-    if low is not None:
-        assert abs(float(low) - value + half) <= 0.00501 and abs(float(high) - value - half) <= 0.00501
-
-
-def check_unidentified(study: Study, n: str) -> None:
-    assert study.compute_law.not_identified
-    assert int(n) in (study.compute_law.n_budgets, study.compute_law.n_runs)
-
-
-def check_frontier(study: Study, C0: str, C1: str, N0: str, N1: str, L0: str, L1: str) -> None:
-    law = study.compute_law
-    C = [row["train_flops"] for row in study.rows]
-    assert law.identified and near(C0, min(C)) and near(C1, max(C))
-    for c, N, L in ((min(C), N0, L0), (max(C), N1, L1)):
-        assert near(N, size_at(law, c)[0]) and near(L, loss_at(law, c)[0])
-
-
-def check_blind(study: Study, name: str, C: str, predicted: str, ends: str, rest: str) -> None:
-    blind = study.blind
-    assert near(C, blind.C) and abs(float(predicted) - blind.predicted) <= 0.000501
-    if ends != "no interval":
-        assert np.allclose([float(end) for end in ends.split(" to ")], blind.interval, atol=0.000501)
-    if blind.measured is None:
-        assert rest == "not yet measured" and name == "Blind run"
-        return
-    assert (name == "Blind run") == blind.in_time
-    inside = blind.interval[0] <= blind.measured <= blind.interval[1]
-    known = not any(map(math.isnan, blind.interval))
-    assert (", inside" in rest) == (known and inside) and (", outside" in rest) == (known and not inside)
-    if math.isfinite(blind.measured):
-        error = 100 * (blind.measured / blind.predicted - 1)
-        assert abs(float(re.search(r"error ([-+][\d.]+) %", rest)[1]) - error) <= 0.00501
-    else:
-        assert "no finite loss" in rest and "error not known" in rest
-
-
-SENTENCES = {
-    r"By isoFLOP curves N\* (grows|falls) as C to the power (-?[\d.]+)(?: \((-?[\d.]+) to (-?[\d.]+)\))?":
-        check_growth,
-    r"IsoFLOP curves leave open whether N\* grows with C: power (-?[\d.]+)"
-    r"(?: \((-?[\d.]+) to (-?[\d.]+)\))?": lambda study, *power: check_growth(study, None, *power),
-    r"The isoFLOP curves of (\d+) budgets? do not identify the best size": check_unidentified,
-    r"No compute-optimal size follows from a frontier that these runs do not identify \((\d+) runs\)":
-        check_unidentified,
-    rf"From {NUMBER} to {NUMBER} FLOPs the best N goes from {NUMBER} to {NUMBER} parameters, its loss from "
-    rf"{NUMBER} to {NUMBER}": check_frontier,
-    rf"(Blind run|Run that was not blind,) at {NUMBER} FLOPs: predicted {NUMBER} \((.*?)\), (.*)":
-        check_blind,
-}  # fmt: skip
-ANSWER = (
-    rf"At {NUMBER} FLOPs train {NUMBER}(?: \({NUMBER}(?: to {NUMBER})?\))? parameters on {NUMBER} tokens; "
-    rf"expect a loss of {NUMBER}(?: \({NUMBER}(?: to {NUMBER})?\))? nats per token\."
-)
-
-
-def check_answer(study: Study, text: str) -> None:
-    law = study.compute_law
-    C, N, *_ = match = re.search(ANSWER, text).groups()
-    C_true = 4 * max(row["train_flops"] for row in study.rows)
-    size = size_at(law, C_true)
-    assert near(C, C_true) and near(N, size[0]) and near(match[4], C_true / (FLOPS * size[0]))
-    assert near(match[5], loss_at(law, C_true)[0])
-    if size[1] == size[1]:
-        assert near(match[2], size[1]) and near(match[3] or match[2], size[2])
-        loss = loss_at(law, C_true)
-        assert near(match[6], loss[1]) and near(match[7] or match[6], loss[2])
-    else:
-        assert match[2] is match[6] is None and "interval not known" in text
-
-
-def random_study(seed: int) -> Study:
-    """Budgets and noise of many kinds, sizes that miss the best N, laws with something broken, blind runs."""
-    rng = np.random.default_rng(seed)
-    C = BUDGETS[: rng.integers(4, 6)]
-    shift, noise = rng.choice([1.0, 1.0, 1.0, 0.05, 20.0]), rng.choice([0.0005, 0.003, 0.01, 0.1])
-    rows = rows_of(rng, C, shift, noise, int(rng.integers(1, 4)))
-    law = fit(rows)
-    kind = rng.choice(["as fitted", "rejected", "no interval", "not identified", "runs not listed", "null"])
-    if kind == "rejected":
-        law = replace(law, lack_of_fit=REJECTED)
-    elif kind == "null":
-        law = replace(law, lack_of_fit=dict.fromkeys(REJECTED) | {"passes": False})
-    elif kind == "no interval":
-        law = replace(law, covariance=[[math.nan] * 7] * 7)
-    elif kind == "not identified":
-        name = str(rng.choice(CONSTANTS[3:]))
-        law = replace(law, not_identified={name: f"{name} is open."})
-    blind = None
-    with contextlib.suppress(OverflowError):  # an optimum that no float can hold
-        blind = blind_of(law, in_time=bool(rng.random() < 0.7)) if rng.random() < 0.7 else None
-    if blind is not None:
-        ends = [*blind.interval, blind.predicted, blind.predicted * 1.3, math.nan, None]
-        blind = replace(blind, measured=ends[rng.integers(len(ends))])
-        if blind.measured is None:
-            blind = replace(blind, in_time=True)
-    for row in rows:
-        if rng.random() < 0.05:
-            row |= {"status": str(rng.choice(["failed", "missing"])), "loss": None}
-    return study_of(rows, law, blind)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_every_sentence_about_a_random_frontier_is_true_of_its_table(seed: int) -> None:
-    study = random_study(seed)
-    for make in (plot_frontier.blind_figure, plot_frontier.slices_figure, plot_frontier.frontier_figure):
-        figure = make(study)
-        if figure is None:
-            assert make is plot_frontier.blind_figure and study.blind is None
-            continue
-        pairs = [(re.fullmatch(pattern, figure.title), check) for pattern, check in SENTENCES.items()]
-        (found,) = [(match, check) for match, check in pairs if match]
-        found[1](study, *found[0].groups())
-        assert figure.alt.startswith(figure.title.rstrip("."))
-        assert not re.search(r"\b(nan|inf|None)\b", f"{figure.title} {figure.caption} {figure.alt}")
-        known = {f"slice{i}" for i in range(study.compute_law.n_budgets)} | {"muted", "accent", "ink"}
-        assert {chip.colour[1:] for chip in figure.chips} <= known
-    text = plain(report._summary(study))
-    assert (re.search(ANSWER, text) is not None) == study.compute_law.identified
-    if study.compute_law.identified:
-        check_answer(study, text)
-    else:
-        assert text.startswith("Not identified: these runs do not hold") and "N*, D* and L* are given" in text
-        assert "What to train next" not in text and "N ∝" not in text
-    assert " nan" not in text
-
-
-def test_the_random_studies_reach_every_sentence() -> None:
-    titles = [
-        figure.title
-        for study in map(random_study, range(40))
-        for make in (plot_frontier.blind_figure, plot_frontier.slices_figure, plot_frontier.frontier_figure)
-        if (figure := make(study)) is not None
-    ]
-    for pattern in SENTENCES:
-        assert any(re.fullmatch(pattern, title) for title in titles), pattern
 
 
 # --------------------------------------------------------------------------------------- the blind check
