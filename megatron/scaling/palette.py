@@ -35,11 +35,15 @@ THEMES = {
 }
 
 
-def palette(n_sizes: int, n_budgets: int, n_domains: int = 0) -> dict[str, dict[str, str]]:
-    """{theme: {colour's name: #rrggbb}} with size0..size<n-1>, budget0.. and domain0.. along the ramps."""
+def palette(n_sizes: int, n_budgets: int, n_domains: int = 0, n_slices: int = 0) -> dict[str, dict[str, str]]:
+    """{theme: {colour's name: #rrggbb}} with size0..size<n-1> along its ramp.
+
+    budget0.., domain0.. and slice0.. likewise: budgets are of tokens, slices of FLOPs.
+    """
     colours = {}
     for theme, named in THEMES.items():
         ramps = {"size": ("size", n_sizes), "budget": ("budget", n_budgets), "domain": ("size", n_domains)}
+        ramps |= {"slice": ("budget", n_slices)}
         along = {
             f"{name}{i}": along_ramp(RAMPS[ramp][theme], i, n)
             for name, (ramp, n) in ramps.items()

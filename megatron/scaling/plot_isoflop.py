@@ -8,6 +8,7 @@ import numpy as np
 from megatron.scaling import verdict, wording
 from megatron.scaling.approaches import estimate_bias
 from megatron.scaling.frontier import optimal
+from megatron.scaling.frontier_words import frontier_points
 from megatron.scaling.isoflop import IsoFlop, Parabola, fit_isoflop
 from megatron.scaling.plot import (
     LOSS_UNIT,
@@ -45,9 +46,12 @@ def isoflop_of(study: Study) -> IsoFlop | None:
 
 
 def isoflop_figure(study: Study) -> Figure | None:
-    """Loss against N at each compute, with parabolas and their minima; None where no budget has enough."""
+    """Loss against N at each compute, with parabolas and their minima; None where no budget has enough.
+
+    None as well where the study's frontier has its own slices (plot_frontier.slices_figure).
+    """
     found = isoflop_of(study)
-    if found is None:
+    if found is None or frontier_points(study):
         return None
     data: list[dict[str, Any]] = []
     chips = []

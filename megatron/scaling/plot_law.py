@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import verdict, wording
+from megatron.scaling import frontier_words, verdict, wording
 from megatron.scaling.forms import FORM
 from megatron.scaling.frontier import bands, optimal
 from megatron.scaling.law import PUBLISHED, Law
@@ -194,8 +194,11 @@ def flattens(law: Law, N: np.ndarray, budgets: Sequence[float]) -> bool:
 
 
 def optimum_figure(study: Study) -> Figure | None:
-    """Compute-optimal N (above) and D (below) against C, with bands, to ten times the largest run."""
-    if study.law is None:
+    """Compute-optimal N (above) and D (below) against C, with bands, to ten times the largest run.
+
+    None as well for a law that may not be quoted where the study's frontier answers the question.
+    """
+    if study.law is None or (frontier_words.is_answer(study) and not verdict.is_sound(study.law)):
         return None
     points = law_points(study)
     last = largest_compute(study)

@@ -41,11 +41,12 @@ class Proposal:
         )
 
 
-def propose_runs(law: Law, rows: Sequence[Row]) -> Proposal | None:
+def propose_runs(law: Law | None, rows: Sequence[Row]) -> Proposal | None:
     """At most N_RUNS runs that tell most about all constants, beside those of `rows` (columns of table.csv).
 
-    They are planned at published constants, since a plan from constants that are not known is a guess. None
-    where a budget of half the study buys no run.
+    `law`, where there is one, gives the scatter of single runs. They are planned at published constants,
+    since a plan from constants that are not known is a guess. None where a budget of half the study buys no
+    run.
     """
     rows = [row for row in rows if row.get("N") and row.get("D")]
     if not rows:
@@ -53,7 +54,8 @@ def propose_runs(law: Law, rows: Sequence[Row]) -> Proposal | None:
     N, D = (np.array([row[letter] for row in rows], dtype=float) for letter in "ND")
     prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
     done = Runs(N, D, D)
-    designer = Designer(prior, TARGET * float(done.flops.max()), law.spread or NOISE, done)
+    noise = law.spread if law is not None and law.spread else NOISE
+    designer = Designer(prior, TARGET * float(done.flops.max()), noise, done)
     # no more than the text holds, nor than was read where it was read again
     text = [row["D"] / row["epochs"] for row in rows if row.get("epochs")]
     top = min(TOKEN_SPAN[1] * D.max(), max(D.max(), *text)) if text else TOKEN_SPAN[1] * D.max()

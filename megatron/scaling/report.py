@@ -1,7 +1,6 @@
 """The report of a study: one HTML page that opens with no network."""
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -9,10 +8,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+
 from megatron.run_dir import write_whole
 from megatron.scaling import (
+    frontier_words,
     headlines,
+    page_answer,
     plot_fit,
+    plot_frontier,
     plot_isoflop,
     plot_law,
     plot_mixture,
@@ -24,7 +28,9 @@ from megatron.scaling import (
     wording,
 )  # fmt: skip
 from megatron.scaling.difference_words import differences_section
+from megatron.scaling.isoflop import budgets
 from megatron.scaling.law import Law
+from megatron.scaling.markup import paragraph, prose, raised
 from megatron.scaling.palette import palette
 from megatron.scaling.plot import Chip, Figure
 from megatron.scaling.study import AUTOREGRESSIVE, Study, read_study
@@ -50,11 +56,14 @@ def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
 
 def page(study: Study) -> str:
     """The whole page as text."""
+    figures = figures_of(study)
+    leading = [figure for figure in figures if figure.key == "blind"]
     return html_page(
         kicker="Scaling study",
         title=summary.title(study),
-        opening=f"{_summary(study)}\n{_tiles(study)}",
-        figures=figures_of(study),
+        opening=_summary(study, "".join(map(_figure, leading))),
+        leading=leading,
+        figures=[figure for figure in figures if figure not in leading],
         colours=colours_of(study),
         sections=[_care(study), differences_section(study), _table(study), _again(study)],
         footer="Losses are in nats per token. ",
@@ -69,9 +78,13 @@ def html_page(
     figures: Sequence[Figure],
     colours: dict[str, dict[str, str]],
     sections: Sequence[str] = (),
+    leading: Sequence[Figure] = (),
     footer: str = "",
 ) -> str:
-    """A page that opens with no network. `opening` and `sections`: markup before and after the figures."""
+    """A page that opens with no network. `opening` and `sections`: markup before and after the figures.
+
+    `leading`: figures whose markup is in `opening`.
+    """
     return Template(part("page.html")).substitute(
         kicker=escape(kicker),
         title=escape(title),
@@ -80,7 +93,7 @@ def html_page(
         opening=opening,
         sections="\n".join([_figure_section(figures), *sections]),
         footer=f"{footer}Drawn with plotly.js, which is inside this file.",
-        figures=data_of(figures, colours),
+        figures=data_of([*leading, *figures], colours),
         plotly=plotly_js(),
         script=part("page.js"),
     )
@@ -88,15 +101,21 @@ def html_page(
 
 def colours_of(study: Study) -> dict[str, dict[str, str]]:
     """A colour for every size and every budget, of tokens or of FLOPs, in both themes."""
-    budgets = plot_isoflop.isoflop_of(study)
+    parabolas = plot_isoflop.isoflop_of(study)
+    slices = [row["C"] for row in frontier_words.frontier_points(study)]
+    n_slices = len(budgets(np.array(slices))) if slices else 0
     n_budgets = len({point["D"] for point in plot_law.law_points(study)})
+    n_budgets = max(n_budgets, len(parabolas.parabolas) if parabolas else 0)
     n_domains = len(plot_mixture.domains_shown(plot_mixture.weights_over_time(study)))
-    return palette(len(study.sizes()), max(n_budgets, len(budgets.parabolas) if budgets else 0), n_domains)
+    return palette(len(study.sizes()), n_budgets, n_domains, n_slices)
 
 
 def figures_of(study: Study) -> list[Figure]:
     """The figures that this study has enough for, in the page's order."""
     makers = (
+        plot_frontier.blind_figure,
+        plot_frontier.slices_figure,
+        plot_frontier.frontier_figure,
         plot_runs.curves_figure,
         plot_runs.compute_figure,
         plot_isoflop.isoflop_figure,
@@ -163,31 +182,25 @@ def colour_rules(colours: dict[str, dict[str, str]]) -> str:
     return f"{rules['light']}\n@media screen and (prefers-color-scheme: dark){{{rules['dark']}}}"
 
 
-def _prose(text: str) -> str:
-    """Text as markup, in which a number stays on one line with its sign and its unit."""
-    return re.sub(r" (%|FLOPs|±|=) ?", _tied, escape(text))
+def _summary(study: Study, blind_figure: str = "") -> str:
+    """All before the figures: the blind check, the answer, what was trained, the laws, doubts first.
 
-
-def _tied(match: re.Match[str]) -> str:
-    after = {"±": "&nbsp;", "=": "&nbsp;"}.get(match[1], " " if match[0].endswith(" ") else "")
-    return f"&nbsp;{match[1]}{after}"
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{_prose(text)}</p>" if text else ""
-
-
-def _summary(study: Study) -> str:
-    """The page's first paragraphs, with the law between them."""
-    opening = " ".join(filter(None, (summary.trained(study), summary.text_used(study), summary.best(study))))
-    if study.law is None:
-        return _paragraph(opening) + f'<p class="care">{_raised(summary.law_absent(study))}</p>'
-    laws = list(study.laws.values()) or [study.law]
-    doubts = verdict.first_lines(study)
-    if study.law.identified is False:
-        doubts.append(summary.to_do(study))
-    first = "".join(f'<p class="care">{_prose(line)}</p>' for line in doubts if line)
-    return first + _paragraph(opening) + "".join(map(_law, laws)) + _paragraph(summary.optima(study))
+    Where the frontier is the answer, parametric laws and doubts about them come last.
+    """
+    blind = page_answer.blind_section(study, blind_figure)
+    answer = page_answer.answer_section(study)
+    trained = paragraph(
+        " ".join(filter(None, (summary.trained(study), summary.text_used(study), summary.best(study))))
+    )
+    doubts = "".join(paragraph(line, "care") for line in summary.doubts(study))
+    laws = list(study.laws.values()) or ([study.law] if study.law is not None else [])
+    forms = "".join(map(_law, laws)) + paragraph(summary.optima(study))
+    if answer:
+        return (
+            f"{blind}{answer}<h2>What was trained</h2>{trained}{_tiles(study)}"
+            f"<h2>Parametric forms</h2>{doubts}{forms}"
+        )
+    return f"{doubts}{blind}{'<h2>What was trained</h2>' if blind else ''}{trained}{forms}\n{_tiles(study)}"
 
 
 def _law(law: Law) -> str:
@@ -208,15 +221,10 @@ def _law(law: Law) -> str:
     sound = verdict.is_sound(law)
     warning = "" if sound else f"This is {verdict.law_words(law)}: do not quote it. "
     return (
-        f'<div class="law{"" if sound else " unsound"}"><span class="formula">{_raised(formula)}</span>'
+        f'<div class="law{"" if sound else " unsound"}"><span class="formula">{raised(formula)}</span>'
         f"<dl>{''.join(rows)}</dl><p>{warning}Held-out loss of the {of} models, N parameters, D tokens. "
-        f"Fitted on {words}.</p></div>"
+        f"Fitted on {words}. {prose(verdict.fit_words(law))}</p></div>"
     )
-
-
-def _raised(text: str) -> str:
-    """Markup of a formula in which N^0.35 stands for a power."""
-    return re.sub(r"\^([-\w.]+)", r"<sup>\1</sup>", escape(text))
 
 
 def _tiles(study: Study) -> str:
@@ -233,17 +241,7 @@ def _tiles(study: Study) -> str:
                 f"({study.size_name(row['n_params'])})",
             )
         )
-    if study.law is not None and not verdict.is_sound(study.law):
-        tiles.append(("no law", f"but {verdict.law_words(study.law)}"))
-    elif study.law is not None and study.law.derived.get("a_exponent") is not None:
-        ends = ((study.law.interval or {}).get("derived") or {}).get("a_exponent")
-        inside = wording.interval(ends, "{:.2f}".format)
-        tiles.append(
-            (
-                f"N ∝ C^{study.law.derived['a_exponent']:.2f}",
-                f"compute-optimal size{f' ({inside})' if inside else ''}",
-            )
-        )
+    tiles += _law_tiles(study)
     if done:
         spent = sum(row["train_flops"] or 0 for row in done)
         seconds = sum(row["wall_s"] or 0 for row in done)
@@ -252,9 +250,29 @@ def _tiles(study: Study) -> str:
         tiles.append((f"{wording.exponent(spent)} FLOPs", f"{what}, {wording.duration(seconds)} in all"))
     return (
         '<ul class="tiles">'
-        + "".join(f"<li><b>{_raised(a)}</b><span>{escape(b)}</span></li>" for a, b in tiles)
+        + "".join(f"<li><b>{raised(a)}</b><span>{escape(b)}</span></li>" for a, b in tiles)
         + "</ul>"
     )
+
+
+def _law_tiles(study: Study) -> list[tuple[str, str]]:
+    """The growth of the compute-optimal size, by the frontier, else by a sound law; or that there is none."""
+    law = study.law
+    if frontier_words.is_answer(study):
+        frontier = study.compute_law
+        value, ends = frontier.params["size_exponent"], frontier.interval("size_exponent")
+    elif study.compute_law is not None and (law is None or not verdict.is_sound(law)):
+        return [("no law", "but a frontier that these runs do not identify")]
+    elif law is None:
+        return []
+    elif not verdict.is_sound(law):
+        return [("no law", f"but {verdict.law_words(law)}")]
+    elif law.derived.get("a_exponent") is None:
+        return []
+    else:
+        value, ends = law.derived["a_exponent"], ((law.interval or {}).get("derived") or {}).get("a_exponent")
+    inside = wording.interval(ends, "{:.2f}".format)
+    return [(f"N ∝ C^{value:.2f}", f"compute-optimal size{f' ({inside})' if inside else ''}")]
 
 
 def _figure_section(figures: Sequence[Figure]) -> str:
@@ -266,12 +284,12 @@ def _figure_section(figures: Sequence[Figure]) -> str:
 def _figure(figure: Figure) -> str:
     chips = "".join(chip_button(chip) for chip in figure.chips)
     return (
-        f'<figure id="figure-{figure.key}"><h3>{_prose(figure.title)}</h3>'
+        f'<figure id="figure-{figure.key}"><h3>{prose(figure.title)}</h3>'
         f'<div class="chips" role="group" aria-label="Show or hide">{chips}</div>'
         f'<div class="plot" id="plot-{figure.key}" role="group" aria-label="{escape(figure.alt)}" '
         f'style="min-height:{figure.height_px}px"></div>'
-        f"<figcaption>{_prose(figure.caption)}</figcaption>"
-        f"<details><summary>This figure in words</summary><p>{_prose(figure.alt)}</p></details></figure>"
+        f"<figcaption>{prose(figure.caption)}</figcaption>"
+        f"<details><summary>This figure in words</summary><p>{prose(figure.alt)}</p></details></figure>"
     )
 
 
@@ -295,7 +313,7 @@ def _care(study: Study) -> str:
         return ""
     return (
         '<h2>Read with care</h2><ul class="care">'
-        + "".join(f"<li>{_prose(line)}</li>" for line in cautions)
+        + "".join(f"<li>{prose(line)}</li>" for line in cautions)
         + "</ul>"
     )
 

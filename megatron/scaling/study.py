@@ -10,6 +10,7 @@ import numpy as np
 
 from megatron.config.yaml_file import is_finite, is_one_line
 from megatron.scaling import wording
+from megatron.scaling.compute_law import ComputeLaw
 from megatron.scaling.ladder import STUDY, read_study_plan
 from megatron.scaling.law import Law
 from megatron.scaling.table import LARGEST, Row, read_runs, read_table, sound_metrics
@@ -49,6 +50,10 @@ class Study:
     name: str = ""  # as study.yaml says
     laws: dict[str, Law] = field(default_factory=dict)  # of each objective: law.json and law_*.json
     scores: list[dict[str, Any]] = field(default_factory=list)  # of scores.csv: run, task, score, kind
+    compute_law: ComputeLaw | None = None  # of compute_law.json: the compute-optimal frontier
+    # predicted before it was trained: C, N, D, size, predicted, interval, level, predicted_at, sha256,
+    # measured (None until trained), in_time (whether the prediction precedes the run)
+    blind: Any = None
 
     def done(self, objective: str | None = None) -> list[Row]:
         """Finished runs, of one objective or of all."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import headlines, verdict, wording
+from megatron.scaling import blind_words, frontier_words, headlines, verdict, wording
 from megatron.scaling.forms import FORM
 from megatron.scaling.plot_law import BEYOND, Optimum, largest_compute, law_points, optimum
 from megatron.scaling.proposal import propose_runs
@@ -120,6 +120,19 @@ def best(study: Study) -> str:
     )
 
 
+def doubts(study: Study) -> list[str]:
+    """Why the frontier and the parametric laws may not be quoted, and what to do, one sentence each.
+
+    Empty where all are sound, and where the frontier is the answer and there is no parametric law.
+    """
+    words = [*frontier_words.doubts(study), *verdict.first_lines(study)]
+    if study.compute_law is None:
+        words.append(law_absent(study) if study.law is None else "")
+        words.append(to_do(study) if study.law is None or study.law.identified is False else "")
+        words.append(verdict.other_form_words(study))
+    return [line for line in words if line]
+
+
 def law_absent(study: Study) -> str:
     """Why there is no law on this page."""
     n = len(study.done(AUTOREGRESSIVE))
@@ -133,7 +146,12 @@ def law_absent(study: Study) -> str:
 
 
 def optima(study: Study) -> str:
-    """What is compute-optimal at the study's largest compute and beyond."""
+    """What is compute-optimal at the study's largest compute and beyond, by the parametric law."""
+    answered = frontier_words.is_answer(study)
+    if study.law is None:
+        return "No parametric form was fitted to these runs." if answered else ""
+    if answered and not verdict.is_sound(study.law):
+        return "The answer above is the frontier's: nothing in it follows from a parametric form."
     if not verdict.is_sound(study.law):
         return f"No compute-optimal N and D are given: they would follow from {verdict.law_words(study.law)}."
     last = largest_compute(study)
@@ -153,8 +171,14 @@ def optima(study: Study) -> str:
 
 def to_do(study: Study) -> str:
     """The runs that would help most to identify the law of the page; empty where none can be proposed."""
-    proposal = propose_runs(study.law, law_points(study))
-    return "" if proposal is None else f"To identify it train {proposal.words()}."
+    rows = law_points(study)
+    if study.law is None:
+        rows = [row | {"N": row["n_params"], "D": row["train_tokens"]} for row in study.done(AUTOREGRESSIVE)]
+    proposal = propose_runs(study.law, rows)
+    if proposal is None:
+        return ""
+    aim = "To identify it" if study.law is not None else "Towards a law"
+    return f"{aim} train {proposal.words()}."
 
 
 def _optimum_words(at: Optimum, i: int) -> str:
@@ -174,7 +198,8 @@ def cautions(study: Study) -> list[str]:
     if study.law is not None:
         words += study.law.warnings or ()
         points = law_points(study)
-        if points and study.law.n_runs != len(points):
+        n_blind = sum(blind_words.is_blind_run(study, row) for row in points)
+        if points and study.law.n_runs not in (len(points), len(points) - n_blind):
             words.append(
                 f"The law was fitted on {wording.plural(study.law.n_runs, 'run')}, and {len(points)} are "
                 "finished now: "

@@ -47,6 +47,25 @@ def misfit_words(law: Law) -> str:
     )
 
 
+def fit_words(law: Law) -> str:
+    """What is known of the fit of its form: a sentence, empty for a law that was rejected."""
+    if not law.lack_of_fit:
+        return "Its form is not tested: that needs runs of one N and D that differ in their seed alone."
+    words = misfit_words(law)
+    return f"{words[:1].upper()}{words[1:]}." if law.lack_of_fit["passes"] else ""
+
+
+def other_form_words(study: Study) -> str:
+    """What to do about forms that fail their test; empty where none does."""
+    laws = list(study.laws.values()) or ([study.law] if study.law is not None else [])
+    if all(law.lack_of_fit.get("passes", True) for law in laws):
+        return ""
+    return (
+        "More runs do not repair a rejected form: fit the compute-optimal frontier of runs at equal FLOPs, "
+        "fit another form (tools/fit_law.py --form), or leave out the runs that the misfit's figure shows."
+    )
+
+
 def first_lines(study: Study) -> list[str]:
     """The doubts about all laws of a study."""
     laws = list(study.laws.values()) or ([study.law] if study.law is not None else [])
