@@ -75,14 +75,22 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Words that go together."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    is_study = args.runs.is_dir()
-    if (args.predict or args.check) and not is_study:
-        parser.error(f"--predict and --check: got {args.runs}, expected the directory of a study")
     if args.again and not args.predict:
         parser.error("--again goes with --predict")
-    if is_study and (args.where or args.flops_by):
-        parser.error("--where and --flops-by go with a table")
     return args
+
+
+def check_place(args: argparse.Namespace) -> None:
+    """ValueError for options of a table with a study, and the other way round."""
+    is_study = args.runs.is_dir()
+    if (args.predict or args.check) and not is_study:
+        raise ValueError(
+            f"{args.runs}: got no folder, expected a study's directory for --predict and --check."
+        )
+    if is_study and (args.where or args.flops_by):
+        raise ValueError(
+            "--where and --flops-by: got a study's directory, expected a table. Collect it first."
+        )
 
 
 def blind_compute(study_dir: Path) -> float | None:
@@ -126,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     out = args.out or (args.runs / COMPUTE_LAW if args.runs.is_dir() else Path(COMPUTE_LAW))
     try:
+        check_place(args)
         if args.check:
             return print_check(args.runs)
         if out.is_dir() or not out.parent.is_dir():
@@ -137,8 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{near(out)}: {text}")
         if args.predict:
             predict_blind(args.runs, args.again)
-            print(f"{near(args.runs / BLIND)}: {check_blind(args.runs).words}")
-            print("next: tools/sweep.py of this study trains it")
+            outcome = check_blind(args.runs)
+            print(f"{near(args.runs / BLIND)}: {outcome.words}")
+            if outcome.measured is None:
+                print("next: run tools/sweep.py of this study again, which trains it")
     except (OSError, ValueError) as error:
         return failed(error)
     return 0
