@@ -11,6 +11,7 @@ PACKAGE = ROOT / "megatron"
 
 LAYER = {
     "io": 0, "log": 0, "processes": 0, "run_dir": 0, "command": 0, "config": 0, "early_stop": 0, "keys": 0,
+    "revision": 0,
     "tokenizer": 1, "data": 1, "model": 1, "objective": 1, "optim": 1,
     "mixture": 2, "parallel": 2,
     "engine": 3, "checkpoint": 3,
@@ -27,7 +28,7 @@ HEAVY = {
 }  # fmt: skip
 WITHOUT_TORCH = (
     "data", "tokenizer", "config", "scaling",
-    "io", "log", "processes", "run_dir", "command", "early_stop", "keys",
+    "io", "log", "processes", "run_dir", "command", "early_stop", "keys", "revision",
 )  # fmt: skip
 
 

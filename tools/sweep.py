@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, command, count, failed, run, whole
+from megatron.scaling.blind_record import load_blind
 from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
 from megatron.scaling.price import GPU_EFFICIENCY, Speed, speed_of
 from megatron.scaling.price_table import price_table
@@ -104,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")
     for line in outcome.failed:
         print(f"error: {line}", file=sys.stderr)
+    if outcome.n_done == outcome.n_runs and study.blind is not None and load_blind(study.directory) is None:
+        print(f"next: python tools/fit_frontier.py {study.directory} --predict, then this command again")
     if outcome.interrupted:
         print("stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED

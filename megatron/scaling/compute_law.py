@@ -30,7 +30,7 @@ from scipy.special import ndtri, stdtrit
 
 from megatron.run_dir import with_null, write_json
 from megatron.scaling.isoflop import budgets
-from megatron.scaling.lack_of_fit import check_fit
+from megatron.scaling.lack_of_fit import LackOfFit, check_fit
 from megatron.scaling.law_fields import is_number
 
 CONSTANTS = ("log_loss", "slope", "curvature", "log_size", "size_exponent", "alpha", "beta")
@@ -332,13 +332,31 @@ def _check_content(values: dict[str, Any]) -> None:
         sound = sound and isinstance(row, list) and len(row) == len(CONSTANTS) and all(map(is_number, row))
     for name in ("C", "N", "tokens"):
         pair = values[name]
-        sound = sound and isinstance(pair, list) and len(pair) == 2 and all(map(is_number, pair))
+        sound = sound and isinstance(pair, list) and len(pair) == 2
+        sound = sound and all(is_number(v) and math.isfinite(v) for v in pair)
     for name in ("centre", "spread"):
         sound = sound and is_number(values[name]) and 0 <= values[name] < math.inf
     sound = sound and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
     for name in ("dof", "n_runs", "n_budgets"):
         sound = sound and type(values[name]) is int and 0 <= values[name] < 10**9
-    for name in ("lack_of_fit", "not_identified", "table"):
-        sound = sound and isinstance(values.get(name, {}), dict)
-    if not (sound and isinstance(values.get("runs", []), list)):
+    sound = sound and _has_sound_texts(values)
+    if not sound:
         raise ValueError("a field is missing or of a wrong type")
+
+
+def _has_sound_texts(values: dict[str, Any]) -> bool:
+    """Whether what is shown to people has the types that `fit_compute_law` gives it."""
+    reasons, table, runs = (values.get(name, {}) for name in ("not_identified", "table", "runs"))
+    sound = isinstance(reasons, dict) and isinstance(table, dict)
+    sound = sound and set(reasons) <= set(CONSTANTS)
+    sound = sound and all(isinstance(v, str) for v in (*reasons.values(), *table.values()))
+    sound = sound and (not runs or isinstance(runs, list) and all(isinstance(v, str) for v in runs))
+    test = values.get("lack_of_fit", {})
+    if not sound or test == {}:
+        return sound and test == {}
+    if not (isinstance(test, dict) and set(test) == {f.name for f in fields(LackOfFit)}):
+        return False
+    numbers = [test[name] for name in ("statistic", "p_value", "noise", "misfit")]
+    sound = all(is_number(v) and 0 <= v < math.inf for v in numbers) and isinstance(test["passes"], bool)
+    dof = test["dof"]
+    return sound and isinstance(dof, list) and len(dof) == 2 and all(type(v) is int and v > 0 for v in dof)

@@ -15,10 +15,13 @@ from megatron.config.read import build_config, refuse_unknown
 from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.config.yaml_file import is_finite, is_one_line, merge, read_yaml
 from megatron.run_dir import write_whole
+from megatron.scaling.blind_plan import BlindPlan, read_blind_plan
+from megatron.scaling.blind_record import BLIND, Blind, load_blind
 from megatron.scaling.grid import Cell, Grid, check_name, read_grid
 from megatron.scaling.rules import read_rule, whole_batch
 
 STUDY = "study.yaml"  # in the study's directory
+SAME_BUDGET = 0.05  # of log FLOPs: by how much whole steps may change a budget
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class StudyPlan:
     run           what every run starts from: keys of RunConfig, as written
     sizes         shapes that this study names itself, beside those of utils/model_sizes.yaml
     share_trunks  runs that differ in length alone branch from the longest where their rates allow it
+    seed          added to every seed of the grids and of the blind run
+    blind         the run that is predicted before it is trained
     """
 
     name: str
@@ -36,6 +41,8 @@ class StudyPlan:
     sizes: dict[str, dict[str, Any]]
     grids: list[Grid]
     share_trunks: bool = True
+    seed: int = 0
+    blind: BlindPlan | None = None
 
     def save(self) -> None:
         """Write <directory>/study.yaml: the study as it is run, overrides and all."""
@@ -99,15 +106,37 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
     share_trunks = raw.get("share_trunks", True)
     if not isinstance(share_trunks, bool):
         raise ValueError(f"{path}: share_trunks: found {share_trunks!r}, wanted true or false")
+    seed = 0 if raw.get("seed") is None else raw["seed"]
+    if type(seed) is not int:
+        raise ValueError(
+            f"{path}: seed: got {seed!r}, expected a whole number, which is added to every seed."
+        )
     grids = [read_grid(one, f"{path}: grids[{i}]") for i, one in enumerate(raw["grids"])]
-    return StudyPlan(str(raw["name"]), Path(raw["directory"]), raw["run"], sizes, grids, share_trunks)
+    blind = None if raw.get("blind") is None else read_blind_plan(raw["blind"], f"{path}: blind")
+    name, directory = str(raw["name"]), Path(raw["directory"])
+    return StudyPlan(name, directory, raw["run"], sizes, grids, share_trunks, seed, blind)
 
 
 def expand(study: StudyPlan) -> list[PlannedRun]:
     """Every run of the study, smallest cost first; a run that two grids name is there once.
 
-    Raises ValueError for what `config/read.py` refuses, naming the run.
+    Where blind.json has a prediction, its run is one of them, held out and with no part in a trunk.
+    Raises ValueError for what `config/read.py` refuses, naming the run, and for a blind.json that was changed
+    or is of another study.
     """
+    runs = expand_grids(study)
+    prediction = load_blind(study.directory)
+    if prediction is None:
+        if study.blind is not None:  # a candidate that cannot be trained is refused before any run is
+            plan_candidates(study, blind_budget(study, runs))
+        return runs
+    blind = _planned_blind(study, prediction)
+    runs = [run for run in runs if run.plan.identity != blind.plan.identity]
+    return sorted([*runs, blind], key=lambda run: run.plan.train_flops)
+
+
+def expand_grids(study: StudyPlan) -> list[PlannedRun]:
+    """The runs of the grids alone. ValueError as `expand`."""
     runs: dict[str, PlannedRun] = {}
     for grid in study.grids:
         for cell in grid.cells():
@@ -115,11 +144,60 @@ def expand(study: StudyPlan) -> list[PlannedRun]:
             # a run that is held out anywhere is held out
             if run.held_out or run.plan.identity not in runs:
                 runs[run.plan.identity] = run
-    found = sorted(runs.values(), key=lambda run: run.plan.train_flops)
-    return with_trunks(found) if study.share_trunks else found
+    by_cost = sorted(runs.values(), key=lambda run: run.plan.train_flops)
+    return with_trunks(by_cost) if study.share_trunks else by_cost
+
+
+def blind_budget(study: StudyPlan, runs: Sequence[PlannedRun]) -> float:
+    """FLOPs of the blind run: `compute` times the largest budget of the `runs` of the grids."""
+    assert study.blind is not None
+    objective, convention = study.blind.objective, study.blind.flops_convention
+    key = study.blind.flops_column
+    planned = [getattr(r.plan, key) for r in runs if r.plan.objective == objective and not r.held_out]
+    if not planned:
+        raise ValueError(
+            f"study {study.name}: blind.objective: got {objective}, expected one that a grid trains and that "
+            "is not held out."
+        )
+    # the runs of one budget are whole steps: its FLOPs as written are a rounder number
+    written = [
+        flops
+        for grid in study.grids
+        if grid.flops_convention == convention and objective in grid.objectives and not grid.held_out
+        for flops in grid.train_flops
+        if abs(math.log(flops / max(planned))) < SAME_BUDGET
+    ]
+    return study.blind.compute * (max(written) if written else max(planned))
+
+
+def plan_candidates(study: StudyPlan, budget: float) -> dict[str, PlannedRun]:
+    """The blind run of `budget` FLOPs by each size that it may have."""
+    assert study.blind is not None
+    grids = {size: study.blind.grid(size, budget) for size in study.blind.sizes}
+    return {size: _planned(study, grid, next(grid.cells())) for size, grid in grids.items()}
+
+
+def _planned_blind(study: StudyPlan, prediction: Blind) -> PlannedRun:
+    """The run that was predicted. ValueError where this study has it not."""
+    where = f"{study.directory / BLIND}"
+    if study.blind is None or prediction.size not in study.blind.sizes:
+        raise ValueError(
+            f"{where}: got a prediction of size {prediction.size}, expected a size under 'blind' of study "
+            f"{study.name}. Restore that key, or choose another directory with directory=..."
+        )
+    alone = replace(study.blind, sizes=[prediction.size])
+    planned = plan_candidates(replace(study, blind=alone), prediction.budget)[prediction.size]
+    if planned.plan.identity != prediction.identity:
+        raise ValueError(
+            f"{where}: got a prediction of run {prediction.identity[:8]}, expected "
+            f"{planned.plan.identity[:8]}: the study's seed, text or a setting of the run was changed. "
+            "Restore them, or choose another directory with directory=..."
+        )
+    return planned
 
 
 def _planned(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
+    cell = replace(cell, seed=cell.seed + study.seed)
     base = merge(study.run, grid.run)
     where = f"study {study.name}, run {cell.objective}-{cell.size}"
     if cell.size not in (known := [*study.sizes, *model_sizes()]):

@@ -10,9 +10,11 @@ import numpy as np
 
 from megatron.config.yaml_file import is_finite, is_one_line
 from megatron.scaling import wording
+from megatron.scaling.blind import BlindOutcome, check_blind
 from megatron.scaling.compute_law import ComputeLaw
 from megatron.scaling.ladder import STUDY, read_study_plan
 from megatron.scaling.law import Law
+from megatron.scaling.study_frontier import COMPUTE_LAW
 from megatron.scaling.table import LARGEST, Row, read_runs, read_table, sound_metrics
 
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
@@ -50,10 +52,8 @@ class Study:
     name: str = ""  # as study.yaml says
     laws: dict[str, Law] = field(default_factory=dict)  # of each objective: law.json and law_*.json
     scores: list[dict[str, Any]] = field(default_factory=list)  # of scores.csv: run, task, score, kind
-    compute_law: ComputeLaw | None = None  # of compute_law.json: the compute-optimal frontier
-    # predicted before it was trained: C, N, D, size, predicted, interval, level, predicted_at, sha256,
-    # measured (None until trained), in_time (whether the prediction precedes the run)
-    blind: Any = None
+    compute_law: ComputeLaw | None = None  # compute_law.json: the frontier
+    blind: BlindOutcome | None = None  # None where no run was predicted
 
     def done(self, objective: str | None = None) -> list[Row]:
         """Finished runs, of one objective or of all."""
@@ -80,7 +80,7 @@ class Study:
 def read_study(study_dir: str | Path) -> Study:
     """Read a study directory. What is damaged in it becomes a fault or a row's note.
 
-    Raises FileNotFoundError if there is no such study.
+    Raises FileNotFoundError if there is no such study, ValueError for a blind.json that was changed.
     """
     folder = Path(study_dir)
     rows = read_runs(folder)
@@ -99,6 +99,12 @@ def read_study(study_dir: str | Path) -> Study:
             faults.append(f"{path.name} cannot be used: {error}")
         else:
             laws.setdefault(str(other.filter.get("objective")), other)
+    compute_law = None
+    if (folder / COMPUTE_LAW).exists():
+        try:
+            compute_law = ComputeLaw.load(folder / COMPUTE_LAW)
+        except (OSError, ValueError) as error:
+            faults.append(f"{COMPUTE_LAW} cannot be used: {error}")
     curves = {row["run"]: read_curve(folder / row["path"]) if row["path"] else NO_CURVE for row in rows}
     done = [row for row in rows if row["status"] == "done"]
     results = [_read_json(folder / row["path"] / "result.json", faults) for row in done]
@@ -119,6 +125,8 @@ def read_study(study_dir: str | Path) -> Study:
         _read_name(folder / STUDY),
         laws,
         _read_scores(folder / SCORES, faults),
+        compute_law,
+        check_blind(folder, rows),
     )
 
 

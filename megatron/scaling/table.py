@@ -14,6 +14,7 @@ from typing import Any
 from megatron.config.yaml_file import is_one_line
 from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT, write_whole, write_whole_bytes
+from megatron.scaling.blind_record import load_blind
 from megatron.scaling.ladder import STUDY, PlannedRun, expand, read_study_plan
 
 COLUMNS = [
@@ -83,7 +84,8 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
     directory gives a row, never an exception. `now` (seconds since 1970) decides whether a silent run still
     counts as running.
 
-    Raises FileNotFoundError if there is no such study, or no `runs` folder in it.
+    Raises FileNotFoundError if there is no such study, or no `runs` folder in it, and ValueError for a
+    blind.json that was changed: which run it holds out is not known then.
     """
     study_dir = Path(study_dir)
     runs = study_dir / "runs"
@@ -98,6 +100,8 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
         known = {row["identity"] for row in rows}
         rows = [row | _told(planned.get(row["identity"])) for row in rows]
         rows += [_missing(plan) for identity, plan in planned.items() if identity not in known]
+    if (blind := load_blind(study_dir)) is not None:  # held out, even where the study cannot be expanded
+        rows = [row | ({"held_out": 1} if row["identity"] == blind.identity else {}) for row in rows]
     return sorted(rows, key=_order)
 
 

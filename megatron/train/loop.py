@@ -16,6 +16,7 @@ from megatron.log import get_logger
 from megatron.objective.base import Task
 from megatron.parallel.reduce import any_rank, wait_for_all
 from megatron.parallel.watchdog import mark
+from megatron.revision import git_of_code
 from megatron.run_dir import (
     CONFIG,
     METRICS,
@@ -31,7 +32,7 @@ from megatron.train.feed import open_feed
 from megatron.train.feedback import Feedback
 from megatron.train.memory import explained
 from megatron.train.profiler import ProfileWindow
-from megatron.train.record import Record, git_of_code
+from megatron.train.record import Record
 from megatron.train.resume import describe, describe_data, resume
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState

@@ -14,9 +14,9 @@ from megatron.config.read import as_dict
 from megatron.mixture.source import MixtureSamples
 from megatron.parallel.reduce import any_rank, first_says
 from megatron.parallel.watchdog import mark, wait_for_first
+from megatron.revision import git_of_code
 from megatron.run_dir import FULL
 from megatron.train.build import Run, build_schedule
-from megatron.train.record import git_of_code
 from megatron.train.state import TrainState
 
 

@@ -57,10 +57,21 @@ def test_a_study_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -
     base = {
         "name": "s", "directory": str(tmp_path / "study"), "share_trunks": True, "run": RUN,
         "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "grids": [GRID],
+        "seed": 1, "blind": {"sizes": ["small"], "compute": 4.0, "seed": 2, "objective": "autoregressive"},
     }  # fmt: skip
     known = {("run", *place): keys for place, keys in KEYS.items()}
     known |= {("grids", "run", *place): keys for place, keys in KEYS.items()}
     known |= {
+        ("blind",): [
+            "sizes",
+            "compute",
+            "lr",
+            "batch_tokens",
+            "run",
+            "flops_convention",
+            "seed",
+            "objective",
+        ],
         (): list(base),
         ("grids",): [*GRID, "unique_tokens", "epochs", "train_flops", "tokens_per_param"],
     }

@@ -11,7 +11,9 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_quickstart_predicts_a_larger_run_and_measures_it(root: Path, scaling_data: Path, tmp_path: Path) -> None:
+def test_the_quickstart_predicts_a_larger_run_and_measures_it(
+    root: Path, scaling_data: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "quickstart"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

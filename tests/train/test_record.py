@@ -21,9 +21,10 @@ from megatron.evaluation.validate import validate
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.base import Task
 from megatron.parallel.world import World
+from megatron.revision import git_revision
 from megatron.run_dir import read_metrics
 from megatron.train.memory import explained, memory_line
-from megatron.train.record import Record, git_revision, log_line
+from megatron.train.record import Record, log_line
 from megatron.train.state import TrainState
 
 CPU = World(0, 1, 0, torch.device("cpu"))

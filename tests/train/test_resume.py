@@ -13,11 +13,11 @@ from megatron.checkpoint.preempt import Stop
 from megatron.config.plan import plan_run
 from megatron.config.read import as_dict, read_config
 from megatron.parallel.world import World
+from megatron.revision import git_of_code
 from megatron.run_dir import METRICS
 from megatron.train.build import Run, build, build_schedule
 from megatron.train.feed import open_feed
 from megatron.train.loop import train
-from megatron.train.record import git_of_code
 from megatron.train.resume import resume
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState

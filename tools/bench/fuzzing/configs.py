@@ -41,6 +41,12 @@ grids:
     sizes: [0.1M]
     train_tokens: [1_000]
     run: {{optim: {{lr: 8.0e-3}}}}
+seed: 3
+blind:
+  sizes: [0.1M, 0.2M]
+  compute: 4
+  lr: [{{coefficient: 1.79, n: -0.713, d: 0.307}}]
+  run: {{optim: {{weight_decay: 0.2}}}}
 """
 MIXTURE = """catalog: catalog.duckdb
 corpora: [slim]

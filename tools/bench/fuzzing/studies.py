@@ -148,6 +148,40 @@ def open_reports(folder: Path) -> FileCase:
     return FileCase(folder, mutators, read)
 
 
+def open_frontiers(folder: Path) -> FileCase:
+    """compute_law.json and blind.json, and what is computed from them."""
+    import numpy as np
+
+    from megatron.scaling.blind import check_blind
+    from megatron.scaling.blind_record import Blind, load_blind
+    from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
+
+    C = np.repeat(np.geomspace(1e10, 1e12, 5), 4)
+    N = np.sqrt(C) / 5 * np.tile([0.5, 0.9, 1.4, 2.5], 5)
+    L = 1.9 + 120 / N**0.33 + 900 / (C / (6 * N)) ** 0.42
+    path = folder / "compute_law.json"
+    fit_compute_law(N, C / (6 * N), L, C).save(path)
+    blind = Blind(
+        objective="autoregressive", run="ar-blind-0a", size="2M", seed=0, identity="0a",
+        flops_convention="exact", compute=4.0, budget=4e12, N=100_000, D=6_000_000, C=4e12, predicted=3.1,
+        level=0.95, interval=(3.0, 3.2), N_optimum=1.1e5, N_optimum_interval=(9e4, 1.3e5),
+        time="2026-01-02T03:04:05.678+00:00", commit=None, n_runs=20, rows_sha256="0b",
+    )  # fmt: skip
+    blind.save(folder)
+
+    def read() -> None:
+        law = ComputeLaw.load(path)
+        C = 0.5 * law.C[1]
+        optimum = law.optimum(C)
+        law.predict_run(optimum.N, C), law.interval("size_exponent")
+        if load_blind(folder) != blind:
+            raise WrongAnswerError("a changed blind.json was read")
+        if "not trained yet" not in check_blind(folder).words:
+            raise WrongAnswerError("a run that is not there was measured")
+
+    return FileCase(folder, {"compute_law.json": mutate_json, "blind.json": mutate_json}, read)
+
+
 def open_laws(folder: Path) -> FileCase:
     """law.json, and what is computed from it."""
     import numpy as np
@@ -240,6 +274,7 @@ ENTRANCES = (
     Entrance("run folders", 2, open_run_folders),
     Entrance("reports", 0.7, open_reports),
     Entrance("law.json", 3, open_laws),
+    Entrance("compute_law.json", 1, open_frontiers),
     Entrance("tables", 3, open_tables),
     Entrance("logs", 1.5, open_logs),
 )

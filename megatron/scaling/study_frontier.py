@@ -1,0 +1,118 @@
+"""The compute-optimal frontier of a study: which of its runs are fitted, and the law of them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from megatron.scaling.blind_plan import COLUMN
+from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
+from megatron.scaling.ladder import STUDY, read_study_plan
+from megatron.scaling.selection import Columns, compute_of, select_runs
+from megatron.scaling.table import Row, read_runs, read_table
+
+COMPUTE_LAW = "compute_law.json"  # in the study's directory
+EXACT = COLUMN["exact"]
+
+
+@dataclass(frozen=True)
+class FrontierRuns:
+    """Runs that a frontier is fitted on: N parameters, D tokens, L nats a token, C FLOPs, each float64 [n].
+
+    table: path and sha256 of what they were read from, objective, and the column of C; all as text.
+    """
+
+    N: np.ndarray
+    D: np.ndarray
+    L: np.ndarray
+    C: np.ndarray
+    names: list[str]
+    table: dict[str, str]
+    warnings: list[str]
+
+    def fit(self) -> ComputeLaw:
+        """The law of these runs. ValueError where they are too few."""
+        law = fit_compute_law(self.N, self.D, self.L, self.C, self.names)
+        return replace(law, table=self.table)
+
+
+def select_rows(rows: Sequence[Row], objective: str, flops_column: str) -> list[Row]:
+    """The finished runs of an objective that no grid holds out, by identity."""
+    by_identity = {
+        row["identity"]: row
+        for row in rows
+        if row["status"] == "done" and row["objective"] == objective and not row["held_out"]
+    }
+    for row in by_identity.values():
+        if row[flops_column] is None:
+            raise ValueError(
+                f"run {row['run']}: got no {flops_column}, expected FLOPs. Train it again, or fit a table."
+            )
+    return [by_identity[identity] for identity in sorted(by_identity)]
+
+
+def hash_rows(rows: Sequence[Row], flops_column: str) -> str:
+    """sha256 over identity, N, D, C and loss of each run, in the order of `select_rows`."""
+    keys = ("identity", "n_params", "train_tokens", flops_column, "loss")
+    text = json.dumps([[row[key] for key in keys] for row in rows], separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def runs_of_rows(rows: Sequence[Row], objective: str, flops_column: str, path: str) -> FrontierRuns:
+    """The runs of `select_rows` as arrays."""
+    columns = ("n_params", "train_tokens", "loss", flops_column)
+    N, D, L, C = (np.array([row[name] for row in rows], dtype=float) for name in columns)
+    table = {"path": path, "objective": objective, "flops_by": flops_column}
+    table["sha256"] = hash_rows(rows, flops_column)
+    n_repeated = sum((row["epochs"] or 0) > 1.01 for row in rows)
+    warnings = [f"{n_repeated} runs saw some text more than once."] if n_repeated else []
+    return FrontierRuns(N, D, L, C, [row["run"] for row in rows], table, warnings)
+
+
+def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
+    """The runs of a study: of `objective`, else of its key blind, else the only one there is.
+
+    Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError for several objectives.
+    """
+    folder = Path(study_dir)
+    rows = read_runs(folder)
+    blind = read_study_plan(folder / STUDY).blind if (folder / STUDY).is_file() else None
+    objectives = sorted({row["objective"] for row in rows if row["status"] == "done"})
+    if objective is None and blind is not None:
+        objective = blind.objective
+    if objective is None:
+        if len(objectives) != 1:
+            raise ValueError(
+                f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected one. "
+                "Name it with --objective."
+            )
+        objective = objectives[0]
+    if objective not in objectives:
+        raise ValueError(
+            f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected "
+            f"{objective}. Run tools/sweep.py first."
+        )
+    column = blind.flops_column if blind is not None else EXACT
+    return runs_of_rows(select_rows(rows, objective, column), objective, column, str(folder))
+
+
+def read_table_runs(
+    path: Path,
+    columns: Columns,
+    objective: str | None = None,
+    flops_by: str | None = None,
+    where: Sequence[str] = (),
+) -> FrontierRuns:
+    """The runs of a table; C is the column `flops_by`, 6 N D for "6nd".
+
+    None is train_flops where the table has it, else 6nd. Errors as `selection.select_runs`.
+    """
+    runs = select_runs(path, columns, objective, where=where)
+    runs = runs.only(~runs.held_out())
+    by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
+    table = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
+    names = runs.names if runs.names is not None else [str(i) for i in runs.rows]
+    return FrontierRuns(runs.N, runs.D, runs.L, compute_of(path, runs, by), names, table, runs.warnings)
