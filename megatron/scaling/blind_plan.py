@@ -6,6 +6,7 @@ from typing import Any
 from megatron.config.read import refuse_unknown
 from megatron.config.yaml_file import is_finite
 from megatron.scaling.grid import Grid, read_grid
+from megatron.scaling.seeds import Seeds
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 LEAST_COMPUTE, MOST_COMPUTE = 2.0, 8.0  # nearer is no extrapolation; further the frontier predicts little
@@ -44,7 +45,7 @@ class BlindPlan:
         return Grid(
             objectives=[self.objective],
             sizes=[size],
-            seeds=[self.seed],
+            seeds=Seeds([self.seed]),
             train_flops=[flops],
             lr=self.lr,
             batch_tokens=self.batch_tokens,
@@ -82,5 +83,5 @@ def read_blind_plan(raw: Any, where: str) -> BlindPlan:
         objective=objective,
         compute=float(compute),
         flops_convention=values.get("flops_convention", "exact"),
-        seed=grid.seeds[0],
+        seed=grid.seeds.default[0],
     )
