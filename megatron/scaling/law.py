@@ -26,6 +26,8 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+NO_FLOOR = 1e-9  # share of the largest E of the replicates that counts as E = 0
+FEW_REPLICATES = 25  # with fewer, their percentiles are not taken alone
 # of law.json, what holds numbers alone: null is NaN there
 NUMBERS = ("params", "objective", "standard_error", "derived", "replicates", "spread")
 
@@ -37,7 +39,8 @@ class Law:
     params          constants of the form, in nats a token, N in parameters, D in tokens
     objective       sum over runs of Huber(log L - log Lhat, huber_delta)
     standard_error  spread of each constant over bootstrap replicates
-    interval        {"level", "method", "n_bootstrap", "seed", "params": {name: [low, high]}, "derived": ...}
+    interval        {"level", "method", "n_units": runs or groups that the bootstrap weighted, "n_bootstrap",
+                    "seed", "params": {name: [low, high]}, "derived": ...}
     derived         a_exponent: N_opt grows as C^a, b_exponent: D_opt as C^b
     replicates      the constants of each bootstrap replicate, for bands of whatever follows from them
     residual        "log": of log L, as above; "nats": of L itself
@@ -106,8 +109,7 @@ class Law:
         value = self.loss(N, D, U)
         if not self.replicates:  # without the law's own part an interval would be too narrow
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
-        wide = expanded_level(level, self.noise.get("n_groups"))
-        low, high = np.quantile(self.losses(N, D, U), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
+        low, high = self.percentiles(self.losses(N, D, U), level)
         if kind == "confidence":
             return value, low, high
         return value, *self.add_noise(value, low, high, level)
@@ -133,6 +135,28 @@ class Law:
         axes = tuple(range(1, N.ndim + 1))
         each = {name: np.expand_dims(self.replicates[name], axes) for name in self.params}
         return FORM[self.form].loss(each, N, D, U)
+
+    @property
+    def n_units(self) -> int | None:
+        """How many runs or groups the bootstrap weighted, for `expanded_level`; None: not known."""
+        return self.interval.get("n_units") or self.noise.get("n_groups")
+
+    def percentiles(self, values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the interval of what each replicate gives, `values` [replicates, ...].
+
+        Where the replicates do not exclude E = 0, those with E = 0 are taken alone too, and the outer ends
+        count. A percentile interval is too short at a bound (Andrews, Econometrica 2000): the other replicates
+        are all on one side, so that over all of them one end leaves out twice its share or more.
+        """
+        wide = expanded_level(level, self.n_units)
+        tails = [(1 - wide) / 2, (1 + wide) / 2]
+        low, high = np.quantile(values, tails, axis=0)
+        floor = np.asarray(self.replicates.get("E", ()))
+        is_without = floor <= NO_FLOOR * floor.max(initial=0.0)
+        if is_without.sum() >= max(FEW_REPLICATES, tails[0] * len(floor)) and not is_without.all():
+            inner_low, inner_high = np.quantile(values[is_without], tails, axis=0)
+            low, high = np.minimum(low, inner_low), np.maximum(high, inner_high)
+        return low, high
 
     def n_replicates(self) -> int:
         """How many bootstrap replicates there are."""
@@ -174,15 +198,15 @@ class Law:
         return law
 
 
-def expanded_level(level: float, n_groups: int | None) -> float:
-    """The level of percentiles that covers `level` with few groups: expanded percentiles.
+def expanded_level(level: float, n_units: int | None) -> float:
+    """The level of percentiles that covers `level` with few units (runs or groups): expanded percentiles.
 
-    A bootstrap of G groups has a variance (G - 1)/G too small and normal tails where t has wider ones; both
+    A bootstrap of n units has a variance (n - 1)/n too small and normal tails where t has wider ones; both
     together are a wider level (Hesterberg, arXiv 1411.5279, section 5.2). None: `level` as it is.
     """
-    if n_groups is None or n_groups < 3:
+    if n_units is None or n_units < 3:
         return level
-    wide = math.sqrt(n_groups / (n_groups - 1)) * stdtrit(n_groups - 1, (1 + level) / 2)
+    wide = math.sqrt(n_units / (n_units - 1)) * stdtrit(n_units - 1, (1 + level) / 2)
     return float(2 * ndtr(wide) - 1)
 
 

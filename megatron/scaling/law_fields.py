@@ -38,6 +38,7 @@ def _is_interval(value: Any) -> bool:
         for name, check in (
             ("level", lambda level: is_number(level) and 0 < level < 1),
             ("n_bootstrap", lambda n: type(n) is int and n >= 0),
+            ("n_units", lambda n: n is None or type(n) is int and n > 0),
             ("method", _is_text),
             ("params", _is_table_of(_is_range)),
             ("derived", _is_table_of(_is_range)),
