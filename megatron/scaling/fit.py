@@ -53,6 +53,7 @@ def fit_law(
     weights: np.ndarray | None = None,
     groups: ArrayLike | None = None,
     run_weights: ArrayLike | None = None,
+    loss_se: ArrayLike | None = None,
     residual: str = "log",
     fixed: Mapping[str, float] | None = None,
     tied: Mapping[str, str] | None = None,
@@ -65,9 +66,11 @@ def fit_law(
     the number of runs; `weights` [replicates, n] are the weightings to use instead, as how often each run was
     drawn, and their percentiles are plain. `groups` [n] labels rows that share a model, a trunk or a seed:
     they have one weight, and their noise has a common part. `run_weights` [n] multiply each run's term;
-    `spread` is then that of a run of weight 1. A very large `huber_delta` is least squares. `fixed` constants
-    are held at their values, `tied` exponents have the value of another ({"alpha": "beta"}). `priors` weigh
-    against the runs by the noise that a fit without them estimates; each replicate draws their means anew.
+    `spread` is then that of a run of weight 1. `loss_se` [n] are standard errors of L by the held-out text
+    that all runs share (NaN: not known), for predictions on another text. A very large `huber_delta` is least
+    squares. `fixed` constants are held at their values, `tied` exponents have the value of another
+    ({"alpha": "beta"}). `priors` weigh against the runs by the noise that a fit without them estimates; each
+    replicate draws their means anew.
 
     Raises ValueError for an unknown form or setting, a form that wants U without it, values that are not
     positive numbers, or too few distinct runs.
@@ -123,6 +126,7 @@ def fit_law(
         tied=tied,
         priors=[asdict(one) for one in priors],
         spread=noise.sigma,
+        text_error=_text_error(L, loss_se),
         noise=noise.as_dict(),
         lack_of_fit=tested.as_dict() if tested else {},
         identified=diagnosis.identified,
@@ -249,6 +253,25 @@ def _check_settings(huber_delta: float, n_bootstrap: int, seed: int) -> None:
     for name, value in (("n_bootstrap", n_bootstrap), ("seed", seed)):
         if value < 0:
             raise ValueError(f"{name}: found {value}, wanted 0 or more")
+
+
+def _text_error(L: np.ndarray, loss_se: ArrayLike | None) -> dict[str, float | int]:
+    """What losses [n] on one text have in common: medians of their standard errors, in nats and of log L."""
+    if loss_se is None:
+        return {}
+    errors = np.asarray(loss_se, dtype=float).ravel()
+    if len(errors) != len(L):
+        raise ValueError(f"loss_se: got {len(errors)} values, expected one for each of {len(L)} runs")
+    is_known = ~np.isnan(errors)
+    if not is_known.any():
+        return {}
+    if not (np.isfinite(errors[is_known]) & (errors[is_known] >= 0)).all():
+        raise ValueError("loss_se: got a negative or infinite value, expected 0 or more, or NaN")
+    return {
+        "loss_se": float(np.median(errors[is_known])),
+        "relative": float(np.median(errors[is_known] / L[is_known])),
+        "n_runs": int(is_known.sum()),
+    }
 
 
 def _drawn(n_runs: int, n_bootstrap: int, seed: int, members: np.ndarray | None = None) -> np.ndarray:
