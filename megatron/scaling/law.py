@@ -111,7 +111,7 @@ class Law:
         """
         if kind not in ("predictive", "confidence"):
             raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
-        half = float(ndtri((1 + level) / 2)) * self.text_deviation(kind, text)
+        self.text_deviation(kind, text)  # raises for a text that there is nothing known of
         N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
         value = self.loss(N, D, U)
         if not self.replicates:  # without the law's own part an interval would be too narrow
@@ -119,7 +119,14 @@ class Law:
         low, high = self.percentiles(self.losses(N, D, U), level)
         if kind == "predictive":
             low, high = self.add_noise(value, low, high, level)
-        return (value, low, high) if half == 0 else (value, *_widen(value, low, high, half))
+        return value, *self.widen_for_text(value, low, high, level, kind, text)
+
+    def widen_for_text(
+        self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float, kind: str, text: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of an interval of a loss on `text` from those for the text of the fitted runs."""
+        half = float(ndtri((1 + level) / 2)) * self.text_deviation(kind, text)
+        return (low, high) if half == 0 else _widen(value, low, high, half)
 
     def text_deviation(self, kind: str, text: str) -> float:
         """Standard deviation of log L that the held-out text adds to an interval of a loss on `text`.

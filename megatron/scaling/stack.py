@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike
 from megatron.run_dir import with_null, write_json
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import largest
+from megatron.scaling.frontier import least_loss
+from megatron.scaling.holdout import largest, write_held_out
 from megatron.scaling.law import Law
 from megatron.scaling.law_fields import check_stack
 from megatron.scaling.mixed_interval import component_of, mixture_quantiles
@@ -30,6 +31,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4)  # of the runs, those of most compute, that are le
 PLAIN = ("chinchilla", "over_training", "kaplan")
 REPEATING = ("repeated_data", "over_repetition", "data_constrained")
 CUT_REPLICATES = 100
+N_OPTIMA = 200  # of each form: replicates whose optimum is searched
 FEWEST_LEFT_OUT = 2
 NEAR = 0.1  # root mean square of log(C / C_max) below which a part is no extrapolation
 SMALLEST_ERROR = 1e-4  # of log L: no form is better than that
@@ -150,6 +152,15 @@ class StackedLaw:
             raise ValueError(
                 f"{path}: not a stack of laws ({reason}). Fit it again with tools/fit_law.py --stack."
             ) from error
+
+
+def is_stack(path: str | Path) -> bool:
+    """Whether a file is JSON with the keys of stacked_law.json; what it holds is not checked."""
+    try:
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(stored, dict) and "laws" in stored and "weights" in stored
 
 
 def stack_laws(
@@ -297,3 +308,50 @@ def _growth(cuts: Sequence[Cut], weights: Mapping[str, float]) -> float:
 def _warn(laws: Mapping[str, Law]) -> list[str]:
     """Warnings of the laws with their form in front."""
     return [f"{form}: {warning}" for form, law in laws.items() for warning in law.warnings]
+
+
+def stacked_bands(
+    stack: StackedLaw,
+    C: float,
+    level: float = 0.95,
+    flops_per_param_token: float = 6.0,
+    U: float | None = None,
+) -> dict[str, tuple[float, float]]:
+    """Confidence intervals (low, high) of the optimal N and D at C: quantiles over all forms' replicates.
+
+    Each form's replicates share its weight. NaN where a law has no replicates.
+    """
+    ends = (math.nan, math.nan)
+    if not all(law.replicates for law in stack.laws.values()):
+        return {"N": ends, "D": ends}
+    values, shares = [], []
+    for form, weight in stack.weights.items():
+        law = stack.laws[form]
+        rows = np.linspace(0, law.n_replicates() - 1, min(N_OPTIMA, law.n_replicates())).round().astype(int)
+        for row in rows:
+            at = least_loss(law.replicate(row), C, np.inf if U is None else U, flops_per_param_token)
+            values.append(math.log(at.N[0]))
+            shares.append(weight / len(rows))
+    order = np.argsort(values)
+    below = np.cumsum(np.array(shares)[order])
+    places = [np.searchsorted(below, share) for share in ((1 - level) / 2, (1 + level) / 2)]
+    low, high = (float(np.exp(values[order[min(place, len(order) - 1)]])) for place in places)
+    product = C / flops_per_param_token
+    return {"N": (low, high), "D": (product / high, product / low)}
+
+
+def summarise_stack(stack: StackedLaw) -> str:
+    """The weights and errors of the forms, then what they are where they were tested."""
+    lines = [f"{stack.formula()}  ({stack.n_runs} runs)"]
+    sizes = ", ".join(str(cut["n_left_out"]) for cut in stack.cuts)
+    lines.append(f"  form              weight  RMS error (%) without the {sizes} largest runs")
+    for form, weight in stack.weights.items():
+        errors = "".join(f"{100 * cut['rms'][form]:8.2f}" for cut in stack.cuts)
+        lines.append(f"  {form:<18}{weight:>6.2f}{errors}")
+    lines.append(
+        f"  beyond C = {stack.largest_compute:.3g} FLOPs: {100 * stack.growth:.2g} % more deviation for each "
+        "factor of e in compute"
+    )
+    lines += [f"  refused: {form}: {reason}" for form, reason in stack.refused.items()]
+    lines += write_held_out(stack.held_out)
+    return "\n".join(lines + [f"  warning: {one}" for one in stack.warnings])
