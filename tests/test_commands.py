@@ -47,7 +47,7 @@ GIVEN = {
     "DOWNSTREAM.md": [], "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
                 "utils/datapaths/mine.txt"],
-    "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
+    "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "stacked_law.json", "paper/*"],
     "MIXTURE.md": ["*.yaml", "*.pem"], "STUDY.md": ["data/*", "logs/*"],
     "TRAIN.md": ["data/*", "tokens/*", "text/*"],
 }  # fmt: skip

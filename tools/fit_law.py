@@ -4,6 +4,7 @@ python tools/fit_law.py experiments/quickstart/table.csv --objective autoregress
 python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
 python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
+python tools/fit_law.py table.csv --stack --hold-out 3
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
@@ -11,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +22,14 @@ from megatron.scaling.approaches import NAMES, compare_approaches
 from megatron.scaling.envelope import curves_of_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import compare_forms, score
+from megatron.scaling.holdout import compare_forms, score, write_held_out
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.priors import read_prior
 from megatron.scaling.profile import HELD, profile
 from megatron.scaling.proposal import propose_runs, rows_of_table
-from megatron.scaling.selection import Columns, Selection, column_of, compute_of, select_runs
+from megatron.scaling.selection import Columns, Selection, column_of, compute_of, known_of, select_runs
+from megatron.scaling.stack import StackedLaw, stack_laws, summarise_stack
 from megatron.scaling.table import read_table
 
 
@@ -40,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--form", choices=list(FORM), default="chinchilla", help="chinchilla: E + A/N^alpha + B/D^beta"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="LAW.json", default=Path("law.json"), help="where the law goes"
+        "--out", type=Path, metavar="LAW.json", help="default: law.json, with --stack stacked_law.json"
     )
     runs = parser.add_argument_group("which runs")
     runs.add_argument(
@@ -66,6 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="COLUMN",
         help="rows with equal cells share a model, a trunk or a seed and are resampled together; "
         "default: trunk where runs branch, 'none' turns it off",
+    )
+    runs.add_argument(
+        "--loss-se-column",
+        default="loss_se",
+        metavar="NAME",
+        help="error of the loss by the held-out text that all runs share, if the table has it",
     )
     runs.add_argument("--weights", metavar="COLUMN", help="multiplies a run's term: 1 / variance, say")
     fit = parser.add_argument_group("how to fit")
@@ -108,6 +117,13 @@ def build_parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--compare", metavar="FORM,FORM", help="say which form predicts the --hold-out runs best, and stop"
     )
+    fit.add_argument(
+        "--stack",
+        nargs="?",
+        const="",
+        metavar="FORM,FORM",
+        help="fit several forms and weight them by their errors on the largest runs; default: all that apply",
+    )
     fit.add_argument("--profile", choices=tuple(HELD), help="say how well the runs hold this constant")
     fit.add_argument("--huber-delta", type=float, metavar="NATS", default=1e-3, help="of log loss")
     fit.add_argument("--n-bootstrap", type=int, default=1000, metavar="R", help="resamplings of the runs")
@@ -148,6 +164,12 @@ def summary(law: Law) -> str:
         lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
     lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
     lines += [f"  prior: {one['name']} = {one['mean']:g} +- {one['spread']:g}" for one in law.priors]
+    if law.text_error and "E" in law.params and law.replicates:
+        low, high = law.floor_interval(text="new")
+        lines.append(
+            f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats; E on a new text "
+            f"95 % [{low:.4g}, {high:.4g}]"
+        )
     if law.noise:
         lines.append(
             f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
@@ -161,18 +183,7 @@ def summary(law: Law) -> str:
             f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
             f"misfit {100 * tested['misfit']:.2g} %)"
         )
-    if law.held_out:
-        told = law.held_out
-        lines.append(
-            f"  {told['n_runs']} runs held out: off by {told['rms_percent']:.2f} % (RMS), "
-            f"{told['worst_percent']:.2f} % at worst; {told['n_inside']} inside their 95 % "
-            "predictive interval"
-        )
-        each = zip(*(told[key] for key in ("N", "D", "predicted", "low", "high", "measured")), strict=True)
-        lines += [
-            f"    N {N:.4g}, D {D:.4g}: predicted {said:.4f} [{low:.4f}, {high:.4f}], measured {L:.4f}"
-            for N, D, said, low, high, L in each
-        ]
+    lines += write_held_out(law.held_out)
     return "\n".join(lines + [f"  warning: {one}" for one in law.warnings])
 
 
@@ -184,6 +195,7 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     law = fit_law(
         **runs.where(~held),
         run_weights=run_weights,
+        loss_se=loss_errors(args, runs.only(~held)),
         form=args.form,
         residual=args.residual,
         fixed=fixed,
@@ -198,9 +210,7 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     if held.any() and not law.replicates:
         warnings.append("No bootstrap: intervals of held-out runs have the scatter of single runs alone.")
     if held.any():
-        kept_back = runs.only(held)
-        scored = score(law, kept_back.N, kept_back.D, kept_back.L, kept_back.U).as_dict()
-        scored |= {"N": kept_back.N.tolist(), "D": kept_back.D.tolist(), "runs": kept_back.names or []}
+        scored = score_held_out(law, runs.only(held))
     if args.profile:
         held_law = profile(
             **{name: values for name, values in runs.where(~held).items() if name != "groups"},
@@ -219,6 +229,60 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
     return replace(
         law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
     )
+
+
+def score_held_out(law: Law | StackedLaw, runs: Selection) -> dict[str, Any]:
+    """Runs kept from the fit, and how well they were predicted."""
+    scored = score(law, runs.N, runs.D, runs.L, runs.U).as_dict()
+    return scored | {"N": runs.N.tolist(), "D": runs.D.tolist(), "runs": runs.names or []}
+
+
+def loss_errors(args: argparse.Namespace, runs: Selection) -> np.ndarray | None:
+    """Standard errors of the losses by their text [n]; None where the table has no such column."""
+    if args.loss_se_column not in read_table(args.table):
+        if args.loss_se_column not in ("loss_se", "none"):
+            raise ValueError(
+                f"--loss-se-column: {args.table} has no column '{args.loss_se_column}'; give another or none"
+            )
+        return None
+    return known_of(args.table, runs, args.loss_se_column)
+
+
+def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
+    """The stack of forms, scored on the runs held out of it. ValueError for options that it cannot use."""
+    unused = {
+        "--fix": args.fix, "--prior": args.prior, "--weights": args.weights, "--profile": args.profile,
+        "--residual": args.residual != "log",
+    }  # fmt: skip
+    for option, value in unused.items():
+        if value:
+            raise ValueError(f"--stack: got {option} too, expected the forms as they are. Drop one of them.")
+    held = runs.held_out(args.hold_out)
+    fitted_on = runs.only(~held)
+    stack = stack_laws(
+        **runs.where(~held),
+        forms=[form.strip() for form in args.stack.split(",")] if args.stack else None,
+        loss_se=loss_errors(args, fitted_on),
+        huber_delta=args.huber_delta,
+        n_bootstrap=args.n_bootstrap,
+        seed=args.seed,
+    )
+    return replace(
+        stack,
+        columns=runs.columns,
+        filter=runs.filter,
+        table=runs.table,
+        warnings=stack.warnings + runs.warnings,
+        held_out=score_held_out(stack, runs.only(held)) if held.any() and args.n_bootstrap else {},
+    )
+
+
+def needs_unique(args: argparse.Namespace) -> bool:
+    """Whether unique tokens are read: by a form of repetition, or where all runs of a stack have them."""
+    if args.stack == "":
+        return all(read_table(args.table).get(args.unique_column, [""]))
+    forms = (args.stack or args.compare or args.form).split(",")
+    return any(form.strip() in FORM and FORM[form.strip()].wants_unique for form in forms)
 
 
 def compared(args: argparse.Namespace, runs: Selection) -> str:
@@ -283,15 +347,14 @@ def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, save, and say what was found."""
     args = build_parser().parse_args(argv)
+    args.out = args.out or Path("law.json" if args.stack is None else "stacked_law.json")
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
     try:
         # before the work, not after it
         if args.out.is_dir() or not args.out.parent.is_dir():
             raise ValueError(f"--out {args.out}: wanted a file name in a folder that exists, as law.json")
-        forms = args.compare.split(",") if args.compare else [args.form]
-        wants_unique = any(form in FORM and FORM[form].wants_unique for form in forms)
         runs = select_runs(
-            args.table, columns, args.objective, args.max_loss, wants_unique, args.group, args.where
+            args.table, columns, args.objective, args.max_loss, needs_unique(args), args.group, args.where
         )
         if args.fit_all:
             runs = replace(runs, marked=None)
@@ -300,6 +363,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.approach != 3:
             print(without_a_form(args, runs.only(~runs.held_out(args.hold_out))))
+            return 0
+        if args.stack is not None:
+            stack = fit_stack(args, runs)
+            stack.save(args.out)
+            print(f"{args.out}: {summarise_stack(stack)}")
             return 0
         law = fitted(args, runs)
         law.save(args.out)

@@ -4,6 +4,7 @@ python tools/predict.py law.json 7e9 1.4e11
 python tools/predict.py law.json --flops 1e21 --json
 python tools/predict.py muennighoff 2.8e9 5.5e10 --unique 4e9
 python tools/predict.py step-law 1e9 1e11
+python tools/predict.py stacked_law.json 7e9 1.4e11 --new-text
 python tools/predict.py --list
 """
 
@@ -24,6 +25,7 @@ from megatron.scaling.prediction import (
     predict_run,
 )
 from megatron.scaling.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
+from megatron.scaling.stack import StackedLaw, is_stack
 
 NO_INTERVAL = "no interval: the law has no bootstrap replicates"
 
@@ -31,7 +33,9 @@ NO_INTERVAL = "no interval: the law has no bootstrap replicates"
 def build_parser() -> argparse.ArgumentParser:
     """Command-line words."""
     parser = command(__doc__)
-    parser.add_argument("law", nargs="?", metavar="LAW", help="a law.json, or the name of a published law")
+    parser.add_argument(
+        "law", nargs="?", metavar="LAW", help="a law.json or stacked_law.json, or the name of a published law"
+    )
     parser.add_argument("N", nargs="?", type=float, metavar="N", help="parameters")
     parser.add_argument("D", nargs="?", type=float, metavar="D", help="tokens trained on")
     parser.add_argument("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all of them")
@@ -40,6 +44,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--flops-per-param-token", type=float, default=6.0, metavar="K", help="C = K N D, for --flops"
     )
     parser.add_argument("--level", type=float, default=0.95, metavar="SHARE", help="of the intervals")
+    parser.add_argument(
+        "--new-text",
+        action="store_true",
+        help="of a loss on another text of the same distribution, default: on that of the fitted runs",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--list", action="store_true", help="list the published laws with their sources")
     return parser
@@ -84,6 +93,14 @@ def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
     return found
 
 
+def describe_stack(stack: StackedLaw) -> dict[str, Any]:
+    """What `describe_law` has, of a stack: its forms with their weights and errors."""
+    return {
+        "formula": stack.formula(), "form": "stack", "weights": stack.weights, "growth": stack.growth,
+        "cuts": stack.cuts, "identified": None, "not_identified": {}, "warnings": [], "ranges": stack.ranges,
+    }  # fmt: skip
+
+
 def warn_first(about: dict[str, Any]) -> list[str]:
     """Lines that stand before any number."""
     lines = []
@@ -102,7 +119,7 @@ def write_interval(level: float, kind: str, interval: tuple[float, float] | None
     return f"{100 * level:g} % {kind} [{low}, {high}]"
 
 
-def write_outside(law: Law, outside: dict[str, str]) -> list[str]:
+def write_outside(law: Law | StackedLaw, outside: dict[str, str]) -> list[str]:
     """One line for each value beyond the fitted range, or one that says that there is none."""
     if not law.ranges:
         return ["  range of the fitted runs: not known"]
@@ -115,7 +132,7 @@ def write_outside(law: Law, outside: dict[str, str]) -> list[str]:
     ]
 
 
-def write_run(law: Law, found: Prediction) -> list[str]:
+def write_run(law: Law | StackedLaw, found: Prediction) -> list[str]:
     """The prediction of one run for people."""
     unique = "" if found.U is None else f", {found.U:.4g} of them unique"
     lines = [
@@ -130,10 +147,15 @@ def write_run(law: Law, found: Prediction) -> list[str]:
         lines.append(
             f"  the law's value: {write_interval(found.level, 'confidence', found.confidence, '.4f')}"
         )
-    return lines + write_outside(law, found.outside)
+    return lines + write_text(found.text) + write_outside(law, found.outside)
 
 
-def write_optimum(law: Law, found: OptimumPrediction) -> list[str]:
+def write_text(text: str) -> list[str]:
+    """That the intervals are of another text, where they are."""
+    return ["  on a new text of the same distribution and size"] if text == "new" else []
+
+
+def write_optimum(law: Law | StackedLaw, found: OptimumPrediction) -> list[str]:
     """The optimum at one compute for people."""
     lines = [f"C {found.C:.4g} FLOPs (C = {found.flops_per_param_token:g} N D):"]
     for name, value, interval in (
@@ -145,7 +167,7 @@ def write_optimum(law: Law, found: OptimumPrediction) -> list[str]:
     if found.L_predictive is not None:
         words = write_interval(found.level, "predictive", found.L_predictive, ".5g")
         lines.append(f"     one new run there: {words}")
-    return lines + write_outside(law, found.outside)
+    return lines + write_text(found.text) + write_outside(law, found.outside)
 
 
 def write_json_text(value: Any) -> str:
@@ -161,24 +183,26 @@ def write_json_text(value: Any) -> str:
     return json.dumps(clean(value), indent=1, allow_nan=False)
 
 
-def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | None) -> str:
-    """The answer by a law of loss."""
-    if args.unique is not None and not FORM[law.form].wants_unique:
+def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: PublishedLaw | None) -> str:
+    """The answer by a law of loss, or a stack of them."""
+    forms = list(law.laws) if isinstance(law, StackedLaw) else [law.form]
+    if args.unique is not None and not any(FORM[form].wants_unique for form in forms):
         raise ValueError(
-            f"--unique: got {args.unique:g} for form {law.form}, which has no term for repetition. "
+            f"--unique: got {args.unique:g} for form {', '.join(forms)}, which has no term for repetition. "
             "Take a law of form data_constrained, repeated_data or over_repetition."
         )
-    about = describe_law(law, published)
+    about = describe_stack(law) if isinstance(law, StackedLaw) else describe_law(law, published)
+    text = "new" if args.new_text else "same"
     answer: dict[str, Any] = {"law": str(args.law)} | about
     lines = [*warn_first(about), f"{args.law}: {law.formula()}"]
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
     if args.N is not None:
-        one = predict_run(law, args.N, args.D, args.unique, args.level)
+        one = predict_run(law, args.N, args.D, args.unique, args.level, text)
         answer["prediction"] = one.as_dict()
         lines += write_run(law, one)
     if args.flops is not None:
-        best = predict_optimum(law, args.flops, args.unique, args.flops_per_param_token, args.level)
+        best = predict_optimum(law, args.flops, args.unique, args.flops_per_param_token, args.level, text)
         answer["optimum"] = best.as_dict()
         lines += write_optimum(law, best)
     return write_json_text(answer) if args.json else "\n".join(lines)
@@ -220,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
             )
             return 0
-        law, published = find_law(args.law)
+        law, published = (StackedLaw.load(args.law), None) if is_stack(args.law) else find_law(args.law)
         print(
             predict_hyperparameters(args, law)
             if isinstance(law, HyperparameterLaw)

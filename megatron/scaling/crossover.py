@@ -74,8 +74,8 @@ def crossover(
         )
         # a replicate without a crossover has it beyond all that is searched
         each = np.where(np.isnan(each), np.inf, each)
-        n_groups = [law.noise["n_groups"] for law in (first, second) if law.noise.get("n_groups")]
-        level = expanded_level(level, min(n_groups, default=None))
+        n_units = [law.n_units for law in (first, second) if law.n_units]
+        level = expanded_level(level, min(n_units, default=None))
         low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2], axis=0, method="nearest")
         ends = (low, high)
     known = np.isfinite(C)

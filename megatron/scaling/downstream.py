@@ -227,8 +227,7 @@ def chained(
         scores = scores + downstream.score_sd(scores) * _draw_t(rng, downstream.dof, scores.shape)
     if downstream.kind == "accuracy":
         scores = np.clip(scores, 0.0, 1.0)
-    n_groups = law.noise.get("n_groups")
-    wide = expanded_level(level, min(downstream.n_runs, n_groups or downstream.n_runs))
+    wide = expanded_level(level, min(downstream.n_runs, law.n_units or downstream.n_runs))
     low, high = np.quantile(scores, [(1 - wide) / 2, (1 + wide) / 2], axis=0)
     return value, low, high
 

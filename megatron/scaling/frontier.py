@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.scaling.law import Law, expanded_level, exponents
+from megatron.scaling.law import Law, exponents
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,17 @@ def bands(
     if not law.replicates:
         raise ValueError("law: has no bootstrap replicates; fit it with n_bootstrap > 0")
     C = _compute(C, flops_per_param_token)
-    wide = expanded_level(level, law.noise.get("n_groups"))
-    tails = [(1 - wide) / 2, (1 + wide) / 2]
     if "A" not in law.params or U is not None:
         each = [
             least_loss(law.replicate(i), C, np.inf if U is None else U, flops_per_param_token)
             for i in range(law.n_replicates())
         ]
-        return {x: tuple(np.quantile([getattr(one, x) for one in each], tails, axis=0)) for x in "NDL"}
+        return {x: law.percentiles(np.array([getattr(one, x) for one in each]), level) for x in "NDL"}
     params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
     found = dict(zip("NDL", _best(params, C / flops_per_param_token), strict=True))
     # a replicate whose N is 0 or infinite is an end of the band; between two such ends the line is no number
     with np.errstate(invalid="ignore"):
-        return {name: tuple(np.quantile(values, tails, axis=0)) for name, values in found.items()}
+        return {name: law.percentiles(values, level) for name, values in found.items()}
 
 
 def _compute(C: ArrayLike, flops_per_param_token: float) -> np.ndarray:

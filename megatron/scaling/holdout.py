@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from megatron.scaling.fit import fit_law
 from megatron.scaling.law import Law
@@ -42,15 +43,40 @@ class Scored:
         }
 
 
-def score(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None) -> Scored:
+class Predictor(Protocol):
+    """A law, or a stack of laws."""
+
+    def predict(
+        self, N: ArrayLike, D: ArrayLike, U: ArrayLike = ..., level: float = ...
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(loss, low, high), as Law.predict."""
+
+
+def score(law: Predictor, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None) -> Scored:
     """Predict runs [n] and compare, with predictive intervals: see Law.predict.
 
     Of a law without replicates the intervals have the scatter of single runs alone.
     """
     value, low, high = law.predict(N, D, np.inf if U is None else U, LEVEL)
-    if not law.replicates:
+    if isinstance(law, Law) and not law.replicates:
         low, high = law.add_noise(value, value, value, LEVEL)
     return Scored(value, low, high, L)
+
+
+def write_held_out(scores: dict[str, Any]) -> list[str]:
+    """How the runs held out were predicted, a line each; nothing without such runs."""
+    if not scores:
+        return []
+    columns = (scores[key] for key in ("N", "D", "predicted", "low", "high", "measured"))
+    return [
+        f"  {scores['n_runs']} runs held out: off by {scores['rms_percent']:.2f} % (RMS), "
+        f"{scores['worst_percent']:.2f} % at worst; {scores['n_inside']} inside their 95 % "
+        "predictive interval",
+        *(
+            f"    N {N:.4g}, D {D:.4g}: predicted {value:.4f} [{low:.4f}, {high:.4f}], measured {L:.4f}"
+            for N, D, value, low, high, L in zip(*columns, strict=True)
+        ),
+    ]
 
 
 def largest(N: np.ndarray, D: np.ndarray, n_held: int) -> np.ndarray:

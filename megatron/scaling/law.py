@@ -26,6 +26,8 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+NO_FLOOR = 1e-9  # share of the largest E of the replicates that counts as E = 0
+FEW_REPLICATES = 25  # with fewer, their percentiles are not taken alone
 # of law.json, what holds numbers alone: null is NaN there
 NUMBERS = ("params", "objective", "standard_error", "derived", "replicates", "spread")
 
@@ -37,7 +39,8 @@ class Law:
     params          constants of the form, in nats a token, N in parameters, D in tokens
     objective       sum over runs of Huber(log L - log Lhat, huber_delta)
     standard_error  spread of each constant over bootstrap replicates
-    interval        {"level", "method", "n_bootstrap", "seed", "params": {name: [low, high]}, "derived": ...}
+    interval        {"level", "method", "n_units": runs or groups that the bootstrap weighted, "n_bootstrap",
+                    "seed", "params": {name: [low, high]}, "derived": ...}
     derived         a_exponent: N_opt grows as C^a, b_exponent: D_opt as C^b
     replicates      the constants of each bootstrap replicate, for bands of whatever follows from them
     residual        "log": of log L, as above; "nats": of L itself
@@ -45,6 +48,8 @@ class Law:
     tied            {follower: leader} of exponents that were fitted as one
     priors          {"name", "mean", "spread"} of what was known of constants beforehand (priors.py)
     spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
+    text_error      {"loss_se": nats, "relative": of log L, "n_runs"}: error that all losses share because
+                    they were scored on one text; empty where it is not known
     noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise
     lack_of_fit     test of the form against runs that differ in their seed alone: fields of
                     lack_of_fit.LackOfFit; empty without such runs
@@ -73,6 +78,7 @@ class Law:
     tied: dict[str, str] = field(default_factory=dict)
     priors: list[dict[str, Any]] = field(default_factory=list)
     spread: float = 0.0
+    text_error: dict[str, Any] = field(default_factory=dict)
     noise: dict[str, Any] = field(default_factory=dict)
     lack_of_fit: dict[str, Any] = field(default_factory=dict)
     identified: bool | None = None
@@ -91,35 +97,77 @@ class Law:
         U: ArrayLike = np.inf,
         level: float = 0.95,
         kind: str = "predictive",
+        text: str = "same",
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(loss, low, high), each of the shape of N and D broadcast.
 
         kind  "predictive": an interval for the measured loss of one new run, which has the law's own
               uncertainty and the scatter of single runs, added in quadrature in log L.
               "confidence": for the law's value, the mean of many such runs.
+        text  "same": scored on the text of the fitted runs. "new": on another text of the same distribution,
+              see `text_deviation`.
         Both are NaN without replicates.
-        Raises ValueError for another kind.
+        Raises ValueError for another kind or text, and for a new text where `text_error` is empty.
         """
         if kind not in ("predictive", "confidence"):
             raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
+        self.text_deviation(kind, text)  # raises for a text that there is nothing known of
         N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
         value = self.loss(N, D, U)
         if not self.replicates:  # without the law's own part an interval would be too narrow
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
-        wide = expanded_level(level, self.noise.get("n_groups"))
-        low, high = np.quantile(self.losses(N, D, U), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
-        if kind == "confidence":
-            return value, low, high
-        return value, *self.add_noise(value, low, high, level)
+        low, high = self.percentiles(self.losses(N, D, U), level)
+        if kind == "predictive":
+            low, high = self.add_noise(value, low, high, level)
+        return value, *self.widen_for_text(value, low, high, level, kind, text)
+
+    def widen_for_text(
+        self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float, kind: str, text: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of an interval of a loss on `text` from those for the text of the fitted runs."""
+        half = float(ndtri((1 + level) / 2)) * self.text_deviation(kind, text)
+        return (low, high) if half == 0 else _widen(value, low, high, half)
+
+    def text_deviation(self, kind: str, text: str) -> float:
+        """Standard deviation of log L that the held-out text adds to an interval of a loss on `text`.
+
+        The fitted runs were scored on one text, whose losses are all too high or all too low, by about one
+        factor: a run scored on the same text has it too, and nothing is added. The mean loss over the whole
+        distribution differs from the law by that error (confidence); the loss measured on a new text of the
+        same size by the errors of both texts (predictive). Raises ValueError as `predict`.
+        """
+        if text not in ("same", "new"):
+            raise ValueError(f"text: got '{text}', expected same or new")
+        if text == "same":
+            return 0.0
+        if not self.text_error:
+            raise ValueError(
+                "text: got new for a law without text_error, expected one of runs with standard errors. Fit "
+                "it again on a table with a column loss_se."
+            )
+        return float(self.text_error["relative"]) * (math.sqrt(2) if kind == "predictive" else 1.0)
+
+    def floor_interval(self, level: float = 0.95, text: str = "same") -> tuple[float, float]:
+        """Confidence interval of E; on a new text with the error that all losses, and so E, have in common.
+
+        NaN without replicates. Raises ValueError for a form without E, and as `predict`.
+        """
+        if "E" not in self.params:
+            raise ValueError(f"floor: got form {self.form}, expected one with a constant E")
+        is_wider = self.text_deviation("confidence", text) > 0
+        if not self.replicates:
+            return math.nan, math.nan
+        floor = self.params["E"]
+        low, high = (float(end) for end in self.percentiles(np.asarray(self.replicates["E"]), level))
+        half = float(ndtri((1 + level) / 2)) * self.text_error["loss_se"] if is_wider else 0.0
+        down, up = math.hypot(max(floor - low, 0.0), half), math.hypot(max(high - floor, 0.0), half)
+        return (low, high) if half == 0 else (max(floor - down, 0.0), floor + up)
 
     def add_noise(
         self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float = 0.95
     ) -> tuple[np.ndarray, np.ndarray]:
         """Ends of a predictive interval from a value and the ends of its confidence interval."""
-        half = self.noise_half_width(level)
-        # a percentile interval may leave the fit's own value outside: then that side has no width
-        down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
-        return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+        return _widen(value, low, high, self.noise_half_width(level))
 
     def noise_half_width(self, level: float = 0.95) -> float:
         """Half-width in log L of an interval for one run around the true law."""
@@ -133,6 +181,28 @@ class Law:
         axes = tuple(range(1, N.ndim + 1))
         each = {name: np.expand_dims(self.replicates[name], axes) for name in self.params}
         return FORM[self.form].loss(each, N, D, U)
+
+    @property
+    def n_units(self) -> int | None:
+        """How many runs or groups the bootstrap weighted, for `expanded_level`; None: not known."""
+        return self.interval.get("n_units") or self.noise.get("n_groups")
+
+    def percentiles(self, values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the interval of what each replicate gives, `values` [replicates, ...].
+
+        Where the replicates do not exclude E = 0, those with E = 0 are taken alone too, and the outer ends
+        count. A percentile interval is too short at a bound (Andrews, Econometrica 2000): the others are all
+        on one side, so that over all of them one end leaves out twice its share or more.
+        """
+        wide = expanded_level(level, self.n_units)
+        tails = [(1 - wide) / 2, (1 + wide) / 2]
+        low, high = np.quantile(values, tails, axis=0)
+        floor = np.asarray(self.replicates.get("E", ()))
+        is_without = floor <= NO_FLOOR * floor.max(initial=0.0)
+        if is_without.sum() >= max(FEW_REPLICATES, tails[0] * len(floor)) and not is_without.all():
+            inner_low, inner_high = np.quantile(values[is_without], tails, axis=0)
+            low, high = np.minimum(low, inner_low), np.maximum(high, inner_high)
+        return low, high
 
     def n_replicates(self) -> int:
         """How many bootstrap replicates there are."""
@@ -148,8 +218,8 @@ class Law:
         return Template(FORM[self.form].formula).substitute({k: f"{v:.5g}" for k, v in self.params.items()})
 
     def save(self, path: str | Path) -> None:
-        """Write law.json, whole or not at all. Floats keep every digit; null stands for NaN and Inf."""
-        write_json(Path(path), with_null({"form": self.form, "formula": self.formula()} | asdict(self)))
+        """Write law.json, whole or not at all. Floats keep every digit."""
+        write_json(Path(path), self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "Law":
@@ -158,31 +228,51 @@ class Law:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such law; tools/fit_law.py writes one")
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-            named = {f.name: held[f.name] for f in fields(cls) if f.name in held}
-            named |= {key: _with_nan(named[key]) for key in NUMBERS if key in named}
-            check_fields(named)
-            law = cls(**named)
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(stored, dict) and "laws" in stored:
+                raise ValueError("it is a stack of laws, which tools/predict.py reads")
+            return cls.from_dict(stored)
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             reason = str(error) if isinstance(error, ValueError) else repr(error)
             raise ValueError(f"{path}: not a law ({reason}); fit it again with tools/fit_law.py") from error
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Law":
+        """A law from the content of law.json. ValueError, KeyError or TypeError for another."""
+        named = {f.name: stored[f.name] for f in fields(cls) if f.name in stored}
+        named |= {key: _with_nan(named[key]) for key in NUMBERS if key in named}
+        check_fields(named)
+        law = cls(**named)
         if law.form not in FORM or set(law.params) != set(FORM[law.form].constants):
             raise ValueError(
-                f"{path}: form '{law.form}' with constants {', '.join(law.params)}, wanted one of "
-                f"{', '.join(FORM)} with all of its own; fit it again with tools/fit_law.py"
+                f"form '{law.form}' with constants {', '.join(law.params)}, expected one of "
+                f"{', '.join(FORM)} with all of its own"
             )
         return law
 
+    def to_dict(self) -> dict[str, Any]:
+        """The content of law.json; null stands for NaN and Inf."""
+        return with_null({"form": self.form, "formula": self.formula()} | asdict(self))
 
-def expanded_level(level: float, n_groups: int | None) -> float:
-    """The level of percentiles that covers `level` with few groups: expanded percentiles.
 
-    A bootstrap of G groups has a variance (G - 1)/G too small and normal tails where t has wider ones; both
+def _widen(
+    value: np.ndarray, low: np.ndarray, high: np.ndarray, half: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of an interval around `value` with another error of half-width `half` in log L, in quadrature."""
+    # a percentile interval may leave the fit's own value outside: then that side has no width
+    down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
+    return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+
+
+def expanded_level(level: float, n_units: int | None) -> float:
+    """The level of percentiles that covers `level` with few units (runs or groups): expanded percentiles.
+
+    A bootstrap of n units has a variance (n - 1)/n too small and normal tails where t has wider ones; both
     together are a wider level (Hesterberg, arXiv 1411.5279, section 5.2). None: `level` as it is.
     """
-    if n_groups is None or n_groups < 3:
+    if n_units is None or n_units < 3:
         return level
-    wide = math.sqrt(n_groups / (n_groups - 1)) * stdtrit(n_groups - 1, (1 + level) / 2)
+    wide = math.sqrt(n_units / (n_units - 1)) * stdtrit(n_units - 1, (1 + level) / 2)
     return float(2 * ndtr(wide) - 1)
 
 

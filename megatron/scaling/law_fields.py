@@ -38,6 +38,7 @@ def _is_interval(value: Any) -> bool:
         for name, check in (
             ("level", lambda level: is_number(level) and 0 < level < 1),
             ("n_bootstrap", lambda n: type(n) is int and n >= 0),
+            ("n_units", lambda n: n is None or type(n) is int and n > 0),
             ("method", _is_text),
             ("params", _is_table_of(_is_range)),
             ("derived", _is_table_of(_is_range)),
@@ -53,6 +54,13 @@ def _is_noise(value: Any) -> bool:
         or is_number(value.get("dof"))
         and value["dof"] > 0
         and (value.get("n_groups") is None or is_number(value["n_groups"]))
+    )
+
+
+def _is_text_error(value: Any) -> bool:
+    """{} or both errors, 0 or more."""
+    return isinstance(value, dict) and (
+        not value or all(is_number(value.get(name)) and value[name] >= 0 for name in ("loss_se", "relative"))
     )
 
 
@@ -77,6 +85,7 @@ FIELDS: dict[str, tuple[Check, str]] = {
     "priors": (_is_list_of(lambda value: isinstance(value, dict)), "a list of objects"),
     "spread": (lambda value: is_number(value) and (math.isnan(value) or value >= 0), "a number of 0 or more"),
     "noise": (_is_noise, "the fields of a noise estimate"),
+    "text_error": (_is_text_error, "loss_se and relative, 0 or more"),
     "lack_of_fit": (lambda value: isinstance(value, dict), "the fields of a test"),
     "identified": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
     "not_identified": (_is_table_of(_is_text), "reasons by name"),
@@ -99,3 +108,41 @@ def check_fields(named: Mapping[str, Any]) -> None:
         raise ValueError(
             "replicates: got other constants or lengths, expected as many values of each of params"
         )
+
+
+def _is_above(least: float) -> Check:
+    return lambda value: is_number(value) and least < value < math.inf
+
+
+def _is_cut(value: Any) -> bool:
+    return isinstance(value, dict) and _is_table_of(is_number)(value.get("rms"))
+
+
+STACK_FIELDS: dict[str, tuple[Check, str]] = {
+    "laws": (lambda value: _is_table_of(lambda law: isinstance(law, dict))(value) and value, "laws by form"),
+    "weights": (_is_table_of(_is_above(0.0)), "numbers above 0 by form"),
+    "growth": (lambda value: is_number(value) and 0 <= value < math.inf, "a number of 0 or more"),
+    "growth_dof": (_is_above(0.0), "a number above 0"),
+    "largest_compute": (_is_above(0.0), "FLOPs above 0"),
+    "cuts": (_is_list_of(_is_cut), "a list of parts left out"),
+    "refused": (_is_table_of(_is_text), "reasons by form"),
+    **{name: FIELDS[name] for name in ("n_runs", "ranges", "columns", "filter", "table", "warnings")},
+    "held_out": FIELDS["held_out"],
+}
+STACK_NEEDS = ("laws", "weights", "growth", "growth_dof", "largest_compute")
+
+
+def check_stack(stored: Any) -> None:
+    """ValueError for what is no stacked_law.json: a missing or wrong field, or weights of other forms."""
+    if not isinstance(stored, dict):
+        raise ValueError(f"got {type(stored).__name__}, expected an object")
+    for name in STACK_NEEDS:
+        if name not in stored:
+            raise ValueError(f"{name}: got none, expected {STACK_FIELDS[name][1]}")
+    for name, (is_sound, expected) in STACK_FIELDS.items():
+        if name in stored and not is_sound(stored[name]):
+            raise ValueError(f"{name}: got {str(stored[name])[:40]!r}, expected {expected}")
+    if set(stored["weights"]) != set(stored["laws"]):
+        raise ValueError("weights: got other forms than laws, expected one weight for each law")
+    if abs(sum(stored["weights"].values()) - 1) > 1e-6:
+        raise ValueError(f"weights: got a sum of {sum(stored['weights'].values()):.6g}, expected 1")

@@ -8,6 +8,7 @@ import numpy as np
 
 from megatron.scaling.frontier import bands, least_loss, optimal
 from megatron.scaling.law import Law
+from megatron.scaling.stack import StackedLaw, stacked_bands
 
 LEVEL = 0.95
 Interval = tuple[float, float] | None
@@ -20,6 +21,7 @@ class Prediction:
     confidence  of the law's value, the mean of many such runs
     predictive  of the measured loss of one new run
     outside     {"N": "above"} and so on: where the point leaves the range of the fitted runs
+    text        "same" as that of the fitted runs, or "new": see Law.text_deviation
     Both intervals are None for a law without bootstrap replicates.
     """
 
@@ -31,6 +33,7 @@ class Prediction:
     confidence: Interval
     predictive: Interval
     outside: dict[str, str]
+    text: str = "same"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -57,51 +60,103 @@ class OptimumPrediction:
     L_confidence: Interval
     L_predictive: Interval
     outside: dict[str, str]
+    text: str = "same"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def predict_run(law: Law, N: float, D: float, U: float | None = None, level: float = LEVEL) -> Prediction:
-    """Predict one run. Raises ValueError for N, D or U not above 0, or a level not between 0 and 1."""
+def predict_run(
+    law: Law | StackedLaw,
+    N: float,
+    D: float,
+    U: float | None = None,
+    level: float = LEVEL,
+    text: str = "same",
+) -> Prediction:
+    """Predict one run, scored on the `text` of the fitted runs or on a new one.
+
+    Raises ValueError for N, D or U not above 0, a level not between 0 and 1, and as Law.predict for a text.
+    """
     check_positive(N=N, D=D, **({} if U is None else {"U": U}))
     _check_level(level)
     unique = np.inf if U is None else U
-    value, *inner = law.predict(N, D, unique, level, "confidence")
-    outer = law.predict(N, D, unique, level)[1:]
+    value, *inner = law.predict(N, D, unique, level, "confidence", text)
+    outer = law.predict(N, D, unique, level, "predictive", text)[1:]
     point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
     return Prediction(
-        N, D, U, float(value), level, _interval(*inner), _interval(*outer), find_outside(law, point)
+        N, D, U, float(value), level, _interval(*inner), _interval(*outer), find_outside(law, point), text
     )
 
 
 def predict_optimum(
-    law: Law,
+    law: Law | StackedLaw,
     C: float,
     U: float | None = None,
     flops_per_param_token: float = 6.0,
     level: float = LEVEL,
+    text: str = "same",
 ) -> OptimumPrediction:
-    """Predict the best use of C FLOPs with U unique tokens. ValueError as `predict_run`."""
+    """Predict the best use of C FLOPs with U unique tokens. ValueError as `predict_run`.
+
+    Of a stack, the intervals of L are those of its prediction at N and D.
+    """
     check_positive(C=C, flops_per_param_token=flops_per_param_token, **({} if U is None else {"U": U}))
     _check_level(level)
     k = flops_per_param_token
-    at = optimal(law, C, k) if U is None else least_loss(law, C, U, k)
+    is_closed = U is None and isinstance(law, Law)
+    at = optimal(law, C, k) if is_closed else least_loss(law, C, np.inf if U is None else U, k)
     N, D, L = (float(v[0]) for v in (at.N, at.D, at.L))
     ends: Mapping[str, Any] = {}
     predictive = None
-    if law.replicates:
+    if isinstance(law, StackedLaw):
+        ends, predictive = _of_stack(law, C, U, k, level, text, (N, D))
+    elif law.replicates:
+        law.text_deviation("confidence", text)  # refuses a new text whose error is not known
         ends = {name: (low[0], high[0]) for name, (low, high) in bands(law, C, level, k, U).items()}
-        predictive = _interval(*law.add_noise(L, *ends["L"], level))
+        predictive = _interval(
+            *law.widen_for_text(L, *law.add_noise(L, *ends["L"], level), level, "predictive", text)
+        )
+        ends = dict(ends) | {"L": law.widen_for_text(L, *ends["L"], level, "confidence", text)}
     inner = {name: _interval(*ends[name]) if ends else None for name in "NDL"}
     point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
     return OptimumPrediction(
-        C, k, U, N, D, L, level, inner["N"], inner["D"], inner["L"], predictive, find_outside(law, point)
+        C,
+        k,
+        U,
+        N,
+        D,
+        L,
+        level,
+        inner["N"],
+        inner["D"],
+        inner["L"],
+        predictive,
+        find_outside(law, point),
+        text,
     )
 
 
-def find_outside(law: Law, point: Mapping[str, float]) -> dict[str, str]:
+def _of_stack(
+    law: StackedLaw,
+    C: float,
+    U: float | None,
+    flops_per_param_token: float,
+    level: float,
+    text: str,
+    optimum: tuple[float, float],
+) -> tuple[dict[str, Any], Interval]:
+    """(confidence intervals of N, D and L, predictive interval of L) at the optimum of a stack."""
+    unique = np.inf if U is None else U
+    inner, outer = (
+        law.predict(*optimum, unique, level, kind, text)[1:] for kind in ("confidence", "predictive")
+    )
+    bands_of = stacked_bands(law, C, level, flops_per_param_token, U)
+    return bands_of | {"L": inner}, _interval(*outer)
+
+
+def find_outside(law: Law | StackedLaw, point: Mapping[str, float]) -> dict[str, str]:
     """{name: "below" or "above"} of the values of `point` beyond the ranges of the law's runs."""
     found = {}
     for name, value in point.items():

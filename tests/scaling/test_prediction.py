@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from scipy.stats import norm, t
 
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
@@ -10,6 +10,8 @@ from megatron.scaling.frontier import optimal
 from megatron.scaling.law import Law
 from megatron.scaling.prediction import predict_optimum, predict_run
 
+# 95 % of 20 runs: sqrt(20/19) t(0.975, 19) standard normal deviations
+TAILS = norm.cdf([-np.sqrt(20 / 19) * t.ppf(0.975, 19), np.sqrt(20 / 19) * t.ppf(0.975, 19)])
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
 
@@ -24,7 +26,7 @@ def test_a_run_has_a_confidence_and_a_wider_predictive_interval() -> None:
     law = fitted()
     found = predict_run(law, 3e9, 2e10)
     assert found.loss == float(law.loss(3e9, 2e10)) and found.outside == {"N": "above"}
-    low, high = np.quantile(law.losses(3e9, 2e10), [0.025, 0.975])
+    low, high = np.quantile(law.losses(3e9, 2e10), TAILS)
     assert found.confidence == pytest.approx((low, high))
     half = t.ppf(0.975, law.noise["dof"]) * law.spread
     expected = found.loss * np.exp(np.hypot(np.log(high / found.loss), half))
@@ -41,7 +43,7 @@ def test_the_optimum_is_the_laws_with_intervals_of_its_replicates() -> None:
     at = optimal(law, 1e21)
     assert (at.N[0], at.D[0], at.L[0]) == (found.N, found.D, found.L)
     each = [optimal(law.replicate(i), 1e21).N[0] for i in range(law.n_replicates())]
-    assert found.N_confidence == pytest.approx(tuple(np.quantile(each, [0.025, 0.975])))
+    assert found.N_confidence == pytest.approx(tuple(np.quantile(each, TAILS)))
     assert (
         found.L_predictive[0]
         < found.L_confidence[0]

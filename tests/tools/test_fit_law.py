@@ -371,3 +371,29 @@ def test_tied_constants_priors_and_profiles_from_the_command_line(root: Path, tm
     ):
         refused = fit(*words)
         assert refused.returncode == 1 and sentence in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_stack_is_written_and_predicts_and_options_of_one_form_are_refused(root: Path, table: Path) -> None:
+    text = table.read_text().splitlines()
+    rng = np.random.default_rng(0)
+    rows = [line.rsplit(",", 1) for line in text[1:19]]
+    noisy = [
+        f"{start},{float(float(loss) * np.exp(0.003 * rng.standard_normal()))!r},0.02" for start, loss in rows
+    ]
+    table.write_text("\n".join([text[0] + ",loss_se", *noisy]) + "\n")
+    out = table.with_name("stacked_law.json")
+    done = run(root, table, "--stack", "--hold-out", 2, "--out", out, "--n-bootstrap", 20)
+    assert done.returncode == 0, done.stderr
+    stored = json.loads(out.read_text())
+    assert set(stored["laws"]) == {"chinchilla", "over_training", "kaplan"}
+    assert stored["held_out"]["n_runs"] == 2 and "2 runs held out" in done.stdout
+    assert stored["laws"]["chinchilla"]["text_error"]["loss_se"] == 0.02
+    command = [sys.executable, str(root / "tools" / "predict.py"), str(out), "1e10", "1e11"]
+    same, new = (
+        json.loads(subprocess.run([*command, "--json", *words], capture_output=True, check=True).stdout)
+        for words in ([], ["--new-text"])
+    )
+    assert new["prediction"]["predictive"][1] > same["prediction"]["predictive"][1]
+    assert same["weights"] == pytest.approx(stored["weights"])
+    done = run(root, table, "--stack", "--fix", "alpha=0.3", "--out", out)
+    assert done.returncode == 1 and "--stack: got --fix too" in done.stderr

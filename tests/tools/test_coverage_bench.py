@@ -1,0 +1,51 @@
+"""tools/bench/coverage.py: it resumes, and a reduced version of its table."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def bench(root: Path) -> dict[str, Any]:
+    return runpy.run_path(str(root / "tools" / "bench" / "coverage.py"))
+
+
+def test_a_stopped_run_resumes_with_the_same_simulations(
+    bench: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--designs", "20", "--n-bootstrap", "20", "--json"]
+    whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
+    assert bench["main"]([*words, str(whole), "--simulations", "3"]) == 0
+    for n in ("1", "3"):
+        assert bench["main"]([*words, str(parts), "--simulations", n]) == 0
+    stored = [json.loads(path.read_text())["results"]["20"] for path in (whole, parts)]
+    assert stored[0] == stored[1] and np.array(stored[0]).shape == (3, 7, 2, 3)
+    capsys.readouterr()
+    words[words.index("20", 2)] = "30"
+    assert bench["main"]([*words, str(parts), "--simulations", "3"]) == 1
+    assert "got 20 replicates, expected 30" in capsys.readouterr().err
+
+
+def test_coverage_width_and_score_are_those_of_the_intervals(bench: dict[str, Any]) -> None:
+    # inside and 2 wide; outside by 0.1 and 1 wide: a score of 1 + 40 * 0.1
+    scores = [bench["scored"](0.0, 2.0, 1.0), bench["scored"](0.0, 1.0, 1.1)]
+    assert [tuple(one) for one in scores] == [(True, 2.0, 2.0), (False, 1.0, pytest.approx(5.0))]
+    table = bench["summarise"]([[[one, (1.0, 0.5, 0.5)] for _ in range(7)] for one in scores])
+    assert table["alpha"] == pytest.approx(
+        {"coverage": 0.5, "median_width": 1.5, "width_ratio": 3.0, "score_ratio": 7.0, "oracle_coverage": 1.0}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("20", 0.92), ("40", 0.92), ("15", 0.88), ("E=0-40", 0.92)])
+def test_nominal_95_percent_covers(bench: dict[str, Any], name: str, least: float) -> None:
+    n_simulations = 100
+    table = bench["summarise"](bench["measure"](name, range(n_simulations), 300, 1))
+    error = 2.6 * np.sqrt(0.06 * 0.94 / n_simulations)  # of 7 cells, by chance one in a hundred is below
+    for quantity, cell in table.items():
+        assert cell["coverage"] > least - error, quantity
+        assert cell["score_ratio"] < 2, quantity
