@@ -1,12 +1,12 @@
 """Attention with gradients on a CPU, faster than torch's own kernel for windows of up to 512 tokens.
 
-In float32 a kernel of ours (csrc/short_attention.cpp) works on one head of one sample at a time: at 128 positions
-and heads of 8 to 32 it took 0.1 to 0.3 of the time of torch's kernel, at 512 and 64 a half.
+In float32 a kernel of ours (csrc/short_attention.cpp) works on one head of one sample at a time: at 128
+positions and heads of 8 to 32 it took 0.15 to 0.5 of the time of torch's kernel, at 512 and 64 a half.
 
-In bfloat16 blocks of queries are multiplied by the keys that they may see, as whole products of the library for
-matrices, a few samples at a time so that the scores stay in the caches; torch's kernel (2.13) multiplies small
-tiles itself and reads 512 keys whatever is hidden. As in torch's kernel scores and their gradients are float32
-whatever the inputs are, and what they are multiplied by is as the inputs are.
+In bfloat16 blocks of queries are multiplied by the keys that they may see, as whole products of the library
+for matrices, a few samples at a time so that the scores stay in the caches; torch's kernel (2.13) multiplies
+small tiles itself and reads 512 keys whatever is hidden. As in torch's kernel scores and their gradients are
+float32 whatever the inputs are, and what they are multiplied by is as the inputs are.
 
 The backward computes the weights again (Dao et al., arXiv 2205.14135): nothing of S x S is kept.
 Both directions are operators of torch's dispatcher, so that what goes through it (selective recomputation)

@@ -5,6 +5,7 @@ With a shard, logits are the columns of some rows of the head; see `VocabularySh
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +33,7 @@ def nll_of_targets(logits: Tensor, targets: Tensor, shard: VocabularyShard | Non
     """-log softmax(logits [N, V])[targets int64 [N]], float32 [N]."""
     if shard is None and logits.device.type == "cpu":
         rows = logits.detach().float().contiguous().numpy()
-        return torch.from_numpy(
-            _csrc.softmax_nll(rows, targets.contiguous().numpy(), torch.get_num_threads())
-        )
+        return _tensor(_csrc.softmax_nll(rows, targets.contiguous().numpy(), torch.get_num_threads()))
     return -_of_target(_log_softmax(logits, shard), targets, shard)[0]
 
 
@@ -64,7 +63,7 @@ def _put_on_cpu(logits: Tensor, targets: Tensor, scale: Tensor | None, _: Vocabu
     )
     if wide is not logits:
         logits.copy_(wide)
-    return torch.from_numpy(nll)
+    return _tensor(nll)
 
 
 def _put(logits: Tensor, targets: Tensor, scale: Tensor | None, shard: VocabularyShard | None) -> Tensor:
@@ -74,6 +73,13 @@ def _put(logits: Tensor, targets: Tensor, scale: Tensor | None, shard: Vocabular
     grad = log_p.exp_().scatter_add_(1, column, -held)
     logits.copy_(grad if scale is None else grad.mul_(scale[:, None]))
     return -of_target
+
+
+def _tensor(numbers: np.ndarray) -> Tensor:
+    """A copy; not from_numpy, which the dispatcher sees as a copy to a device, for which a GPU would wait."""
+    copy = torch.empty(numbers.shape)
+    copy.numpy()[:] = numbers
+    return copy
 
 
 def _log_softmax(logits: Tensor, shard: VocabularyShard | None) -> Tensor:
