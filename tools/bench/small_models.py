@@ -7,11 +7,12 @@ A step is the torch engine's, in float32, of a Llama-shaped model with two layer
 whatever else the machine does falls on all; times are lower quartiles of processor time of the thread.
 """
 
+import os
 import time
 from collections.abc import Sequence
 
 import numpy as np
-from machine import describe_machine, gemm_rate, lower_quartile
+import torch
 
 from megatron.command import command, count, run
 from megatron.config.count import flops_per_token_executed, n_params
@@ -24,6 +25,31 @@ from megatron.parallel.world import World, open_world
 
 HEADS = {16: 2, 32: 2, 48: 3}  # else 32 wide
 SEQ = 128
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+def describe_machine() -> str:
+    """torch's version, its kernels' instruction set, and the limits that the environment sets."""
+    limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {capability}, {' '.join(limits) or 'no limits set'}"
+
+
+def gemm_rate(size: int = 512, repeats: int = 20) -> float:
+    """FLOP/s of square float32 products on torch's threads, by the clock; the best of several."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    out = torch.empty(size, size)
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        torch.mm(left, right, out=out)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size**3 / best
+
+
+def lower_quartile(seconds: Sequence[float]) -> float:
+    """Of several timings of the same work, on a machine that does other work too."""
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def shape_of(d_model: int, n_tokens: int) -> ModelConfig:
@@ -65,10 +91,19 @@ def step_seconds(engines: Sequence[TorchEngine], n_tokens: int, batch: int, step
 def main(argv: Sequence[str] | None = None) -> int:
     """Time every width, and print the figures."""
     parser = command(__doc__)
-    parser.add_argument("--widths", type=count, nargs="+", default=[16, 32, 48, 96, 192], metavar="D")
-    parser.add_argument("--batch", type=count, default=4, metavar="N", help=f"windows of {SEQ} tokens a step")
-    parser.add_argument("--tokens", type=count, default=512, metavar="N", help="of the vocabulary")
-    parser.add_argument("--steps", type=count, default=40, metavar="N", help="timed steps of each width")
+    add = parser.add_argument_group("what is trained").add_argument
+    add(
+        "--widths",
+        type=count,
+        nargs="+",
+        default=[16, 32, 48, 96, 192],
+        metavar="D",
+        help="d_model of each size",
+    )
+    add("--batch", type=count, default=4, metavar="N", help=f"windows of {SEQ} tokens a step")
+    add("--tokens", type=count, default=512, metavar="N", help="of the vocabulary")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--steps", type=count, default=40, metavar="N", help="timed steps of each width")
     args = parser.parse_args(argv)
     with open_world(DistConfig(cpu_only=True), 1) as world:
         shapes = [shape_of(width, args.tokens) for width in args.widths]

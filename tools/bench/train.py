@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import small_models
 import torch
-from machine import describe_machine, gemm_rate
 
 from megatron.checkpoint.huggingface import to_llama
 from megatron.command import command, count, run
@@ -194,7 +193,7 @@ def tell(dtype: str, args: argparse.Namespace, told: dict[str, list[dict]]) -> N
     ours, theirs = rate["ours"], rate["theirs"]
     flops = flops_per_token_executed(SHAPE, SEQ, True, 1.0) * ours["wall_s"]
     torch.set_num_threads(args.threads)
-    products = gemm_rate(1024)
+    products = small_models.gemm_rate(1024)
     share = f"{flops / products:.0%} of {products / 1e9:,.0f} in float32"
     print(f"{dtype:9} ours    {flops / 1e9:8,.0f} GFLOP/s, {share}")
     print(
@@ -228,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.sizes:
         return small_models.main(["--widths", *map(str, args.sizes), "--batch", str(args.batch)])
-    print(describe_machine())
+    print(small_models.describe_machine())
     print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens a step, {args.threads} threads")
     for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):
         compare(dtype, args)
