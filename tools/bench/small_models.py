@@ -7,6 +7,7 @@ A step is the torch engine's, in float32, of a Llama-shaped model with two layer
 whatever else the machine does falls on all; times are lower quartiles of processor time of the thread.
 """
 
+import argparse
 import os
 import time
 from collections.abc import Sequence
@@ -88,8 +89,8 @@ def step_seconds(engines: Sequence[TorchEngine], n_tokens: int, batch: int, step
     return [lower_quartile(seconds[3:]) for seconds in taken]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Time every width, and print the figures."""
+def build_parser() -> argparse.ArgumentParser:
+    """Command-line words."""
     parser = command(__doc__)
     add = parser.add_argument_group("what is trained").add_argument
     add(
@@ -104,7 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tokens", type=count, default=512, metavar="N", help="of the vocabulary")
     add = parser.add_argument_group("how it is measured").add_argument
     add("--steps", type=count, default=40, metavar="N", help="timed steps of each width")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time every width, and print the figures."""
+    args = build_parser().parse_args(argv)
     with open_world(DistConfig(cpu_only=True), 1) as world:
         shapes = [shape_of(width, args.tokens) for width in args.widths]
         peak = gemm_rate()

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import small_models
 import torch
 
 from megatron.checkpoint.huggingface import to_llama
@@ -191,6 +190,8 @@ def tell(dtype: str, args: argparse.Namespace, told: dict[str, list[dict]]) -> N
             f"peak {peak[side]:6,.0f} MiB   loss {told[side][-1]['losses'][-1]:.4f}"
         )
     ours, theirs = rate["ours"], rate["theirs"]
+    import small_models  # beside this file
+
     flops = flops_per_token_executed(SHAPE, SEQ, True, 1.0) * ours["wall_s"]
     torch.set_num_threads(args.threads)
     products = small_models.gemm_rate(1024)
@@ -225,6 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.side:
         serve(args)
         return 0
+    import small_models  # beside this file
+
     if args.sizes:
         return small_models.main(["--widths", *map(str, args.sizes), "--batch", str(args.batch)])
     print(small_models.describe_machine())
