@@ -7,7 +7,9 @@ void bind_check_index(py::module_& m);
 void bind_encode(py::module_& m);
 void bind_mixture(py::module_& m);
 void bind_sample_starts(py::module_& m);
+void bind_short_attention(py::module_& m);
 void bind_shuffled(py::module_& m);
+void bind_softmax_nll(py::module_& m);
 
 PYBIND11_MODULE(_csrc, m) {
     m.doc() = "C++ helper of megatron: pure functions over numpy arrays.";
@@ -15,5 +17,7 @@ PYBIND11_MODULE(_csrc, m) {
     bind_encode(m);
     bind_mixture(m);
     bind_sample_starts(m);
+    bind_short_attention(m);
     bind_shuffled(m);
+    bind_softmax_nll(m);
 }

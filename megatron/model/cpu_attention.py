@@ -1,11 +1,14 @@
 """Attention with gradients on a CPU, faster than torch's own kernel for windows of up to 512 tokens.
 
-torch's kernel (2.13) multiplies small tiles itself and reads 512 keys whatever is hidden. Here blocks of
-queries are multiplied by the keys that they may see, as whole products of the library for matrices, a few
-samples at a time so that the scores stay in the caches. As in torch's kernel scores and their gradients are
-float32 whatever the inputs are, what they are multiplied by is as the inputs are, and the backward computes
-the weights again (Dao et al., arXiv 2205.14135): nothing of S x S is kept.
+In float32 a kernel of ours (csrc/short_attention.cpp) works on one head of one sample at a time: at 128
+positions and heads of 8 to 32 it took 0.15 to 0.5 of the time of torch's kernel, at 512 and 64 a half.
 
+In bfloat16 blocks of queries are multiplied by the keys that they may see, as whole products of the library
+for matrices, a few samples at a time so that the scores stay in the caches; torch's kernel (2.13) multiplies
+small tiles itself and reads 512 keys whatever is hidden. As in torch's kernel scores and their gradients are
+float32 whatever the inputs are, and what they are multiplied by is as the inputs are.
+
+The backward computes the weights again (Dao et al., arXiv 2205.14135): nothing of S x S is kept.
 Both directions are operators of torch's dispatcher, so that what goes through it (selective recomputation)
 sees one operation.
 """
@@ -13,8 +16,11 @@ sees one operation.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from megatron import _csrc
 
 QUERIES = 128  # in a block: few enough to skip much, enough to fill a product
 LONGEST = 512  # positions; beyond, torch's kernel is as fast or faster
@@ -39,6 +45,10 @@ def cpu_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 
 def _mix(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     mixed = _like_heads(q)
+    if q.dtype == torch.float32:
+        given = (_array(of) for of in (q, k, v))
+        _csrc.short_attention(*given, causal, scale, mixed.numpy(), torch.get_num_threads())
+        return mixed
     scores = _held(q)
     for part in _parts(q):
         queries, keys = _rows(q[part]).float() * scale, _rows(k[part]).float()
@@ -62,6 +72,11 @@ def _unmix(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_q, grad_k, grad_v = _like_heads(q), _like_heads(q), _like_heads(q)
+    if q.dtype == torch.float32:
+        given = (_array(of) for of in (q, k, v, grad))
+        gradients = (of.numpy() for of in (grad_q, grad_k, grad_v))
+        _csrc.short_attention_backward(*given, causal, scale, *gradients, torch.get_num_threads())
+        return grad_q, grad_k, grad_v
     scores, grad_scores = _held(q), _held(q)
     for part in _parts(q):
         queries, keys, values, grads = (_rows(of[part]).float() for of in (q, k, v, grad))
@@ -92,6 +107,11 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None
 
 
 cpu_attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _array(heads: Tensor) -> np.ndarray:
+    """Heads as the kernel reads them: rows of K in one piece."""
+    return (heads if heads.stride(-1) == 1 else heads.contiguous()).detach().numpy()
 
 
 def _like_heads(q: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Rotary positions (Su et al., arXiv 2104.09864), halves laid out as in Llama checkpoints of Hugging Face."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,8 +10,19 @@ from torch import Tensor
 def rotary_table(
     n_positions: int, d_head: int, theta: float, device: torch.device, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions from `first` on, each float32 [S, K]."""
+    """cos and sin of positions from `first` on, each float32 [S, K]; they are shared: read-only."""
+    # a tensor made in inference mode could not be kept for a backward later
+    table = _table if torch.is_inference_mode_enabled() else _cached_table
+    return table(n_positions, d_head, theta, device, first)
+
+
+def _table(
+    n_positions: int, d_head: int, theta: float, device: torch.device, first: int
+) -> tuple[Tensor, Tensor]:
     return rotary_at(torch.arange(first, first + n_positions, device=device), d_head, theta)
+
+
+_cached_table = lru_cache(maxsize=4)(_table)  # a small model's step spends 0.2 ms on them
 
 
 def rotary_at(positions: Tensor, d_head: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,12 @@
 """Cross-entropy of a linear head without the logits of the whole batch in memory."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from megatron.objective.softmax_nll import VocabularyShard, nll_of_targets, to_gradient
 
 # Logits between softmax and its gradient at a time, on a CPU: 1 MiB of float32, which stays in a core's
 # second cache. On a GPU 256 MiB, and products of as many rows.
@@ -14,46 +16,6 @@ CHUNK_ELEMENTS_GPU = 1 << 26
 # float32 beside the product, a pass over [V, D] for every chunk: 512 rows took 0.5 to 0.8 of the time of 128.
 MIN_ROWS = 128
 MIN_ROWS_HALF = 512
-
-
-class VocabularyShard(Protocol):
-    """Says that a head holds only some rows of the vocabulary, the others lying with its fellows.
-
-    first_row   number of the first row held here
-    """
-
-    first_row: int
-
-    def largest(self, of_rows: Tensor) -> Tensor:
-        """The elementwise maximum over all fellows."""
-        ...
-
-    def total(self, of_rows: Tensor) -> Tensor:
-        """The elementwise sum over all fellows."""
-        ...
-
-
-def _log_softmax(logits: Tensor, shard: VocabularyShard | None) -> Tensor:
-    """Over the whole vocabulary, in float32, of the logits [N, V] that are here."""
-    if shard is None:
-        return torch.log_softmax(logits.float(), dim=-1)
-    logits = logits.float()
-    logits = logits - shard.largest(logits.amax(dim=-1))[:, None]
-    return logits - shard.total(logits.exp().sum(dim=-1)).log_()[:, None]
-
-
-def _of_target(
-    log_p: Tensor, targets: Tensor, shard: VocabularyShard | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(log p of each target [N], its column here [N, 1], 1.0 where it is held here, else 0.0, [N, 1])."""
-    if shard is None:
-        column = targets[:, None]
-        return log_p.gather(1, column)[:, 0], column, log_p.new_ones(()).expand(column.shape)
-    column = targets[:, None] - shard.first_row
-    held = (column >= 0) & (column < log_p.shape[1])
-    column = column.clamp(0, log_p.shape[1] - 1)
-    held_here = held.to(log_p.dtype)
-    return shard.total((log_p.gather(1, column) * held_here)[:, 0]), column, held_here
 
 
 def _rows_of_softmax(hidden: Tensor, n_rows: int) -> int:
@@ -73,29 +35,13 @@ def _rows_of_gradient(hidden: Tensor, n_rows: int) -> int:
     return max(least, _rows_of_softmax(hidden, n_rows))
 
 
-def _to_gradient(
-    logits: Tensor, targets: Tensor, scale: Tensor | None, shard: VocabularyShard | None, rows: int
-) -> Tensor:
-    """Put scale * (softmax - onehot) in the place of logits [N, V], `rows` at a time; the sum of nats."""
-    total = torch.zeros((), dtype=torch.float64, device=logits.device)
-    for begin in range(0, len(logits), rows):
-        part = slice(begin, begin + rows)
-        log_p = _log_softmax(logits[part], shard)
-        of_target, column, held = _of_target(log_p, targets[part], shard)
-        weights = None if scale is None else scale[part]
-        total -= (of_target if weights is None else of_target * weights).sum(dtype=torch.float64)
-        grad = log_p.exp_().scatter_add_(1, column, -held)
-        logits[part] = grad if weights is None else grad.mul_(weights[:, None])
-    return total
-
-
 def _nll(hidden: Tensor, weight: Tensor, targets: Tensor, shard: VocabularyShard | None) -> Tensor:
     chunk = _rows_of_product(hidden, weight.shape[0])
     parts = [
-        _of_target(_log_softmax(F.linear(rows, weight), shard), target, shard)[0]
+        nll_of_targets(F.linear(rows, weight), target, shard)
         for rows, target in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    return -torch.cat(parts)
+    return torch.cat(parts)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -128,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for begin in range(0, n, chunk):
             part = slice(begin, min(begin + chunk, n))
             logits = torch.mm(hidden[part], weight.t(), out=held[: part.stop - begin])
-            total += _to_gradient(logits, targets[part], None if scale is None else scale[part], shard, rows)
+            total += to_gradient(logits, targets[part], None if scale is None else scale[part], shard, rows)
             torch.mm(logits, weight, out=grad_hidden[part])
             if logits.dtype == torch.float32:
                 grad_weight.addmm_(logits.t(), hidden[part])

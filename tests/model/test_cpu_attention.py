@@ -1,11 +1,13 @@
 """Attention with gradients on a CPU, beside torch's kernel and in float64; and the positions of its heads."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from megatron import _csrc
 from megatron.model import cpu_attention as module
 from megatron.model.attention import Mixing
 from megatron.model.cpu_attention import cpu_attention, is_worth_it
@@ -66,13 +68,40 @@ def test_under_autocast_nothing_inside_is_cast() -> None:
 
 
 def test_samples_by_the_part_are_those_by_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, which is multiplied by the library for matrices."""
     shape = (5, 2, 150, 16)
-    whole = value_and_gradients(cpu_attention, shape, torch.float32, True)
+    whole = value_and_gradients(cpu_attention, shape, torch.bfloat16, True)
     monkeypatch.setattr(module, "SCORES", 2 * 2 * 128 * 150)  # two samples: the last part is one
     for mine, other in zip(
-        value_and_gradients(cpu_attention, shape, torch.float32, True), whole, strict=True
+        value_and_gradients(cpu_attention, shape, torch.bfloat16, True), whole, strict=True
     ):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_any_number_of_threads_gives_the_same_bits(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 samples of 4 heads of 200 positions: enough work for three threads."""
+    shape = (8, 4, 200, 24)
+    alone = value_and_gradients(cpu_attention, shape, torch.float32, causal)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shared = value_and_gradients(cpu_attention, shape, torch.float32, causal)
+    assert all(torch.equal(mine, other) for mine, other in zip(shared, alone, strict=True))
+
+
+def test_a_nan_in_a_query_reaches_its_own_row_and_no_other() -> None:
+    q, k, v = (torch.randn(1, 1, 20, 8) for _ in range(3))
+    q[0, 0, 5, 3] = torch.nan
+    assert cpu_attention(q, k, v, True, 0.3).isnan().any(-1).flatten().nonzero().tolist() == [[5]]
+
+
+def test_the_kernel_refuses_arrays_of_other_shapes() -> None:
+    q, short = np.zeros((1, 2, 6, 8), np.float32), np.zeros((1, 2, 5, 8), np.float32)
+    with pytest.raises(ValueError, match="different shapes"):
+        _csrc.short_attention(q, q, short, True, 1.0, np.empty_like(q), 1)
+    with pytest.raises(ValueError, match="rows of K contiguous"):
+        _csrc.short_attention(q, q, q.transpose(0, 1, 3, 2), True, 1.0, np.empty_like(q), 1)
+    with pytest.raises(TypeError):
+        _csrc.short_attention(q, q, q.astype(np.float64), True, 1.0, np.empty_like(q), 1)
 
 
 def test_the_operator_is_well_formed() -> None:
@@ -105,8 +134,9 @@ def test_training_takes_it_and_reading_and_long_windows_do_not() -> None:
 
 def test_selective_recomputation_keeps_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    weights = module._weights
-    monkeypatch.setattr(module, "_weights", lambda *given: calls.append(1) or weights(*given))
+    for name in ("_mix", "_unmix"):
+        work = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, work=work: calls.append(1) or work(*given))
 
     def count(**options) -> int:
         calls.clear()

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.objective import linear_cross_entropy as module
 from megatron.objective.linear_cross_entropy import linear_cross_entropy, linear_log_p, linear_nll
+from megatron.objective.softmax_nll import nll_of_targets, to_gradient
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +96,48 @@ def test_places_asked_for_in_any_order_have_torchs_log_p(monkeypatch: pytest.Mon
     assert likeliest.any() and not likeliest.all()
     none = torch.empty(0, dtype=torch.long)
     assert linear_log_p(hidden[:0], head, none, none)[0].shape == (0,)
+
+
+@pytest.mark.parametrize("n_columns", [1, 7, 8, 263, 4096])
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e30])
+def test_nats_are_exact_to_float32_and_gradients_near_whatever_the_size_of_logits(
+    size: float, n_columns: int
+) -> None:
+    """Against float64; logits of 1e30 underflow every weight but one."""
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, n_columns, generator=rng) * size
+    targets = torch.randint(0, n_columns, (9,), generator=rng)
+    scale = torch.rand(9, generator=rng)
+    exact = logits.double().requires_grad_()
+    nll = F.cross_entropy(exact, targets, reduction="none")
+    (nll * scale).sum().backward()
+    found = nll_of_targets(logits, targets, None)
+    torch.testing.assert_close(found.double(), nll.detach(), rtol=3e-7, atol=3e-7)
+    total = to_gradient(logits, targets, scale, None, rows=4)
+    torch.testing.assert_close(total, (found * scale).double().sum(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_logit_that_is_not_finite_makes_the_row_nan_and_no_other(bad: float) -> None:
+    logits = torch.zeros(3, 19)
+    logits[1, 18] = bad
+    assert nll_of_targets(logits, torch.zeros(3, dtype=torch.int64), None).isnan().tolist() == [0, 1, 0]
+    to_gradient(logits, torch.zeros(3, dtype=torch.int64), None, None, rows=3)
+    assert logits.isnan().any(1).tolist() == [0, 1, 0]
+
+
+def test_a_column_of_minus_inf_has_no_weight() -> None:
+    logits = torch.zeros(1, 10)
+    logits[0, 4] = -torch.inf
+    nll = nll_of_targets(logits, torch.tensor([0]), None)
+    torch.testing.assert_close(nll, torch.tensor([9.0]).log())
+
+
+def test_a_target_outside_the_vocabulary_is_refused() -> None:
+    for target in (-1, 5):
+        with pytest.raises(IndexError, match=r"outside 0\.\.4"):
+            nll_of_targets(torch.zeros(1, 5), torch.tensor([target]), None)
 
 
 class Sizes(TorchDispatchMode):

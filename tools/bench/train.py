@@ -2,12 +2,14 @@
 
     python tools/bench/train.py
     python tools/bench/train.py --dtype float32 --rounds 7 --threads 2 --compile
+    python tools/bench/train.py --sizes 16 48 96        # ours alone, small models (small_models.py)
 
 The same Llama-shaped model with the same weights learns the same tokens with the same optimizer settings
 and clipping, ours through the code that tools/pretrain.py runs, theirs as its documentation does: SDPA
 attention, products under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is
 a process of its own, for its peak memory; they take turns, so that whatever else the machine does falls on
-both. The ratio is of medians; `CPU` counts processor seconds instead.
+both. The ratio is of medians; `CPU` counts processor seconds instead. GFLOP/s are of the operations that a
+step needs, and beside them is their part of the machine's own rate of float32 products.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import torch
 
 from megatron.checkpoint.huggingface import to_llama
 from megatron.command import command, count, run
-from megatron.config.count import n_params
+from megatron.config.count import flops_per_token_executed, n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
@@ -188,6 +190,13 @@ def tell(dtype: str, args: argparse.Namespace, told: dict[str, list[dict]]) -> N
             f"peak {peak[side]:6,.0f} MiB   loss {told[side][-1]['losses'][-1]:.4f}"
         )
     ours, theirs = rate["ours"], rate["theirs"]
+    import small_models  # beside this file
+
+    flops = flops_per_token_executed(SHAPE, SEQ, True, 1.0) * ours["wall_s"]
+    torch.set_num_threads(args.threads)
+    products = small_models.gemm_rate(1024)
+    share = f"{flops / products:.0%} of {products / 1e9:,.0f} in float32"
+    print(f"{dtype:9} ours    {flops / 1e9:8,.0f} GFLOP/s, {share}")
     print(
         f"{dtype:9} ratio   {ours['wall_s'] / theirs['wall_s']:8.2f}            "
         f"{ours['cpu_s'] / theirs['cpu_s']:8.2f} CPU              memory {peak['ours'] / peak['theirs']:.2f}"
@@ -206,6 +215,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rounds", type=count, default=5, metavar="N", help="timed turns of each side")
     add("--steps", type=count, default=4, metavar="N", help="steps of a turn")
     add("--threads", type=count, default=threads, metavar="N", help="of each side")
+    add("--sizes", type=count, nargs="+", metavar="D", help="time our steps of small models so wide instead")
     add("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     return parser
 
@@ -216,6 +226,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.side:
         serve(args)
         return 0
+    import small_models  # beside this file
+
+    if args.sizes:
+        return small_models.main(["--widths", *map(str, args.sizes), "--batch", str(args.batch)])
+    print(small_models.describe_machine())
     print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens a step, {args.threads} threads")
     for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):
         compare(dtype, args)

@@ -1,0 +1,117 @@
+// softmax(scale q k^T) v of short windows and narrow heads in float32, and its gradients.
+//
+// One head of one sample at a time, copied into rows padded to whole vectors; queries in blocks, so that the weights
+// of a block stay in the second cache. The backward computes the weights again (Dao et al., arXiv 2205.14135).
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <initializer_list>
+#include <limits>
+#include <stdexcept>
+
+#include "vectors.h"
+
+namespace py = pybind11;
+using vectors::Floats;
+using vectors::WIDTH;
+
+constexpr int64_t QUERIES = 64;  // in a block
+constexpr float NOT_SEEN = -std::numeric_limits<float>::infinity();
+
+// [B, H, S, K] anywhere in memory; strides in floats, that of K is 1.
+struct Heads {
+    float* at;
+    int64_t batch, heads, length, width, by_sample, by_head, by_position;
+    float* head(int64_t i) const { return at + i / heads * by_sample + i % heads * by_head; }
+};
+
+// The rows of one head, and how many there are with the padding.
+struct Window {
+    int64_t length, width, rows, columns;
+    bool causal;
+    int64_t n_seen(int64_t query) const { return causal ? std::min(query + 1, length) : length; }
+    // keys that the WIDTH queries from `query` on may see, in whole vectors
+    int64_t reach(int64_t query) const { return causal ? query + WIDTH : rows; }
+};
+
+struct Gradients {
+    Heads q, k, v;
+};
+
+// One head's padded rows, for the backward.
+struct Packed {
+    float *queries, *keys, *keys_across, *values_across, *grads, *grad_k, *grad_v, *grad_q, *weights, *slopes;
+};
+
+AVX2_BEGIN
+namespace avx2 {
+#include "vector_math.inc"
+#include "attention_heads.inc"
+}  // namespace avx2
+AVX2_END
+namespace plain {
+#include "vector_math.inc"
+#include "attention_heads.inc"
+}  // namespace plain
+
+using Array = py::array_t<float>;
+
+static Heads heads_of(Array& array, const char* name, bool written) {
+    constexpr int64_t size = sizeof(float);
+    bool fits = array.ndim() == 4 && array.strides(3) == size;
+    for (int axis = 0; fits && axis < 3; ++axis) fits = array.strides(axis) % size == 0;
+    if (!fits) throw std::invalid_argument(std::string(name) + ": expected [B, H, S, K], rows of K contiguous");
+    float* at = written ? array.mutable_data() : const_cast<float*>(array.data());
+    return {at,
+            array.shape(0),
+            array.shape(1),
+            array.shape(2),
+            array.shape(3),
+            array.strides(0) / size,
+            array.strides(1) / size,
+            array.strides(2) / size};
+}
+
+static Window window_of(std::initializer_list<Heads> all, bool causal) {
+    const Heads& first = *all.begin();
+    for (const Heads& one : all)
+        if (one.batch != first.batch || one.heads != first.heads || one.length != first.length ||
+            one.width != first.width)
+            throw std::invalid_argument("q, k, v and the results: got different shapes, expected one [B, H, S, K]");
+    return {first.length, first.width, vectors::padded(first.length), vectors::padded(first.width), causal};
+}
+
+static void attend(Array q, Array k, Array v, bool causal, float scale, Array out, int64_t n_threads) {
+    const Heads queries = heads_of(q, "q", false), keys = heads_of(k, "k", false), values = heads_of(v, "v", false);
+    const Heads mixed = heads_of(out, "out", true);
+    const Window window = window_of({queries, keys, values, mixed}, causal);
+    py::gil_scoped_release release;
+    const int64_t work = window.rows * window.rows * window.columns / WIDTH;
+    vectors::in_threads(queries.batch * queries.heads, work, n_threads, [&](int64_t first, int64_t last) {
+        (HAS_AVX2 ? avx2::mix_heads : plain::mix_heads)(window, queries, keys, values, scale, mixed, first, last);
+    });
+}
+
+static void attend_backward(Array q, Array k, Array v, Array grad, bool causal, float scale, Array grad_q,
+                            Array grad_k, Array grad_v, int64_t n_threads) {
+    const Heads queries = heads_of(q, "q", false), keys = heads_of(k, "k", false), values = heads_of(v, "v", false);
+    const Heads grads = heads_of(grad, "grad", false);
+    const Gradients to{heads_of(grad_q, "grad_q", true), heads_of(grad_k, "grad_k", true),
+                       heads_of(grad_v, "grad_v", true)};
+    const Window window = window_of({queries, keys, values, grads, to.q, to.k, to.v}, causal);
+    py::gil_scoped_release release;
+    const int64_t work = window.rows * window.rows * window.columns / WIDTH * 3;
+    vectors::in_threads(queries.batch * queries.heads, work, n_threads, [&](int64_t first, int64_t last) {
+        (HAS_AVX2 ? avx2::unmix_heads : plain::unmix_heads)(window, queries, keys, values, grads, scale, to, first, last);
+    });
+}
+
+void bind_short_attention(py::module_& m) {
+    m.def("short_attention", &attend, py::arg("q").noconvert(), py::arg("k").noconvert(), py::arg("v").noconvert(),
+          py::arg("causal"), py::arg("scale"), py::arg("out").noconvert(), py::arg("n_threads"),
+          "Write softmax(scale q k^T) v to out; all float32 [B, H, S, K]; causal: position p sees 0..p.");
+    m.def("short_attention_backward", &attend_backward, py::arg("q").noconvert(), py::arg("k").noconvert(),
+          py::arg("v").noconvert(), py::arg("grad").noconvert(), py::arg("causal"), py::arg("scale"),
+          py::arg("grad_q").noconvert(), py::arg("grad_k").noconvert(), py::arg("grad_v").noconvert(),
+          py::arg("n_threads"), "Write the gradients of q, k and v, given that of the result.");
+}

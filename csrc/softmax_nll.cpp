@@ -1,0 +1,80 @@
+// -log softmax(logits)[target] of each row, and its gradient in the place of the logits.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+
+#include "vectors.h"
+
+namespace py = pybind11;
+using Floats2 = py::array_t<float, py::array::c_style>;
+using Targets = py::array_t<int64_t, py::array::c_style>;
+using vectors::Floats;
+using vectors::WIDTH;
+
+constexpr int64_t BLOCK = 32 * WIDTH;  // exponentials added up in float32 before they go to float64
+
+struct Rows {
+    float* logits;
+    int64_t n_columns;
+    const int64_t* targets;
+    const float* scale;  // nullptr: 1
+    float* nll;
+    bool gradient;
+};
+
+AVX2_BEGIN
+namespace avx2 {
+#include "vector_math.inc"
+#include "softmax_rows.inc"
+}  // namespace avx2
+AVX2_END
+namespace plain {
+#include "vector_math.inc"
+#include "softmax_rows.inc"
+}  // namespace plain
+
+static py::array_t<float> run(Floats2& logits, const Targets& targets, const float* scale, bool gradient,
+                              int64_t n_threads) {
+    if (logits.ndim() != 2 || targets.ndim() != 1 || targets.shape(0) != logits.shape(0))
+        throw std::invalid_argument("logits, targets: got other shapes, expected [N, V] and [N]");
+    const int64_t n = logits.shape(0), n_columns = logits.shape(1);
+    py::array_t<float> nll(n);
+    float* data = gradient ? logits.mutable_data() : const_cast<float*>(logits.data());
+    const Rows rows{data, n_columns, targets.data(), scale, nll.mutable_data(), gradient};
+    bool inside = true;
+    {
+        py::gil_scoped_release release;
+        for (int64_t row = 0; row < n; ++row) inside &= rows.targets[row] >= 0 && rows.targets[row] < n_columns;
+        if (inside)
+            vectors::in_threads(n, n_columns, n_threads, [&](int64_t begin, int64_t end) {
+                (HAS_AVX2 ? avx2::do_rows : plain::do_rows)(rows, begin, end);
+            });
+    }
+    if (!inside) throw std::out_of_range("targets: got one outside 0.." + std::to_string(n_columns - 1));
+    return nll;
+}
+
+void bind_softmax_nll(py::module_& m) {
+    m.def(
+        "softmax_nll",
+        [](Floats2 logits, const Targets& targets, int64_t n_threads) {
+            return run(logits, targets, nullptr, false, n_threads);
+        },
+        py::arg("logits").noconvert(), py::arg("targets").noconvert(), py::arg("n_threads"),
+        "-log softmax(logits)[target] of each row, float32 [N]; logits float32 [N, V], targets int64 [N].");
+    m.def(
+        "softmax_nll_gradient",
+        [](Floats2 logits, const Targets& targets, const std::optional<Floats2>& scale, int64_t n_threads) {
+            if (scale && (scale->ndim() != 1 || scale->shape(0) != targets.size()))
+                throw std::invalid_argument("scale: got another shape, expected one number for each target");
+            return run(logits, targets, scale ? scale->data() : nullptr, true, n_threads);
+        },
+        py::arg("logits").noconvert(), py::arg("targets").noconvert(), py::arg("scale").noconvert(),
+        py::arg("n_threads"),
+        "The same, unweighted; scale * (softmax - onehot) takes the place of the logits. scale float32 [N] or None: 1.");
+}
