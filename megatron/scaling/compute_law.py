@@ -2,17 +2,8 @@
 
 A sum of powers in N and D is a claim about the whole plane. The practical question, what to train at the next
 budget, needs less: how loss depends on N around the best N of each budget, and how the best N and its loss
-move with C. Runs of several sizes at several budgets are fitted with
-
-    log L = l(x) + h(log N - n(x))             x = log(C / C0), C0 the geometric mean of the runs' C
-    l(x)  = log_loss - slope x + curvature x^2 / 2                                  the loss at the best N
-    n(x)  = log_size + size_exponent x                                              the best N
-    h(z)  = log(w e^(-alpha z) + (1 - w) e^(beta z)),  w = beta / (alpha + beta)    0 at its minimum, z = 0
-
-h is the slice of Chinchilla's form (arXiv 2203.15556, eq. 4) at constant C, of which a parabola is the limit
-of small z: too small a model costs as N^-alpha, too few tokens as N^beta. The quadratic l is what E + K C^-g
-looks like over a few decades, but takes a frontier that steepens as well. So it is a law for the next budgets
-and says nothing of an irreducible loss: `LARGEST_STEP` limits how far it predicts.
+move with C. Runs of several sizes at several budgets are fitted with the form of frontier_form.py by least
+squares of log L. It says nothing of an irreducible loss, and `LARGEST_STEP` limits how far it predicts.
 
 Intervals are Student's t from the linearised fit; a misfit of the form is part of the scatter.
 """
@@ -29,14 +20,12 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri, stdtrit
 
 from megatron.run_dir import with_null, write_json
+from megatron.scaling.frontier_form import CONSTANTS, at_edge, log_loss, search_constants, slopes
 from megatron.scaling.isoflop import budgets
 from megatron.scaling.lack_of_fit import LackOfFit, check_fit
 from megatron.scaling.law_fields import is_number
 
-CONSTANTS = ("log_loss", "slope", "curvature", "log_size", "size_exponent", "alpha", "beta")
 LEAST_RUNS, LEAST_BUDGETS, LEAST_SIZES = len(CONSTANTS) + 3, 4, 3
-BEND = (0.02, 4.0)  # of alpha and beta: where the search ends
-STARTS = (0.3, 0.5, 0.7)  # of size_exponent
 LARGEST_STEP = 10.0  # times the largest budget: further out a quadratic in log C is no evidence
 LEVEL = 0.95
 
@@ -106,8 +95,7 @@ class ComputeLaw:
 
     def loss(self, N: ArrayLike, C: ArrayLike) -> np.ndarray:
         """Fitted loss, nats a token, of N parameters trained with C FLOPs; broadcasts."""
-        theta = np.array([self.params[name] for name in CONSTANTS])
-        return np.exp(log_loss(theta, self._x(C), np.log(np.asarray(N, dtype=float))))
+        return np.exp(log_loss(self._theta(), self._x(C), np.log(np.asarray(N, dtype=float))))
 
     def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
         """Confidence interval of one of CONSTANTS."""
@@ -119,8 +107,7 @@ class ComputeLaw:
         """Predict one run. ValueError beyond LARGEST_STEP times the largest budget."""
         self._check(C)
         value = float(self.loss(N, C))
-        theta = np.array([self.params[name] for name in CONSTANTS])
-        gradient = slopes(theta, self._x(C).reshape(1), np.log([N]))[0]
+        gradient = slopes(self._theta(), self._x(C).reshape(1), np.log([N]))[0]
         half = self._half_width(gradient, level, self.spread**2)
         return RunPrediction(C, N, value, level, (value * math.exp(-half), value * math.exp(half)))
 
@@ -130,7 +117,7 @@ class ComputeLaw:
         x = float(self._x(C))
         log_n = self.params["log_size"] + self.params["size_exponent"] * x
         of_size = np.array([0, 0, 0, 1, x, 0, 0])
-        of_loss = np.array([1, -x, x * x / 2, 0, 0, 0, 0])
+        of_loss = slopes(self._theta(), np.array([x]), np.array([log_n]))[0]
         half_n = self._half_width(of_size, level)
         N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
         ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
@@ -168,6 +155,9 @@ class ComputeLaw:
                 f"{path}: got no compute law ({error!r}). Run tools/fit_frontier.py to write it again."
             ) from error
 
+    def _theta(self) -> np.ndarray:
+        return np.array([self.params[name] for name in CONSTANTS])
+
     def _x(self, C: ArrayLike) -> np.ndarray:
         return np.log(np.asarray(C, dtype=float) / self.centre)
 
@@ -186,28 +176,6 @@ class ComputeLaw:
             )
 
 
-def log_loss(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
-    """log L of the form at x = log(C / C0) and log N [n]; theta [7] in the order of CONSTANTS."""
-    level, slope, curvature, log_size, exponent, alpha, beta = theta
-    z = log_n - log_size - exponent * x
-    # w e^(-alpha z) + (1 - w) e^(beta z) with w = beta / (alpha + beta)
-    bend = np.logaddexp(np.log(beta) - alpha * z, np.log(alpha) + beta * z) - np.log(alpha + beta)
-    return level - slope * x + curvature * x**2 / 2 + bend
-
-
-def slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
-    """d log L / d theta [n, 7]."""
-    alpha, beta = theta[5:]
-    z = log_n - theta[3] - theta[4] * x
-    # share of the first term, e^(-alpha z) w / (...), and h'(z)
-    share = 1 / (1 + np.exp((alpha + beta) * z) * alpha / beta)
-    bend = (1 - share) * beta - share * alpha
-    total = alpha + beta
-    of_alpha = -z * share + (1 - share) / alpha - 1 / total
-    of_beta = z * (1 - share) + share / beta - 1 / total
-    return np.stack([np.ones_like(x), -x, x**2 / 2, -bend, -bend * x, of_alpha, of_beta], axis=-1)
-
-
 def fit_compute_law(
     N: ArrayLike,
     D: ArrayLike,
@@ -223,14 +191,14 @@ def fit_compute_law(
     _check_runs(N, D, L, C)
     centre = float(np.exp(np.log(C).mean()))
     x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
-    theta, free = _search(x, log_n, y)
+    theta, basis = search_constants(x, log_n, y)
     residual = y - log_loss(theta, x, log_n)
-    jacobian = slopes(theta, x, log_n)[:, free]
-    dof = len(y) - int(free.sum())
+    jacobian = slopes(theta, x, log_n) @ basis
+    n_free = basis.shape[1]
+    dof = len(y) - n_free
     spread = float(np.sqrt((residual**2).sum() / dof))
-    covariance = np.zeros((len(theta), len(theta)))
-    covariance[np.ix_(free, free)] = spread**2 * np.linalg.pinv(jacobian.T @ jacobian)
-    test = check_fit(residual, np.stack([N, D], axis=-1), int(free.sum()))
+    covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
+    test = check_fit(residual, np.stack([N, D], axis=-1), n_free)
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
     law = ComputeLaw(
         params=dict(zip(CONSTANTS, map(float, theta), strict=True)),
@@ -250,48 +218,13 @@ def fit_compute_law(
     return law
 
 
-def _search(x: np.ndarray, log_n: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least-squares constants [7], and which of them [7] bool are not at an end of their range."""
-    from scipy.optimize import least_squares  # heavy, and only needed here
-
-    inner = np.log(BEND)
-
-    def unpack(point: np.ndarray) -> np.ndarray:
-        return np.concatenate([point[:5], np.exp(point[5:])])
-
-    def residual(point: np.ndarray) -> np.ndarray:
-        return log_loss(unpack(point), x, log_n) - y
-
-    def jacobian(point: np.ndarray) -> np.ndarray:
-        theta = unpack(point)
-        held = slopes(theta, x, log_n)
-        held[:, 5:] *= theta[5:]
-        return held
-
-    low = np.array([-np.inf] * 5 + [inner[0]] * 2)
-    high = np.array([np.inf] * 5 + [inner[1]] * 2)
-    fits = []
-    for exponent in STARTS:
-        start = np.array([y.mean(), 0.05, 0.0, log_n.mean(), exponent, math.log(0.3), math.log(0.3)])
-        fits.append(
-            least_squares(
-                residual, start, jacobian, bounds=(low, high), x_scale="jac", xtol=1e-12, ftol=1e-12,
-                gtol=1e-12, max_nfev=2000,
-            )
-        )  # fmt: skip
-    best = min(fits, key=lambda fit: fit.cost)
-    free = np.ones(7, dtype=bool)
-    free[5:] = np.abs(best.x[5:, None] - inner).min(axis=1) > 1e-3
-    return unpack(best.x), free
-
-
 def _find_not_identified(
     theta: np.ndarray, covariance: np.ndarray, dof: int, N: np.ndarray, C: np.ndarray, centre: float
 ) -> dict[str, str]:
     """{constant: reason} of what these runs do not hold."""
     reasons = {}
-    for name, value in zip(CONSTANTS[5:], theta[5:], strict=True):
-        if min(abs(math.log(value / end)) for end in BEND) < 2e-3:
+    for name, value, is_there in zip(CONSTANTS[5:], theta[5:], at_edge(theta), strict=True):
+        if is_there:
             reasons[name] = f"{name} is at the edge of its search range, {value:.3g}."
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     reach = float(stdtrit(dof, (1 + LEVEL) / 2))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from megatron.scaling import blind_words, wording
-from megatron.scaling.compute_law import CONSTANTS, ComputeLaw, Optimum
+from megatron.scaling.compute_law import ComputeLaw, Optimum
+from megatron.scaling.frontier_form import CONSTANTS
 from megatron.scaling.isoflop import budgets
 from megatron.scaling.proposal import NUMBERS, seconds_per_flop
 from megatron.scaling.study import AUTOREGRESSIVE, Study

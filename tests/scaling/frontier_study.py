@@ -112,10 +112,20 @@ def size_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
 
 
+def frontier(line: np.ndarray, x: float) -> float:
+    """log(E + K C^-g), from log L, slope and curvature at x = 0; a parabola where it bends down."""
+    level, slope, curvature = line
+    if curvature <= 0:
+        return level - slope * x + curvature * x * x / 2
+    share = slope**2 / (slope**2 + curvature)  # reducible
+    return level + math.log(1 - share + share * math.exp(-slope / share * x))
+
+
 def loss_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
     """L* at C with the ends of the predictive interval of one new run."""
     x, p, S = math.log(C / law.centre), law.params, np.array(law.covariance)[:3, :3]
-    g = np.array([1.0, -x, x * x / 2])
+    line = np.array([p["log_loss"], p["slope"], p["curvature"]])
+    g = np.array([(frontier(line + h, x) - frontier(line - h, x)) / 2e-6 for h in 1e-6 * np.eye(3)])
     half = student.ppf(0.975, law.dof) * math.sqrt(g @ S @ g + law.spread**2)
-    centre = p["log_loss"] - p["slope"] * x + p["curvature"] * x * x / 2
+    centre = frontier(line, x)
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.scaling.compute_law import CONSTANTS, ComputeLaw, fit_compute_law, log_loss, slopes
+from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
+from megatron.scaling.frontier_form import CONSTANTS, log_loss, slopes
 
 E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
 BUDGETS = np.geomspace(2e10, 1e12, 6)
@@ -36,52 +37,60 @@ def simulate(noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return N, C / (6 * N), L, C
 
 
-def test_slopes_are_those_of_finite_differences() -> None:
-    theta = np.array([1.2, 0.06, 0.002, 10.5, 0.5, 0.4, 0.25])
+@pytest.mark.parametrize("curvature", [0.002, 1e-6, -0.004])
+def test_slopes_are_those_of_finite_differences(curvature: float) -> None:
+    theta = np.array([1.2, 0.06, curvature, 10.5, 0.5, 0.4, 0.25])
     rng = np.random.default_rng(0)
     x, log_n = rng.uniform(-2, 3, 20), rng.uniform(8, 13, 20)
-    h = 1e-6
+    h = 1e-7
     for i, name in enumerate(CONSTANTS):
         step = h * np.eye(7)[i]
         expected = (log_loss(theta + step, x, log_n) - log_loss(theta - step, x, log_n)) / (2 * h)
-        np.testing.assert_allclose(slopes(theta, x, log_n)[:, i], expected, atol=1e-8, err_msg=name)
+        np.testing.assert_allclose(slopes(theta, x, log_n)[:, i], expected, atol=5e-8, err_msg=name)
 
 
 def test_the_form_is_least_at_the_best_size_and_there_the_level() -> None:
-    theta = np.array([1.2, 0.06, 0.002, 10.5, 0.5, 0.4, 0.25])
+    # E + K C^-g at L0 = 3 with a reducible share of 0.6 and g = 0.1: slope 0.06, curvature 0.6 0.4 0.1^2
+    theta = np.array([math.log(3), 0.06, 0.0024, 10.5, 0.5, 0.4, 0.25])
     best = 10.5 + 0.5 * 1.3
-    assert log_loss(theta, np.float64(1.3), np.float64(best)) == pytest.approx(
-        1.2 - 0.06 * 1.3 + 0.002 * 1.3**2 / 2, abs=1e-12
-    )
+    expected = math.log(3 * 0.4 + 3 * 0.6 * math.exp(-0.13))
+    assert log_loss(theta, np.float64(1.3), np.float64(best)) == pytest.approx(expected, abs=1e-12)
     around = log_loss(theta, np.float64(1.3), best + np.linspace(-2, 2, 401))
     assert np.argmin(around) == 200
 
 
-@pytest.mark.parametrize("noise", [0.001, 0.003])
-def test_intervals_at_4_times_the_largest_budget_cover_a_chinchilla_surface(noise: float) -> None:
-    # without an irreducible loss a slice of Chinchilla's form at constant C is the form itself
+@pytest.mark.parametrize(("noise", "floor"), [(0.001, E), (0.003, E), (0.003, 0.0)])
+def test_intervals_at_4_times_the_largest_budget_cover_a_chinchilla_surface(
+    noise: float, floor: float
+) -> None:
     N, D, _, C = simulate(noise, 0)
-    target, n = 4 * BUDGETS[-1], 150
-    best, optimal_loss = best_size(target), true_loss(best_size(target), target) - E
+    target, n = 4 * BUDGETS[-1], 100
+    best, optimal_loss = best_size(target), true_loss(best_size(target), target) - E + floor
     covered = {"N": 0, "loss": 0, "run": 0}
     for seed in range(n):
         rng = np.random.default_rng([seed, 5])
-        law = fit_compute_law(N, D, (true_loss(N, C) - E) * np.exp(noise * rng.standard_normal(len(N))), C)
+        truth = true_loss(N, C) - E + floor
+        law = fit_compute_law(N, D, truth * np.exp(noise * rng.standard_normal(len(N))), C)
         optimum = law.optimum(target)
-        new = (true_loss(optimum.N, target) - E) * math.exp(noise * rng.standard_normal())
+        new = (true_loss(optimum.N, target) - E + floor) * math.exp(noise * rng.standard_normal())
         covered["N"] += optimum.N_interval[0] <= best <= optimum.N_interval[1]
         covered["loss"] += optimum.confidence[0] <= optimal_loss <= optimum.confidence[1]
         covered["run"] += optimum.predictive[0] <= new <= optimum.predictive[1]
-    # 95 % of 150 is 142.5 with a standard deviation of 2.7; 92 to 98 % are 138 to 147
-    assert all(136 <= count <= 149 for count in covered.values()), covered
+    # 95 of 100 with a standard deviation of 2.2
+    assert all(count >= 90 for count in covered.values()), covered
 
 
-def test_an_irreducible_loss_biases_the_loss_at_4_times_the_budget_by_less_than_a_percent() -> None:
+def test_without_noise_the_loss_at_4_times_the_budget_is_within_a_thousandth() -> None:
     target = 4 * BUDGETS[-1]
-    law = fit_compute_law(*simulate(0.0, 0))
-    optimum = law.optimum(target)
+    optimum = fit_compute_law(*simulate(0.0, 0)).optimum(target)
     assert pytest.approx(best_size(target), rel=0.05) == optimum.N
-    assert optimum.loss == pytest.approx(true_loss(best_size(target), target), rel=0.01)
+    assert optimum.loss == pytest.approx(true_loss(best_size(target), target), rel=0.002)
+
+
+def test_alpha_and_beta_are_one_constant_where_noise_hides_the_difference() -> None:
+    law = fit_compute_law(*simulate(0.02, 1))
+    assert law.params["alpha"] == law.params["beta"]
+    assert law.interval("alpha") == law.interval("beta")
 
 
 def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import t as student
 
 from megatron.scaling import plot_frontier, report
-from megatron.scaling.compute_law import CONSTANTS
+from megatron.scaling.frontier_form import CONSTANTS
 from megatron.scaling.study import Study
 from tests.scaling.frontier_study import (
     ANSWER,
