@@ -1,7 +1,7 @@
 """Attention with gradients on a CPU, faster than torch's own kernel for windows of up to 512 tokens.
 
 In float32 a kernel of ours (csrc/short_attention.cpp) works on one head of one sample at a time: at 128
-positions and heads of 8 to 32 it took 0.15 to 0.5 of the time of torch's kernel, at 512 and 64 a half.
+positions and heads of 8 to 32 it took 0.15 to 0.6 of the time of torch's kernel, at 512 and 64 a half.
 
 In bfloat16 blocks of queries are multiplied by the keys that they may see, as whole products of the library
 for matrices, a few samples at a time so that the scores stay in the caches; torch's kernel (2.13) multiplies
