@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri, stdtrit
 
 from megatron.run_dir import with_null, write_json
+from megatron.scaling.frontier_drift import Continuation, continue_frontier
 from megatron.scaling.frontier_form import CONSTANTS, at_edge, log_loss, search_constants, slopes
 from megatron.scaling.isoflop import budgets
 from megatron.scaling.lack_of_fit import LackOfFit, check_fit
@@ -28,6 +29,7 @@ from megatron.scaling.law_fields import is_number
 LEAST_RUNS, LEAST_BUDGETS, LEAST_SIZES = len(CONSTANTS) + 3, 4, 3
 LARGEST_STEP = 10.0  # times the largest budget: further out a quadratic in log C is no evidence
 LEVEL = 0.95
+SAME = 1e-6  # in log C: the largest budget itself is fitted, not extrapolated
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class ComputeLaw:
     not_identified  {constant: reason}; empty where every constant is held by the runs
     lack_of_fit     test against runs that differ in their seed alone (lack_of_fit.LackOfFit), {} without
     C, N            ranges of the runs
+    beyond          how a frontier that steepens goes on beyond the largest budget: fields of
+                    frontier_drift.Continuation; {} for one that a power law describes
     """
 
     params: dict[str, float]
@@ -87,6 +91,7 @@ class ComputeLaw:
     lack_of_fit: dict[str, Any] = field(default_factory=dict)
     not_identified: dict[str, str] = field(default_factory=dict)
     table: dict[str, str] = field(default_factory=dict)
+    beyond: dict[str, Any] = field(default_factory=dict)
 
     @property
     def identified(self) -> bool:
@@ -95,7 +100,14 @@ class ComputeLaw:
 
     def loss(self, N: ArrayLike, C: ArrayLike) -> np.ndarray:
         """Fitted loss, nats a token, of N parameters trained with C FLOPs; broadcasts."""
-        return np.exp(log_loss(self._theta(), self._x(C), np.log(np.asarray(N, dtype=float))))
+        theta, x = self._theta(), self._x(C)
+        value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
+        if self.beyond:
+            level, slope, curvature = theta[:3]
+            ahead = Continuation(**self.beyond)
+            step = ahead.level + ahead.slope * (x - ahead.edge) - (level - slope * x + curvature * x**2 / 2)
+            value = value + np.where(x > ahead.edge + SAME, step, 0.0)
+        return np.exp(value)
 
     def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
         """Confidence interval of one of CONSTANTS."""
@@ -107,8 +119,7 @@ class ComputeLaw:
         """Predict one run. ValueError beyond LARGEST_STEP times the largest budget."""
         self._check(C)
         value = float(self.loss(N, C))
-        gradient = slopes(self._theta(), self._x(C).reshape(1), np.log([N]))[0]
-        half = self._half_width(gradient, level, self.spread**2)
+        half = self._loss_half_width(N, C, level, self.spread**2)
         return RunPrediction(C, N, value, level, (value * math.exp(-half), value * math.exp(half)))
 
     def optimum(self, C: float, level: float = LEVEL) -> Optimum:
@@ -117,17 +128,26 @@ class ComputeLaw:
         x = float(self._x(C))
         log_n = self.params["log_size"] + self.params["size_exponent"] * x
         of_size = np.array([0, 0, 0, 1, x, 0, 0])
-        of_loss = slopes(self._theta(), np.array([x]), np.array([log_n]))[0]
         half_n = self._half_width(of_size, level)
         N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
         ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
-        inner, outer = (self._half_width(of_loss, level, extra) for extra in (0.0, self.spread**2))
+        inner, outer = (self._loss_half_width(N, C, level, extra) for extra in (0.0, self.spread**2))
         return Optimum(
             C, N, self.tokens_of(N, C), loss, level, ends,
             (self.tokens_of(ends[1], C), self.tokens_of(ends[0], C)),
             (loss * math.exp(-inner), loss * math.exp(inner)),
             (loss * math.exp(-outer), loss * math.exp(outer)),
         )  # fmt: skip
+
+    @property
+    def steepening(self) -> str:
+        """A sentence for a frontier that falls ever faster, "" for any other."""
+        if not self.beyond:
+            return ""
+        return (
+            "The loss falls ever faster over these budgets, which no power law does. Beyond the largest its "
+            "last slope continues, and intervals allow it to drift."
+        )
 
     def tokens_of(self, N: float, C: float) -> float:
         """D of N parameters at C FLOPs, as these runs' FLOPs were counted."""
@@ -168,6 +188,15 @@ class ComputeLaw:
         variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
         return self._quantile(level) * math.sqrt(max(variance, 0.0) + extra)
 
+    def _loss_half_width(self, N: float, C: float, level: float, extra: float) -> float:
+        """Of log L of N parameters at C FLOPs, where `extra` is the variance of a single run."""
+        x = float(self._x(C))
+        gradient = slopes(self._theta(), np.array([x]), np.log([N]))[0]
+        if self.beyond and x > self.beyond["edge"] + SAME:
+            gradient[:3] = 0.0
+            extra += Continuation(**self.beyond).variance(x)
+        return self._half_width(gradient, level, extra)
+
     def _check(self, C: float) -> None:
         if not (math.isfinite(C) and 0 < C <= LARGEST_STEP * self.C[1] * (1 + 1e-9)):
             raise ValueError(
@@ -198,6 +227,7 @@ def fit_compute_law(
     dof = len(y) - n_free
     spread = float(np.sqrt((residual**2).sum() / dof))
     covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
+    steepens = theta[2] < 0
     test = check_fit(residual, np.stack([N, D], axis=-1), n_free)
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
     law = ComputeLaw(
@@ -214,6 +244,7 @@ def fit_compute_law(
         runs=list(runs),
         lack_of_fit=test.as_dict() if test is not None else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
+        beyond=continue_frontier(theta, basis, x, log_n, y).as_dict() if steepens else {},
     )
     return law
 
@@ -272,7 +303,7 @@ def _check_content(values: dict[str, Any]) -> None:
     sound = sound and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
     for name in ("dof", "n_runs", "n_budgets"):
         sound = sound and type(values[name]) is int and 0 <= values[name] < 10**9
-    sound = sound and _has_sound_texts(values)
+    sound = sound and _has_sound_texts(values) and _is_continuation(values.get("beyond", {}))
     if not sound:
         raise ValueError("a field is missing or of a wrong type")
 
@@ -293,3 +324,17 @@ def _has_sound_texts(values: dict[str, Any]) -> bool:
     sound = all(is_number(v) and 0 <= v < math.inf for v in numbers) and isinstance(test["passes"], bool)
     dof = test["dof"]
     return sound and isinstance(dof, list) and len(dof) == 2 and all(type(v) is int and v > 0 for v in dof)
+
+
+def _is_continuation(value: Any) -> bool:
+    """Whether a value has the fields of a Continuation, as finite numbers; {} has none."""
+    if value == {}:
+        return True
+    names = {f.name for f in fields(Continuation)}
+    if not isinstance(value, dict) or set(value) != names:
+        return False
+    matrix = value["covariance"]
+    if not (isinstance(matrix, list) and len(matrix) == 2 and all(isinstance(row, list) for row in matrix)):
+        return False
+    numbers = [value[name] for name in names - {"covariance"}] + [one for row in matrix for one in row]
+    return len(numbers) == 8 and all(is_number(one) and math.isfinite(one) for one in numbers)

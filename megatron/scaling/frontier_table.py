@@ -1,5 +1,6 @@
 """The frontier in words: a table of optima, what scatters, and what to do where it is not identified."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from megatron.scaling.isoflop import budgets
 from megatron.scaling.study_frontier import FrontierRuns
 
 MOST_SIZES = 5  # sizes that a sentence names
+WIDTH = 100  # columns of a terminal
 
 
 def budgets_of(C: np.ndarray) -> list[float]:
@@ -62,6 +64,7 @@ def frontier_notes(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
         f"scatter of single runs around the fit: {100 * law.spread:.2g} % of the loss, "
         f"{law.dof} degrees of freedom",
         _words_of_noise(law),
+        *textwrap.wrap(law.steepening, WIDTH),
     ]
     if law.not_identified:
         told.append(f"NOT IDENTIFIED by these runs: {', '.join(law.not_identified)}")

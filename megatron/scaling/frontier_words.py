@@ -82,6 +82,8 @@ def cautions(study: Study) -> list[str]:
         words.append(
             f"The form of the frontier {misfit_words(law)}. Its intervals count that misfit as scatter."
         )
+    if law.steepening:
+        words.append(law.steepening)
     if study.blind is not None and blind_words.is_inside(study.blind) is False:
         words.append("The blind run was outside of its interval: take the intervals below as too narrow.")
     outside = [at for _, at in answers(study) if not law.N[0] <= at.N <= law.N[1]]

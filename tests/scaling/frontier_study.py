@@ -126,6 +126,11 @@ def loss_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
     x, p, S = math.log(C / law.centre), law.params, np.array(law.covariance)[:3, :3]
     line = np.array([p["log_loss"], p["slope"], p["curvature"]])
     g = np.array([(frontier(line + h, x) - frontier(line - h, x)) / 2e-6 for h in 1e-6 * np.eye(3)])
-    half = student.ppf(0.975, law.dof) * math.sqrt(g @ S @ g + law.spread**2)
-    centre = frontier(line, x)
+    variance, centre = g @ S @ g, frontier(line, x)
+    if law.beyond and x > law.beyond["edge"] + 1e-6:  # the slope at the largest budget continues, and drifts
+        ahead, dx = law.beyond, x - law.beyond["edge"]
+        (a, b), (_, c) = ahead["covariance"]
+        variance = a + 2 * b * dx + c * dx**2 + ahead["drift"] ** 2 * dx**3 / 3
+        centre = ahead["level"] + ahead["slope"] * dx
+    half = student.ppf(0.975, law.dof) * math.sqrt(variance + law.spread**2)
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)

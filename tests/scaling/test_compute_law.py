@@ -87,6 +87,43 @@ def test_without_noise_the_loss_at_4_times_the_budget_is_within_a_thousandth() -
     assert optimum.loss == pytest.approx(true_loss(best_size(target), target), rel=0.002)
 
 
+def transition(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | float:
+    """log L* whose slope goes from 0.05 to 0.09 and on to 0.07, around computes that differ by study."""
+    x = np.log(np.asarray(C) / BUDGETS[-1])
+    first, second = rng.uniform(-2, -1), rng.uniform(0, 1.5)
+    return 1.2 - 0.05 * x - 0.04 * np.logaddexp(0, 2 * (x - first)) / 2 + 0.02 * np.logaddexp(0, x - second)
+
+
+def test_a_frontier_that_steepens_is_predicted_with_an_interval_that_covers_where_its_slope_turns() -> None:
+    N, D, _, C = simulate(0.0, 0)
+    shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
+    target, covered, steepens, halves = 4 * BUDGETS[-1], 0, 0, []
+    for seed in range(60):
+        rng = np.random.default_rng([seed, 9])
+        bends = rng.bit_generator.state
+        log_loss_of_runs = transition(C, rng) + shape + 0.003 * rng.standard_normal(len(N))
+        law = fit_compute_law(N, D, np.exp(log_loss_of_runs), C)
+        steepens += bool(law.beyond)
+        optimum = law.optimum(target)
+        again = np.random.default_rng()
+        again.bit_generator.state = bends
+        new = float(np.exp(transition(target, again) + 0.003 * rng.standard_normal()))
+        covered += optimum.predictive[0] <= new <= optimum.predictive[1]
+        halves.append(optimum.predictive[1] / optimum.loss - 1)
+    assert steepens == 60
+    # 95 % of 60 is 57 with a standard deviation of 1.7
+    assert covered >= 53, covered
+    assert float(np.median(halves)) < 0.06
+
+
+def test_the_continuation_starts_where_the_fit_ends() -> None:
+    N, D, _, C = simulate(0.0, 0)
+    shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
+    law = fit_compute_law(N, D, np.exp(transition(C, np.random.default_rng(3)) + shape), C)
+    at, after = (law.optimum(BUDGETS[-1] * factor) for factor in (1.0, 1.001))
+    assert at.loss * 0.999 < after.loss < at.loss
+
+
 def test_alpha_and_beta_are_one_constant_where_noise_hides_the_difference() -> None:
     law = fit_compute_law(*simulate(0.02, 1))
     assert law.params["alpha"] == law.params["beta"]
@@ -126,6 +163,8 @@ def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
         ("not_identified", {"alpha": 5}),
         ("not_identified", {"x": "y"}),
         ("table", {"sha256": []}),
+        ("beyond", {"edge": 1.0}),
+        ("beyond", []),
     ],
 )
 def test_a_file_with_another_type_is_refused_in_a_sentence(tmp_path: Path, key: str, value: Any) -> None:
