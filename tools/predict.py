@@ -38,19 +38,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("N", nargs="?", type=float, metavar="N", help="parameters")
     parser.add_argument("D", nargs="?", type=float, metavar="D", help="tokens trained on")
-    parser.add_argument("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all of them")
-    parser.add_argument("--flops", type=float, metavar="C", help="print the optimum at this compute")
-    parser.add_argument(
+    target = parser.add_argument_group("what to predict")
+    target.add_argument("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all of them")
+    target.add_argument("--flops", type=float, metavar="C", help="print the optimum at this compute")
+    target.add_argument(
         "--flops-per-param-token", type=float, default=6.0, metavar="K", help="C = K N D, for --flops"
     )
-    parser.add_argument("--level", type=float, default=0.95, metavar="SHARE", help="of the intervals")
-    parser.add_argument(
+    target.add_argument("--level", type=float, default=0.95, metavar="SHARE", help="of the intervals")
+    target.add_argument(
         "--new-text",
         action="store_true",
         help="of a loss on another text of the same distribution, default: on that of the fitted runs",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--list", action="store_true", help="list the published laws with their sources")
+    printed = parser.add_argument_group("what to print")
+    printed.add_argument("--json", action="store_true", help="print JSON")
+    printed.add_argument("--list", action="store_true", help="list the published laws with their sources")
     return parser
 
 
@@ -229,7 +231,7 @@ def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what was asked for."""
+    """Print what was target for."""
     args = parse_args(argv)
     try:
         if args.list:
