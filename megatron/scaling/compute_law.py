@@ -141,8 +141,8 @@ class ComputeLaw:
 
     @property
     def steepening(self) -> str:
-        """A sentence for a frontier that falls ever faster, "" for any other."""
-        if not self.beyond:
+        """A sentence for a frontier that falls ever faster beyond its error, "" for any other."""
+        if not self.beyond or not self.interval("curvature")[1] < 0:
             return ""
         return (
             "The loss falls ever faster over these budgets, which no power law does. Beyond the largest its "

@@ -116,6 +116,18 @@ def test_a_frontier_that_steepens_is_predicted_with_an_interval_that_covers_wher
     assert float(np.median(halves)) < 0.06
 
 
+def test_steepening_is_claimed_where_the_curvature_excludes_zero_alone() -> None:
+    N, D, _, C = simulate(0.0, 0)
+    claims = []
+    for seed in range(40):  # a power law without an irreducible loss: its curvature is 0
+        noise = np.exp(0.003 * np.random.default_rng([seed, 7]).standard_normal(len(N)))
+        claims.append(bool(fit_compute_law(N, D, (true_loss(N, C) - E) * noise, C).steepening))
+    assert sum(claims) <= 4  # 2.5 % of 40 is 1
+    shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
+    law = fit_compute_law(N, D, np.exp(transition(C, np.random.default_rng(3)) + shape), C)
+    assert law.steepening.startswith("The loss falls ever faster")
+
+
 def test_the_continuation_starts_where_the_fit_ends() -> None:
     N, D, _, C = simulate(0.0, 0)
     shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
