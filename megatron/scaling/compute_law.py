@@ -337,4 +337,7 @@ def _is_continuation(value: Any) -> bool:
     if not (isinstance(matrix, list) and len(matrix) == 2 and all(isinstance(row, list) for row in matrix)):
         return False
     numbers = [value[name] for name in names - {"covariance"}] + [one for row in matrix for one in row]
-    return len(numbers) == 8 and all(is_number(one) and math.isfinite(one) for one in numbers)
+    if len(numbers) != 8 or not all(is_number(one) and math.isfinite(one) for one in numbers):
+        return False
+    (a, b), (_, c) = matrix
+    return value["drift"] >= 0 and a >= 0 and c >= 0 and b * b <= a * c * (1 + 1e-9)  # else no variance

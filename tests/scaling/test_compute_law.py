@@ -14,6 +14,7 @@ from megatron.scaling.frontier_form import CONSTANTS, log_loss, slopes
 
 E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
 BUDGETS = np.geomspace(2e10, 1e12, 6)
+BEYOND = {"edge": 1.0, "level": 1.0, "slope": -0.1, "covariance": [[1e-4, 0.0], [0.0, 1e-4]], "drift": 0.01}
 SPREAD = np.geomspace(0.4, 2.5, 5)  # sizes tried at each budget, over its best one
 
 
@@ -177,6 +178,9 @@ def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
         ("table", {"sha256": []}),
         ("beyond", {"edge": 1.0}),
         ("beyond", []),
+        ("beyond", BEYOND | {"drift": -1.0}),
+        ("beyond", BEYOND | {"covariance": [[1e-4, 1.0], [1.0, 1e-4]]}),
+        ("beyond", BEYOND | {"covariance": [[1e-4, 0.0]]}),
     ],
 )
 def test_a_file_with_another_type_is_refused_in_a_sentence(tmp_path: Path, key: str, value: Any) -> None:
