@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-METADATA = ".metadata"
+from megatron.checkpoint.layout import METADATA
+
 Kind = TypeVar("Kind")
 MAX_BYTES = 1 << 28  # 140 bytes a chunk: two million chunks; the records take about 40 times the file
 MAX_DIMENSIONS = 64

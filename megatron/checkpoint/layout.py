@@ -15,6 +15,7 @@ FILES = {
     "iter": "iter_state_dict.pt",
 }
 META = "meta.json"
+METADATA = ".metadata"  # the index of torch's distributed checkpoint
 RESTORE = "restore it from a copy, or delete the checkpoint"
 PARTIAL = ".partial"  # suffix of a folder that is still being written
 NAME = re.compile(r"(?P<prefix>.+)\.(?P<timestamp>\d{8}-\d{6}-\d{6})(?P<preempt>\.preempt)?")

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
-from megatron.checkpoint.dcp_metadata import METADATA as METADATA  # the name of the index, for callers too
 from megatron.checkpoint.dcp_metadata import read_metadata
+from megatron.checkpoint.layout import METADATA as METADATA  # the name of the index, for callers too
 from megatron.checkpoint.torch_file import check_records, refusal_of, system_error_of
 
 State = dict[str, dict[str, Any]]

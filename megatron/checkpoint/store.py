@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint import sharded
 from megatron.checkpoint.folder import sha256_of, sync
 from megatron.checkpoint.layout import (
     FILES,
     META,
+    METADATA,
     NAME,
     OWN_SUM,
     PARTIAL,
@@ -129,6 +129,8 @@ def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(
                 "Load another checkpoint of the run."
             )
     if len(own) < len(names):
+        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+
         whole = sharded.read_whole(path)
         whole["optim"] |= parts["iter"].get("engine", {})
         parts |= {part: whole[part] for part in names if part not in IN_BOTH}
@@ -157,7 +159,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path / META}: expected under files a size and a sha256 for each; {RESTORE}")
     files = set(listed)
     wanted = {FILES[part] for part in (IN_BOTH if is_sharded(meta) else FILES)}
-    wanted |= {sharded.METADATA} if is_sharded(meta) else set()
+    wanted |= {METADATA} if is_sharded(meta) else set()
     if not wanted <= files or not is_sharded(meta) and files != wanted:
         raise ValueError(f"{path / META}: lists {sorted(files)}, wanted {sorted(wanted)}")
     return meta

@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from megatron.checkpoint import sharded, store
+from megatron.checkpoint import store
 from megatron.checkpoint.folder import sha256_of, whole_folder
 from megatron.checkpoint.layout import FILES, META, RESTORE, Found, find, read_meta_json
 from megatron.checkpoint.torch_file import load_torch_file
@@ -227,6 +227,8 @@ def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
     name = FILES["model"]
     if name not in files:
         store.verify(path)
+        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+
         return sharded.read_whole(path)["model"]
     file = path / name
     if not file.is_file() or sha256_of(file) != files[name]["sha256"]:

@@ -12,23 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.config.schema import ModelConfig
 from megatron.engine.rank_weights import RankWeights
-from megatron.model.gpt import Gpt
-from megatron.optim.adamw import MOMENTS, tell_steps
+from megatron.optim.adamw import MOMENTS, FusedAdamW, tell_steps
 from megatron.parallel.world import World
 
 SCALARS = ("step",)
 
 
-def shapes_of(config: ModelConfig) -> dict[str, torch.Size]:
-    """Names and shapes of the one-GPU model, in its order, without its memory."""
-    with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Gpt(config).named_parameters()}
-
-
 def collect(
-    weights: RankWeights, optimizer: torch.optim.Optimizer, shapes: dict[str, torch.Size]
+    weights: RankWeights, optimizer: FusedAdamW | torch.optim.Optimizer, shapes: dict[str, torch.Size]
 ) -> dict[str, Any]:
     """The whole state on rank 0, {} on the others. Collective."""
     world = weights.world
@@ -53,7 +45,9 @@ def _entries(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, str, torch.Si
             yield name, kind, torch.Size(())
 
 
-def _mine(weights: RankWeights, optimizer: torch.optim.Optimizer, name: str, kind: str) -> Tensor | None:
+def _mine(
+    weights: RankWeights, optimizer: FusedAdamW | torch.optim.Optimizer, name: str, kind: str
+) -> Tensor | None:
     """What this rank holds of an entry; None where the parameter is another stage's."""
     if name not in weights.own:
         return None
@@ -89,7 +83,7 @@ def _first_holder(holds: bool, world: World) -> int:
 def spread(
     state: dict[str, Any],
     weights: RankWeights,
-    optimizer: torch.optim.Optimizer,
+    optimizer: FusedAdamW | torch.optim.Optimizer,
     shapes: dict[str, torch.Size],
 ) -> None:
     """Undo `collect`: rank 0 reads its argument, every rank takes its part. Collective.

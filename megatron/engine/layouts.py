@@ -7,16 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import DistConfig
-from megatron.engine.pipelined import PipelinedModel
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.whole import WholeModel
 from megatron.model.gpt import Gpt
 from megatron.objective.base import Task
-from megatron.parallel.context import cut_positions
 from megatron.parallel.float8 import use_float8
 from megatron.parallel.mesh import Mesh
 from megatron.parallel.recompute import recompute
-from megatron.parallel.tensor import Vocabulary, cut_matrices
 from megatron.parallel.world import World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,6 +48,7 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
     """Spread a model, in place: matrices first, then positions; FSDP shards what is left of each block.
 
     Blocks are made to forget and are compiled before they are sharded, so that gathering stays outside.
+    What only a layout of many ranks needs is imported where that is built: torch takes a second for it.
     """
     if not config.cpu_offload:
         model.to(world.device)
@@ -58,15 +56,21 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
     if config.float8:
         use_float8(model, world.device)
     if mesh.tensor is not None:
+        from megatron.parallel.tensor import Vocabulary, cut_matrices
+
         cut_matrices(model, mesh.tensor)
         vocabulary = Vocabulary(mesh.tensor, model.config.vocab_rows)
     if mesh.context is not None:
+        from megatron.parallel.context import cut_positions
+
         cut_positions(model, mesh.context, config.context_method)
     recompute(model.blocks, config.activation_checkpointing)
     if config.compile:
         compile_blocks(model, whole_blocks=mesh.tensor is None)
     dtype = DTYPES[config.dtype]
     if mesh.pipeline is not None:
+        from megatron.engine.pipelined import PipelinedModel
+
         return PipelinedModel(model, causal, vocabulary, config, dtype, world, mesh)
     task_loss = TaskLoss(model, causal, vocabulary, world.coordinate.context)
     return WholeModel(task_loss, config, dtype, world, mesh)

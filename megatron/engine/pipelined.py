@@ -1,6 +1,7 @@
 """Forward and backward of a model whose blocks lie on several ranks."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,14 @@ from megatron.config.schema import DistConfig
 from megatron.model.gpt import Gpt
 from megatron.objective.base import Task, loss, sample_nats
 from megatron.parallel import fsdp
+from megatron.parallel.dtensor import lay_as_weight, local
 from megatron.parallel.mesh import Mesh
 from megatron.parallel.pipeline import Pipeline, Stage
 from megatron.parallel.reduce import sum_gradients
-from megatron.parallel.tensor import Vocabulary, lay_as_weight, local
 from megatron.parallel.world import World
+
+if TYPE_CHECKING:
+    from megatron.parallel.tensor import Vocabulary
 
 EMBEDDING = "embedding.weight"
 
@@ -25,7 +29,7 @@ class PipelinedModel:
         self,
         model: Gpt,
         causal: bool,
-        vocabulary: Vocabulary | None,
+        vocabulary: "Vocabulary | None",
         config: DistConfig,
         dtype: torch.dtype,
         world: World,

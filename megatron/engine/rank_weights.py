@@ -7,9 +7,8 @@ from math import prod
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from megatron.parallel.tensor import lay_as_weight, local
+from megatron.parallel.dtensor import is_dtensor, lay_as_weight, local
 from megatron.parallel.world import World
 
 # torch warns that several collectives in a row may round otherwise on each rank; `whole` only gathers
@@ -35,7 +34,7 @@ class RankWeights:
         # how many ranks of the stage hold what this one holds: its squares are counted so many times
         counted = [0.0 if n in copied else _pieces(p) / of_stage for n, p in self.named.items()]
         self.share = torch.tensor(counted, dtype=torch.float64, device=world.device)
-        self.split = world.layout.pipeline > 1 or any(isinstance(p, DTensor) for p in self.named.values())
+        self.split = world.layout.pipeline > 1 or any(is_dtensor(p) for p in self.named.values())
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -71,8 +70,10 @@ class RankWeights:
     def sharded(self, name: str, mine: Tensor) -> Tensor:
         """What belongs to a parameter and lies as it does (a moment, say), as a DTensor where that is one."""
         parameter = self.named[name]
-        if not isinstance(parameter, DTensor):
+        if not is_dtensor(parameter):
             return mine
+        from torch.distributed.tensor import DTensor
+
         return DTensor.from_local(
             mine,
             parameter.device_mesh,
@@ -85,13 +86,15 @@ class RankWeights:
     def whole(self, name: str, mine: Tensor) -> Tensor:
         """The same in one piece, on every rank that holds a part of it. Collective over those."""
         lies = self.sharded(name, mine.to(self.world.device))
-        return lies.full_tensor() if isinstance(lies, DTensor) else lies
+        return lies.full_tensor() if is_dtensor(lies) else lies
 
     def mine(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of something in one piece. No communication: every rank has the whole."""
         parameter = self.named[name]
-        if not isinstance(parameter, DTensor):
+        if not is_dtensor(parameter):
             return whole
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(
             whole, parameter.device_mesh, parameter.placements, src_data_rank=None
         ).to_local()
@@ -112,7 +115,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
 
 def _pieces(parameter: Tensor) -> int:
     """Into how many shards a parameter is cut."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return 1
     sizes = parameter.device_mesh.shape
     return prod(

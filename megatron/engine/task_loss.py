@@ -1,17 +1,22 @@
 """Model and loss in one forward."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from megatron.model.gpt import Gpt
 from megatron.objective.base import Task, loss, sample_nats
-from megatron.parallel.tensor import Vocabulary, local
+from megatron.parallel.dtensor import local
+
+if TYPE_CHECKING:
+    from megatron.parallel.tensor import Vocabulary
 
 
 class TaskLoss(nn.Module):
     """Model and loss in one forward, so that data parallelism and ZeRO wrap what a step really calls."""
 
     def __init__(
-        self, model: Gpt, causal: bool, vocabulary: Vocabulary | None = None, context_rank: int = 0
+        self, model: Gpt, causal: bool, vocabulary: "Vocabulary | None" = None, context_rank: int = 0
     ) -> None:
         super().__init__()
         self.model = model

@@ -15,10 +15,10 @@ from megatron.engine.loss_scale import LossScale
 from megatron.engine.rank_weights import RankWeights
 from megatron.model.gpt import Gpt
 from megatron.objective.base import Task
-from megatron.optim.adamw import adamw, update
+from megatron.optim.adamw import fused_adamw, update
+from megatron.parallel.dtensor import local
 from megatron.parallel.mesh import build_mesh
 from megatron.parallel.reduce import sum_over
-from megatron.parallel.tensor import local
 from megatron.parallel.world import World
 
 
@@ -30,11 +30,11 @@ class TorchEngine:
     ) -> None:
         """Spread a built and filled model over the ranks, in place. Collective."""
         self.world, self.grad_clip = world, optim.grad_clip
-        self.shapes = full_state.shapes_of(model.config)
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # still whole
         self.mesh = build_mesh(world, sharded=is_sharded(dist, world))
         self.passes = build_passes(model, causal, dist, world, self.mesh)
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.copied)
-        self.optimizer = adamw(self.weights.own, optim, model.config)
+        self.optimizer = fused_adamw(self.weights.own, optim, model.config)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
 
     def _autocast(self) -> AbstractContextManager[None]:

@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from megatron.config.schema import DistConfig
 from megatron.engine.task_loss import TaskLoss
 from megatron.objective.base import Task
-from megatron.parallel import fsdp
 from megatron.parallel.mesh import Mesh
 from megatron.parallel.world import World
 
@@ -26,10 +25,14 @@ class WholeModel:
         self.has_loss = world.coordinate.tensor == 0  # the others hold the same nats: they count once
         # DDP and FSDP divide what they add up
         n_added = world.layout.data * world.layout.context
-        self.divisor = n_added if mesh.fsdp is None else fsdp.divisor(mesh.fsdp)
+        self.divisor = n_added
         self.root: nn.Module = task_loss
         self.autocast = dtype if mesh.fsdp is None else torch.float32
+        self.is_sharded = mesh.fsdp is not None
         if mesh.fsdp is not None:
+            from megatron.parallel import fsdp
+
+            self.divisor = fsdp.divisor(mesh.fsdp)
             fsdp.shard(
                 task_loss,
                 self.model.blocks,
@@ -57,7 +60,9 @@ class WholeModel:
             waits = nullcontext()
             if isinstance(self.root, DistributedDataParallel) and not last:
                 waits = self.root.no_sync()
-            elif isinstance(self.root, fsdp.FSDPModule):
+            elif self.is_sharded:
+                from megatron.parallel import fsdp
+
                 fsdp.prepare_microbatch(self.root, self.stage, last)
             with waits:
                 nats = self.root(task)
@@ -70,5 +75,8 @@ class WholeModel:
         self.root.eval()
         forward = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
         nats = forward(task, each_sample=True)
-        fsdp.let_go(self.root)
+        if self.is_sharded:
+            from megatron.parallel import fsdp
+
+            fsdp.let_go(self.root)
         return nats

@@ -14,7 +14,7 @@ sees one operation.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -36,9 +36,21 @@ def is_worth_it(q: Tensor, k: Tensor) -> bool:
     return q.shape == k.shape and q.shape[2] <= LONGEST and q.dtype in (torch.float32, torch.bfloat16)
 
 
-@torch.library.custom_op("megatron::cpu_attention", mutates_args=())
+# torch.library.custom_op would import torch's compiler at the first call: a second of a process
+_OPERATORS = torch.library.Library("megatron", "DEF")
+_OPERATORS.define("cpu_attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> Tensor")
+_OPERATORS.define(
+    "cpu_attention_backward(Tensor q, Tensor k, Tensor v, Tensor grad, bool causal, float scale) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
 def cpu_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     """softmax(scale q k^T) v; q, k, v and the result [B, H, S, K]; causal: position p sees 0..p."""
+    return torch.ops.megatron.cpu_attention(q, k, v, causal, scale)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         return _mix(q, k, v, causal, scale)
 
@@ -59,7 +71,6 @@ def _mix(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     return mixed
 
 
-@torch.library.custom_op("megatron::cpu_attention_backward", mutates_args=())
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,10 +114,20 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    return *_backward(*ctx.saved_tensors, grad, ctx.causal, ctx.scale), None, None
+    gradients = torch.ops.megatron.cpu_attention_backward(*ctx.saved_tensors, grad, ctx.causal, ctx.scale)
+    return *gradients, None, None
 
 
-cpu_attention.register_autograd(_differentiate, setup_context=_keep)
+def _refuse(ctx: Any, *_: Tensor) -> NoReturn:
+    raise RuntimeError("cpu_attention: its gradient has no gradient; torch's attention has one")
+
+
+_OPERATORS.impl("cpu_attention", _forward, "CPU")
+_OPERATORS.impl("cpu_attention_backward", _backward, "CPU")
+torch.library.register_autograd(
+    "megatron::cpu_attention", _differentiate, setup_context=_keep, lib=_OPERATORS
+)
+torch.library.register_autograd("megatron::cpu_attention_backward", _refuse, lib=_OPERATORS)
 
 
 def _array(heads: Tensor) -> np.ndarray:

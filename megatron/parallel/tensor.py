@@ -72,15 +72,3 @@ class Vocabulary:
         if not isinstance(hidden, DTensor):
             hidden = DTensor.from_local(hidden, self.mesh, [POSITIONS], run_check=False)
         return hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-
-
-def lay_as_weight(parameter: nn.Parameter) -> None:
-    """Let a gradient lie on the ranks as its weight does: DTensor leaves those of norms to be added up."""
-    grad = parameter.grad
-    if isinstance(grad, DTensor) and grad.placements != parameter.placements:
-        parameter.grad = grad.redistribute(placements=parameter.placements)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What of a tensor lies on this rank; gradients flow back."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -21,7 +21,6 @@ from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.base import Engine
 from megatron.engine.deepspeed_config import translate, with_users_own
-from megatron.engine.deepspeed_zero import DeepSpeedEngine
 from megatron.engine.torch_native import TorchEngine
 from megatron.mixture.source import MixtureSamples
 from megatron.model.gpt import Gpt
@@ -95,6 +94,8 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
     """The engine of a configuration around a built model. ValueError for what it cannot honour."""
     if config.dist.engine == "torch":
         return TorchEngine(model, causal=objective.causal, dist=config.dist, optim=config.optim, world=world)
+    from megatron.engine.deepspeed_zero import DeepSpeedEngine  # imports what other runs need not
+
     told = deepspeed_settings(config, world)
     assert told is not None, "its engine is asked for"
     model.to(world.device)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from megatron.checkpoint import sharded, store
+from megatron.checkpoint import store
 from megatron.checkpoint.layout import find
 from megatron.config.datapaths import SYNTHETIC
 from megatron.config.plan import RunPlan
@@ -78,6 +78,8 @@ def _load(run: Run, path: Path) -> TrainState:
     meta = store.read_meta(path)
     small = store.read_parts(path, meta, store.IN_BOTH)
     if store.is_sharded(meta):
+        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+
         held = run.engine.sharded_state()
         sharded.read(path, held)
         held["optim"] |= small["iter"].get("engine", {})

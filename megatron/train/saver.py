@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron.checkpoint import layout, sharded, store
+from megatron.checkpoint import layout, store
 from megatron.config.read import as_dict
 from megatron.mixture.source import MixtureSamples
 from megatron.parallel.reduce import any_rank, first_says
@@ -106,6 +106,8 @@ class Saver:
         meta: dict[str, Any] = {}
         if self.run.world.is_first:
             meta = {**_meta(self.run, state), "state_dict_type": "sharded"}
+        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+
         writing = sharded.write_soon(partial, held, self.group) if self.told.asynchronous else None
         if writing is None:
             try:
@@ -121,6 +123,8 @@ class Saver:
 
     def _finish(self, writing: Future, partial: Path, final: Path, meta: dict[str, Any]) -> None:
         try:
+            from megatron.checkpoint import sharded
+
             sharded.finish(partial, writing)
             self._seal(partial, final, meta)
         except OSError:

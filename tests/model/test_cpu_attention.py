@@ -107,13 +107,13 @@ def test_the_kernel_refuses_arrays_of_other_shapes() -> None:
 def test_the_operator_is_well_formed() -> None:
     q, k, v = (torch.randn(2, 2, 20, 8, requires_grad=True) for _ in range(3))
     checks = ("test_schema", "test_autograd_registration")
-    torch.library.opcheck(cpu_attention, (q, k, v, True, 0.3), test_utils=checks)
+    torch.library.opcheck(torch.ops.megatron.cpu_attention.default, (q, k, v, True, 0.3), test_utils=checks)
 
 
 def test_a_gradient_of_the_gradient_is_refused() -> None:
     q = torch.randn(1, 2, 9, 8, requires_grad=True)
     (slope,) = torch.autograd.grad(cpu_attention(q, q, q, True, 0.3).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula"):
+    with pytest.raises(RuntimeError, match="has no gradient"):
         slope.square().sum().backward()
 
 

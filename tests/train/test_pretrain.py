@@ -235,3 +235,21 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(pretrain, word
     assert failed.returncode == 1
     assert "lower optim.lr" in failed.stderr.splitlines()[-1]
     assert not layout.find(run / "checkpoints")
+
+
+def test_a_run_on_one_rank_imports_neither_the_compiler_nor_what_cuts_models(
+    words, root: Path, tmp_path: Path
+) -> None:
+    """Each of them takes a second of every run of a ladder."""
+    program = (
+        "import sys; from tools.pretrain import main; status = main(sys.argv[1:]); "
+        "heavy = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.checkpoint'}; "
+        "sys.exit(status or ' '.join(heavy & set(sys.modules)) or None)"
+    )
+    config = tmp_path / "empty.yaml"
+    config.write_text("name: test\n")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(config), *words, f"logging.run_dir={tmp_path}/run"],
+        capture_output=True, text=True, timeout=300, cwd=root,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
