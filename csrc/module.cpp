@@ -6,6 +6,7 @@ namespace py = pybind11;
 void bind_check_index(py::module_& m);
 void bind_encode(py::module_& m);
 void bind_mixture(py::module_& m);
+void bind_rms_norm(py::module_& m);
 void bind_sample_starts(py::module_& m);
 void bind_short_attention(py::module_& m);
 void bind_shuffled(py::module_& m);
@@ -16,6 +17,7 @@ PYBIND11_MODULE(_csrc, m) {
     bind_check_index(m);
     bind_encode(m);
     bind_mixture(m);
+    bind_rms_norm(m);
     bind_sample_starts(m);
     bind_short_attention(m);
     bind_shuffled(m);

@@ -110,10 +110,10 @@ class Attention(nn.Module):
         """
         asking = x if asked is None else taken(x, asked)
         q, k, v = (
-            project(of).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # [B, H, S, K]
+            project(of).unflatten(-1, (-1, self.d_head))  # [B, S, H, K]
             for project, of in ((self.query, asking), (self.key, x), (self.value, x))
         )
-        q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (of.transpose(1, 2) for of in (self.query_norm(q), self.key_norm(k), v))  # [B, H, S, K]
         if cos is not None and sin is not None:
             turns = (cos, sin) if asked is None else (_turns(cos, asked), _turns(sin, asked))
             q, k = rotate(q, *turns), rotate(k, cos, sin)

@@ -5,6 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
+from megatron.model import cpu_norm
 
 
 class RmsNorm(nn.Module):
@@ -22,7 +23,11 @@ class RmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # in float32 whatever the matrices are in: the mean square of a wide bf16 row loses digits. The gain
         # too, which FSDP gathers in bf16: torch's one-pass kernels want both of one kind, and layer_norm must
-        normed = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
+        wide, gain = x.float(), self.weight.float()
+        if cpu_norm.is_worth_it(wide, gain):
+            normed = cpu_norm.cpu_rms_norm(wide, gain, self.eps)
+        else:
+            normed = F.rms_norm(wide, gain.shape, gain, self.eps)
         return (normed if self.multiplier == 1 else normed * self.multiplier).to(x.dtype)
 
 

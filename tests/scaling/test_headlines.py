@@ -512,7 +512,9 @@ def check_summary(study: Study) -> None:
         assert (word == " by") == (len(cells) == int(sizes) * int(budgets))
 
 
-@pytest.mark.parametrize("seed", range(N_STUDIES))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 12)) for seed in range(N_STUDIES)]
+)
 def test_every_headline_of_a_random_study_is_true_of_its_table(seed: int) -> None:
     rng = np.random.default_rng(seed)
     study = study_of(random_rows(rng), rng, with_law=seed % 2 == 0)
@@ -525,16 +527,18 @@ def test_every_headline_of_a_random_study_is_true_of_its_table(seed: int) -> Non
 
 
 def test_the_random_studies_reach_every_sentence_about_runs() -> None:
-    used = set()
+    checks = {check_larger, check_same, check_tie, check_lowest, check_envelope, check_flat_envelope,
+              check_cheapest, check_gap, check_mixed_gap, check_turns, check_still_falls,
+              check_no_turn}  # fmt: skip
+    missing = set(checks)
     for seed in range(1000, 1400):
         rng = np.random.default_rng(seed)
         study = study_of(random_rows(rng), rng, with_law=False)
-        used |= {check_title(study, figure.key, figure.title) for figure in report.figures_of(study)}
-    checked = (check_larger, check_same, check_tie, check_lowest, check_envelope, check_flat_envelope,
-               check_cheapest, check_gap, check_mixed_gap, check_turns, check_still_falls,
-               check_no_turn)  # fmt: skip
-    reached = {(SENTENCES | EPOCHS)[pattern] for pattern in used if pattern in SENTENCES | EPOCHS}
-    assert set(checked) <= reached, {check.__name__ for check in set(checked) - reached}
+        used = {check_title(study, figure.key, figure.title) for figure in report.figures_of(study)}
+        missing -= {(SENTENCES | EPOCHS).get(pattern) for pattern in used}
+        if not missing:
+            break
+    assert not missing, {check.__name__ for check in missing}
 
 
 def test_the_page_that_said_larger_is_better_of_the_worse_of_two_now_names_the_lowest() -> None:
