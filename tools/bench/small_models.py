@@ -25,7 +25,6 @@ from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
 
 HEADS = {16: 2, 32: 2, 48: 3}  # else 32 wide
-SEQ = 128
 LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
 
@@ -75,12 +74,14 @@ def engine_of(shape: ModelConfig, world: World) -> TorchEngine:
     return TorchEngine(model, causal=True, dist=dist, optim=OptimConfig(lr=1e-3), world=world)
 
 
-def step_seconds(engines: Sequence[TorchEngine], n_tokens: int, batch: int, steps: int) -> list[float]:
+def step_seconds(
+    engines: Sequence[TorchEngine], n_tokens: int, batch: int, seq_len: int, steps: int
+) -> list[float]:
     """Seconds of the thread for a step of each engine; the first three steps are not timed."""
     rng, objective = np.random.default_rng(0), Autoregressive()
     taken: list[list[float]] = [[] for _ in engines]
     for _ in range(steps + 3):
-        tokens = np.minimum(rng.zipf(1.3, (batch, SEQ + 1)), n_tokens - 1)
+        tokens = np.minimum(rng.zipf(1.3, (batch, seq_len + 1)), n_tokens - 1)
         task = objective.corrupt(tokens, np.arange(batch))
         for engine, seconds in zip(engines, taken, strict=True):
             begin = time.thread_time()
@@ -101,7 +102,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="D",
         help="d_model of each size",
     )
-    add("--batch", type=count, default=4, metavar="N", help=f"windows of {SEQ} tokens a step")
+    add("--batch", type=count, default=4, metavar="N", help="windows a step")
+    add("--seq-len", type=count, default=128, metavar="S", help="tokens of a window")
     add("--tokens", type=count, default=512, metavar="N", help="of the vocabulary")
     add = parser.add_argument_group("how it is measured").add_argument
     add("--steps", type=count, default=40, metavar="N", help="timed steps of each width")
@@ -115,14 +117,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         shapes = [shape_of(width, args.tokens) for width in args.widths]
         peak = gemm_rate()
         seconds = step_seconds(
-            [engine_of(shape, world) for shape in shapes], args.tokens, args.batch, args.steps
+            [engine_of(shape, world) for shape in shapes], args.tokens, args.batch, args.seq_len, args.steps
         )
         peak = max(peak, gemm_rate())
     print(f"{describe_machine()}; a product of 512 x 512 x 512 takes {peak / 1e9:.0f} GFLOP/s of one thread")
     print("d_model  parameters  ms a step  tokens/s  GFLOP/s  of the product's rate")
     for shape, one in zip(shapes, seconds, strict=True):
-        tokens = args.batch * SEQ
-        rate = flops_per_token_executed(shape, SEQ, True, 1.0) * tokens / one
+        tokens = args.batch * args.seq_len
+        rate = flops_per_token_executed(shape, args.seq_len, True, 1.0) * tokens / one
         print(
             f"{shape.d_model:7} {n_params(shape):11,} {1e3 * one:10.2f} {tokens / one:9,.0f}"
             f" {rate / 1e9:8.1f} {rate / peak:10.0%}"
