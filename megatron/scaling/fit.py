@@ -235,13 +235,11 @@ def _general(problem: Problem, each: np.ndarray, weights: np.ndarray, fixed: dic
 def _restless(best: Fitted, boot: Fitted | None) -> list[str]:
     told = []
     if not best.at_rest[0]:
-        told.append("The fit is only roughly at its minimum: the runs hardly hold these constants.")
+        told.append("The fit did not converge: the runs hardly hold these constants.")
     n_lost = 0 if boot is None else int((~boot.at_rest).sum())
     if boot is not None and n_lost:
         # left out they would make the interval too narrow: they are the ones with the least to hold on to
-        told.append(
-            f"{n_lost} of {len(boot.at_rest)} bootstrap replicates are only roughly at their minimum."
-        )
+        told.append(f"{n_lost} of {len(boot.at_rest)} replicates did not converge; the intervals count them.")
     return told
 
 

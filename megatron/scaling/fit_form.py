@@ -14,7 +14,7 @@ from megatron.scaling.huber import Runs
 from megatron.scaling.newton import Box, Fitted, newton, widths
 from megatron.scaling.priors import Prior
 from megatron.scaling.surface import LOG_R, THETA, Points, box, constants, log_fitted, theta_of
-from megatron.scaling.varpro import starts
+from megatron.scaling.varpro import IMMATERIAL, N_SETTLING, starts
 
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
@@ -232,6 +232,18 @@ def _without_one_decay(problem: Problem, weights: np.ndarray, fixed: Mapping[str
     return np.array(found).reshape(-1, len(THETA[problem.form]))
 
 
+def _settle(found: Fitted, problem: Problem, weights: np.ndarray, limits: Box) -> None:
+    """Go on with what did not come to rest, until nothing that matters is gained."""
+    for _ in range(N_SETTLING):
+        rows = np.flatnonzero(~found.at_rest)
+        if not len(rows):
+            return
+        before = found.objective[rows]
+        again = minimise(problem, found.phi[rows], weights[rows], limits, MAX_ITERATIONS)
+        found.phi[rows], found.objective[rows] = again.phi, again.objective
+        found.at_rest[rows] = again.at_rest | (again.objective > before * (1 - IMMATERIAL))
+
+
 def bootstrap_theta(
     problem: Problem, minima: np.ndarray, weights: np.ndarray, fixed: Mapping[str, float] | None = None
 ) -> Fitted:
@@ -250,6 +262,7 @@ def bootstrap_theta(
         again = minimise(problem, near.phi[best[worse]], weights[worse], limits, MAX_ITERATIONS)
         found.phi[worse], found.objective[worse] = again.phi, again.objective
         found.at_rest[worse] = again.at_rest
+    _settle(found, problem, weights, limits)
     return Fitted(problem.expand(found.phi), found.objective, found.at_rest)
 
 

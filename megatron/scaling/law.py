@@ -242,6 +242,10 @@ class Law:
         named = {f.name: stored[f.name] for f in fields(cls) if f.name in stored}
         named |= {key: _with_nan(named[key]) for key in NUMBERS if key in named}
         check_fields(named)
+        # numpy has no logarithm of an integer of JSON above 2^64
+        named["params"] = {name: float(value) for name, value in named["params"].items()}
+        if "replicates" in named:
+            named["replicates"] = {name: [float(one) for one in v] for name, v in named["replicates"].items()}
         law = cls(**named)
         if law.form not in FORM or set(law.params) != set(FORM[law.form].constants):
             raise ValueError(

@@ -33,7 +33,7 @@ LOW, HIGH = (
 N_POLISHED = 6
 MAX_ITERATIONS = 200
 ROUGH_ITERATIONS = 20  # at a Huber on the way to a narrower one
-N_SETTLING = 5
+N_SETTLING = 40
 IMMATERIAL = 1e-5  # share of the objective: n times it is a difference in -2 log likelihood
 CHUNK = 100  # replicates that start from their own grid at a time: bounds the memory
 

@@ -186,3 +186,13 @@ def test_of_the_largest_tenth_of_published_runs_nine_tenths_are_inside(root: Pat
         scored = scores["stacked"]
         inside.append(np.mean((scored.low <= scored.measured) & (scored.measured <= scored.high)))
     assert len(inside) == 12 and np.mean(inside) >= 0.9
+
+
+def test_a_constant_that_is_an_integer_beyond_64_bits_is_read_as_a_number(tmp_path: Path) -> None:
+    N, D = np.repeat(np.geomspace(1e5, 1e7, 5), 5), np.tile(np.geomspace(1e6, 1e8, 5), 5)
+    law = stack_laws(N, D, 1.9 + 120 / N**0.33 + 900 / D**0.42, forms=["kaplan"], n_bootstrap=0)
+    law.save(tmp_path / "stacked_law.json")
+    stored = json.loads((tmp_path / "stacked_law.json").read_text())
+    stored["laws"]["kaplan"]["params"]["Dc"] = 10**30
+    (tmp_path / "stacked_law.json").write_text(json.dumps(stored))
+    assert np.isfinite(StackedLaw.load(tmp_path / "stacked_law.json").loss(1e7, 1e9))
