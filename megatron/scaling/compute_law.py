@@ -73,8 +73,8 @@ class ComputeLaw:
     not_identified  {constant: reason}; empty where every constant is held by the runs
     lack_of_fit     test against runs that differ in their seed alone (lack_of_fit.LackOfFit), {} without
     C, N            ranges of the runs
-    beyond          how a frontier that steepens goes on beyond the largest budget: fields of
-                    frontier_drift.Continuation; {} for one that a power law describes
+    beyond          how the frontier goes on beyond the largest budget: fields of
+                    frontier_drift.Continuation; {}: as the form says
     """
 
     params: dict[str, float]
@@ -103,9 +103,8 @@ class ComputeLaw:
         theta, x = self._theta(), self._x(C)
         value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
         if self.beyond:
-            level, slope, curvature = theta[:3]
             ahead = Continuation(**self.beyond)
-            step = ahead.level + ahead.slope * (x - ahead.edge) - (level - slope * x + curvature * x**2 / 2)
+            step = ahead.at(theta, x) - log_loss(theta, x, theta[3] + theta[4] * x)
             value = value + np.where(x > ahead.edge + SAME, step, 0.0)
         return np.exp(value)
 
@@ -142,7 +141,7 @@ class ComputeLaw:
     @property
     def steepening(self) -> str:
         """A sentence for a frontier that falls ever faster beyond its error, "" for any other."""
-        if not self.beyond or not self.interval("curvature")[1] < 0:
+        if not self.interval("curvature")[1] < 0:
             return ""
         return (
             "The loss falls ever faster over these budgets, which no power law does. Beyond the largest its "
@@ -227,7 +226,6 @@ def fit_compute_law(
     dof = len(y) - n_free
     spread = float(np.sqrt((residual**2).sum() / dof))
     covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
-    steepens = theta[2] < 0
     test = check_fit(residual, np.stack([N, D], axis=-1), n_free)
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
     law = ComputeLaw(
@@ -244,7 +242,7 @@ def fit_compute_law(
         runs=list(runs),
         lack_of_fit=test.as_dict() if test is not None else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
-        beyond=continue_frontier(theta, basis, x, log_n, y).as_dict() if steepens else {},
+        beyond=continue_frontier(theta, basis, x, log_n, y).as_dict(),
     )
     return law
 

@@ -1,10 +1,12 @@
-"""How a frontier that steepens may go on: its slope is a random walk in log C.
+"""How a frontier may go on beyond its largest budget: its slope drifts, as a random walk in log C.
 
-No E + K / C^g falls ever faster, so a steepening frontier is in a transition (a small model that learns to
-use its context, say), and neither its curvature nor its last slope is a law. Here the slope of log L* by
-x = log C is a random walk, d slope ~ Normal(0, drift^2 dx): log L* is an integrated Wiener process, whose
-posterior mean is a cubic smoothing spline (Wahba, J. R. Stat. Soc. B 40, 1978). Beyond the largest budget the
-slope there continues, and the variance of log L* grows by drift^2 dx^3 / 3.
+A form that agrees with runs over a factor of 30 in compute is not a law beyond them: models learn to use
+their context, or reach what they can hold. So the slope of log L* by x = log C differs from the form's by a
+random walk, d slope ~ Normal(0, drift^2 dx): the difference is an integrated Wiener process, whose posterior
+mean is a cubic smoothing spline (Wahba, J. R. Stat. Soc. B 40, 1978). Beyond the largest budget the form and
+the difference in slope there continue, and the variance of log L* grows by drift^2 dx^3 / 3.
+
+A frontier that steepens has no form beyond: no E + K / C^g falls ever faster. There its last slope continues.
 
 The drift is not known from a few budgets: predictions are averaged over a grid of it, weighted by the
 restricted likelihood and a half-normal prior of scale DRIFT.
@@ -17,13 +19,14 @@ import numpy as np
 
 from megatron.scaling.frontier_form import log_loss, slopes
 
-DRIFT = 0.01  # typical slopes are 0.05 to 0.1: they change by 0.02 over a factor of 50 in C
+DRIFT = 0.02  # beyond seven ladders of tiny models the slope, 0.04 to 0.1, was off by 0.006 to 0.018
 DRIFTS = np.geomspace(0.0005, 0.06, 30)
+STEP = 1e-4  # in log C, of derivatives by differences
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """log L* beyond `edge` = log(C_largest / C0): level + slope (x - edge).
+    """log L* beyond `edge` = log(C_largest / C0), where it is `level` and falls by -`slope`.
 
     covariance  [2, 2] of level and slope
     drift       root mean square of the drift over the grid, per sqrt(log C)
@@ -41,9 +44,12 @@ class Continuation:
         ahead = np.array([1.0, reach])
         return float(ahead @ np.array(self.covariance) @ ahead) + self.drift**2 * reach**3 / 3
 
-    def at(self, x: float) -> float:
-        """log L* at x >= edge."""
-        return self.level + self.slope * (x - self.edge)
+    def at(self, theta: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """log L* at x >= edge [n] for the form's constants theta [7]."""
+        form = unbent(theta)
+        level, slope = frontier_at(form, self.edge)
+        ahead = log_loss(form, x, form[3] + form[4] * x)
+        return ahead + (self.level - level) + (self.slope - slope) * (x - self.edge)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -56,20 +62,19 @@ def continue_frontier(
     """The continuation of a fit with constants theta [7], free in the directions `basis` [7, p].
 
     x [n] are log(C / C0), log_n [n], y [n] log L. The constants other than the curvature are adjusted with
-    the walk, to first order.
+    the walk, to first order; the walk is the error of the curvature.
     """
-    line = theta.copy()
-    line[2] = 0.0  # the walk is the curvature
-    columns = slopes(line, x, log_n) @ basis[:, np.abs(basis[2]) == 0]
-    left = y - log_loss(line, x, log_n)
+    form = unbent(theta)
+    free = basis[:, np.abs(basis[2]) == 0]
+    columns = slopes(form, x, log_n) @ free
+    left = y - log_loss(form, x, log_n)
     edge, u = float(x.max()), x - x.min()
     top = np.array([u.max()])
     kernel = _kernel(u, u)
     across = np.stack([_kernel(top, u)[0], u**2 / 2])  # of w(top), w'(top) with w(u), u <= top
     own = np.array([[u.max() ** 3 / 3, u.max() ** 2 / 2], [u.max() ** 2 / 2, u.max()]])
-    ends = np.zeros((2, columns.shape[1]))
-    ends[0, 0], ends[0, 1], ends[1, 1] = 1.0, -edge, -1.0  # level and slope by log_loss and slope
-    base = np.array([theta[0] - theta[1] * edge, -theta[1]])
+    base = np.array(frontier_at(form, edge))
+    ends = _derivatives_at(form, edge) @ free
     logs, means, covariances, squares = [], [], [], []
     for ratio in (DRIFTS / _scale(left, columns)) ** 2:
         inverse, log_det = _inverse(np.eye(len(u)) + ratio * kernel)
@@ -95,8 +100,29 @@ def continue_frontier(
     covariance = np.einsum("k,kij->ij", weights, covariances) + (weights * apart.T) @ apart
     drift = float(np.sqrt(weights @ np.array(squares)))
     # the fit's own level, from which the walk's differs by less than its error: the frontier has no step
-    level = float(theta[0] - theta[1] * edge + theta[2] * edge**2 / 2)
+    level = frontier_at(theta, edge)[0]
     return Continuation(edge, level, float(mean[1]), covariance.tolist(), drift)
+
+
+def unbent(theta: np.ndarray) -> np.ndarray:
+    """The constants [7] without a curvature below 0."""
+    form = np.array(theta, dtype=float)
+    form[2] = max(form[2], 0.0)
+    return form
+
+
+def frontier_at(theta: np.ndarray, x: float) -> tuple[float, float]:
+    """log L* and its slope at x."""
+    around = np.array([x, x - STEP, x + STEP])
+    here, below, above = log_loss(theta, around, theta[3] + theta[4] * around)
+    return float(here), float(above - below) / (2 * STEP)
+
+
+def _derivatives_at(theta: np.ndarray, x: float) -> np.ndarray:
+    """Those of log L* and its slope at x by the constants, [2, 7]."""
+    around = np.array([x, x - STEP, x + STEP])
+    here, below, above = slopes(theta, around, theta[3] + theta[4] * around)
+    return np.stack([here, (above - below) / (2 * STEP)])
 
 
 def _kernel(s: np.ndarray, t: np.ndarray) -> np.ndarray:

@@ -127,10 +127,12 @@ def loss_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
     line = np.array([p["log_loss"], p["slope"], p["curvature"]])
     g = np.array([(frontier(line + h, x) - frontier(line - h, x)) / 2e-6 for h in 1e-6 * np.eye(3)])
     variance, centre = g @ S @ g, frontier(line, x)
-    if law.beyond and x > law.beyond["edge"] + 1e-6:  # the slope at the largest budget continues, and drifts
+    if law.beyond and x > law.beyond["edge"] + 1e-6:  # the form and its slope's error continue, and drift
         ahead, dx = law.beyond, x - law.beyond["edge"]
         (a, b), (_, c) = ahead["covariance"]
         variance = a + 2 * b * dx + c * dx**2 + ahead["drift"] ** 2 * dx**3 / 3
-        centre = ahead["level"] + ahead["slope"] * dx
+        edge, form = ahead["edge"], np.array([line[0], line[1], max(line[2], 0.0)])
+        turn = ahead["slope"] - (frontier(form, edge + 1e-5) - frontier(form, edge - 1e-5)) / 2e-5
+        centre = ahead["level"] + frontier(form, x) - frontier(form, edge) + turn * dx
     half = student.ppf(0.975, law.dof) * math.sqrt(variance + law.spread**2)
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)

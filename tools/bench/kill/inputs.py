@@ -80,6 +80,19 @@ class Inputs:
         return path
 
     @cached_property
+    def isoflops(self) -> Path:
+        """A table of four sizes at each of five budgets."""
+        path = self.folder / "isoflops.csv"
+        rng = np.random.default_rng(0)
+        lines = ["n_params,train_tokens,loss"]
+        for flops in np.geomspace(1e17, 1e20, 5):
+            for n in 0.09 * flops**0.5 * np.array([0.4, 0.8, 1.5, 3.0]):
+                loss = 1.8 + 480 / n**0.35 + 2080 / (flops / 6 / n) ** 0.37
+                lines.append(f"{n},{flops / 6 / n},{loss * np.exp(0.002 * rng.standard_normal())}")
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    @cached_property
     def small_lines(self) -> list[Path]:
         """The first 24,000 of these lines, in three files."""
         with self.lines.open() as file:

@@ -142,6 +142,12 @@ def report(inputs: Inputs, work: Path) -> Job:
     return Job("report", command, work, read_outcome, ["report.html"], lambda work: copy_folder(study, work))
 
 
+def frontier(inputs: Inputs, work: Path) -> Job:
+    """A table into compute_law.json."""
+    command = tool("fit_frontier", inputs.isoflops, "--flops-by", "6nd", "--out", work / "compute_law.json")
+    return Job("frontier", command, work, read_outcome, ["compute_law.json"])
+
+
 Make = Callable[[Inputs, Path], Job]
 JOBS: dict[str, Make] = {
     "preprocess-1": lambda inputs, work: preprocess(inputs, work, 1),
@@ -168,4 +174,5 @@ JOBS: dict[str, Make] = {
     "downstream": downstream,
     "convert": convert,
     "report": report,
+    "frontier": frontier,
 }
