@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ((3, 11), (3, 14))  # from the first, before the second
-TRAINING = ("torch", "numpy", "omegaconf", "tqdm", "zstandard")  # imported by tools/pretrain.py
+TRAINING = ("torch", "numpy", "omegaconf", "tqdm")  # imported by tools/pretrain.py
 WAIT_S = 120  # for a program that is asked; importing torch from a network disk takes its time
 ASK_TORCH = """
 import json, torch

@@ -46,10 +46,10 @@ def activations_of(config: RunConfig, n_ranks: int = 1) -> float:
 def block_bytes(model: ModelConfig, dist: DistConfig) -> float:
     """Bytes a token that one block keeps for its backward.
 
-    In float32: four vectors as wide as the residual stream, six as wide as all heads, four as wide as the
+    In float32: two vectors as wide as the residual stream, six as wide as all heads, four as wide as the
     feed-forward. Under autocast those of heads and feed-forward take 2 bytes, and norms keep both kinds.
     """
     heads = model.n_heads * model.d_head
     if dist.dtype == "float32":
-        return 16.0 * model.d_model + 24.0 * heads + 16.0 * model.d_ff
-    return 22.0 * model.d_model + 12.0 * heads + 8.0 * model.d_ff
+        return 8.0 * model.d_model + 24.0 * heads + 16.0 * model.d_ff
+    return 14.0 * model.d_model + 12.0 * heads + 8.0 * model.d_ff
