@@ -31,9 +31,11 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         rows = x.contiguous().view(-1, x.shape[-1])
         out, inverse = torch.empty_like(rows), rows.new_empty(len(rows))
+        # a copy: memory that numpy has seen cannot be resized, and FSDP frees that of its weights by resizing
+        gain = gain.detach().clone()
         _csrc.rms_norm(
             rows.detach().numpy(),
-            gain.detach().numpy(),
+            gain.numpy(),
             eps,
             out.numpy(),
             inverse.numpy(),
@@ -50,7 +52,7 @@ class _RmsNorm(torch.autograd.Function):
         grad_x, grad_gain = torch.empty_like(rows), torch.empty_like(gain)
         _csrc.rms_norm_backward(
             rows.numpy(),
-            gain.detach().numpy(),
+            gain.numpy(),
             inverse.numpy(),
             grads[0].contiguous().view(rows.shape).numpy(),
             grad_x.numpy(),

@@ -14,6 +14,7 @@ STUDIES = {
     "ablations": 15,
     "quickstart_100m": 2,
     "study_cpu": 86,
+    "law_cpu": 40,
     "study_gpu": 30,
 }
 
