@@ -74,7 +74,7 @@ def metrics(folder: Path) -> dict[str, dict[str, float]]:
     ("model", "how"),
     [
         ("stories", ()),
-        ("diffusion", ("--num-mc", 3)),
+        pytest.param("diffusion", ("--num-mc", 3), marks=pytest.mark.slow),
         pytest.param("diffusion", ("--method", "ar"), marks=pytest.mark.slow),
         pytest.param("diffusion", ("--only-generate",), marks=pytest.mark.slow),
     ],
