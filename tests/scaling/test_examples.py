@@ -14,20 +14,27 @@ STUDIES = {
     "ablations": 15,
     "quickstart_100m": 2,
     "study_cpu": 86,
-    "law_cpu": 40,
+    "law_cpu": 32,
     "study_gpu": 30,
 }
 
 
 @pytest.fixture(scope="module")
 def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A function: name of a study -> its runs, on a corpus of 50 billion tokens that is only told of."""
-    folder = tmp_path_factory.mktemp("text")
-    for name in ("train", "held_out"):
-        told = {"tokens": 50_000_000_001, "tokenizer": {"n_tokens": 50257}, "sha256": {"bin": name}}
-        (folder / f"{name}.json").write_text(json.dumps(told))
+    """A function: name of a study -> its runs, on a corpus of 50 billion tokens that is only described."""
+    corpora = tmp_path_factory.mktemp("text")
+    for vocabulary in (50257, 512):
+        for name in ("train", "held_out"):
+            sidecar = {
+                "tokens": 50_000_000_001,
+                "tokenizer": {"n_tokens": vocabulary},
+                "sha256": {"bin": name},
+            }
+            (corpora / str(vocabulary)).mkdir(exist_ok=True)
+            (corpora / str(vocabulary) / f"{name}.json").write_text(json.dumps(sidecar))
 
     def runs(name: str) -> list[PlannedRun]:
+        folder = corpora / ("512" if name == "law_cpu" else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
         return expand(read_study_plan(root / "examples_scaling" / "training" / f"{name}.yaml", words))
 
