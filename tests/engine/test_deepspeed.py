@@ -114,6 +114,7 @@ OPTIONS: list[Case] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_every_shape_and_objective_gives_the_same_losses_in_shards(tmp_path: Path) -> None:
     alone = told_by(OPTIONS, 1, tmp_path)

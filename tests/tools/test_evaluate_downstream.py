@@ -136,6 +136,7 @@ def test_bad_input_is_one_sentence(typed: Typed, stories: Path, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_tasks_of_the_other_kind_are_skipped_and_named(typed: Typed, stories: Path, tmp_path: Path) -> None:
     words = (stories / "diffusion", "--limit", 2, "--num-mc", 1, "--out", tmp_path / "out")
     for option, other, scored in (("--only-mc-nll", "lambada_openai", "copa"),

@@ -75,6 +75,7 @@ def test_the_others_end_in_time_and_name_the_rank_that_hangs_and_its_step(
     assert "this process was stopped for" in woken
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_rank_0_which_keeps_the_store_is_named_too(start, words, tmp_path) -> None:
     ranks, *_ = stop_rank(start, words, tmp_path / "run", victim=0)

@@ -200,7 +200,14 @@ def test_a_run_moved_between_numbers_of_ranks_ends_as_one_that_stayed(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", ["tensor_parallel=2", "pipeline_parallel=2", "context_parallel=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("tensor_parallel=2", marks=pytest.mark.slow),
+        "pipeline_parallel=2",
+        pytest.param("context_parallel=2", marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_that_share_a_batch_see_one_mixture(folder, pretrain, layout) -> None:
     path = mixture(folder, LOSS)
     more = ["model.n_layers=2", "lr_scheduler.total_iterations=8"]
@@ -213,6 +220,7 @@ def test_ranks_that_share_a_batch_see_one_mixture(folder, pretrain, layout) -> N
     assert one[8][1] != one[1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_and_loaders_out_of_step_train_on_the_same_bytes(folder, pretrain, root) -> None:
     path = mixture(folder, LOSS)

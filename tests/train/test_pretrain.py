@@ -127,6 +127,7 @@ def test_two_ranks_and_microbatches_give_the_losses_of_one(pretrain, words, tmp_
         assert losses(tmp_path / "two", kind) == pytest.approx(losses(tmp_path / "one", kind), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_run_of_a_pipeline_goes_on_in_shards_with_the_losses_of_one_rank(pretrain, words, tmp_path) -> None:
     words = [*words, "checkpoint.chkpt_saving_iterations=7", "evaluation.max_samples=7", "model.n_heads=2"]
@@ -143,6 +144,7 @@ def test_a_run_of_a_pipeline_goes_on_in_shards_with_the_losses_of_one_rank(pretr
         assert losses(moved, kind) == pytest.approx(losses(whole, kind), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_run_of_one_rank_goes_on_with_two(pretrain, words, tmp_path) -> None:
     words = [*words, "checkpoint.chkpt_saving_iterations=7"]

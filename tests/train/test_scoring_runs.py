@@ -125,6 +125,7 @@ def test_a_blend_is_told_domain_by_domain(
     assert found["n_documents"] == each.sum()
 
 
+@pytest.mark.slow
 def test_a_tokenizer_found_later_adds_bits_per_byte_to_what_was_scored_before(
     pretrain: Callable[..., subprocess.CompletedProcess[str]],
     words: list[str],
