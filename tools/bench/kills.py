@@ -41,7 +41,7 @@ QUICK = (
         "register",
         "prepare-mixture",
     ),
-    *("convert", SERVER, "train-full", "train-sharded", "train-diffusion"),
+    *("convert", "frontier", SERVER, "train-full", "train-sharded", "train-diffusion"),
 )
 SLOW = ("train-2-ranks", "train-deepspeed", "validate", "downstream", "report", "sweep", "two-sweeps")
 NAMES = (*QUICK, *SLOW)
