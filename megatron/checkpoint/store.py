@@ -129,7 +129,7 @@ def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(
                 "Load another checkpoint of the run."
             )
     if len(own) < len(names):
-        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+        from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
 
         whole = sharded.read_whole(path)
         whole["optim"] |= parts["iter"].get("engine", {})

@@ -227,7 +227,7 @@ def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
     name = FILES["model"]
     if name not in files:
         store.verify(path)
-        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+        from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
 
         return sharded.read_whole(path)["model"]
     file = path / name

@@ -94,7 +94,7 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
     """The engine of a configuration around a built model. ValueError for what it cannot honour."""
     if config.dist.engine == "torch":
         return TorchEngine(model, causal=objective.causal, dist=config.dist, optim=config.optim, world=world)
-    from megatron.engine.deepspeed_zero import DeepSpeedEngine  # imports what other runs need not
+    from megatron.engine.deepspeed_zero import DeepSpeedEngine  # imports that other runs do without
 
     told = deepspeed_settings(config, world)
     assert told is not None, "its engine is asked for"

@@ -78,7 +78,7 @@ def _load(run: Run, path: Path) -> TrainState:
     meta = store.read_meta(path)
     small = store.read_parts(path, meta, store.IN_BOTH)
     if store.is_sharded(meta):
-        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+        from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
 
         held = run.engine.sharded_state()
         sharded.read(path, held)

@@ -106,7 +106,7 @@ class Saver:
         meta: dict[str, Any] = {}
         if self.run.world.is_first:
             meta = {**_meta(self.run, state), "state_dict_type": "sharded"}
-        from megatron.checkpoint import sharded  # a second of imports that a full checkpoint needs not
+        from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
 
         writing = sharded.write_soon(partial, held, self.group) if self.told.asynchronous else None
         if writing is None:
