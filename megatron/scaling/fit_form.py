@@ -14,7 +14,7 @@ from megatron.scaling.huber import Runs
 from megatron.scaling.newton import Box, Fitted, newton, widths
 from megatron.scaling.priors import Prior
 from megatron.scaling.surface import LOG_R, THETA, Points, box, constants, log_fitted, theta_of
-from megatron.scaling.varpro import IMMATERIAL, N_SETTLING, starts
+from megatron.scaling.varpro import starts
 
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
@@ -22,11 +22,14 @@ GRID_K = (0.003, 0.03, 0.3)  # share of the loss that the over-repetition term s
 GRID_SPAN, GRID_C, GRID_WIDE = (1.0, 2.0, 3.5), (-5.0, -3.0, -1.5), (0.0, 0.4, 0.8)  # of `bounded`
 GRID_G, GRID_H = (0.0, 0.7, 2.0), (0.5, 1.2)
 FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
+BOOTSTRAP_ITERATIONS = 50  # between two looks at what a replicate still gains
 SOON = 25  # iterations after which most rest
 N_POLISHED = 8
 FEW_FREE = 3  # up to so many free constants every start is polished
 WIDE = 0.03
 N_MINIMA = 3  # from which every bootstrap replicate starts
+N_SETTLING = 40
+IMMATERIAL = 1e-3  # share of the objective: n times it is a difference in -2 log likelihood
 CHUNK = 64  # problems at a time: their arrays stay in the cache
 DIFFERENCE = 1e-7
 
@@ -117,12 +120,16 @@ class Problem:
         turned = np.swapaxes(slopes, 1, 2)
         gradient = -(turned @ pull[:, :, None])[:, :, 0]
         hessian = (turned * (weights * (size <= self.delta))[:, None, :]) @ slopes
-        for i in np.flatnonzero(free):
-            step = np.zeros(theta.shape[1])
-            step[i] = DIFFERENCE
-            moved = self.residual(theta + step)[1]
-            bent = np.matmul(pull[:, None, :], moved)[:, 0] / DIFFERENCE + gradient / DIFFERENCE
-            hessian[:, i] -= np.where(free, bent, 0.0)
+        coordinates = np.flatnonzero(free)
+        n_together = max(1, CHUNK // len(theta))  # a call of few problems costs as much as one of many
+        for i in range(0, len(coordinates), n_together):
+            some = coordinates[i : i + n_together]
+            moved = theta[:, None] + DIFFERENCE * np.eye(theta.shape[1])[some]  # [R, s, p]
+            bent = self.residual(moved.reshape(-1, theta.shape[1]))[1].reshape(
+                len(theta), len(some), *slopes.shape[1:]
+            )
+            bent = (np.einsum("rn,rsnp->rps", pull, bent) + gradient[:, :, None]) / DIFFERENCE
+            hessian[:, :, some] -= np.where(free[:, None], bent, 0.0)
         hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
         majorant = (turned * reweighted[:, None, :]) @ slopes
         if self.priors:
@@ -168,7 +175,12 @@ def joined(parts: Sequence[Fitted]) -> Fitted:
 
 
 def narrowed(
-    problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n_rough: int = ROUGH_ITERATIONS
+    problem: Problem,
+    theta: np.ndarray,
+    weights: np.ndarray,
+    limits: Box,
+    n_rough: int = ROUGH_ITERATIONS,
+    n_last: int = MAX_ITERATIONS,
 ) -> Fitted:
     """The minima near theta [R, p], by way of wider Hubers with `n_rough` iterations each."""
     least_squares = replace(problem, delta=np.inf, priors=())
@@ -177,7 +189,7 @@ def narrowed(
     for width in widths(mean_square, problem.delta):
         wider = replace(problem, delta=width)
         theta = minimise(wider, theta, weights, limits, n_rough).phi
-    return minimise(problem, theta, weights, limits, MAX_ITERATIONS)
+    return minimise(problem, theta, weights, limits, n_last)
 
 
 def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] | None = None) -> Fitted:
@@ -239,7 +251,7 @@ def _settle(found: Fitted, problem: Problem, weights: np.ndarray, limits: Box) -
         if not len(rows):
             return
         before = found.objective[rows]
-        again = minimise(problem, found.phi[rows], weights[rows], limits, MAX_ITERATIONS)
+        again = minimise(problem, found.phi[rows], weights[rows], limits, BOOTSTRAP_ITERATIONS)
         found.phi[rows], found.objective[rows] = again.phi, again.objective
         found.at_rest[rows] = again.at_rest | (again.objective > before * (1 - IMMATERIAL))
 
@@ -256,10 +268,10 @@ def bootstrap_theta(
         problem, np.tile(minima, (len(weights), 1)), np.repeat(weights, n, axis=0), limits, FEW_ITERATIONS
     )
     best = near.objective.reshape(-1, n).argmin(axis=1) + n * np.arange(len(weights))
-    found = narrowed(problem, near.phi[best], weights, limits, FEW_ITERATIONS)
+    found = narrowed(problem, near.phi[best], weights, limits, FEW_ITERATIONS, BOOTSTRAP_ITERATIONS)
     worse = np.flatnonzero(found.objective > near.objective[best])
     if len(worse):
-        again = minimise(problem, near.phi[best[worse]], weights[worse], limits, MAX_ITERATIONS)
+        again = minimise(problem, near.phi[best[worse]], weights[worse], limits, BOOTSTRAP_ITERATIONS)
         found.phi[worse], found.objective[worse] = again.phi, again.objective
         found.at_rest[worse] = again.at_rest
     _settle(found, problem, weights, limits)

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+N_TRIES = 3  # of damping with the same derivatives
+# Damping falls only after a step that kept more than half of its promise: where residuals cross the kinks of
+# a narrow Huber at each step, easing it after every fall makes the next step rise.
+GOOD, EASED, STIFFENED = 0.5, 3.0, 10.0
+
 # (theta [r, p], which problems [r]) -> the objective [r], infinity where it has none
 Value = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # the same -> (gradient [r, q], Hessian [r, q, q], a positive semidefinite stand-in for it [r, q, q])
@@ -50,17 +55,28 @@ def newton(phi: np.ndarray, value: Value, derivatives: Derivatives, box: Box, n_
     for _ in range(n_iterations):
         if not len(active):
             break
-        step, promised = _step(phi[active], derivatives(phi[active], active), damping[active], box)
-        trial = box.inside(phi[active] + step)
-        tried = value(trial, active)
-        falls = tried < at[active]
-        rest = (promised <= 1e-15 * at[active]) | (~falls & (damping[active] > 1e12))
-        moved, stuck = active[falls], active[~falls]
-        phi[moved], at[moved] = trial[falls], tried[falls]
-        damping[moved] = np.maximum(damping[moved] / 10, 1e-12)
-        damping[stuck] = damping[stuck] * 10
-        at_rest[active[rest]] = True
-        active = active[~rest]
+        derived = derivatives(phi[active], active)
+        tries = np.arange(len(active))  # rows of `derived` that have not fallen yet
+        resting = np.zeros(len(active), dtype=bool)
+        # derivatives cost many times what a value costs, so a step that rises is tried shorter with the same
+        for _ in range(N_TRIES):
+            rows = active[tries]
+            step, promised = _step(phi[rows], tuple(one[tries] for one in derived), damping[rows], box)
+            trial = box.inside(phi[rows] + step)
+            tried = value(trial, rows)
+            before = at[rows]
+            falls = tried < before
+            resting[tries] = (promised <= 1e-15 * before) | (~falls & (damping[rows] > 1e12))
+            moved, stuck = rows[falls], rows[~falls]
+            phi[moved], at[moved] = trial[falls], tried[falls]
+            kept_promise = before[falls] - tried[falls] > GOOD * promised[falls]
+            damping[moved[kept_promise]] = np.maximum(damping[moved[kept_promise]] / EASED, 1e-12)
+            damping[stuck] = damping[stuck] * STIFFENED
+            tries = tries[~falls & ~resting[tries]]
+            if not len(tries):
+                break
+        at_rest[active[resting]] = True
+        active = active[~resting]
     return Fitted(phi, at, at_rest)
 
 
