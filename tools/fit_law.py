@@ -25,6 +25,7 @@ from megatron.scaling.forms import FORM
 from megatron.scaling.holdout import compare_forms, score, write_held_out
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
+from megatron.scaling.noise import Trend
 from megatron.scaling.priors import read_prior
 from megatron.scaling.profile import HELD, profile
 from megatron.scaling.proposal import propose_runs, rows_of_table
@@ -148,6 +149,18 @@ def constants_of(words: Sequence[str]) -> tuple[dict[str, float], dict[str, str]
     return fixed, tied
 
 
+def trend_words(law: Law) -> list[str]:
+    """How the scatter of runs changes with compute, where it does."""
+    trend = law.noise.get("trend")
+    if not trend:
+        return []
+    sigma, _ = Trend(**trend).at(np.array([trend["low"], trend["high"]]))
+    return [
+        f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "
+        f"{100 * sigma[1]:.2g} % at the largest (p = {trend['p_value']:.2g})"
+    ]
+
+
 def summary(law: Law) -> str:
     """The law in one line, then each constant with its interval, then the warnings."""
     lines = [f"{law.formula()}  ({law.n_runs} runs)"]
@@ -175,6 +188,7 @@ def summary(law: Law) -> str:
             f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
             f"{law.noise['dof']:.0f} degrees of freedom"
         )
+        lines += trend_words(law)
     if law.lack_of_fit:
         tested = law.lack_of_fit
         verdict = "agrees with them" if tested["passes"] else "DOES NOT FIT them"

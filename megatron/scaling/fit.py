@@ -204,7 +204,7 @@ def _scatter(
     members = None if members is None else members[counted]
     basis = orthonormal(slopes)
     left = residual - basis @ (basis.T @ residual)
-    noise = estimate_noise(residual, slopes, members)
+    noise = estimate_noise(residual, slopes, members, (points.x + points.y)[counted])
     if (root != root[0]).any():  # runs of one design and several weights are no pure error
         return noise, None
     cells = np.column_stack([points.x, points.y, points.u])[counted]

@@ -59,7 +59,7 @@ def score(law: Predictor, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.nda
     """
     value, low, high = law.predict(N, D, np.inf if U is None else U, LEVEL)
     if isinstance(law, Law) and not law.replicates:
-        low, high = law.add_noise(value, value, value, LEVEL)
+        low, high = law.add_noise(value, value, value, N, D, LEVEL)
     return Scored(value, low, high, L)
 
 

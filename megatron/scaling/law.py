@@ -15,6 +15,7 @@ from scipy.special import ndtr, ndtri, stdtrit
 from megatron.run_dir import with_null, write_json
 from megatron.scaling.forms import FORM
 from megatron.scaling.law_fields import check_fields
+from megatron.scaling.noise import NORMAL_DOF, Trend
 
 # Constants of published laws of the form chinchilla: nats, N, D, on other text
 PUBLISHED = {
@@ -27,7 +28,7 @@ PUBLISHED = {
 
 
 NO_FLOOR = 1e-9  # share of the largest E of the replicates that counts as E = 0
-FEW_REPLICATES = 25  # with fewer, their percentiles are not taken alone
+FEW_REPLICATES = 8  # with fewer, their percentiles are not taken alone
 # of law.json, what holds numbers alone: null is NaN there
 NUMBERS = ("params", "objective", "standard_error", "derived", "replicates", "spread")
 
@@ -50,7 +51,8 @@ class Law:
     spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
     text_error      {"loss_se": nats, "relative": of log L, "n_runs"}: error that all losses share because
                     they were scored on one text; empty where it is not known
-    noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise
+    noise           how `spread` was found, with its degrees of freedom: fields of noise.Noise; `trend` in it
+                    says how the scatter changes with compute
     lack_of_fit     test of the form against runs that differ in their seed alone: fields of
                     lack_of_fit.LackOfFit; empty without such runs
     identified      whether the runs hold every constant (diagnostics.py); None without replicates
@@ -118,7 +120,7 @@ class Law:
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
         low, high = self.percentiles(self.losses(N, D, U), level)
         if kind == "predictive":
-            low, high = self.add_noise(value, low, high, level)
+            low, high = self.add_noise(value, low, high, N, D, level)
         return value, *self.widen_for_text(value, low, high, level, kind, text)
 
     def widen_for_text(
@@ -164,16 +166,25 @@ class Law:
         return (low, high) if half == 0 else (max(floor - down, 0.0), floor + up)
 
     def add_noise(
-        self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float = 0.95
+        self,
+        value: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+        N: ArrayLike,
+        D: ArrayLike,
+        level: float = 0.95,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Ends of a predictive interval from a value and the ends of its confidence interval."""
-        return _widen(value, low, high, self.noise_half_width(level))
+        """Ends of a predictive interval at N, D from a value and the ends of its confidence interval."""
+        sigma, dof = self.noise_at(N, D)
+        return _widen(value, low, high, stdtrit(dof, (1 + level) / 2) * sigma)
 
-    def noise_half_width(self, level: float = 0.95) -> float:
-        """Half-width in log L of an interval for one run around the true law."""
-        upper = (1 + level) / 2
-        quantile = stdtrit(self.noise["dof"], upper) if self.noise else ndtri(upper)
-        return float(quantile) * self.spread
+    def noise_at(self, N: ArrayLike, D: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """(standard deviation of log L of one run of N parameters and D tokens, its degrees of freedom)."""
+        log_compute = np.log(np.asarray(N, dtype=float)) + np.log(np.asarray(D, dtype=float))
+        if self.noise.get("trend"):
+            return Trend(**self.noise["trend"]).at(log_compute)
+        dof = float(self.noise.get("dof", NORMAL_DOF))
+        return np.full_like(log_compute, self.spread), np.full_like(log_compute, dof)
 
     def losses(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
         """`loss` by every bootstrap replicate, [replicates, ...]."""
@@ -192,7 +203,8 @@ class Law:
 
         Where the replicates do not exclude E = 0, those with E = 0 are taken alone too, and the outer ends
         count. A percentile interval is too short at a bound (Andrews, Econometrica 2000): the others are all
-        on one side, so that over all of them one end leaves out twice its share or more.
+        on one side, so that over all of them one end leaves out twice its share or more. A law without E is
+        nearly linear in its other k constants, and residuals of n units have n - k degrees of freedom.
         """
         wide = expanded_level(level, self.n_units)
         tails = [(1 - wide) / 2, (1 + wide) / 2]
@@ -200,7 +212,10 @@ class Law:
         floor = np.asarray(self.replicates.get("E", ()))
         is_without = floor <= NO_FLOOR * floor.max(initial=0.0)
         if is_without.sum() >= max(FEW_REPLICATES, tails[0] * len(floor)) and not is_without.all():
-            inner_low, inner_high = np.quantile(values[is_without], tails, axis=0)
+            n_free = len(self.params) - len(self.fixed) - len(self.tied) - 1
+            inner = expanded_level(level, self.n_units, n_free)
+            ends = [(1 - inner) / 2, (1 + inner) / 2]
+            inner_low, inner_high = np.quantile(values[is_without], ends, axis=0)
             low, high = np.minimum(low, inner_low), np.maximum(high, inner_high)
         return low, high
 
@@ -268,15 +283,18 @@ def _widen(
     return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
 
 
-def expanded_level(level: float, n_units: int | None) -> float:
+def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:
     """The level of percentiles that covers `level` with few units (runs or groups): expanded percentiles.
 
-    A bootstrap of n units has a variance (n - 1)/n too small and normal tails where t has wider ones; both
-    together are a wider level (Hesterberg, arXiv 1411.5279, section 5.2). None: `level` as it is.
+    Around a mean, the variance of a bootstrap of n units is (n - 1)/n of the true one, and its tails are
+    normal where t has wider ones; both together are a wider level (Hesterberg, arXiv 1411.5279, section 5.2).
+    Around k constants of a linear law the share is (n - k)/n, as of residuals.
+    None, or no more than k + 1 units: `level` as it is.
     """
-    if n_units is None or n_units < 3:
+    if n_units is None or n_units < n_constants + 2:
         return level
-    wide = math.sqrt(n_units / (n_units - 1)) * stdtrit(n_units - 1, (1 + level) / 2)
+    dof = n_units - n_constants
+    wide = math.sqrt(n_units / dof) * stdtrit(dof, (1 + level) / 2)
     return float(2 * ndtr(wide) - 1)
 
 

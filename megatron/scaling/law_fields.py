@@ -54,6 +54,19 @@ def _is_noise(value: Any) -> bool:
         or is_number(value.get("dof"))
         and value["dof"] > 0
         and (value.get("n_groups") is None or is_number(value["n_groups"]))
+        and (value.get("trend") is None or _is_trend(value["trend"]))
+    )
+
+
+def _is_trend(value: Any) -> bool:
+    """All fields of noise.Trend, and variances that a scatter can have."""
+    names = ("sigma", "slope", "centre", "low", "high", "dof_centre", "square_sum", "p_value")
+    return (
+        isinstance(value, dict)
+        and set(value) == set(names)
+        and all(is_number(one) and math.isfinite(one) for one in value.values())
+        and min(value["sigma"], value["dof_centre"], value["square_sum"]) > 0
+        and value["low"] <= value["high"]
     )
 
 

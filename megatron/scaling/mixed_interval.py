@@ -7,11 +7,11 @@ import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
 from megatron.scaling.law import Law, expanded_level
+from megatron.scaling.noise import NORMAL_DOF
 
 N_CENTRES = 201  # of each law at each point: quantiles of its replicates
 N_BISECTIONS = 50
 LEAST_SCALE = 1e-12
-NORMAL_DOF = 1e6
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def component_of(
     middle = np.median(losses, axis=0)
     level = 0.95
     factor = ndtri((1 + expanded_level(level, law.n_units)) / 2) / ndtri((1 + level) / 2)
-    scale = law.spread if kind == "predictive" else 0.0
+    sigma, dof = law.noise_at(N, D)
     found = Component(
         weight,
         middle + factor * (centres - middle),
-        np.full(len(N), scale),
-        np.full(len(N), float(law.noise.get("dof", NORMAL_DOF))),
+        sigma if kind == "predictive" else np.zeros(len(N)),
+        dof,
     )
     return found.widen(np.full(len(N), law.text_deviation(kind, text)), NORMAL_DOF)
 

@@ -9,16 +9,52 @@ that went wrong does not set the scale.
 With groups (checkpoints of one run, branches of one trunk) a residual is the sum of a group's and a row's own
 part. E[e'e] and E[e'ZZ'e], Z the indicator of groups, are linear in the two variances; solving for them is
 the method of moments for variance components (Searle, Casella and McCulloch 1992, chapter 5).
+
+Where the scatter of runs without groups changes with compute, log sigma is a line in log(N D), by maximum
+likelihood of e^2 / (1 - h) as sigma^2 times a chi-square with one degree of freedom (Aitkin 1987).
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import chdtrc, ndtr, ndtri, stdtrit
 
 CUT = 3.0  # standard deviations beyond which a residual is pulled in
 SMALLEST_DOF = 1.0
+NORMAL_DOF = 1e6  # Student's t is normal
+TREND_P = 0.01  # of the likelihood ratio below which sigma has a trend
+FEWEST_FOR_TREND = 8  # degrees of freedom
+STEEPEST = 2.0  # of log sigma for each unit of log(N D)
+LEAST_FREEDOM = 0.05  # of 1 - h: a run that sets the law alone has no residual
+
+
+@dataclass(frozen=True)
+class Trend:
+    """sigma(x) = sigma exp(slope (x - centre)) of x = log(N D), which is clipped to [low, high] of the runs.
+
+    dof_centre  degrees of freedom of sigma at the centre
+    square_sum  sum of (x - centre)^2 over runs: elsewhere sigma has fewer
+    p_value     of the likelihood ratio against one sigma for all
+    """
+
+    sigma: float
+    slope: float
+    centre: float
+    low: float
+    high: float
+    dof_centre: float
+    square_sum: float
+    p_value: float
+
+    def at(self, log_compute: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(sigma, its degrees of freedom) at x = log(N D), each of its shape.
+
+        Var(log sigma^2) is 2/dof of a chi-square, so the line's variance gives the degrees of freedom.
+        """
+        off = np.clip(log_compute, self.low, self.high) - self.centre
+        dof = 1 / (1 / self.dof_centre + off**2 / self.square_sum)
+        return self.sigma * np.exp(self.slope * off), dof
 
 
 @dataclass(frozen=True)
@@ -30,6 +66,7 @@ class Noise:
     within   of a row alone
     dof      degrees of freedom of sigma^2: runs, or groups, minus free constants
     n_cut    residuals beyond 3 sigma, which were pulled in
+    trend    how sigma changes with compute, where it does
     """
 
     sigma: float
@@ -38,6 +75,7 @@ class Noise:
     within: float = 0.0
     n_groups: int | None = None
     n_cut: int = 0
+    trend: Trend | None = None
 
     def half_width(self, level: float) -> float:
         """Of a two-sided interval for one new run, in log L: Student's t, since sigma is itself estimated."""
@@ -48,10 +86,16 @@ class Noise:
         return asdict(self)
 
 
-def estimate_noise(residual: np.ndarray, slopes: np.ndarray, groups: np.ndarray | None = None) -> Noise:
+def estimate_noise(
+    residual: np.ndarray,
+    slopes: np.ndarray,
+    groups: np.ndarray | None = None,
+    log_compute: np.ndarray | None = None,
+) -> Noise:
     """Noise from residuals of log L [n] and the slopes of the law by its free constants [n, p].
 
-    `groups` [n] int names the group of each row; None: every run stands alone.
+    `groups` [n] int names the group of each row; None: every run stands alone. `log_compute` [n] is log(N D),
+    for a trend of the noise of such runs.
     """
     basis = orthonormal(slopes)
     n, p = basis.shape
@@ -61,7 +105,8 @@ def estimate_noise(residual: np.ndarray, slopes: np.ndarray, groups: np.ndarray 
     if groups is None or len(np.unique(groups)) == n:
         dof = max(n - p, SMALLEST_DOF)
         sigma = float(np.sqrt((left**2).sum() / dof)) / _kept_share()
-        return Noise(sigma, dof, 0.0, sigma, None, n_cut)
+        trend = None if log_compute is None else find_trend(residual, basis, log_compute)
+        return Noise(sigma, dof, 0.0, sigma, None, n_cut, trend)
     between, within = _components(left, basis, groups)
     n_groups = len(np.unique(groups))
     dof = max(n_groups - p, SMALLEST_DOF)
@@ -109,6 +154,46 @@ def orthonormal(slopes: np.ndarray) -> np.ndarray:
     return left[:, singular > 1e-8 * max(singular.max(initial=0.0), 1e-300)]
 
 
+def find_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend | None:
+    """The line of log sigma in x [n] where one sigma is rejected; `basis` [n, p] as of `orthonormal`."""
+    n, p = basis.shape
+    low, high = float(x.min()), float(x.max())
+    if n - p < FEWEST_FOR_TREND or high - low < 1e-6:
+        return None
+    freedom = np.maximum(1 - (basis**2).sum(axis=1), LEAST_FREEDOM)
+    slope, centre = 0.0, float(x.mean())
+    for _ in range(2):  # what is beyond 3 sigma depends on the trend
+        scale = np.exp(slope * (x - centre))
+        standard = residual / scale
+        pulled = _pull_in(standard, p)
+        counted = pulled == standard  # one run that went wrong at either end would be a trend
+        left = pulled * scale - basis @ (basis.T @ (pulled * scale))
+        squares = (left**2 / freedom)[counted]
+        if not squares.any():
+            return None
+        centre = float(x[counted].mean())
+        off = x[counted] - centre
+        slope = _likeliest_slope(squares, off)
+    scaled = squares * np.exp(-2 * slope * off)
+    # -2 log likelihood is sum of log sigma^2 + squares / sigma^2, and off has no mean
+    gained = len(off) * float(np.log(squares.mean()) - np.log(scaled.mean()))
+    p_value = float(chdtrc(1, max(gained, 0.0)))
+    if p_value >= TREND_P or abs(slope) >= STEEPEST:
+        return None
+    sigma = float(np.sqrt(scaled.mean())) / _kept_share(is_dropped=True)
+    return Trend(sigma, slope, centre, low, high, float(n - p), float((off**2).sum()), p_value)
+
+
+def _likeliest_slope(squares: np.ndarray, off: np.ndarray) -> float:
+    """Minimum of log mean(squares exp(-2 slope off)), which is convex in slope, by bisection of its slope."""
+    low, high = -STEEPEST, STEEPEST
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        weights = squares * np.exp(-2 * middle * off)
+        low, high = (middle, high) if float(weights @ off) > 0 else (low, middle)
+    return 0.5 * (low + high)
+
+
 def _pull_in(residual: np.ndarray, p: int) -> np.ndarray:
     """Residuals cut at CUT sigma, sigma being the fixed point above the median of the n - p largest.
 
@@ -127,11 +212,11 @@ def _pull_in(residual: np.ndarray, p: int) -> np.ndarray:
     return np.clip(residual, -CUT * sigma, CUT * sigma)
 
 
-def _kept_share() -> float:
-    """sqrt of E[min(z^2, CUT^2)] for a standard normal z: what cutting at CUT leaves of sigma."""
+def _kept_share(is_dropped: bool = False) -> float:
+    """What pulling in at CUT, or dropping beyond it, leaves of sigma: sqrt of E[min(z^2, CUT^2)]."""
     tail = ndtr(-CUT)
-    density = np.exp(-0.5 * CUT**2) / np.sqrt(2 * np.pi)
-    return float(np.sqrt(1 - 2 * tail - 2 * CUT * density + 2 * CUT**2 * tail))
+    inner = 1 - 2 * tail - 2 * CUT * np.exp(-0.5 * CUT**2) / np.sqrt(2 * np.pi)  # E[z^2, |z| < CUT]
+    return float(np.sqrt(inner / (1 - 2 * tail) if is_dropped else inner + 2 * CUT**2 * tail))
 
 
 def _components(left: np.ndarray, basis: np.ndarray, groups: np.ndarray) -> tuple[float, float]:

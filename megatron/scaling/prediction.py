@@ -116,7 +116,7 @@ def predict_optimum(
         law.text_deviation("confidence", text)  # refuses a new text whose error is not known
         ends = {name: (low[0], high[0]) for name, (low, high) in bands(law, C, level, k, U).items()}
         predictive = _interval(
-            *law.widen_for_text(L, *law.add_noise(L, *ends["L"], level), level, "predictive", text)
+            *law.widen_for_text(L, *law.add_noise(L, *ends["L"], N, D, level), level, "predictive", text)
         )
         ends = dict(ends) | {"L": law.widen_for_text(L, *ends["L"], level, "confidence", text)}
     inner = {name: _interval(*ends[name]) if ends else None for name in "NDL"}

@@ -275,7 +275,9 @@ def _leave_out(
             unique = np.inf if outer["U"] is None else outer["U"]
             at = (outer["N"], outer["D"], unique)
             errors[form] = np.log(outer["L"] / law.loss(*at))
-            variances[form] = np.log(law.losses(*at)).var(axis=0) + law.spread**2
+            variances[form] = (
+                np.log(law.losses(*at)).var(axis=0) + law.noise_at(outer["N"], outer["D"])[0] ** 2
+            )
         cuts.append(Cut(size / n_runs, size, distance, errors, variances))
     return cuts
 

@@ -98,9 +98,8 @@ def test_a_predictive_interval_adds_the_noise_to_the_laws_own() -> None:
     value, low, high = law.predict(1e9, 1e11)
     same, inner_low, inner_high = law.predict(1e9, 1e11, kind="confidence")
     assert value == same and low < inner_low < value < inner_high < high
-    half = law.noise_half_width()
-    assert half == pytest.approx(2.0301 * law.spread, rel=1e-4)  # t(0.975, 35)
-    assert np.log(high / value) == pytest.approx(np.hypot(np.log(inner_high / value), half), rel=1e-12)
+    half = 2.03011 * law.spread  # t(0.975, 35)
+    assert np.log(high / value) == pytest.approx(np.hypot(np.log(inner_high / value), half), rel=1e-5)
     with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
         law.predict(1e9, 1e11, kind="credible")
 
@@ -141,3 +140,9 @@ def test_derivatives_above_the_floor_are_those_of_finite_differences() -> None:
             slopes.append(in_floor(there, *derivatives(there, runs, weights[:1], 10.0))[0][0])
         assert gradient[0, i] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
         assert hessian[0, :, i] == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-4, abs=1e-4)
+
+
+def test_with_more_constants_percentiles_are_expanded_for_fewer_degrees_of_freedom() -> None:
+    # sqrt(15/11) t(0.975, 11) = 2.5702 standard normal deviations
+    assert expanded_level(0.95, 15, 4) == pytest.approx(0.98984, abs=2e-5)
+    assert expanded_level(0.95, 5, 4) == 0.95
