@@ -1,9 +1,9 @@
-# make quickstart [CORPUS=...]   set up, then the whole walk from raw text to a fitted law
-# make test                      set up, then the tests
-# make test-all                  the slow ones too
-# make docs                      write the pages that follow from the code
-# make check                     what this machine has, what is missing for what, how to get it
-# make lint                      ruff, shellcheck and hadolint
+# make quickstart [CORPUS=...]   install, then run the whole workflow from raw text to a fitted law
+# make test                      install, then run the tests
+# make test-all                  also run the slow tests
+# make docs                      generate the pages that are derived from the code
+# make check                     list what is installed, what is missing, and how to install it
+# make lint                      run ruff, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
@@ -15,7 +15,7 @@ READY := $(VENV)/ready
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
 
-# two files at a time: each file's tests stay together, with what they share
+# two processes; the tests of a file run in one process, since they share fixtures
 test: $(READY)
 	python -m pytest -n 2 --dist loadfile -m "not gpu and not slow"
 
@@ -31,18 +31,18 @@ lint: $(READY)
 docs: $(READY)
 	python tools/config_reference.py
 
-# sets nothing up: it says what there is
+# installs nothing, only reports
 check:
 	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
-# remade when the pins or the C++ sources change
+# reinstalled when the pins or the C++ sources change
 $(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "error: $$($(PYTHON) --version) found, 3.11 or newer wanted: make PYTHON=python3.12" >&2; exit 1; }
+		{ echo "error: $$($(PYTHON) --version) found, expected 3.11 or newer. Run make PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, os, sysconfig; \
 		assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null || \
-		{ echo "error: $(PYTHON) lacks venv or its C headers: apt-get install python3-venv python3-dev" >&2; exit 1; }
-	@command -v g++ >/dev/null || { echo "error: no g++: apt-get install g++" >&2; exit 1; }
+		{ echo "error: $(PYTHON) lacks venv or its C headers. Run apt-get install python3-venv python3-dev." >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .

@@ -1,4 +1,4 @@
-"""Builds megatron and its C++ helper megatron._csrc; lint and test settings are in pyproject.toml."""
+"""Build of megatron and its C++ extension megatron._csrc; lint and test settings are in pyproject.toml."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ ParallelCompile(default=0).install()
 
 setup(
     name="megatron-scaling",
-    version="0.1.0",
+    version="0.2.0",
     description="Scaling studies of language models: from raw text to a fitted law",
     python_requires=">=3.11",
     packages=find_packages(include=["megatron", "megatron.*"]),

@@ -1,4 +1,4 @@
-// Byte-level BPE with GPT-2's pre-tokeniser: what the encoder's parts share.
+// Byte-level BPE with GPT-2's pre-tokeniser: declarations shared by the parts of the encoder.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,12 +13,12 @@
 
 namespace bpe {
 
-// Readers look at whole vectors: every buffer of text has this many zero bytes behind its end.
+// Readers load whole SIMD vectors: every text buffer has this many zero bytes after its end.
 constexpr size_t kPadding = 64;
-// Ids are copied a fixed number at a time: every buffer of ids has room for so many more than are written.
+// Ids are copied in groups of fixed size: every id buffer has room for this many ids beyond those written.
 constexpr size_t kSlack = 8;
 
-// Tables that are read at random lie on huge pages where the system has them: on small ones most reads miss the TLB.
+// Allocator for tables with random access. Uses huge pages where available: with small ones most reads miss the TLB.
 template <typename T>
 struct HugePages {
     using value_type = T;
@@ -28,39 +28,39 @@ struct HugePages {
     T* allocate(size_t n) {
         constexpr size_t kPage = size_t{2} << 20;
         const size_t bytes = (n * sizeof(T) + kPage - 1) / kPage * kPage;
-        void* made = std::aligned_alloc(kPage, bytes);
-        if (!made) throw std::bad_alloc();
+        void* memory = std::aligned_alloc(kPage, bytes);
+        if (!memory) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-        ::madvise(made, bytes, MADV_HUGEPAGE);  // advice: where it is not taken everything works as well
+        ::madvise(memory, bytes, MADV_HUGEPAGE);  // only a hint: failure is harmless
 #endif
-        return static_cast<T*>(made);
+        return static_cast<T*>(memory);
     }
-    void deallocate(T* made, size_t) { std::free(made); }
+    void deallocate(T* memory, size_t) { std::free(memory); }
     template <typename U>
     bool operator==(const HugePages<U>&) const {
         return true;
     }
 };
 
-// n of T that are zero bytes; what is never touched takes no memory.
+// Array of n zero-initialised T. Pages that are never written take no memory.
 template <typename T>
 class ZeroPages {
   public:
     explicit ZeroPages(size_t n) : bytes_(n * sizeof(T)) {
-        made_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (made_ == MAP_FAILED) throw std::bad_alloc();
+        memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory_ == MAP_FAILED) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-        ::madvise(made_, bytes_, MADV_HUGEPAGE);  // as above
+        ::madvise(memory_, bytes_, MADV_HUGEPAGE);  // only a hint, as above
 #endif
     }
-    ~ZeroPages() { ::munmap(made_, bytes_); }
+    ~ZeroPages() { ::munmap(memory_, bytes_); }
     ZeroPages(const ZeroPages&) = delete;
     ZeroPages& operator=(const ZeroPages&) = delete;
-    T* at(size_t i) const { return static_cast<T*>(made_) + i; }
+    T* at(size_t i) const { return static_cast<T*>(memory_) + i; }
 
   private:
     size_t bytes_;
-    void* made_;
+    void* memory_;
 };
 
 enum Class : uint8_t { kOther = 0, kLetter = 1, kNumber = 2, kSpace = 3 };
@@ -72,13 +72,13 @@ struct Merge {
 
 constexpr uint32_t kNoRank = ~uint32_t{0};
 
-// (left id, right id) -> merge, open addressing. Where ranks and ids fit 16 bits a slot is half as large: the table
-// then lies in a core's own cache.
+// Hash table (left id, right id) -> merge with open addressing. If ranks and ids fit in 16 bits, a slot has half the
+// size, so that the table fits into a core's private cache.
 class Pairs {
   public:
     void build(const int64_t* left_right_id, size_t n);
 
-    // The merge of two ids; one with rank kNoRank where they do not merge.
+    // Return the merge of two ids; its rank is kNoRank if they do not merge.
     Merge find(uint32_t left, uint32_t right) const {
         if (!small_.empty()) {
             const uint32_t key = left << 16 | right;
@@ -114,38 +114,40 @@ class Pairs {
     }
     std::vector<Slot, HugePages<Slot>> slots_;
     std::vector<SmallSlot, HugePages<SmallSlot>> small_;
-    std::vector<uint64_t> present_;  // a bit of 2^19 for each: most that are looked for are not there
+    // Bloom filter, 2^19 bits, one hash: most pairs that are looked up are absent, and need no probe of the table.
+    std::vector<uint64_t> present_;
     uint64_t mask_ = 0;
 };
 
-// A short word and its ids: half a cache line.
+// A short word and its ids: 32 bytes, half a cache line.
 struct ShortWord {
-    uint64_t low, high;  // the bytes, and in the last one how many they are: 0 of an empty place
+    uint64_t low, high;  // 15 bytes of text, zero-padded; the last byte is the length, 0 in an empty slot
     uint16_t ids[7];
-    uint16_t n;  // copied with the ids, as an eighth, where those are narrow
+    uint16_t n;  // copied together with the ids, as an eighth element, if ids are 16 bits wide
     static constexpr size_t kIds = 7;
 
-    bool holds(uint64_t wanted_low, uint64_t wanted_high) const {
-        const bool is_high = __atomic_load_n(&high, __ATOMIC_ACQUIRE) == wanted_high;  // before `low` is looked at
-        return is_high & (__atomic_load_n(&low, __ATOMIC_RELAXED) == wanted_low);
+    bool holds(uint64_t key_low, uint64_t key_high) const {
+        const bool is_high = __atomic_load_n(&high, __ATOMIC_ACQUIRE) == key_high;  // read before `low`
+        return is_high & (__atomic_load_n(&low, __ATOMIC_RELAXED) == key_low);
     }
 };
 
-// Short words that any thread has met, two to a set. The first to come stay as they are: `high`, written last, shows a
-// word that is whole to the others, without locks.
+// Cache of short words shared by all threads, two-way set associative, without locks. Entries are never replaced.
+// `high` is stored last with release order, and read first with acquire order: a reader that sees it sees the whole
+// entry.
 class SharedWords {
   public:
     SharedWords() : words_(size_t{2} << kBits) {}
     ShortWord* set(uint64_t hash) const { return words_.at(2 * (hash >> (64 - kBits))); }
 
-    // Whether a word of the set may have been kept elsewhere.
+    // Return whether both slots are occupied. Only then may a word of this set be in a thread's private cache.
     static bool is_full(const ShortWord* set) { return __atomic_load_n(&set[1].high, __ATOMIC_RELAXED) != 0; }
 
-    // False: both places of the set are taken.
-    static bool keep(ShortWord* set, const ShortWord& word) {
+    // Store a word. Return false if both slots of the set are occupied.
+    static bool insert(ShortWord* set, const ShortWord& word) {
         for (ShortWord* place = set; place < set + 2; ++place) {
             uint64_t empty = 0;
-            if (!__atomic_compare_exchange_n(&place->high, &empty, kTaken, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            if (!__atomic_compare_exchange_n(&place->high, &empty, kBusy, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
                 continue;
             __atomic_store_n(&place->low, word.low, __ATOMIC_RELAXED);
             std::memcpy(place->ids, word.ids, sizeof word.ids);
@@ -158,35 +160,35 @@ class SharedWords {
 
   private:
     static constexpr int kBits = 19;                   // log2 of the number of sets
-    static constexpr uint64_t kTaken = ~uint64_t{0};  // `high` of no word: it is still being written
+    static constexpr uint64_t kBusy = ~uint64_t{0};  // `high` while a slot is written; equals no word's `high`
     ZeroPages<ShortWord> words_;
 };
 
-// Shared by all threads, and read-only after building but for `words`.
+// Shared by all threads. Read-only after construction, except `words`.
 struct Vocabulary {
     uint32_t byte_id[256];
     Pairs pairs;
-    std::vector<Merge> byte_pairs;  // [256 * 256]: what `pairs` says of two bytes, without looking for it
-    std::vector<uint8_t> classes;  // of every code point
-    std::string special;           // the one special token's text, empty: none is looked for
+    std::vector<Merge> byte_pairs;  // [256 * 256]: direct table of `pairs` for two bytes
+    std::vector<uint8_t> classes;  // class of every code point
+    std::string special;           // text of the special token; empty: no search for it
     uint32_t special_id = 0;
-    bool is_narrow = true;  // every id is under 65,536
+    bool is_narrow = true;  // every id is below 65,536
     SharedWords words;
 };
 
-// Ids of one word by its merges: lowest rank first, the leftmost of equals. A word of n bytes has at most n ids;
-// returns where the next one goes.
+// Write the ids of one word: apply the merge of lowest rank first, the leftmost among equals. A word of n bytes has at
+// most n ids. Return the position of the next id.
 uint32_t* merge_word(const Vocabulary& vocabulary, const uint8_t* word, size_t n, uint32_t* out);
 
-// Ids of the first bytes of a word that goes on behind its n bytes: of as many as can be told, which may be none.
+// Ids of the first bytes of a word that continues after its n bytes. Covers as many bytes as are certain, perhaps none.
 struct Beginning {
-    uint32_t* out;    // where the next id goes
-    size_t n;         // bytes whose ids are put; a character begins behind them
-    uint32_t next_id;  // what the rest of the word begins with
+    uint32_t* out;     // position of the next id
+    size_t n;          // bytes whose ids are written; the next byte starts a character
+    uint32_t next_id;  // first id of the rest of the word
 };
 Beginning merge_beginning(const Vocabulary& vocabulary, const uint8_t* word, size_t n, uint32_t* out);
 
-// Which of sixteen bytes, as they lie in memory on little-endian machines, are the first n.
+// Masks of the first n of sixteen bytes, in little-endian memory order.
 struct FirstBytes {
     uint64_t low[16], high[16];
     constexpr FirstBytes() : low{}, high{} {
@@ -199,23 +201,23 @@ struct FirstBytes {
 };
 inline constexpr FirstBytes kFirstBytes;
 
-// Words seen before, two to a set: most are short and of ids under 65,536, and shared by all threads while there is
-// room; later ones and long ones are each thread's own, the latest two of a set. A word that fits no kind is merged
-// each time.
+// Cache of words, two-way set associative. Most words are short with ids below 65,536: they are stored in the shared
+// cache while it has room. Later short words and long words (up to 63 bytes) are stored per thread; the latest two of a
+// set stay. A word that fits no kind of entry is merged at every occurrence.
 class WordCache {
   public:
     explicit WordCache(const SharedWords& shared);
 
-    // A word on its way: its place in the cache is being fetched while other words are cut.
+    // A lookup in flight: its cache line is prefetched while other words are cut.
     struct Probe {
         const uint8_t* word;
         size_t n;
-        uint64_t low, high;  // of a long word `low` is its hash
-        ShortWord* set;  // of the shared ones; null: too long for the short kind
+        uint64_t low, high;  // key of a short word; for a long word `low` is its hash
+        ShortWord* set;      // set in the shared cache; null: too long for a short entry
     };
 
-    // Begin to look up word[0, n), n > 0. kPadding bytes behind the word are readable. The probe is written where it
-    // stays: a copy would be read before its parts have reached the cache.
+    // Begin to look up word[0, n), n > 0. kPadding bytes after the word are readable. The probe is filled in place: a
+    // copy would load its fields before the stores of them have reached the cache.
     void begin(const uint8_t* word, size_t n, Probe& probe) {
         probe.word = word;
         probe.n = n;
@@ -238,21 +240,21 @@ class WordCache {
         __builtin_prefetch(probe.set);
     }
 
-    // The ids of a word that was begun; returns where the next one goes. probe.n + kSlack ids can be written.
-    // Id is uint16_t, for narrow vocabularies, or uint32_t.
+    // Write the ids of a word passed to `begin`; return the position of the next id. `out` has room for
+    // probe.n + kSlack ids. Id is uint16_t for narrow vocabularies, else uint32_t.
     template <typename Id>
     Id* finish(const Vocabulary& vocabulary, const Probe& probe, Id* out) {
         if (probe.set) {
             const ShortWord *first = probe.set, *second = probe.set + 1;
-            // one branch for both: which of them holds a word cannot be foreseen, that one does can
-            const ShortWord* held = first->holds(probe.low, probe.high) ? first : second;
-            if (held->holds(probe.low, probe.high)) {
+            // One branch for both slots: which of them matches is unpredictable, a match in either is predictable.
+            const ShortWord* entry = first->holds(probe.low, probe.high) ? first : second;
+            if (entry->holds(probe.low, probe.high)) {
                 if constexpr (sizeof(Id) == 2) {
-                    std::memcpy(out, held->ids, 8 * sizeof(Id));
+                    std::memcpy(out, entry->ids, 8 * sizeof(Id));
                 } else {
-                    for (size_t i = 0; i < ShortWord::kIds; ++i) out[i] = held->ids[i];
+                    for (size_t i = 0; i < ShortWord::kIds; ++i) out[i] = entry->ids[i];
                 }
-                return out + held->n;
+                return out + entry->n;
             }
         }
         return finish_rare(vocabulary, probe, out);
@@ -265,14 +267,14 @@ class WordCache {
         return h * 0xD6E8FEB86659FD93ULL;
     }
     static constexpr size_t kShortBytes = 15, kLongBytes = 63, kLongIds = 15;
-    static constexpr int kOwnBits = 15, kLongBits = 13;  // log2 of the number of sets
+    static constexpr int kPrivateBits = 15, kLongBits = 13;  // log2 of the number of sets
     struct Long {
-        uint64_t key[8];  // the word, zeros, and in the last byte its length
+        uint64_t key[8];  // the word, zero-padded; the last byte is its length
         uint32_t ids[kLongIds];
         uint32_t n;
     };
     Long* long_set(uint64_t hash) const { return long_.at(2 * (hash >> (64 - kLongBits))); }
-    // Its ends tell a long word from most others; which it is the whole of it says.
+    // Hash of the first 16 and the last 8 bytes. These separate most words; the lookup compares the whole key.
     static uint64_t hash_of_long(const uint8_t* word, size_t n) {
         uint64_t first, second, last;
         std::memcpy(&first, word, 8);
@@ -283,51 +285,53 @@ class WordCache {
     uint16_t* finish_rare(const Vocabulary& vocabulary, const Probe& probe, uint16_t* out);
     uint32_t* finish_rare(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
     uint32_t* finish_long(const Vocabulary& vocabulary, const Probe& probe, uint32_t* out);
-    uint32_t* merge_and_keep(const Vocabulary&, const Probe&, Long* set, const uint64_t* key, uint32_t* out);
-    ShortWord* own_set(const Probe& p) const { return own_.at(2 * (mix(p.low, p.high) >> (64 - kOwnBits))); }
+    uint32_t* merge_and_store(const Vocabulary&, const Probe&, Long* set, const uint64_t* key, uint32_t* out);
+    ShortWord* private_set(const Probe& p) const {
+        return private_.at(2 * (mix(p.low, p.high) >> (64 - kPrivateBits)));
+    }
     const SharedWords& shared_;
-    ZeroPages<ShortWord> own_;
+    ZeroPages<ShortWord> private_;
     ZeroPages<Long> long_;
 };
 
-// Ids that grow without being cleared first.
+// Growing array of ids without zero initialisation.
 template <typename Id>
 class Ids {
   public:
-    // For n more and kSlack.
+    // Return the end, with room for n more ids and kSlack.
     Id* room(size_t n) {
         if (size_ + n + kSlack > capacity_) {
             capacity_ = 2 * (size_ + n + kSlack);
             std::unique_ptr<Id[]> wider(new Id[capacity_]);
-            if (size_) std::memcpy(wider.get(), held_.get(), size_ * sizeof(Id));
-            held_ = std::move(wider);
+            if (size_) std::memcpy(wider.get(), ids_.get(), size_ * sizeof(Id));
+            ids_ = std::move(wider);
         }
-        return held_.get() + size_;
+        return ids_.get() + size_;
     }
-    void end_at(const Id* end) { size_ = static_cast<size_t>(end - held_.get()); }
+    void end_at(const Id* end) { size_ = static_cast<size_t>(end - ids_.get()); }
     void push(Id id) { *room(1) = id, ++size_; }
     void clear() { size_ = 0; }
     size_t size() const { return size_; }
-    const Id* data() const { return held_.get(); }
+    const Id* data() const { return ids_.get(); }
 
   private:
-    std::unique_ptr<Id[]> held_;
+    std::unique_ptr<Id[]> ids_;
     size_t size_ = 0, capacity_ = 0;
 };
 
-// Cuts text[0, n) into words as GPT-2's expression does and appends their ids. `special` true: each occurrence of the
-// special token's text becomes its id and parts the text. kPadding bytes behind the text are readable.
+// Split text[0, n) into words as GPT-2's regular expression does, and append their ids. If `special`, each occurrence
+// of the special token's text becomes its id and splits the text. kPadding bytes after the text are readable.
 template <typename Id>
 void encode_text(const Vocabulary&, WordCache&, const uint8_t* text, size_t n, bool special, Ids<Id>& out);
 
-// The class of an ASCII character, as encode_text has it built in.
+// Return the class of an ASCII character, as hard-coded in encode_text.
 constexpr Class class_of_ascii(uint8_t c) {
     if (static_cast<uint8_t>((c | 0x20) - 'a') < 26) return kLetter;
     if (static_cast<uint8_t>(c - '0') < 10) return kNumber;
     return c == ' ' || static_cast<uint8_t>(c - '\t') < 5 ? kSpace : kOther;
 }
 
-// One code point of valid UTF-8; returns its length in bytes.
+// Decode one code point of valid UTF-8; return its length in bytes.
 inline int decode(const uint8_t* p, uint32_t& point) {
     if (p[0] < 0x80) return point = p[0], 1;
     if (p[0] < 0xE0) return point = (p[0] & 0x1Fu) << 6 | (p[1] & 0x3Fu), 2;
@@ -335,14 +339,14 @@ inline int decode(const uint8_t* p, uint32_t& point) {
     return point = (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu), 4;
 }
 
-// Length of the UTF-8 sequence at p, 0 where it is not valid (overlong, surrogate, too large, cut off).
+// Return the length of the UTF-8 sequence at p, or 0 if it is invalid (overlong, surrogate, too large, truncated).
 int utf8_length(const uint8_t* p, const uint8_t* end);
 
 enum class Line { kText, kBlank, kRefused };
 
-// Finds the string under `key` of the JSON object on one line and writes its UTF-8 to `text`, padding behind it.
-// kRefused: not certainly what Python's json would accept (or an odd case left to it); nothing is decided then.
-// Behind `end` kPadding bytes are readable.
+// Find the string under `key` in the JSON object on one line, and write its UTF-8 to `text`, followed by padding.
+// kRefused: Python's json may reject the line, or treat it in another way (rare cases are left to it). The caller then
+// parses the line in Python. kPadding bytes after `end` are readable.
 Line text_of_line(const uint8_t* line, const uint8_t* end, const std::string& key, std::vector<uint8_t>& text,
                   size_t& n_text);
 

@@ -1,6 +1,6 @@
-// GPT-2's pre-tokeniser, by hand:
+// GPT-2's pre-tokeniser, written by hand. Its regular expression is
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// The classes of code points come from the `tokenizers` library (tools/derive_code_points.py).
+// The classes of code points are derived from the `tokenizers` library (tools/derive_code_points.py).
 #include <algorithm>
 #include <bit>
 
@@ -40,13 +40,13 @@ Point point_at(const Vocabulary& v, const uint8_t* p) {
     return {v.classes[point], length};
 }
 
-// First byte behind the ASCII letters at p; may be past the text's end, where zeros lie.
+// Return the first byte after the ASCII letters at p. It may be in the zero padding after the end of the text.
 const uint8_t* skip_ascii_letters(const uint8_t* p) {
 #if defined(__SSE2__)
     for (;; p += 16) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         const __m128i lower = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
-        // signed comparisons; bytes of 0x80 and over are negative and no letters
+        // Signed comparison: bytes >= 0x80 are negative and thus no letters.
         const __m128i letters = _mm_and_si128(_mm_cmpgt_epi8(lower, _mm_set1_epi8('a' - 1)),
                                               _mm_cmplt_epi8(lower, _mm_set1_epi8('z' + 1)));
         const unsigned others = ~static_cast<unsigned>(_mm_movemask_epi8(letters)) & 0xFFFFu;
@@ -78,7 +78,7 @@ const uint8_t* skip_class(const Vocabulary& v, const uint8_t* p, const uint8_t* 
     return p;
 }
 
-// Length of the contraction at p ('s 't 're 've 'm 'll 'd), 0 for none. Zeros lie behind the end.
+// Return the length of the contraction at p ('s 't 're 've 'm 'll 'd), or 0. Zero padding follows the end.
 int contraction(const uint8_t* p, const uint8_t* end) {
     const uint8_t a = p[1], b = p[2];
     if (a == 's' || a == 't' || a == 'm' || a == 'd') return p + 2 <= end ? 2 : 0;
@@ -86,7 +86,7 @@ int contraction(const uint8_t* p, const uint8_t* end) {
     return two && p + 3 <= end ? 3 : 0;
 }
 
-// End of the word made of white space at p: a run that something follows leaves its last one to it.
+// Return the end of the white-space word at p. If other text follows the run, the run's last character belongs to that.
 const uint8_t* space_word(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
     const uint8_t *q = p, *last = p;
     while (q < end) {
@@ -98,7 +98,7 @@ const uint8_t* space_word(const Vocabulary& v, const uint8_t* p, const uint8_t* 
     return q < end && last > p ? last : q;
 }
 
-// End of the word that begins at p.
+// Return the end of the word that begins at p.
 const uint8_t* word_end(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
     if (*p == '\'') {
         if (const int length = contraction(p, end)) return p + length;
@@ -111,7 +111,7 @@ const uint8_t* word_end(const Vocabulary& v, const uint8_t* p, const uint8_t* en
 }
 
 #if defined(__SSE2__)
-// A bit for each of 64 bytes.
+// One bit for each of 64 bytes.
 struct Masks {
     uint64_t letter = 0, number = 0, white = 0, space = 0, quote = 0, beyond_ascii = 0;
 };
@@ -120,7 +120,7 @@ Masks masks_of(const uint8_t* p) {
     Masks all;
     for (int part = 0; part < 4; ++part) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + part);
-        // signed comparisons: bytes of 0x80 and over are below all others
+        // Signed comparison: bytes >= 0x80 are below all others.
         auto within = [](__m128i values, char low, char high) {
             return _mm_and_si128(_mm_cmpgt_epi8(values, _mm_set1_epi8(static_cast<char>(low - 1))),
                                  _mm_cmplt_epi8(values, _mm_set1_epi8(static_cast<char>(high + 1))));
@@ -139,13 +139,14 @@ Masks masks_of(const uint8_t* p) {
     return all;
 }
 
-// Where words begin among the 64 bytes from p on, p itself being such a place, as bits: those places that are certain
-// from these bytes alone, without a gap. Where the text ends among them and all are certain, its end is the last.
+// Return a bit mask of the word starts in the 64 bytes from p, where p is a word start. Only starts that these bytes
+// alone determine are set, and none before the last of them is missing. If the text ends within the 64 bytes and all
+// starts are certain, the end of the text is the last bit.
 uint64_t word_starts(const uint8_t* p, const uint8_t* end) {
     const Masks masks = masks_of(p);
     const size_t left = static_cast<size_t>(end - p);
     const uint64_t inside = left < 64 ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
-    uint64_t certain = left < 64 ? inside : ~uint64_t{0} >> 1;  // white space asks for the byte behind it
+    uint64_t certain = left < 64 ? inside : ~uint64_t{0} >> 1;  // bit 63 depends on the next byte
     const uint64_t beyond_ascii = masks.beyond_ascii & inside;
     if (beyond_ascii) {
         const int first = std::countr_zero(beyond_ascii);
@@ -154,7 +155,7 @@ uint64_t word_starts(const uint8_t* p, const uint8_t* end) {
     }
     const uint64_t white = masks.white | ~inside, other = ~(masks.letter | masks.number | white);
     auto first_of = [](uint64_t run) { return run & ~(run << 1); };
-    // a run of white space: its first, and its last where something follows, which a blank joins
+    // A run of white space starts a word. So does its last character if other text follows; a blank joins that text.
     uint64_t starts = first_of(white) | (white & ~(white >> 1));
     starts |= (first_of(masks.letter) | first_of(masks.number) | first_of(other)) & ~(masks.space << 1);
     starts = (starts | 1) & certain;
@@ -171,14 +172,14 @@ uint64_t word_starts(const uint8_t* p, const uint8_t* end) {
 }
 #endif
 
-// Words on their way: the cache is larger than a core's own, and a fetch from farther away has time to arrive while
-// the next words are cut.
+// Lookups in flight. The word cache is larger than a core's L2 cache: the prefetched lines arrive while the next words
+// are cut.
 struct Batch {
     WordCache::Probe probes[64];
     size_t n = 0;
 };
 
-// Begins some words from p on; returns where the next one begins.
+// Begin the lookup of up to 64 words from p; return the start of the next word.
 const uint8_t* begin_words(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, Batch& batch) {
     batch.n = 0;
 #if defined(__SSE2__)
@@ -193,7 +194,7 @@ const uint8_t* begin_words(const Vocabulary& v, WordCache& cache, const uint8_t*
         return p;
     }
 #endif
-    do {  // text in other scripts comes in runs
+    do {  // non-ASCII text occurs in runs
         const uint8_t* next = word_end(v, p, end);
         cache.begin(p, static_cast<size_t>(next - p), batch.probes[batch.n++]);
         p = next;
@@ -241,7 +242,8 @@ void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, siz
 
 namespace {
 
-// Behind this nothing is certain in a text of n bytes that goes on: the end of a special token may be missing.
+// Return the number of leading bytes whose words are certain in a text that continues after its n bytes. The last
+// bytes may be the start of a special token.
 size_t certain_bytes(const Vocabulary& v, size_t n) {
     return n > v.special.size() + 16 ? n - v.special.size() - 16 : 0;
 }
@@ -249,7 +251,7 @@ size_t certain_bytes(const Vocabulary& v, size_t n) {
 }  // namespace
 
 size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
-    // a special token that this place would part, or that would part the words around it
+    // Return whether a split at `at` would divide a special token, or a special token would split the words around it.
     auto near_special = [&](size_t at) {
         const size_t length = v.special.size(), from = at > length + 8 ? at - length - 8 : 0;
         const size_t to = std::min(n, at + length + 8);
@@ -259,14 +261,14 @@ size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
     auto letter = [&](size_t i) { return class_of_ascii(text[i]) == kLetter; };
     for (size_t at = last; at > 1; --at)
         if (text[at] == ' ' && letter(at - 1) && letter(at + 1) && !near_special(at)) return at;
-    size_t found = 0;
+    size_t start = 0;
     for (const uint8_t *p = text, *end = text + n; p < end;) {
         p = word_end(v, p, end);
         const size_t at = static_cast<size_t>(p - text);
         if (at > last) break;
-        if (!near_special(at)) found = at;
+        if (!near_special(at)) start = at;
     }
-    return found;
+    return start;
 }
 
 template <typename Id>
@@ -274,9 +276,9 @@ Beginning encode_beginning(const Vocabulary& v, const uint8_t* text, size_t n, I
     const size_t certain = certain_bytes(v, n);
     if (word_end(v, text, text + n) < text + certain) return {nullptr, 0, 0};
     if (!v.special.empty() && ::memmem(text, n, v.special.data(), v.special.size())) return {nullptr, 0, 0};
-    std::vector<uint32_t> made(certain);
-    const Beginning beginning = merge_beginning(v, text, certain, made.data());
-    for (const uint32_t* id = made.data(); id < beginning.out; ++id) ids.push(static_cast<Id>(*id));
+    std::vector<uint32_t> merged(certain);
+    const Beginning beginning = merge_beginning(v, text, certain, merged.data());
+    for (const uint32_t* id = merged.data(); id < beginning.out; ++id) ids.push(static_cast<Id>(*id));
     return beginning;
 }
 

@@ -1,4 +1,4 @@
-// Words to ids: merges by rank, and a bounded cache of words seen before.
+// Words to ids: merges by rank, and a cache of bounded size.
 #include <algorithm>
 #include <bit>
 #include <queue>
@@ -34,24 +34,24 @@ void Pairs::build(const int64_t* left_right_id, size_t n) {
 
 namespace {
 
-constexpr size_t kScanned = 64;  // words up to this many bytes are merged by scanning, longer ones with a heap
-constexpr uint32_t kGone = ~uint32_t{0};
-constexpr size_t kStretch = 1 << 14;  // bytes of a very long word that are merged together
-constexpr int kSeamsTried = 16;
+constexpr size_t kScanned = 64;  // bytes of the longest word merged by linear scans, O(n^2); longer ones use a heap
+constexpr uint32_t kRemoved = ~uint32_t{0};
+constexpr size_t kStretch = 1 << 14;  // bytes of a very long word that are merged at a time
+constexpr int kMaxSeamTries = 16;
 
 uint32_t* merge_short(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* ids) {
-    Merge merges[kScanned];  // of each id with the one behind it
+    Merge merges[kScanned];  // merges[i]: of ids[i] and ids[i + 1]
     uint32_t least = kNoRank;
     for (size_t i = 0; i < n; ++i) ids[i] = v.byte_id[word[i]];
     for (size_t i = 0; i + 1 < n; ++i) {
         merges[i] = v.byte_pairs[size_t{256} * word[i] + word[i + 1]];
         least = std::min(least, merges[i].rank);
     }
-    if (least == kNoRank) return ids + n;  // white space, most often
+    if (least == kNoRank) return ids + n;  // mostly white space
     while (n > 1) {
         size_t at = 0;
         for (size_t i = 1; i + 1 < n; ++i)
-            if (merges[i].rank < merges[at].rank) at = i;  // the first of the lowest
+            if (merges[i].rank < merges[at].rank) at = i;  // leftmost of the lowest rank
         if (merges[at].rank == kNoRank) break;
         ids[at] = merges[at].id;
         --n;
@@ -65,15 +65,15 @@ uint32_t* merge_short(const Vocabulary& v, const uint8_t* word, size_t n, uint32
 
 struct Part {
     uint32_t id;
-    size_t begin;  // byte of the word
+    size_t begin;  // offset in the word, bytes
 };
 
-// A linked list of parts and a heap of (rank, place): n log n, for words of any length.
+// Merge bytes [begin, end) of a word with a linked list of parts and a heap of (rank, position): O(n log n).
 std::vector<Part> merge_whole(const Vocabulary& v, const uint8_t* word, size_t begin, size_t end) {
     struct Candidate {
         uint32_t rank, merged;
         int64_t at;
-        uint32_t left, right;  // as they were: a candidate whose neighbours have changed is stale
+        uint32_t left, right;  // ids when pushed: if either has changed since, the candidate is stale
         bool operator>(const Candidate& other) const {
             return rank != other.rank ? rank > other.rank : at > other.at;
         }
@@ -100,7 +100,7 @@ std::vector<Part> merge_whole(const Vocabulary& v, const uint8_t* word, size_t b
         const int64_t at = best.at, right = next[at];
         if (ids[at] != best.left || right < 0 || ids[right] != best.right) continue;
         ids[at] = best.merged;
-        ids[right] = kGone;
+        ids[right] = kRemoved;
         next[at] = next[right];
         if (next[at] >= 0) before[next[at]] = at;
         offer(before[at]);
@@ -111,34 +111,35 @@ std::vector<Part> merge_whole(const Vocabulary& v, const uint8_t* word, size_t b
     return parts;
 }
 
-uint32_t* put(const std::vector<Part>& parts, size_t n, uint32_t* out) {
+uint32_t* copy_ids(const std::vector<Part>& parts, size_t n, uint32_t* out) {
     for (size_t i = 0; i < n; ++i) *out++ = parts[i].id;
     return out;
 }
 
-// A very long word in stretches that overlap, so that memory does not grow with it.
+// Merges a very long word in overlapping stretches, so that memory does not grow with its length.
 //
-// Ids are those of the whole word where every two neighbours, merged by themselves, remain these two: the first merge
-// across a seam would be made from the same state, and so also be made, with the two alone. Inside a stretch that
-// holds; at the seam between two it is looked at.
+// A sequence of ids is the result for the whole word if each pair of neighbours, merged alone, stays the same pair of
+// ids: the first merge across a boundary would start from the same state, so it would also happen in the pair alone.
+// Inside one stretch this holds by construction; at the seam between two stretches `advance` verifies it.
 class Stretches {
   public:
     Stretches(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out)
-        : v_(v), word_(word), n_(n), out_(out), end_(std::min(n, kStretch)), held_(merge_whole(v, word, 0, end_)) {}
+        : v_(v), word_(word), n_(n), out_(out), end_(std::min(n, kStretch)), parts_(merge_whole(v, word, 0, end_)) {}
 
-    // Goes on to the next stretch; false where no seam was found. Seams lie before whole characters.
-    bool go_on() {
+    // Move to the next stretch. Return false if no valid seam exists. A seam is at the start of a character.
+    bool advance() {
         int tries = 0;
-        for (size_t at = held_.size() * 3 / 4; tries < kSeamsTried && at > 0; --at) {  // the end may be cut wrongly
-            const size_t seam = held_[at].begin, next_end = std::min(n_, seam + kStretch);
+        // Start at 3/4 of the stretch: parts near its end may differ from those of the whole word.
+        for (size_t at = parts_.size() * 3 / 4; tries < kMaxSeamTries && at > 0; --at) {
+            const size_t seam = parts_[at].begin, next_end = std::min(n_, seam + kStretch);
             if ((word_[seam] & 0xC0) == 0x80) continue;
             ++tries;
             std::vector<Part> next = merge_whole(v_, word_, seam, next_end);
             const size_t pair_end = next.size() > 1 ? next[1].begin : next_end;
-            const std::vector<Part> pair = merge_whole(v_, word_, held_[at - 1].begin, pair_end);
+            const std::vector<Part> pair = merge_whole(v_, word_, parts_[at - 1].begin, pair_end);
             if (pair.size() != 2 || pair[1].begin != seam || next_end <= end_) continue;
-            out_ = put(held_, at, out_);
-            held_ = std::move(next);
+            out_ = copy_ids(parts_, at, out_);
+            parts_ = std::move(next);
             end_ = next_end;
             return true;
         }
@@ -146,8 +147,8 @@ class Stretches {
     }
 
     size_t end() const { return end_; }
-    const Part& first_held() const { return held_[0]; }  // the ids before it are put
-    uint32_t* put_held() const { return put(held_, held_.size(), out_); }
+    const Part& first_pending() const { return parts_[0]; }  // ids before it are written
+    uint32_t* write_pending() const { return copy_ids(parts_, parts_.size(), out_); }
     uint32_t* out() const { return out_; }
 
   private:
@@ -155,23 +156,23 @@ class Stretches {
     const uint8_t* word_;
     size_t n_;
     uint32_t* out_;
-    size_t end_;  // of the stretch that is held
-    std::vector<Part> held_;
+    size_t end_;                // of the current stretch, bytes
+    std::vector<Part> parts_;  // of the current stretch
 };
 
-// Returns null where no seam was found.
+// Return null if no valid seam exists.
 uint32_t* merge_stretches(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
     Stretches stretches(v, word, n, out);
     while (stretches.end() < n)
-        if (!stretches.go_on()) return nullptr;
-    return stretches.put_held();
+        if (!stretches.advance()) return nullptr;
+    return stretches.write_pending();
 }
 
 uint32_t* merge_long(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
     if (n > kStretch)
         if (uint32_t* end = merge_stretches(v, word, n, out)) return end;
     const std::vector<Part> parts = merge_whole(v, word, 0, n);
-    return put(parts, parts.size(), out);
+    return copy_ids(parts, parts.size(), out);
 }
 
 }  // namespace
@@ -179,9 +180,9 @@ uint32_t* merge_long(const Vocabulary& v, const uint8_t* word, size_t n, uint32_
 Beginning merge_beginning(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
     if (n < 2 * kStretch) return {out, 0, 0};
     Stretches stretches(v, word, n, out);
-    // each stretch as long as it will be when the word goes on at the last seam
-    while (stretches.end() + kStretch <= n && stretches.go_on()) continue;
-    return {stretches.out(), stretches.first_held().begin, stretches.first_held().id};
+    // Whole stretches only: each must be as long as when the rest of the word continues at the last seam.
+    while (stretches.end() + kStretch <= n && stretches.advance()) continue;
+    return {stretches.out(), stretches.first_pending().begin, stretches.first_pending().id};
 }
 
 uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
@@ -191,12 +192,12 @@ uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_
 static_assert(std::endian::native == std::endian::little, "words are compared as little-endian integers");
 
 WordCache::WordCache(const SharedWords& shared)
-    : shared_(shared), own_(size_t{2} << kOwnBits), long_(size_t{2} << kLongBits) {}
+    : shared_(shared), private_(size_t{2} << kPrivateBits), long_(size_t{2} << kLongBits) {}
 
 uint32_t* WordCache::finish_rare(const Vocabulary& v, const Probe& probe, uint32_t* out) {
     if (probe.set && SharedWords::is_full(probe.set)) {
-        for (const ShortWord *own = own_set(probe), *end = own + 2; own < end; ++own)
-            if (own->holds(probe.low, probe.high)) return std::copy(own->ids, own->ids + own->n, out);
+        for (const ShortWord *entry = private_set(probe), *end = entry + 2; entry < end; ++entry)
+            if (entry->holds(probe.low, probe.high)) return std::copy(entry->ids, entry->ids + entry->n, out);
     }
     return probe.n <= kLongBytes ? finish_long(v, probe, out) : merge_word(v, probe.word, probe.n, out);
 }
@@ -214,32 +215,32 @@ uint16_t* WordCache::finish_rare(const Vocabulary& v, const Probe& probe, uint16
 }
 
 uint32_t* WordCache::finish_long(const Vocabulary& v, const Probe& probe, uint32_t* out) {
-    if (probe.set && v.is_narrow) return merge_and_keep(v, probe, nullptr, nullptr, out);  // never kept as long
+    if (probe.set && v.is_narrow) return merge_and_store(v, probe, nullptr, nullptr, out);  // no long entry
     uint64_t key[8] = {};
     std::memcpy(key, probe.word, probe.n);
     key[7] |= uint64_t{probe.n} << 56;
     Long* set = long_set(probe.set ? mix(probe.low, probe.high) : probe.low);
     for (int way = 0; way < 2; ++way) {
-        const Long& held = set[way];
-        if (std::memcmp(held.key, key, sizeof key) == 0) {
-            std::copy(held.ids, held.ids + held.n, out);
-            return out + held.n;
+        const Long& entry = set[way];
+        if (std::memcmp(entry.key, key, sizeof key) == 0) {
+            std::copy(entry.ids, entry.ids + entry.n, out);
+            return out + entry.n;
         }
     }
-    return merge_and_keep(v, probe, set, key, out);
+    return merge_and_store(v, probe, set, key, out);
 }
 
-uint32_t* WordCache::merge_and_keep(const Vocabulary& v, const Probe& probe, Long* set, const uint64_t* key,
-                                    uint32_t* out) {
+uint32_t* WordCache::merge_and_store(const Vocabulary& v, const Probe& probe, Long* set, const uint64_t* key,
+                                     uint32_t* out) {
     uint32_t* end = merge_word(v, probe.word, probe.n, out);
     const size_t n_ids = static_cast<size_t>(end - out);
     if (probe.set && n_ids <= ShortWord::kIds && *std::max_element(out, end) <= 0xFFFF) {
         ShortWord word{probe.low, probe.high, {}, static_cast<uint16_t>(n_ids)};
         std::copy(out, end, word.ids);
-        if (!SharedWords::keep(probe.set, word)) {
-            ShortWord* own = own_set(probe);
-            own[1] = own[0];
-            own[0] = word;
+        if (!SharedWords::insert(probe.set, word)) {
+            ShortWord* entries = private_set(probe);
+            entries[1] = entries[0];
+            entries[0] = word;
         }
     } else if (set && n_ids <= kLongIds) {
         set[1] = set[0];

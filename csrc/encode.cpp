@@ -1,4 +1,4 @@
-// Text to ids, bound to Python: a vocabulary that all threads read, and a worker with a cache and buffers for each.
+// Python bindings of the encoder: a vocabulary that all threads share, and a worker (cache and buffers) per thread.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -25,35 +25,37 @@ namespace {
 
 constexpr size_t kCodePoints = 0x110000;
 
-std::shared_ptr<bpe::Vocabulary> vocabulary_of(const Ints& byte_ids, const Ints& merges, const Bytes& classes,
-                                               const std::string& special, int64_t special_id) {
-    if (byte_ids.ndim() != 1 || byte_ids.size() != 256) throw std::invalid_argument("byte_ids: wanted [256]");
-    if (merges.ndim() != 2 || merges.shape(1) != 3) throw std::invalid_argument("merges: wanted [n, 3]");
+std::shared_ptr<bpe::Vocabulary> make_vocabulary(const Ints& byte_ids, const Ints& merges,
+                                                 const Bytes& classes, const std::string& special,
+                                                 int64_t special_id) {
+    if (byte_ids.ndim() != 1 || byte_ids.size() != 256) throw std::invalid_argument("byte_ids: expected [256]");
+    if (merges.ndim() != 2 || merges.shape(1) != 3) throw std::invalid_argument("merges: expected [n, 3]");
     if (classes.ndim() != 1 || static_cast<size_t>(classes.size()) != kCodePoints)
-        throw std::invalid_argument("classes: wanted [0x110000]");
+        throw std::invalid_argument("classes: expected [0x110000]");
     for (int c = 0; c < 128; ++c)
         if (classes.data()[c] != bpe::class_of_ascii(static_cast<uint8_t>(c)))
-            throw std::invalid_argument("classes: an ASCII character is of another class than is built in");
-    auto made = std::make_shared<bpe::Vocabulary>();
-    for (int i = 0; i < 256; ++i) made->byte_id[i] = static_cast<uint32_t>(byte_ids.data()[i]);
-    made->pairs.build(merges.data(), static_cast<size_t>(merges.shape(0)));
-    for (uint32_t left : made->byte_id)
-        for (uint32_t right : made->byte_id) made->byte_pairs.push_back(made->pairs.find(left, right));
-    made->classes.assign(classes.data(), classes.data() + kCodePoints);
-    for (int64_t i = 0; i < merges.shape(0); ++i) made->is_narrow &= merges.data()[3 * i + 2] <= 0xFFFF;
-    for (uint32_t id : made->byte_id) made->is_narrow &= id <= 0xFFFF;
-    made->special = special;
-    made->special_id = static_cast<uint32_t>(special_id);
-    return made;
+            throw std::invalid_argument("classes: got an ASCII character whose class differs from the built-in one");
+    auto vocabulary = std::make_shared<bpe::Vocabulary>();
+    for (int i = 0; i < 256; ++i) vocabulary->byte_id[i] = static_cast<uint32_t>(byte_ids.data()[i]);
+    vocabulary->pairs.build(merges.data(), static_cast<size_t>(merges.shape(0)));
+    for (uint32_t left : vocabulary->byte_id)
+        for (uint32_t right : vocabulary->byte_id)
+            vocabulary->byte_pairs.push_back(vocabulary->pairs.find(left, right));
+    vocabulary->classes.assign(classes.data(), classes.data() + kCodePoints);
+    for (int64_t i = 0; i < merges.shape(0); ++i) vocabulary->is_narrow &= merges.data()[3 * i + 2] <= 0xFFFF;
+    for (uint32_t id : vocabulary->byte_id) vocabulary->is_narrow &= id <= 0xFFFF;
+    vocabulary->special = special;
+    vocabulary->special_id = static_cast<uint32_t>(special_id);
+    return vocabulary;
 }
 
-// Piece -> id, open addressing: a program that encodes little spends much of its time on filling this.
+// Hash table piece -> id with open addressing. A program that encodes little text spends much of its time filling it.
 class PieceIds {
   public:
     explicit PieceIds(size_t n) : slots_(std::bit_ceil(2 * n + 2)) {}
-    void add(std::string_view piece, int64_t id) { slots_[place_of(piece)] = {piece, id}; }
+    void add(std::string_view piece, int64_t id) { slots_[find_slot(piece)] = {piece, id}; }
     const int64_t* find(std::string_view piece) const {
-        const Slot& slot = slots_[place_of(piece)];
+        const Slot& slot = slots_[find_slot(piece)];
         return slot.piece.data() ? &slot.id : nullptr;
     }
 
@@ -62,7 +64,7 @@ class PieceIds {
         std::string_view piece;  // null: empty
         int64_t id = 0;
     };
-    size_t place_of(std::string_view piece) const {
+    size_t find_slot(std::string_view piece) const {
         uint64_t hash = piece.size();
         for (size_t i = 0; i < piece.size(); i += 8) {
             uint64_t word = 0;
@@ -77,13 +79,13 @@ class PieceIds {
     std::vector<Slot> slots_;
 };
 
-// Rows (left, right, merged) of ids of a tokenizer.json's merges: "left right", or [left, right]. KeyError for a piece
-// that is not in the vocabulary, ValueError for a merge of another form.
+// Return rows (left, right, merged) of ids for the merges of a tokenizer.json, each "left right" or [left, right].
+// Raises KeyError for a piece that the vocabulary lacks, and ValueError for a merge of another form.
 Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
     Ints rows({static_cast<py::ssize_t>(merges.size()), static_cast<py::ssize_t>(3)});
     int64_t* row = rows.mutable_data();
     PieceIds ids(vocabulary.size());
-    auto text_of = [](const py::handle& word) {  // lives as long as the word
+    auto text_of = [](const py::handle& word) {  // a view, valid as long as the word
         Py_ssize_t n = 0;
         const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), &n);
         if (!text) throw py::error_already_set();
@@ -92,9 +94,9 @@ Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
     for (const auto& [piece, id] : vocabulary) ids.add(text_of(piece), PyLong_AsLongLong(id.ptr()));
     if (PyErr_Occurred()) throw py::error_already_set();
     auto id_of = [&](std::string_view piece) {
-        const int64_t* found = ids.find(piece);
-        if (!found) throw py::key_error(std::string(piece));
-        return *found;
+        const int64_t* id = ids.find(piece);
+        if (!id) throw py::key_error(std::string(piece));
+        return *id;
     };
     std::string joined;
     for (const py::handle merge : merges) {
@@ -103,11 +105,11 @@ Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
             const std::string_view both = text_of(merge);
             const size_t blank = both.find(' ');
             if (blank == std::string_view::npos)
-                throw std::invalid_argument("merges: wanted two pieces, found " + std::string(both));
+                throw std::invalid_argument("merges: got " + std::string(both) + ", expected two pieces");
             left = both.substr(0, blank), right = both.substr(blank + 1);
         } else {
             const py::sequence pair = py::cast<py::sequence>(merge);
-            if (pair.size() != 2) throw std::invalid_argument("merges: wanted two pieces");
+            if (pair.size() != 2) throw std::invalid_argument("merges: expected two pieces");
             left = text_of(pair[0]), right = text_of(pair[1]);
         }
         joined.assign(left).append(right);
@@ -116,13 +118,14 @@ Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
     return rows;
 }
 
-// The same for a vocabulary that is nothing but its merges, as GPT-2's: `pieces` a line have the first ids, and each
-// line of `merges`, "left right", makes the next one. KeyError for a piece that no line before has made, ValueError.
+// As merge_ids, for a vocabulary that its merges define, as GPT-2's: the lines of `pieces` have the first ids, and each
+// line of `merges`, "left right", defines the next id. Raises KeyError for a piece that no earlier line defines, and
+// ValueError for a line of another form.
 Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
-    auto for_lines = [](std::string_view text, auto take) {
+    auto for_lines = [](std::string_view text, auto visit) {
         while (!text.empty()) {
             const size_t end = std::min(text.find('\n'), text.size());
-            take(text.substr(0, end));
+            visit(text.substr(0, end));
             text.remove_prefix(std::min(text.size(), end + 1));
         }
     };
@@ -130,30 +133,30 @@ Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
     PieceIds ids(static_cast<size_t>(n_lines(pieces) + n_lines(merges)));
     int64_t next = 0;
     for_lines(pieces, [&](std::string_view piece) { ids.add(piece, next++); });
-    std::string joined;  // all that are made, end to end; it must not move
+    std::string joined;  // all merged pieces; `ids` holds views of it, so it must not reallocate
     joined.reserve(merges.size());
     std::vector<int64_t> rows;
     auto id_of = [&](std::string_view piece) {
-        const int64_t* found = ids.find(piece);
-        if (!found) throw py::key_error(std::string(piece));
-        return *found;
+        const int64_t* id = ids.find(piece);
+        if (!id) throw py::key_error(std::string(piece));
+        return *id;
     };
     for_lines(merges, [&](std::string_view line) {
         const size_t blank = line.find(' ');
         if (blank == std::string_view::npos)
-            throw std::invalid_argument("merges: wanted two pieces, found " + std::string(line));
+            throw std::invalid_argument("merges: got " + std::string(line) + ", expected two pieces");
         const std::string_view left = line.substr(0, blank), right = line.substr(blank + 1);
         const size_t begin = joined.size();
         joined.append(left).append(right);
         rows.insert(rows.end(), {id_of(left), id_of(right), next});
         ids.add(std::string_view(joined).substr(begin), next++);
     });
-    Ints made({static_cast<py::ssize_t>(rows.size() / 3), static_cast<py::ssize_t>(3)});
-    std::copy(rows.begin(), rows.end(), made.mutable_data());
-    return made;
+    Ints result({static_cast<py::ssize_t>(rows.size() / 3), static_cast<py::ssize_t>(3)});
+    std::copy(rows.begin(), rows.end(), result.mutable_data());
+    return result;
 }
 
-// Runs `work` without the GIL; what the system refused becomes an OSError.
+// Run `work` without the GIL. A std::system_error becomes an OSError.
 template <typename Work>
 void without_gil(Work work) {
     int failed = 0;
@@ -174,40 +177,41 @@ void without_gil(Work work) {
 bpe::LinesJob job_of(const bpe::Worker& w, const std::string& key, bool special, int64_t eod, bool wide, int ids_out,
                      int lengths_out) {
     if (!wide && (!w.vocabulary->is_narrow || eod > 0xFFFF))
-        throw std::invalid_argument("wide: the vocabulary has ids that need 32 bits");
+        throw std::invalid_argument("wide: got false, expected true: the vocabulary has ids that need 32 bits");
     return {key, special, eod, wide, ids_out, lengths_out};
 }
 
-py::tuple as_tuple(const bpe::LinesTold& told) {
-    return py::make_tuple(told.next, told.n_documents, told.n_tokens, told.n_lines, told.refused);
+py::tuple as_tuple(const bpe::LinesResult& result) {
+    return py::make_tuple(result.next, result.n_documents, result.n_tokens, result.n_lines, result.refused);
 }
 
 py::tuple encode_lines(bpe::Worker& w, int input, int64_t begin, int64_t end, const std::string& key, bool special,
                        int64_t eod, bool wide, int ids_out, int lengths_out) {
     const bpe::LinesJob job = job_of(w, key, special, eod, wide, ids_out, lengths_out);
-    bpe::LinesTold told;
-    without_gil([&] { told = bpe::encode_range(w, input, begin, end, job); });
-    return as_tuple(told);
+    bpe::LinesResult result;
+    without_gil([&] { result = bpe::encode_range(w, input, begin, end, job); });
+    return as_tuple(result);
 }
 
 py::tuple encode_buffer(bpe::Worker& w, const py::buffer& lines, const std::string& key, bool special, int64_t eod,
                         bool wide, int ids_out, int lengths_out) {
     const bpe::LinesJob job = job_of(w, key, special, eod, wide, ids_out, lengths_out);
-    const py::buffer_info held = lines.request();
-    if (held.itemsize != 1 || held.ndim != 1) throw std::invalid_argument("lines: wanted bytes");
-    bpe::LinesTold told;
+    const py::buffer_info info = lines.request();
+    if (info.itemsize != 1 || info.ndim != 1) throw std::invalid_argument("lines: expected bytes");
+    bpe::LinesResult result;
     without_gil([&] {
-        told = bpe::encode_block(w, static_cast<const uint8_t*>(held.ptr), static_cast<size_t>(held.size), job);
+        result = bpe::encode_block(w, static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), job);
     });
-    return as_tuple(told);
+    return as_tuple(result);
 }
 
 py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod) {
-    if (texts.ndim() != 1 || ends.ndim() != 1) throw std::invalid_argument("texts, ends: wanted one dimension");
+    if (texts.ndim() != 1 || ends.ndim() != 1) throw std::invalid_argument("texts, ends: expected one dimension");
     const int64_t n = texts.size();
     int64_t begin = 0;
     for (int64_t i = 0; i < ends.size(); begin = ends.data()[i++])
-        if (ends.data()[i] < begin || ends.data()[i] > n) throw std::invalid_argument("ends: wanted rising, within texts");
+        if (ends.data()[i] < begin || ends.data()[i] > n)
+            throw std::invalid_argument("ends: expected ascending offsets within texts");
     py::array_t<int32_t> lengths(ends.size());
     int32_t* length = lengths.mutable_data();
     bool valid = true;
@@ -217,7 +221,7 @@ py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, boo
         begin = 0;
         for (int64_t i = 0; i < ends.size() && valid; ++i) {
             const size_t size = static_cast<size_t>(ends.data()[i] - begin), before = w.wide_ids.size();
-            // a copy, for the padding behind it
+            // a copy, to append the padding
             w.text.resize(std::max(w.text.size(), size + bpe::kPadding));
             std::memcpy(w.text.data(), texts.data() + begin, size);
             std::memset(w.text.data() + size, 0, bpe::kPadding);
@@ -233,13 +237,13 @@ py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, boo
             begin = ends.data()[i];
         }
     }
-    if (!valid) throw std::invalid_argument("texts: not UTF-8");
+    if (!valid) throw std::invalid_argument("texts: got bytes that are not UTF-8");
     py::array_t<uint32_t> ids(static_cast<py::ssize_t>(w.wide_ids.size()));
     std::memcpy(ids.mutable_data(), w.wide_ids.data(), 4 * w.wide_ids.size());
     return py::make_tuple(ids, lengths);
 }
 
-// Adds to counts[id] how often each id stands in `ids`.
+// Add the number of occurrences of each id in `ids` to counts[id].
 template <typename T>
 void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
     const T* id = ids.data();
@@ -249,7 +253,7 @@ void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
     {
         py::gil_scoped_release release;
         int64_t i = 0;
-        // two bytes cannot be past so many counts: no question, and four with one reading
+        // A 16-bit id is below n_counts here, so no check is needed; one load reads four ids.
         for (uint64_t four; sizeof(T) == 2 && n_counts > 0xFFFF && i + 4 <= n; i += 4) {
             std::memcpy(&four, id + i, 8);
             ++count[four & 0xFFFF], ++count[four >> 16 & 0xFFFF], ++count[four >> 32 & 0xFFFF], ++count[four >> 48];
@@ -259,7 +263,7 @@ void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
             if (within) ++count[id[i]];
         }
     }
-    if (!within) throw std::invalid_argument("ids: one is past the counts");
+    if (!within) throw std::invalid_argument("ids: got an id that counts has no element for");
 }
 
 }  // namespace
@@ -267,27 +271,28 @@ void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
 void bind_encode(py::module_& m) {
     py::class_<bpe::Vocabulary, std::shared_ptr<bpe::Vocabulary>>(m, "BpeVocabulary");
     py::class_<bpe::Worker>(m, "BpeWorker").def(py::init<std::shared_ptr<bpe::Vocabulary>>());
-    m.def("bpe_vocabulary", &vocabulary_of, py::arg("byte_ids").noconvert(), py::arg("merges").noconvert(),
+    m.def("bpe_vocabulary", &make_vocabulary, py::arg("byte_ids").noconvert(), py::arg("merges").noconvert(),
           py::arg("classes").noconvert(), py::arg("special"), py::arg("special_id"),
-          "Byte-level BPE: id of each byte [256]; (left, right, merged) ids in the order of rank [n, 3]; class of each "
-          "code point; text and id of the special token.");
+          "Byte-level BPE vocabulary: id of each byte [256]; ids (left, right, merged) in the order of rank [n, 3]; "
+          "class of each code point; text and id of the special token.");
     m.def("merge_ids", &merge_ids, py::arg("vocabulary"), py::arg("merges"),
-          "Ids (left, right, merged) of each of a tokenizer.json's merges, [n, 3].");
+          "Ids (left, right, merged) of the merges of a tokenizer.json, [n, 3].");
     m.def("ranked_merge_ids", &ranked_merge_ids, py::arg("pieces"), py::arg("merges"),
-          "As merge_ids, for a vocabulary whose first ids are the lines of `pieces` and the next ones what each line of "
-          "`merges` makes.");
+          "As merge_ids, for a vocabulary whose first ids belong to the lines of `pieces`, and the next ones to the "
+          "lines of `merges`.");
     m.def("encode_lines", &encode_lines, py::arg("worker"), py::arg("input"), py::arg("begin"), py::arg("end"),
-          py::arg("key"), py::arg("special"), py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
-          "Encode the JSON lines in bytes [begin, end) of a file descriptor; ids (uint16, or int32 where wide) and int32 "
-          "lengths go to two others. Returns (next, documents, tokens, lines, refused): where refused, the line at byte "
-          "`next` is for Python to judge, and all before it is written.");
+          py::arg("key"), py::arg("special"), py::arg("eod"), py::arg("wide"), py::arg("ids_out"),
+          py::arg("lengths_out"),
+          "Encode the JSON lines in bytes [begin, end) of a file descriptor; write ids (uint16, or int32 if wide) and "
+          "int32 lengths to two others. Returns (next, documents, tokens, lines, refused): if refused, Python must "
+          "parse the line at byte `next`, and all lines before it are written.");
     m.def("encode_buffer", &encode_buffer, py::arg("worker"), py::arg("lines"), py::arg("key"), py::arg("special"),
           py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
-          "As encode_lines, for whole lines that are in memory.");
+          "As encode_lines, for whole lines in memory.");
     m.def("encode_texts", &encode_texts, py::arg("worker"), py::arg("texts").noconvert(), py::arg("ends").noconvert(),
           py::arg("special"), py::arg("eod"),
-          "Ids (uint32) and int32 lengths of UTF-8 texts laid end to end, text i ending at byte ends[i].");
+          "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i].");
     m.def("count_ids", &count_ids<uint16_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert(),
-          "Add to counts[id] how often each id stands in ids.");
+          "Add the number of occurrences of each id in ids to counts[id].");
     m.def("count_ids", &count_ids<int32_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert());
 }

@@ -13,9 +13,9 @@ namespace bpe {
 
 namespace {
 
-constexpr size_t kBlock = 1 << 20;       // bytes of input read at a time
-constexpr int64_t kLong = 4 << 20;       // a longer line is walked through where it lies, not read as a whole
-constexpr size_t kFlushedIds = 1 << 17;  // ids held before they are written
+constexpr size_t kBlock = 1 << 20;       // bytes read at a time
+constexpr int64_t kLong = 4 << 20;       // bytes; a longer line is memory-mapped, not read as a whole
+constexpr size_t kFlushedIds = 1 << 17;  // ids buffered before a write
 
 [[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
 
@@ -32,18 +32,18 @@ void write_all(int descriptor, const void* data, size_t n) {
     }
 }
 
-// Reads bytes [at, at + n) into the block, zeros behind them.
+// Read bytes [at, at + n) into the block, and append zero padding.
 void read_block(Worker& w, int input, int64_t at, size_t n) {
     if (w.block.size() < n + kPadding) w.block.resize(n + kPadding);
-    size_t held = 0;
-    while (held < n) {
-        const ssize_t got = ::pread(input, w.block.data() + held, n - held, at + static_cast<int64_t>(held));
+    size_t n_read = 0;
+    while (n_read < n) {
+        const ssize_t got = ::pread(input, w.block.data() + n_read, n - n_read, at + static_cast<int64_t>(n_read));
         if (got < 0) {
             if (errno == EINTR) continue;
             fail();
         }
         if (got == 0) throw std::invalid_argument("the input became shorter while it was read");
-        held += static_cast<size_t>(got);
+        n_read += static_cast<size_t>(got);
     }
     std::memset(w.block.data() + n, 0, kPadding);
 }
@@ -53,13 +53,13 @@ size_t whole_lines(const uint8_t* block, size_t n) {
     return last ? static_cast<size_t>(static_cast<const uint8_t*>(last) - block) + 1 : 0;
 }
 
-// End of the line that begins at `at`, behind its line feed. Reads through the block.
+// Return the end of the line that begins at `at`, after its line feed. Overwrites the block.
 int64_t end_of_line(Worker& w, int input, int64_t at, int64_t end) {
     while (at < end) {
         const size_t n = static_cast<size_t>(std::min<int64_t>(kBlock, end - at));
         read_block(w, input, at, n);
-        const void* found = std::memchr(w.block.data(), '\n', n);
-        if (found) return at + (static_cast<const uint8_t*>(found) - w.block.data()) + 1;
+        const void* feed = std::memchr(w.block.data(), '\n', n);
+        if (feed) return at + (static_cast<const uint8_t*>(feed) - w.block.data()) + 1;
         at += static_cast<int64_t>(n);
     }
     return end;
@@ -73,17 +73,17 @@ class Encoding {
         w_.lengths.clear();
     }
 
-    LinesTold told;
+    LinesResult result;
 
-    // The lines in [p, stop), zeros behind them; returns where a line was refused, or `stop`.
+    // Encode the lines in [p, stop), which zero padding follows. Return the start of a refused line, or `stop`.
     const uint8_t* lines(const uint8_t* p, const uint8_t* stop) {
         while (p < stop) {
-            const void* found = std::memchr(p, '\n', static_cast<size_t>(stop - p));
-            const uint8_t* line_end = found ? static_cast<const uint8_t*>(found) : stop;
+            const void* feed = std::memchr(p, '\n', static_cast<size_t>(stop - p));
+            const uint8_t* line_end = feed ? static_cast<const uint8_t*>(feed) : stop;
             size_t n_text = 0;
             const Line kind = text_of_line(p, line_end, job_.key, w_.text, n_text);
             if (kind == Line::kRefused) {
-                told.refused = true;
+                result.refused = true;
                 return p;
             }
             if (kind == Line::kText) {
@@ -93,21 +93,21 @@ class Encoding {
                 document(static_cast<int64_t>(ids_.size() - before));
                 if (ids_.size() >= kFlushedIds) flush();
             }
-            ++told.n_lines;
-            p = found ? line_end + 1 : stop;
+            ++result.n_lines;
+            p = feed ? line_end + 1 : stop;
         }
         return stop;
     }
 
-    // One line of any length; false: refused.
+    // Encode one line of any length. Return false if it is refused.
     bool long_line(int input, int64_t begin, int64_t end) {
         Mapped line(input, begin, end);
         const uint8_t* text = string_of_line(line, job_.key);
         if (!text) {
-            told.refused = true;
+            result.refused = true;
             return false;
         }
-        int64_t n_tokens = 0, first_id = -1;  // what a window that goes on with a word begins with; -1: it does not
+        int64_t n_tokens = 0, first_id = -1;  // expected first id of a window that starts inside a word; else -1
         for_windows(line, text, w_.text, [&](const uint8_t* window, size_t n, bool last) {
             size_t n_now = last ? n : certain_start(*w_.vocabulary, window, n);
             int64_t next_id = -1;
@@ -120,7 +120,7 @@ class Encoding {
             }
             if (!n_now && !last) return n_now;
             if (first_id >= 0 && ids_.data()[0] != first_id)
-                throw std::length_error("a word of megabytes has ids that hang on all of it");
+                throw std::length_error("a word of several megabytes has ids that depend on the whole word");
             first_id = next_id;
             if (last && job_.eod >= 0) ids_.push(static_cast<Id>(job_.eod));
             n_tokens += static_cast<int64_t>(ids_.size());
@@ -128,7 +128,7 @@ class Encoding {
             return n_now;
         });
         document(n_tokens);
-        ++told.n_lines;
+        ++result.n_lines;
         return true;
     }
 
@@ -146,10 +146,10 @@ class Encoding {
 
     void document(int64_t n_tokens) {
         if (n_tokens > std::numeric_limits<int32_t>::max())
-            throw std::invalid_argument("a document has more tokens than the layout on disk can count");
+            throw std::invalid_argument("a document has more tokens than an int32 length can store");
         w_.lengths.push_back(static_cast<int32_t>(n_tokens));
-        told.n_tokens += n_tokens;
-        ++told.n_documents;
+        result.n_tokens += n_tokens;
+        ++result.n_documents;
     }
 
     Worker& w_;
@@ -158,17 +158,17 @@ class Encoding {
 };
 
 template <typename Id>
-LinesTold range_of(Worker& w, Ids<Id>& ids, int input, int64_t begin, int64_t end, const LinesJob& job) {
+LinesResult range_of(Worker& w, Ids<Id>& ids, int input, int64_t begin, int64_t end, const LinesJob& job) {
     Encoding<Id> encoding(w, ids, job);
     int64_t at = begin;
-    while (at < end && !encoding.told.refused) {
+    while (at < end && !encoding.result.refused) {
         size_t n = static_cast<size_t>(std::min<int64_t>(kBlock, end - at));
         read_block(w, input, at, n);
         if (at + static_cast<int64_t>(n) < end) n = whole_lines(w.block.data(), n);
         if (!n) {
             const int64_t line_end = end_of_line(w, input, at + kBlock, end);
             if (line_end - at > kLong) {
-                encoding.flush();  // what is before the line must be written before its own ids
+                encoding.flush();  // earlier documents first: long_line writes its ids directly
                 if (encoding.long_line(input, at, line_end)) at = line_end;
                 continue;
             }
@@ -178,39 +178,39 @@ LinesTold range_of(Worker& w, Ids<Id>& ids, int input, int64_t begin, int64_t en
         at += encoding.lines(w.block.data(), w.block.data() + n) - w.block.data();
     }
     encoding.flush();
-    encoding.told.next = at;
-    return encoding.told;
+    encoding.result.next = at;
+    return encoding.result;
 }
 
 template <typename Id>
-LinesTold block_of(Worker& w, Ids<Id>& ids, const uint8_t* lines, size_t n, const LinesJob& job) {
+LinesResult block_of(Worker& w, Ids<Id>& ids, const uint8_t* lines, size_t n, const LinesJob& job) {
     Encoding<Id> encoding(w, ids, job);
     w.block.resize(std::max(w.block.size(), n + kPadding));
     std::memcpy(w.block.data(), lines, n);
     std::memset(w.block.data() + n, 0, kPadding);
-    encoding.told.next = encoding.lines(w.block.data(), w.block.data() + n) - w.block.data();
+    encoding.result.next = encoding.lines(w.block.data(), w.block.data() + n) - w.block.data();
     encoding.flush();
-    return encoding.told;
+    return encoding.result;
 }
 
 }  // namespace
 
-LinesTold encode_range(Worker& w, int input, int64_t begin, int64_t end, const LinesJob& job) {
+LinesResult encode_range(Worker& w, int input, int64_t begin, int64_t end, const LinesJob& job) {
     return job.wide ? range_of(w, w.wide_ids, input, begin, end, job)
                     : range_of(w, w.narrow_ids, input, begin, end, job);
 }
 
-LinesTold encode_block(Worker& w, const uint8_t* lines, size_t n, const LinesJob& job) {
+LinesResult encode_block(Worker& w, const uint8_t* lines, size_t n, const LinesJob& job) {
     return job.wide ? block_of(w, w.wide_ids, lines, n, job) : block_of(w, w.narrow_ids, lines, n, job);
 }
 
 Mapped::Mapped(int input, int64_t begin, int64_t end) {
     const int64_t page = ::sysconf(_SC_PAGESIZE), first = begin / page * page;
     const size_t n_file = static_cast<size_t>(end - first);
-    n_bytes_ = n_file + static_cast<size_t>(page) + kPadding;  // zeros behind a file that ends with its page
+    n_bytes_ = n_file + static_cast<size_t>(page) + kPadding;  // padding even if the file ends at a page boundary
     void* reserved = ::mmap(nullptr, n_bytes_, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (reserved == MAP_FAILED) fail();
-    pages_ = forgotten_ = static_cast<uint8_t*>(reserved);
+    pages_ = released_ = static_cast<uint8_t*>(reserved);
     if (::mmap(pages_, n_file, PROT_READ, MAP_PRIVATE | MAP_FIXED, input, first) == MAP_FAILED) {
         const int why = errno;
         ::munmap(pages_, n_bytes_);
@@ -222,12 +222,12 @@ Mapped::Mapped(int input, int64_t begin, int64_t end) {
 
 Mapped::~Mapped() { ::munmap(pages_, n_bytes_); }
 
-void Mapped::forget_before(const uint8_t* p) {
+void Mapped::release_before(const uint8_t* p) {
     const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-    if (p < forgotten_) forgotten_ = pages_;  // a second walk from the start
-    const size_t n = static_cast<size_t>(p - forgotten_) / page * page;
-    if (n) ::madvise(forgotten_, n, MADV_DONTNEED);
-    forgotten_ += n;
+    if (p < released_) released_ = pages_;  // second pass, from the start
+    const size_t n = static_cast<size_t>(p - released_) / page * page;
+    if (n) ::madvise(released_, n, MADV_DONTNEED);
+    released_ += n;
 }
 
 }  // namespace bpe

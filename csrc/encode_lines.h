@@ -1,4 +1,4 @@
-// JSON lines to ids and lengths in files.
+// Encodes JSON lines to files of ids and lengths.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@
 
 namespace bpe {
 
-// Cache and buffers of one thread. The vocabulary, first, outlives the cache that looks into it.
+// Cache and buffers of one thread. `vocabulary` is the first member: it must outlive the cache that refers to it.
 struct Worker {
-    explicit Worker(std::shared_ptr<Vocabulary> of) : vocabulary(std::move(of)), cache(vocabulary->words) {}
+    explicit Worker(std::shared_ptr<Vocabulary> shared) : vocabulary(std::move(shared)), cache(vocabulary->words) {}
     std::shared_ptr<Vocabulary> vocabulary;
     WordCache cache;
     Ids<uint16_t> narrow_ids;
@@ -22,7 +22,8 @@ struct Worker {
     std::vector<uint8_t> block, text;
 };
 
-// `eod` < 0: none. Ids go to one file descriptor, int32 where `wide`, else uint16; int32 lengths to another.
+// Settings and outputs. eod < 0: append no end-of-document id. ids_out and lengths_out are file descriptors: ids are
+// int32 if `wide`, else uint16; lengths are int32.
 struct LinesJob {
     const std::string& key;
     bool special;
@@ -31,19 +32,20 @@ struct LinesJob {
     int ids_out, lengths_out;
 };
 
-// `refused`: the line at byte `next` is for Python to judge; all before it is written.
-struct LinesTold {
+// Counts of encoded lines. If `refused`, Python must parse the line at byte `next`; all lines before it are written.
+struct LinesResult {
     int64_t next = 0, n_documents = 0, n_tokens = 0, n_lines = 0;
     bool refused = false;
 };
 
-// The lines in bytes [begin, end) of a file. Memory does not grow with the length of a line. Throws std::system_error.
-LinesTold encode_range(Worker&, int input, int64_t begin, int64_t end, const LinesJob&);
+// Encode the lines in bytes [begin, end) of a file. Memory does not grow with the length of a line. Throws
+// std::system_error.
+LinesResult encode_range(Worker&, int input, int64_t begin, int64_t end, const LinesJob&);
 
-// The lines in lines[0, n).
-LinesTold encode_block(Worker&, const uint8_t* lines, size_t n, const LinesJob&);
+// Encode the lines in lines[0, n).
+LinesResult encode_block(Worker&, const uint8_t* lines, size_t n, const LinesJob&);
 
-// A file's bytes [begin, end) in memory, with kPadding zero bytes behind them. The pages are the file's own.
+// Memory map of bytes [begin, end) of a file, followed by kPadding zero bytes. The pages are those of the page cache.
 class Mapped {
   public:
     Mapped(int input, int64_t begin, int64_t end);
@@ -52,27 +54,27 @@ class Mapped {
     Mapped& operator=(const Mapped&) = delete;
     const uint8_t* begin() const { return begin_; }
     const uint8_t* end() const { return end_; }
-    void forget_before(const uint8_t* p);  // gives the pages back
+    void release_before(const uint8_t* p);  // drop the pages before p
 
   private:
-    uint8_t *pages_, *forgotten_;
+    uint8_t *pages_, *released_;  // start of the mapping; end of the pages already dropped
     size_t n_bytes_;
     const uint8_t *begin_, *end_;
 };
 
-// Finds the string under `key` of a line as text_of_line does: where it begins, behind its quote; null: refused.
+// Find the string under `key` of a line, as text_of_line does. Return its first byte, after the quote; null: refused.
 const uint8_t* string_of_line(Mapped& line, const std::string& key);
 
-// Takes the text of a string that string_of_line found through `buffer`, some at a time: `take` gets (text, n, last)
-// and says how much of it is done with; the rest comes again with what follows.
-using Take = std::function<size_t(const uint8_t*, size_t, bool)>;
-void for_windows(Mapped& line, const uint8_t* string, std::vector<uint8_t>& buffer, const Take& take);
+// Pass the text of a string found by string_of_line through `buffer` in windows. `consume` gets (text, n, last) and
+// returns the number of bytes it has used; the rest is passed again, followed by new text.
+using Consume = std::function<size_t(const uint8_t*, size_t, bool)>;
+void for_windows(Mapped& line, const uint8_t* string, std::vector<uint8_t>& buffer, const Consume& consume);
 
-// A place in text[0, n) where a word begins whatever follows the text, near its end; 0: none was found.
+// Return a position near the end of text[0, n) where a word begins, whatever text follows; 0: none exists.
 size_t certain_start(const Vocabulary&, const uint8_t* text, size_t n);
 
-// Of a text that goes on and is one word so far: appends the ids of its first bytes, as far as they are certain.
-// Where it goes on, its words are the same whether those bytes stand before it or not.
+// For a text that continues and is a single word so far: append the ids of its first bytes, as far as they are certain.
+// The words of the remaining text are the same with and without these bytes before it.
 template <typename Id>
 Beginning encode_beginning(const Vocabulary&, const uint8_t* text, size_t n, Ids<Id>& ids);
 

@@ -1,4 +1,5 @@
-// A strict walk over one line of JSON, for the text under one key. What it is not sure of it refuses: Python decides.
+// Strict parser for one line of JSON that extracts the text under one key. It refuses a line in any doubtful case, and
+// Python parses that line.
 #include <algorithm>
 #include <bit>
 
@@ -12,29 +13,29 @@ namespace bpe {
 
 namespace {
 
-constexpr int kDeepest = 64;
-constexpr size_t kStride = 1 << 20;  // bytes of a long line after which its pages are given back
-constexpr size_t kWindow = 1 << 20;  // bytes of a long text that are handed on at a time
+constexpr int kMaxDepth = 64;
+constexpr size_t kStride = 1 << 20;  // bytes of a long line after which its pages are released
+constexpr size_t kWindow = 1 << 20;  // bytes of a long text that are passed on at a time
 
-class Walk {
+class Parser {
   public:
-    Walk(const uint8_t* p, const uint8_t* end) : p_(p), end_(end) {}
+    Parser(const uint8_t* p, const uint8_t* end) : p_(p), end_(end) {}
 
-    // For a line too long to be held.
-    explicit Walk(Mapped& line, const uint8_t* p) : p_(p), end_(line.end()), line_(&line) {}
+    // For a line that is too long to buffer.
+    explicit Parser(Mapped& line, const uint8_t* p) : p_(p), end_(line.end()), line_(&line) {}
 
     void skip_space() {
         while (p_ < end_ && (*p_ == ' ' || *p_ == '\t' || *p_ == '\r' || *p_ == '\n')) ++p_;
     }
     bool at_end() const { return p_ >= end_; }
-    bool take(uint8_t c) { return p_ < end_ && *p_ == c ? (++p_, true) : false; }
+    bool accept(uint8_t c) { return p_ < end_ && *p_ == c ? (++p_, true) : false; }
 
-    // A string from behind its opening quote on; copied to `out` where that is not null. False: refused.
+    // Parse a string after its opening quote; unescape it to `out` unless null. Return false if it is refused.
     bool string(std::vector<uint8_t>* out, size_t& n_out) {
         n_out = 0;
         size_t due = kWindow;
         for (;;) {
-            if (line_) pass(out, n_out, due);
+            if (line_) stream(out, n_out, due);
             copy_plain(out, n_out);
             if (p_ >= end_) return false;
             const uint8_t c = *p_;
@@ -45,7 +46,7 @@ class Walk {
                 continue;
             }
             if (c < 0x80) continue;
-            do {  // text in other scripts comes in runs
+            do {  // non-ASCII text occurs in runs
                 const int length = utf8_length(p_, end_);
                 if (length == 0) return false;
                 if (out) std::memcpy(out->data() + n_out, p_, 4), n_out += length;
@@ -55,8 +56,8 @@ class Walk {
     }
 
     bool value(int depth) {
-        if (p_ >= end_ || depth > kDeepest) return false;
-        if (line_) forget();
+        if (p_ >= end_ || depth > kMaxDepth) return false;
+        if (line_) release_pages();
         size_t n;
         switch (*p_) {
             case '"':
@@ -77,32 +78,32 @@ class Walk {
     }
 
     const uint8_t* place() const { return p_; }
-    void hand_to(const Take& take) { take_ = &take; }
+    void set_consumer(const Consume& consume) { consume_ = &consume; }
 
   private:
-    void forget() {
-        if (static_cast<size_t>(p_ - forgotten_) < kStride && p_ >= forgotten_) return;
-        line_->forget_before(p_);
-        forgotten_ = p_;
+    void release_pages() {
+        if (static_cast<size_t>(p_ - released_) < kStride && p_ >= released_) return;
+        line_->release_before(p_);
+        released_ = p_;
     }
 
-    // Of a long line: gives pages back, and hands text on once there are `due` bytes of it.
-    void pass(std::vector<uint8_t>* out, size_t& n_out, size_t& due) {
-        forget();
+    // For a long line: release pages, and pass text to the consumer once it has `due` bytes.
+    void stream(std::vector<uint8_t>* out, size_t& n_out, size_t& due) {
+        release_pages();
         stop_ = p_ + kStride;
-        if (!out || !take_) return;
+        if (!out || !consume_) return;
         if (n_out >= due) {
-            const size_t done = (*take_)(out->data(), n_out, false);
+            const size_t done = (*consume_)(out->data(), n_out, false);
             std::memmove(out->data(), out->data() + done, n_out - done);
             n_out -= done;
             due = n_out + std::max(n_out, kWindow);
         }
-        // a stretch, an escape or a character is written between two calls
+        // Upper bound of what is written before the next call: kStride plain bytes, and an escape or a character.
         const size_t most = n_out + kStride + 2 * kPadding;
         if (out->size() < most) out->resize(most + kWindow);
     }
 
-    // Bytes up to the next quote, backslash, control byte or byte of 0x80 and over, sixteen at a time.
+    // Copy bytes up to the next quote, backslash, control byte or byte >= 0x80, sixteen at a time.
     void copy_plain(std::vector<uint8_t>* out, size_t& n_out) {
 #if defined(__SSE2__)
         for (;;) {
@@ -110,7 +111,7 @@ class Walk {
             const __m128i control = _mm_cmpeq_epi8(_mm_min_epu8(bytes, _mm_set1_epi8(0x1F)), bytes);
             const __m128i marks = _mm_or_si128(_mm_cmpeq_epi8(bytes, _mm_set1_epi8('"')),
                                                _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\')));
-            // the high bit of a byte is its own mask bit
+            // movemask collects high bits: bytes >= 0x80 set their own
             const unsigned stop = static_cast<unsigned>(
                 _mm_movemask_epi8(_mm_or_si128(_mm_or_si128(control, marks), bytes)));
             const size_t n = stop ? std::countr_zero(stop) : 16;
@@ -169,7 +170,7 @@ class Walk {
             point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00);
             p_ += 6;
         } else if (point >= 0xD800 && point < 0xE000) {
-            point = 0xFFFD;  // an unpaired surrogate stands for no character
+            point = 0xFFFD;  // an unpaired surrogate encodes no character
         }
         if (!out) return true;
         uint8_t* to = out->data() + n_out;
@@ -209,12 +210,12 @@ class Walk {
     }
 
     bool number() {
-        take('-');
-        if (!take('0') && !digits()) return false;
-        if (take('.') && !digits()) return false;
+        accept('-');
+        if (!accept('0') && !digits()) return false;
+        if (accept('.') && !digits()) return false;
         if (p_ < end_ && (*p_ | 0x20) == 'e') {
             ++p_;
-            if (!take('+')) take('-');
+            if (!accept('+')) accept('-');
             if (!digits()) return false;
         }
         return true;
@@ -222,100 +223,101 @@ class Walk {
 
     bool members(int depth) {
         skip_space();
-        if (take('}')) return true;
+        if (accept('}')) return true;
         do {
             size_t n;
             skip_space();
-            if (!take('"') || !string(nullptr, n)) return false;
+            if (!accept('"') || !string(nullptr, n)) return false;
             skip_space();
-            if (!take(':')) return false;
+            if (!accept(':')) return false;
             skip_space();
             if (!value(depth + 1)) return false;
             skip_space();
-        } while (take(','));
-        return take('}');
+        } while (accept(','));
+        return accept('}');
     }
 
     bool elements(int depth) {
         skip_space();
-        if (take(']')) return true;
+        if (accept(']')) return true;
         do {
             skip_space();
             if (!value(depth + 1)) return false;
             skip_space();
-        } while (take(','));
-        return take(']');
+        } while (accept(','));
+        return accept(']');
     }
 
     const uint8_t* p_;
     const uint8_t* end_;
     Mapped* line_ = nullptr;
-    const uint8_t* stop_ = end_ + kPadding;  // where a stretch of text ends, of a long line before its own end
-    const uint8_t* forgotten_ = p_;
-    const Take* take_ = nullptr;
+    const uint8_t* stop_ = end_ + kPadding;  // end of the current stretch; before end_ in a long line
+    const uint8_t* released_ = p_;
+    const Consume* consume_ = nullptr;
 };
 
-// Walks through a line; gives where the string under `key` begins, and its text where `text` is not null.
-Line walk_line(Walk& walk, const std::string& key, std::vector<uint8_t>* text, size_t& n_text, const uint8_t*& string) {
-    if (!walk.take('{')) return Line::kRefused;
+// Parse a line; set `string` to the start of the string under `key`, and write its text unless `text` is null.
+Line parse_line(Parser& parser, const std::string& key, std::vector<uint8_t>* text, size_t& n_text,
+                const uint8_t*& string) {
+    if (!parser.accept('{')) return Line::kRefused;
     string = nullptr;
     do {
-        walk.skip_space();
-        if (!walk.take('"')) return Line::kRefused;
-        const uint8_t* name = walk.place();
+        parser.skip_space();
+        if (!parser.accept('"')) return Line::kRefused;
+        const uint8_t* name = parser.place();
         size_t n;
-        if (!walk.string(nullptr, n)) return Line::kRefused;
-        const size_t length = static_cast<size_t>(walk.place() - 1 - name);
-        if (std::memchr(name, '\\', length)) return Line::kRefused;  // it may spell the key
+        if (!parser.string(nullptr, n)) return Line::kRefused;
+        const size_t length = static_cast<size_t>(parser.place() - 1 - name);
+        if (std::memchr(name, '\\', length)) return Line::kRefused;  // an escaped name may equal the key
         const bool is_key = length == key.size() && std::memcmp(name, key.data(), length) == 0;
-        walk.skip_space();
-        if (!walk.take(':')) return Line::kRefused;
-        walk.skip_space();
+        parser.skip_space();
+        if (!parser.accept(':')) return Line::kRefused;
+        parser.skip_space();
         if (is_key) {
-            if (string || !walk.take('"')) return Line::kRefused;
-            string = walk.place();
-            if (!walk.string(text, n_text)) return Line::kRefused;
-        } else if (!walk.value(0)) {
+            if (string || !parser.accept('"')) return Line::kRefused;
+            string = parser.place();
+            if (!parser.string(text, n_text)) return Line::kRefused;
+        } else if (!parser.value(0)) {
             return Line::kRefused;
         }
-        walk.skip_space();
-    } while (walk.take(','));
-    if (!string || !walk.take('}')) return Line::kRefused;
-    walk.skip_space();
-    return walk.at_end() ? Line::kText : Line::kRefused;
+        parser.skip_space();
+    } while (parser.accept(','));
+    if (!string || !parser.accept('}')) return Line::kRefused;
+    parser.skip_space();
+    return parser.at_end() ? Line::kText : Line::kRefused;
 }
 
 }  // namespace
 
 Line text_of_line(const uint8_t* line, const uint8_t* end, const std::string& key, std::vector<uint8_t>& text,
                   size_t& n_text) {
-    Walk walk(line, end);
-    walk.skip_space();
-    if (walk.at_end()) return Line::kBlank;
-    // an unescaped string is never longer than it was, and is written sixteen bytes at a time
+    Parser parser(line, end);
+    parser.skip_space();
+    if (parser.at_end()) return Line::kBlank;
+    // An unescaped string is never longer than its source, and stores write up to sixteen bytes past its end.
     const size_t most = static_cast<size_t>(end - line) + 2 * kPadding;
     if (text.size() < most) text.resize(most + most / 2);
     const uint8_t* string;
-    const Line kind = walk_line(walk, key, &text, n_text, string);
+    const Line kind = parse_line(parser, key, &text, n_text, string);
     if (kind == Line::kText) std::memset(text.data() + n_text, 0, kPadding);
     return kind;
 }
 
 const uint8_t* string_of_line(Mapped& line, const std::string& key) {
-    Walk walk(line, line.begin());
-    walk.skip_space();
+    Parser parser(line, line.begin());
+    parser.skip_space();
     size_t n;
     const uint8_t* string;
-    return walk_line(walk, key, nullptr, n, string) == Line::kText ? string : nullptr;
+    return parse_line(parser, key, nullptr, n, string) == Line::kText ? string : nullptr;
 }
 
-void for_windows(Mapped& line, const uint8_t* string, std::vector<uint8_t>& buffer, const Take& take) {
-    Walk walk(line, string);
-    walk.hand_to(take);
+void for_windows(Mapped& line, const uint8_t* string, std::vector<uint8_t>& buffer, const Consume& consume) {
+    Parser parser(line, string);
+    parser.set_consumer(consume);
     size_t n;
-    [[maybe_unused]] const bool walked = walk.string(&buffer, n);  // string_of_line has been through it
+    [[maybe_unused]] const bool valid = parser.string(&buffer, n);  // always true: string_of_line has parsed it
     std::memset(buffer.data() + n, 0, kPadding);
-    take(buffer.data(), n, true);
+    consume(buffer.data(), n, true);
 }
 
 }  // namespace bpe

@@ -1,4 +1,4 @@
-// Whose turn it is in a mixture, and which unit of a domain that is.
+// Assigns the turns of a mixture to domains, and maps each turn to a unit of its domain.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -19,7 +19,7 @@ using Words = py::array_t<uint64_t, py::array::c_style>;
 
 namespace {
 
-constexpr int kBits = 40;  // weights are parts of 2^40
+constexpr int kBits = 40;  // weights are integers that sum to 2^40
 constexpr int64_t kWhole = int64_t{1} << kBits, kMask = kWhole - 1;
 constexpr int kRounds = 6;
 constexpr uint64_t kMix = 0xFF51AFD7ED558CCD;  // MurmurHash3's 64-bit finaliser, as in megatron/data/permutation.py
@@ -33,32 +33,33 @@ uint64_t mixed(uint64_t x) {
     return x ^ x >> 33;
 }
 
-// The next unit of a domain falls due `ahead / part` units after the end of the chunk. Compared exactly: a tie that only
-// rounding makes would be broken otherwise at another chunk, and megatron/mixture/seek.py relies on one order for ever.
-struct Claim {
+// Deadline of a domain's next unit: `ahead / part` units after the end of the chunk. Compared exactly, by
+// cross-multiplication: rounding could create ties that are broken differently in another chunk, and
+// megatron/mixture/seek.py relies on a single order.
+struct Deadline {
     int64_t ahead, part, domain;
-    bool operator<(const Claim& other) const {
+    bool operator<(const Deadline& other) const {
         const auto left = static_cast<unsigned __int128>(ahead) * static_cast<uint64_t>(other.part);
         const auto right = static_cast<unsigned __int128>(other.ahead) * static_cast<uint64_t>(part);
         return left != right ? left < right : domain < other.domain;
     }
 };
 
-// The units of each domain in one chunk: first those whose time is over, then those due next.
-// lag: what a domain should have had by the end of the chunk less what it has had, in parts.
-void apportion(const int64_t* parts, int64_t* lag, int64_t n, int64_t size, std::vector<Claim>& claims,
+// Compute the units of each domain in one chunk: first overdue units, then those with the earliest deadlines.
+// lag: units that a domain should have had by the end of the chunk, minus units it has had; in parts of 2^40.
+void apportion(const int64_t* parts, int64_t* lag, int64_t n, int64_t size, std::vector<Deadline>& deadlines,
                int64_t* counts) {
     int64_t left = size;
-    claims.clear();
+    deadlines.clear();
     for (int64_t k = 0; k < n; ++k) {
         lag[k] += parts[k] * size;
         counts[k] = std::max<int64_t>(0, lag[k] >> kBits);
         left -= counts[k];
-        // one more is possible where the share begun is not yet served
+        // A fraction of a unit is due: the domain competes for one more.
         if (lag[k] > 0 && (lag[k] & kMask) && parts[k])
-            claims.push_back({kWhole - (lag[k] & kMask), parts[k], k});
+            deadlines.push_back({kWhole - (lag[k] & kMask), parts[k], k});
     }
-    for (; left < 0; ++left) {  // only after the weights have changed: more is overdue than a chunk holds
+    for (; left < 0; ++left) {  // only after a change of weights: more units are overdue than the chunk has
         int64_t least = -1;
         for (int64_t k = 0; k < n; ++k)
             if (counts[k] &&
@@ -67,48 +68,49 @@ void apportion(const int64_t* parts, int64_t* lag, int64_t n, int64_t size, std:
         --counts[least];
     }
     if (left > 0) {
-        const size_t taken = std::min<size_t>(left, claims.size());
-        std::nth_element(claims.begin(), claims.begin() + (taken - (taken == claims.size())), claims.end());
-        for (size_t i = 0; i < taken; ++i) ++counts[claims[i].domain];
-        left -= taken;
+        const size_t n_served = std::min<size_t>(left, deadlines.size());
+        const size_t nth = n_served - (n_served == deadlines.size());
+        std::nth_element(deadlines.begin(), deadlines.begin() + nth, deadlines.end());
+        for (size_t i = 0; i < n_served; ++i) ++counts[deadlines[i].domain];
+        left -= n_served;
     }
-    for (int64_t k = 0; left > 0; k = (k + 1) % n)  // only after a domain was taken out of the mixture
+    for (int64_t k = 0; left > 0; k = (k + 1) % n)  // only after a domain was removed from the mixture
         if (parts[k]) ++counts[k], --left;
     for (int64_t k = 0; k < n; ++k) lag[k] -= counts[k] << kBits;
 }
 
-// Whether a domain with a weight has no unit left.
+// Return whether a domain with a positive weight has no unit left.
 bool any_empty(const int64_t* parts, const int64_t* done, const int64_t* limit, int64_t n) {
     for (int64_t k = 0; k < n; ++k)
         if (parts[k] && done[k] >= limit[k]) return true;
     return false;
 }
 
-struct Place {
-    double at;
+struct Turn {
+    double at;  // position in the chunk
     int32_t domain;
     int64_t number;
 };
 
 }  // namespace
 
-// Chunks first_chunk, first_chunk + 1, ... of `size` units each for domains with parts[k] of 2^40.
-// done[k] units and lag[k] parts are where each domain stands; both are moved on, for as many chunks as end before
-// a domain passes its limit. Returns (domain int32, unit of the domain int64) of the units, chunk by chunk: inside a
-// chunk the units of a domain are spread evenly, from a beginning that (seed, chunk, domain) decides.
+// Turns of chunks first_chunk, first_chunk + 1, ... of `size` units each, for domains of weight parts[k] / 2^40.
+// The state of domain k is done[k] units and lag[k] parts. It advances by as many chunks as end before a domain exceeds
+// its limit. Returns (chunks, domain int32, unit of the domain int64, done after, lag after), units chunk by chunk.
+// Inside a chunk the units of a domain are evenly spaced; the hash of (seed, chunk, domain) gives their offset.
 static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Longs& lag, const Longs& limit,
                                int64_t size, int64_t first_chunk, int64_t n_chunks, uint64_t seed, bool until_empty) {
     const int64_t n = parts.size();
     if (parts.ndim() != 1 || done.size() != n || lag.size() != n || limit.size() != n || n < 1)
-        throw std::invalid_argument("parts, done, lag, limit: wanted one number for each domain");
+        throw std::invalid_argument("parts, done, lag, limit: expected one number per domain");
     if (size < 1 || size > 1 << 22 || n_chunks < 0 || n_chunks > (int64_t{1} << 31) / size)
-        throw std::invalid_argument("size: wanted 1 to 2^22 units, and fewer than 2^31 together");
+        throw std::invalid_argument("size: expected 1 to 2^22 units per chunk, and fewer than 2^31 in total");
     int64_t whole = 0;
     for (int64_t k = 0; k < n; ++k) {
-        if (parts.data()[k] < 0) throw std::invalid_argument("parts: one is below 0");
+        if (parts.data()[k] < 0) throw std::invalid_argument("parts: got a negative number");
         whole += parts.data()[k];
     }
-    if (whole != kWhole) throw std::invalid_argument("parts: wanted a sum of 2^40");
+    if (whole != kWhole) throw std::invalid_argument("parts: expected a sum of 2^40");
     Ints domains(n_chunks * size);
     Longs numbers(n_chunks * size), done_after(n), lag_after(n);
     int32_t* domain = domains.mutable_data();
@@ -119,12 +121,12 @@ static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Long
     int64_t chunk = 0;
     {
         py::gil_scoped_release release;
-        std::vector<Claim> claims;
+        std::vector<Deadline> deadlines;
         std::vector<int64_t> counts(n), before(n);
-        std::vector<Place> places(size);
+        std::vector<Turn> turns(size);
         for (; chunk < n_chunks; ++chunk) {
             std::copy_n(l, n, before.data());
-            apportion(parts.data(), l, n, size, claims, counts.data());
+            apportion(parts.data(), l, n, size, deadlines, counts.data());
             bool fits = true;
             for (int64_t k = 0; k < n; ++k) fits = fits && counts[k] <= limit.data()[k] - d[k];
             if (!fits) {
@@ -138,12 +140,12 @@ static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Long
                 const double step = static_cast<double>(size) / static_cast<double>(counts[k]);
                 const double begin = static_cast<double>(mixed(key + static_cast<uint64_t>(k)) >> 11) * 0x1p-53;
                 for (int64_t j = 0; j < counts[k]; ++j)
-                    places[at++] = {(static_cast<double>(j) + begin) * step, static_cast<int32_t>(k), d[k]++};
+                    turns[at++] = {(static_cast<double>(j) + begin) * step, static_cast<int32_t>(k), d[k]++};
             }
-            std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+            std::sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) {
                 return a.at != b.at ? a.at < b.at : a.domain < b.domain;
             });
-            for (const Place& place : places) *domain++ = place.domain, *number++ = place.number;
+            for (const Turn& turn : turns) *domain++ = turn.domain, *number++ = turn.number;
             if (until_empty && any_empty(parts.data(), d, limit.data(), n)) {
                 ++chunk;
                 break;
@@ -153,24 +155,24 @@ static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Long
     return py::make_tuple(chunk, domains, numbers, done_after, lag_after);
 }
 
-// The positions of mixture_turns without its units: K operations a chunk and no memory. parts is [K], the same for every
-// chunk, or [n_chunks, K]. Returns (chunks, done after, lag after).
+// The state after mixture_turns, without its units: O(K) operations per chunk, constant memory. parts is [K], the same
+// for every chunk, or [n_chunks, K]. Returns (chunks, done after, lag after).
 static py::tuple mixture_counts(const Longs& parts, const Longs& done, const Longs& lag, const Longs& limit,
                                 int64_t size, int64_t n_chunks, bool until_empty) {
     const int64_t n = done.size();
     const bool varies = parts.ndim() == 2;
     if ((varies ? parts.shape(0) != n_chunks || parts.shape(1) != n : parts.ndim() != 1 || parts.size() != n) ||
         lag.size() != n || limit.size() != n || n < 1 || n_chunks < 0)
-        throw std::invalid_argument("parts, done, lag, limit: wanted one number for each domain");
-    if (size < 1 || size > 1 << 22) throw std::invalid_argument("size: wanted 1 to 2^22 units");
+        throw std::invalid_argument("parts, done, lag, limit: expected one number per domain");
+    if (size < 1 || size > 1 << 22) throw std::invalid_argument("size: expected 1 to 2^22 units");
     for (int64_t row = 0; row < (varies ? n_chunks : 1); ++row) {
         int64_t whole = 0;
         for (int64_t k = 0; k < n; ++k) {
             const int64_t part = parts.data()[row * n + k];
-            if (part < 0 || part > kWhole) throw std::invalid_argument("parts: wanted 0 to 2^40 each");
+            if (part < 0 || part > kWhole) throw std::invalid_argument("parts: expected 0 to 2^40 each");
             whole += part;
         }
-        if (whole != kWhole) throw std::invalid_argument("parts: wanted a sum of 2^40");
+        if (whole != kWhole) throw std::invalid_argument("parts: expected a sum of 2^40");
     }
     Longs done_after(n), lag_after(n);
     int64_t *d = done_after.mutable_data(), *l = lag_after.mutable_data();
@@ -179,12 +181,12 @@ static py::tuple mixture_counts(const Longs& parts, const Longs& done, const Lon
     int64_t chunk = 0;
     {
         py::gil_scoped_release release;
-        std::vector<Claim> claims;
+        std::vector<Deadline> deadlines;
         std::vector<int64_t> counts(n), before(n);
         while (chunk < n_chunks) {
             const int64_t* of_chunk = parts.data() + (varies ? chunk * n : 0);
             std::copy_n(l, n, before.data());
-            apportion(of_chunk, l, n, size, claims, counts.data());
+            apportion(of_chunk, l, n, size, deadlines, counts.data());
             bool fits = true;
             for (int64_t k = 0; k < n; ++k) fits = fits && counts[k] <= limit.data()[k] - d[k];
             if (!fits) {
@@ -199,48 +201,50 @@ static py::tuple mixture_counts(const Longs& parts, const Longs& done, const Lon
     return py::make_tuple(chunk, done_after, lag_after);
 }
 
-// Bytes [begin, begin + size) of an open file for every span, one after another: uint8 [sum of sizes], and the first span
-// that the file no longer holds whole (-1: none). pread, never mmap: a file cut short after it was opened costs the
-// caller an error, where touching a mapped page of it ends the process by SIGBUS.
+// Read bytes [begin, begin + size) of an open file for every span, concatenated: uint8 [sum of sizes]. Also return the
+// first span that the file does not contain completely (-1: none), and errno or 0. Uses pread, not mmap: if the file
+// was truncated after it was opened, pread reports an error, but access to a mapped page ends the process by SIGBUS.
 static py::tuple read_spans(int descriptor, const Longs& begins, const Longs& sizes) {
     const int64_t n = begins.size();
-    if (sizes.size() != n) throw std::invalid_argument("sizes: wanted one for each begin");
+    if (sizes.size() != n) throw std::invalid_argument("sizes: expected one per begin");
     int64_t total = 0;
     for (int64_t i = 0; i < n; ++i) {
-        if (begins.data()[i] < 0 || sizes.data()[i] < 0) throw std::invalid_argument("begins, sizes: one is below 0");
+        if (begins.data()[i] < 0 || sizes.data()[i] < 0)
+            throw std::invalid_argument("begins, sizes: got a negative number");
         total += sizes.data()[i];
     }
     py::array_t<uint8_t> content(total);
     uint8_t* out = content.mutable_data();
-    int64_t lacking = -1;
+    int64_t incomplete = -1;
     int failure = 0;
     {
         py::gil_scoped_release release;
-        for (int64_t i = 0; i < n && lacking < 0; ++i) {
+        for (int64_t i = 0; i < n && incomplete < 0; ++i) {
             int64_t at = begins.data()[i], left = sizes.data()[i];
             while (left > 0) {
                 const ssize_t got = pread(descriptor, out, static_cast<size_t>(left), static_cast<off_t>(at));
                 if (got < 0 && errno == EINTR) continue;
                 if (got <= 0) {
                     failure = got < 0 ? errno : 0;
-                    lacking = i;
+                    incomplete = i;
                     break;
                 }
                 out += got, at += got, left -= got;
             }
         }
     }
-    return py::make_tuple(content, lacking, failure);
+    return py::make_tuple(content, incomplete, failure);
 }
 
-// Which unit of its domain the number-th one is: epoch number / length, place number % length in it. Each epoch of a
-// domain is the permutation of megatron/data/permutation.py under round keys made from the domain's seed and the epoch.
+// Return the unit of its domain for each number: number / length is the epoch, number % length the position in it. Each
+// epoch of a domain is the permutation of megatron/data/permutation.py, with round keys derived from the domain's seed
+// and the epoch.
 static Longs domain_units(const Ints& domain, const Longs& number, const Longs& length, const Words& seed) {
     const int64_t n = number.size(), n_domains = length.size();
     if (domain.size() != n || seed.size() != n_domains)
-        throw std::invalid_argument("domain, seed: wanted one for each number, and one for each length");
-    Longs found(n);
-    int64_t* out = found.mutable_data();
+        throw std::invalid_argument("domain, seed: expected one domain per number, and one seed per length");
+    Longs units(n);
+    int64_t* out = units.mutable_data();
     bool sound = true;
     {
         py::gil_scoped_release release;
@@ -259,13 +263,13 @@ static Longs domain_units(const Ints& domain, const Longs& number, const Longs& 
             if (epoch != order.epoch) {
                 order.half = std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(n_units - 1)) + 1) / 2);
                 order.epoch = epoch;
-                const uint64_t own = mixed(seed.data()[k] + mixed(static_cast<uint64_t>(epoch)));
+                const uint64_t epoch_key = mixed(seed.data()[k] + mixed(static_cast<uint64_t>(epoch)));
                 for (int round = 0; round < kRounds; ++round)
-                    order.keys[round] = mixed(own + static_cast<uint64_t>(round) + 1);
+                    order.keys[round] = mixed(epoch_key + static_cast<uint64_t>(round) + 1);
             }
             const uint64_t mask = (uint64_t{1} << order.half) - 1;
             uint64_t x = static_cast<uint64_t>(at - epoch * n_units);
-            do {
+            do {  // cycle walking: repeat until the result is in 0..n_units - 1
                 uint64_t left = x >> order.half, right = x & mask;
                 for (const uint64_t key : order.keys) {
                     uint64_t m = (right ^ key) * kMix;
@@ -280,24 +284,25 @@ static Longs domain_units(const Ints& domain, const Longs& number, const Longs& 
             out[i] = static_cast<int64_t>(x);
         }
     }
-    if (!sound) throw std::invalid_argument("domain, number: one has no place in its domain");
-    return found;
+    if (!sound)
+        throw std::invalid_argument("domain, number: got a domain out of range, a negative number or an empty domain");
+    return units;
 }
 
-// Documents in the order of (file, row) to intervals (domain, file, begin, end) of neighbouring rows of one domain, in the
-// order of domain, file and row. Two passes: how many intervals each domain has, then each into its place.
+// Convert documents, sorted by (file, row), to intervals (domain, file, begin, end) of consecutive rows of one domain,
+// sorted by domain, file and row. A counting sort: pass 1 counts the intervals of each domain, pass 2 places them.
 static py::tuple domain_intervals(const Ints& domain, const Ints& file, const Ints& row, int64_t n_domains) {
     const int64_t n = domain.size();
     if (file.size() != n || row.size() != n || n_domains < 0)
-        throw std::invalid_argument("file, row: wanted one for each domain");
+        throw std::invalid_argument("file, row: expected as many as domains");
     const int32_t *d = domain.data(), *f = file.data(), *r = row.data();
     std::vector<int64_t> next(n_domains + 1, 0);
-    std::vector<std::pair<int32_t, int32_t>> last;  // file and row of each domain's last document
+    std::vector<std::pair<int32_t, int32_t>> last;  // (file, row) of each domain's last document
     const auto begins = [&](int64_t i) {
         auto& before = last[d[i]];
-        const bool found = before.first != f[i] || before.second + 1 != r[i];
+        const bool is_new = before.first != f[i] || before.second + 1 != r[i];
         before = {f[i], r[i]};
-        return found;
+        return is_new;
     };
     bool sound = true;
     {
@@ -309,7 +314,7 @@ static py::tuple domain_intervals(const Ints& domain, const Ints& file, const In
         }
         for (int64_t k = 0; k < n_domains; ++k) next[k + 1] += next[k];
     }
-    if (!sound) throw std::invalid_argument("domain, file, row: one is out of range");
+    if (!sound) throw std::invalid_argument("domain, file, row: got a number out of range");
     const int64_t n_intervals = next[n_domains];
     Ints domains(n_intervals), files(n_intervals);
     Longs starts(n_intervals), ends(n_intervals);
@@ -332,17 +337,18 @@ static py::tuple domain_intervals(const Ints& domain, const Ints& file, const In
 void bind_mixture(py::module_& m) {
     m.def("domain_intervals", &domain_intervals, py::arg("domain").noconvert(), py::arg("file").noconvert(),
           py::arg("row").noconvert(), py::arg("n_domains"),
-          "(domain, file, begin, end) of the intervals of documents in the order of file and row.");
+          "(domain, file, begin, end) of the intervals of documents that are sorted by file and row.");
     m.def("mixture_turns", &mixture_turns, py::arg("parts").noconvert(), py::arg("done").noconvert(),
           py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("first_chunk"),
           py::arg("n_chunks"), py::arg("seed"), py::arg("until_empty") = false,
-          "(chunks made, domain of each unit, its number in the domain, done after, lag after) of a mixture's chunks.");
+          "(chunks, domain of each unit, its number in the domain, done after, lag after) of a mixture's chunks.");
     m.def("mixture_counts", &mixture_counts, py::arg("parts").noconvert(), py::arg("done").noconvert(),
           py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("n_chunks"),
-          py::arg("until_empty") = false, "(chunks, done after, lag after) of a mixture's chunks, without their units.");
+          py::arg("until_empty") = false,
+          "(chunks, done after, lag after) of a mixture's chunks, without their units.");
     m.def("read_spans", &read_spans, py::arg("descriptor"), py::arg("begins").noconvert(), py::arg("sizes").noconvert(),
-          "(bytes of the spans of an open file, first span not read whole or -1, errno or 0).");
+          "(bytes of the spans of an open file, first span not read completely or -1, errno or 0).");
     m.def("domain_units", &domain_units, py::arg("domain").noconvert(), py::arg("number").noconvert(),
           py::arg("length").noconvert(), py::arg("seed").noconvert(),
-          "Which unit of its domain each number is: every epoch a keyed permutation of its own.");
+          "Unit of its domain for each number; every epoch is a keyed permutation of its own.");
 }

@@ -1,4 +1,5 @@
-// megatron._csrc: pure functions over arrays. Types are refused, not converted; the GIL is released while they work.
+// megatron._csrc: pure functions over arrays. Arrays of another dtype are rejected, not converted. The GIL is released
+// during the computation.
 #include <pybind11/pybind11.h>
 
 namespace py = pybind11;
@@ -13,7 +14,7 @@ void bind_shuffled(py::module_& m);
 void bind_softmax_nll(py::module_& m);
 
 PYBIND11_MODULE(_csrc, m) {
-    m.doc() = "C++ helper of megatron: pure functions over numpy arrays.";
+    m.doc() = "C++ extension of megatron: pure functions over numpy arrays.";
     bind_check_index(m);
     bind_encode(m);
     bind_mixture(m);

@@ -1,6 +1,6 @@
-// x / sqrt(mean(x^2) + eps) * gain over rows in float32, and its gradients, in one pass each.
+// RMSNorm, x / sqrt(mean(x^2) + eps) * gain over rows in float32, and its gradients, in one pass each.
 //
-// torch's kernel for the CPU is made of five operations forward and about twelve backward.
+// PyTorch on the CPU uses five operations forward and about twelve backward.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -14,7 +14,7 @@ using Array = py::array_t<float, py::array::c_style>;
 using vectors::Floats;
 using vectors::WIDTH;
 
-constexpr int64_t BLOCK = 256;  // rows whose gradients of the gain are added up in float32
+constexpr int64_t BLOCK = 256;  // rows whose gradients of the gain are summed in float32
 
 struct Rows {
     const float *x, *gain;
@@ -41,7 +41,7 @@ namespace plain {
 }  // namespace plain
 
 static void check(bool fits) {
-    if (!fits) throw std::invalid_argument("rms_norm: got other shapes, expected [N, D], [D] and [N]");
+    if (!fits) throw std::invalid_argument("rms_norm: got wrong shapes, expected [N, D], [D] and [N]");
 }
 
 static bool is_matrix(const Array& a, int64_t n, int64_t width) {
@@ -70,7 +70,7 @@ static void backward(const Array& x, const Array& gain, const Array& inverse, co
     const GradientRows rows{x.data(), gain.data(), inverse.data(), grad.data(), grad_x.mutable_data(), width};
     float* total = grad_gain.mutable_data();
     py::gil_scoped_release release;
-    // blocks and not threads: the sum does not depend on how many threads there are
+    // Partial sums per block, not per thread: the result does not depend on the number of threads.
     std::vector<float> sums(n_blocks * width);
     vectors::in_threads(n_blocks, BLOCK * width, n_threads, [&](int64_t first, int64_t last) {
         for (int64_t block = first; block < last; ++block)
@@ -86,9 +86,10 @@ static void backward(const Array& x, const Array& gain, const Array& inverse, co
 void bind_rms_norm(py::module_& m) {
     m.def("rms_norm", &forward, py::arg("x").noconvert(), py::arg("gain").noconvert(), py::arg("eps"),
           py::arg("out").noconvert(), py::arg("inverse").noconvert(), py::arg("n_threads"),
-          "Write x / sqrt(mean(x^2) + eps) * gain to out, and the inverse root of each row; float32 [N, D], [D], [N].");
+          "Write x / sqrt(mean(x^2) + eps) * gain to out, and the inverse root of each row to inverse; float32 [N, D], "
+          "[D], [N].");
     m.def("rms_norm_backward", &backward, py::arg("x").noconvert(), py::arg("gain").noconvert(),
           py::arg("inverse").noconvert(), py::arg("grad").noconvert(), py::arg("grad_x").noconvert(),
           py::arg("grad_gain").noconvert(), py::arg("n_threads"),
-          "Write the gradients of x [N, D] and gain [D], given that of the result and the inverse roots.");
+          "Write the gradients of x [N, D] and gain [D], given the gradient of the result and the inverse roots.");
 }

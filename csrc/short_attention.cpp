@@ -1,7 +1,8 @@
-// softmax(scale q k^T) v of short windows and narrow heads in float32, and its gradients.
+// softmax(scale q k^T) v for short sequences and narrow heads in float32, and its gradients.
 //
-// One head of one sample at a time, copied into rows padded to whole vectors; queries in blocks, so that the weights
-// of a block stay in the second cache. The backward computes the weights again (Dao et al., arXiv 2205.14135).
+// Processes one head of one sample at a time, copied into rows padded to whole vectors. Queries are processed in
+// blocks, so that the weights of a block stay in the L2 cache. The backward pass recomputes the weights (Dao et al.,
+// arXiv 2205.14135).
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -15,22 +16,22 @@ namespace py = pybind11;
 using vectors::Floats;
 using vectors::WIDTH;
 
-constexpr int64_t QUERIES = 64;  // in a block
-constexpr float NOT_SEEN = -std::numeric_limits<float>::infinity();
+constexpr int64_t QUERIES = 64;  // per block
+constexpr float MASKED = -std::numeric_limits<float>::infinity();
 
-// [B, H, S, K] anywhere in memory; strides in floats, that of K is 1.
+// View of an array [B, H, S, K]. Strides are in floats; the stride of K is 1.
 struct Heads {
     float* at;
     int64_t batch, heads, length, width, by_sample, by_head, by_position;
     float* head(int64_t i) const { return at + i / heads * by_sample + i % heads * by_head; }
 };
 
-// The rows of one head, and how many there are with the padding.
+// Shape of one head: length x width, padded to rows x columns.
 struct Window {
     int64_t length, width, rows, columns;
     bool causal;
-    int64_t n_seen(int64_t query) const { return causal ? std::min(query + 1, length) : length; }
-    // keys that the WIDTH queries from `query` on may see, in whole vectors
+    int64_t n_visible(int64_t query) const { return causal ? std::min(query + 1, length) : length; }
+    // Keys visible to any of the WIDTH queries from `query`, rounded up to whole vectors.
     int64_t reach(int64_t query) const { return causal ? query + WIDTH : rows; }
 };
 
@@ -38,9 +39,10 @@ struct Gradients {
     Heads q, k, v;
 };
 
-// One head's padded rows, for the backward.
+// Padded copies of one head for the backward pass; _transposed: [columns, rows]. grad_scores and weights: one block.
 struct Packed {
-    float *queries, *keys, *keys_across, *values_across, *grads, *grad_k, *grad_v, *grad_q, *weights, *slopes;
+    float *queries, *keys, *keys_transposed, *values_transposed, *grads, *grad_k, *grad_v, *grad_q, *weights,
+        *grad_scores;
 };
 
 AVX2_BEGIN
@@ -56,7 +58,7 @@ namespace plain {
 
 using Array = py::array_t<float>;
 
-static Heads heads_of(Array& array, const char* name, bool written) {
+static Heads view_heads(Array& array, const char* name, bool written) {
     constexpr int64_t size = sizeof(float);
     bool fits = array.ndim() == 4 && array.strides(3) == size;
     for (int axis = 0; fits && axis < 3; ++axis) fits = array.strides(axis) % size == 0;
@@ -72,46 +74,50 @@ static Heads heads_of(Array& array, const char* name, bool written) {
             array.strides(2) / size};
 }
 
-static Window window_of(std::initializer_list<Heads> all, bool causal) {
+static Window check_window(std::initializer_list<Heads> all, bool causal) {
     const Heads& first = *all.begin();
-    for (const Heads& one : all)
-        if (one.batch != first.batch || one.heads != first.heads || one.length != first.length ||
-            one.width != first.width)
+    for (const Heads& heads : all)
+        if (heads.batch != first.batch || heads.heads != first.heads || heads.length != first.length ||
+            heads.width != first.width)
             throw std::invalid_argument("q, k, v and the results: got different shapes, expected one [B, H, S, K]");
-    return {first.length, first.width, vectors::padded(first.length), vectors::padded(first.width), causal};
+    return {first.length, first.width, vectors::round_up(first.length), vectors::round_up(first.width), causal};
 }
 
 static void attend(Array q, Array k, Array v, bool causal, float scale, Array out, int64_t n_threads) {
-    const Heads queries = heads_of(q, "q", false), keys = heads_of(k, "k", false), values = heads_of(v, "v", false);
-    const Heads mixed = heads_of(out, "out", true);
-    const Window window = window_of({queries, keys, values, mixed}, causal);
+    const Heads queries = view_heads(q, "q", false), keys = view_heads(k, "k", false);
+    const Heads values = view_heads(v, "v", false);
+    const Heads result = view_heads(out, "out", true);
+    const Window window = check_window({queries, keys, values, result}, causal);
     py::gil_scoped_release release;
     const int64_t work = window.rows * window.rows * window.columns / WIDTH;
     vectors::in_threads(queries.batch * queries.heads, work, n_threads, [&](int64_t first, int64_t last) {
-        (HAS_AVX2 ? avx2::mix_heads : plain::mix_heads)(window, queries, keys, values, scale, mixed, first, last);
+        (HAS_AVX2 ? avx2::attend_heads : plain::attend_heads)(window, queries, keys, values, scale, result, first,
+                                                              last);
     });
 }
 
 static void attend_backward(Array q, Array k, Array v, Array grad, bool causal, float scale, Array grad_q,
                             Array grad_k, Array grad_v, int64_t n_threads) {
-    const Heads queries = heads_of(q, "q", false), keys = heads_of(k, "k", false), values = heads_of(v, "v", false);
-    const Heads grads = heads_of(grad, "grad", false);
-    const Gradients to{heads_of(grad_q, "grad_q", true), heads_of(grad_k, "grad_k", true),
-                       heads_of(grad_v, "grad_v", true)};
-    const Window window = window_of({queries, keys, values, grads, to.q, to.k, to.v}, causal);
+    const Heads queries = view_heads(q, "q", false), keys = view_heads(k, "k", false);
+    const Heads values = view_heads(v, "v", false);
+    const Heads grads = view_heads(grad, "grad", false);
+    const Gradients to{view_heads(grad_q, "grad_q", true), view_heads(grad_k, "grad_k", true),
+                       view_heads(grad_v, "grad_v", true)};
+    const Window window = check_window({queries, keys, values, grads, to.q, to.k, to.v}, causal);
     py::gil_scoped_release release;
     const int64_t work = window.rows * window.rows * window.columns / WIDTH * 3;
     vectors::in_threads(queries.batch * queries.heads, work, n_threads, [&](int64_t first, int64_t last) {
-        (HAS_AVX2 ? avx2::unmix_heads : plain::unmix_heads)(window, queries, keys, values, grads, scale, to, first, last);
+        (HAS_AVX2 ? avx2::attend_heads_backward : plain::attend_heads_backward)(window, queries, keys, values, grads,
+                                                                                scale, to, first, last);
     });
 }
 
 void bind_short_attention(py::module_& m) {
     m.def("short_attention", &attend, py::arg("q").noconvert(), py::arg("k").noconvert(), py::arg("v").noconvert(),
           py::arg("causal"), py::arg("scale"), py::arg("out").noconvert(), py::arg("n_threads"),
-          "Write softmax(scale q k^T) v to out; all float32 [B, H, S, K]; causal: position p sees 0..p.");
+          "Write softmax(scale q k^T) v to out; all float32 [B, H, S, K]; causal: position p attends to 0..p.");
     m.def("short_attention_backward", &attend_backward, py::arg("q").noconvert(), py::arg("k").noconvert(),
           py::arg("v").noconvert(), py::arg("grad").noconvert(), py::arg("causal"), py::arg("scale"),
           py::arg("grad_q").noconvert(), py::arg("grad_k").noconvert(), py::arg("grad_v").noconvert(),
-          py::arg("n_threads"), "Write the gradients of q, k and v, given that of the result.");
+          py::arg("n_threads"), "Write the gradients of q, k and v, given the gradient of the result.");
 }

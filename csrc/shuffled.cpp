@@ -1,4 +1,4 @@
-// numpy's RandomState.shuffle over ranges of numbers, bit for bit, with the cache misses overlapped.
+// numpy's RandomState.shuffle over ranges of numbers, bit for bit, with overlapping cache misses.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -13,7 +13,7 @@ namespace py = pybind11;
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Words = py::array_t<uint32_t, py::array::c_style>;
 
-// Compiled for AVX2 too, and chosen when the library is loaded, where that can be.
+// Also compile for AVX2, and select the version when the library is loaded, where the compiler supports that.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDE_TOO __attribute__((target_clones("avx2", "default")))
 #else
@@ -23,8 +23,8 @@ using Words = py::array_t<uint32_t, py::array::c_style>;
 namespace {
 
 constexpr int N_WORDS = 624;        // state of MT19937: Matsumoto and Nishimura, ACM TOMACS 8 (1998)
-constexpr int N_TARGETS = 256;      // drawn and prefetched before they are swapped
-constexpr int64_t LARGEST = int64_t{1} << 32;  // past this numpy draws 64 bits a number
+constexpr int N_TARGETS = 256;      // drawn and prefetched before their swaps
+constexpr int64_t LARGEST = int64_t{1} << 32;  // above this numpy draws 64 bits per number
 
 void temper(const uint32_t* key, uint32_t* word) {
     for (int i = 0; i < N_WORDS; ++i) {
@@ -36,7 +36,7 @@ void temper(const uint32_t* key, uint32_t* word) {
     }
 }
 
-// The next 624 words of the generator, and those tempered, as it gives them out.
+// Advance the generator by 624 words; `word` receives its tempered output.
 WIDE_TOO void next_words(uint32_t* key, uint32_t* word) {
     const auto mix = [](uint32_t upper, uint32_t lower) {
         const uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
@@ -50,13 +50,14 @@ WIDE_TOO void next_words(uint32_t* key, uint32_t* word) {
 
 struct Mt19937 {
     uint32_t key[N_WORDS];
-    uint32_t word[N_WORDS];  // the key, tempered
+    uint32_t word[N_WORDS];  // tempered key
     int pos;
 };
 
-// Swap partners of positions top, top - 1, ...: each uniform on 0..position, by masking and drawing again.
-// All n positions need the same number of bits, so that the mask is one. Nearly every number is good for all n
-// positions or for none: while that is so, no draw waits for the one before.
+// Draw swap partners of positions top, top - 1, ..., top - n + 1, each uniform on 0..position, by rejection sampling
+// with a mask. All n positions need the same number of bits, so they share the mask. Nearly every number is valid
+// either for all n positions or for none. While that holds, no draw depends on the previous one. Otherwise (`unsure`)
+// the words are assigned again, one by one.
 void draw_targets(Mt19937& random, uint32_t mask, int64_t top, int n, uint32_t* targets) {
     const uint32_t last = static_cast<uint32_t>(top - n + 1);
     for (int k = 0; k < n;) {
@@ -69,24 +70,24 @@ void draw_targets(Mt19937& random, uint32_t mask, int64_t top, int n, uint32_t* 
         random.pos += n_words;
         bool unsure = false;
         for (int i = 0; i < n_words; ++i) {
-            const uint32_t drawn = word[i] & mask;
-            targets[k] = drawn;
-            k += drawn <= last;
-            unsure |= drawn - last - 1 < static_cast<uint32_t>(n - 1);
+            const uint32_t candidate = word[i] & mask;
+            targets[k] = candidate;
+            k += candidate <= last;
+            unsure |= candidate - last - 1 < static_cast<uint32_t>(n - 1);
         }
         if (!unsure) continue;
         k = before;
         for (int i = 0; i < n_words; ++i) {
-            const uint32_t drawn = word[i] & mask;
-            targets[k] = drawn;
-            k += static_cast<int64_t>(drawn) <= top - k;
+            const uint32_t candidate = word[i] & mask;
+            targets[k] = candidate;
+            k += static_cast<int64_t>(candidate) <= top - k;
         }
     }
 }
 
 template <typename T>
 void shuffle(Mt19937& random, T* values, int64_t n) {
-    uint32_t held[2][N_TARGETS];
+    uint32_t targets[2][N_TARGETS];  // double buffer: one block is drawn while the other is swapped
     int n_waiting = 0, turn = 0;
     int64_t waiting_top = 0, top = n - 1;
     while (top >= 1 || n_waiting) {
@@ -94,11 +95,11 @@ void shuffle(Mt19937& random, T* values, int64_t n) {
         if (top >= 1) {
             const uint32_t mask = ~uint32_t{0} >> __builtin_clz(static_cast<uint32_t>(top));
             n_drawn = static_cast<int>(std::min<int64_t>(N_TARGETS, top - (mask >> 1)));
-            draw_targets(random, mask, top, n_drawn, held[turn]);
-            for (int k = 0; k < n_drawn; ++k) __builtin_prefetch(values + held[turn][k], 1);
+            draw_targets(random, mask, top, n_drawn, targets[turn]);
+            for (int k = 0; k < n_drawn; ++k) __builtin_prefetch(values + targets[turn][k], 1);
         }
-        // swaps of the block before, whose lines have arrived meanwhile; order among swaps is numpy's
-        for (int k = 0; k < n_waiting; ++k) std::swap(values[waiting_top - k], values[held[1 - turn][k]]);
+        // Swaps of the previous block: its cache lines have arrived. The order of swaps is numpy's.
+        for (int k = 0; k < n_waiting; ++k) std::swap(values[waiting_top - k], values[targets[1 - turn][k]]);
         waiting_top = top;
         n_waiting = n_drawn;
         top -= n_drawn;
@@ -124,24 +125,25 @@ py::array fill(Mt19937& random, const int64_t* parts, int64_t n_parts, int64_t t
 
 }  // namespace
 
-// Each row (begin, end, times) of parts [p, 3] is the numbers begin..end-1, `times` times over, shuffled;
-// laid end to end. The generator is in RandomState's key and position before, and is returned as it is after.
+// Each row (begin, end, times) of parts [p, 3] stands for the numbers begin..end-1, repeated `times` times and
+// shuffled; the results are concatenated. key and pos are RandomState's state before; the state after is returned.
 static py::tuple shuffled(const Words& key, int pos, const Ints& parts, const py::dtype& dtype) {
     if (key.ndim() != 1 || key.size() != N_WORDS || pos < 0 || pos > N_WORDS)
-        throw std::invalid_argument("key, pos: wanted 624 words and a position among them");
-    if (parts.ndim() != 2 || parts.shape(1) != 3) throw std::invalid_argument("parts: wanted rows (begin, end, times)");
+        throw std::invalid_argument("key, pos: expected 624 words and a position in 0..624");
+    if (parts.ndim() != 2 || parts.shape(1) != 3)
+        throw std::invalid_argument("parts: expected rows (begin, end, times)");
     const bool is_signed = dtype.kind() == 'i', wide = dtype.itemsize() == 8;
     if ((!is_signed && dtype.kind() != 'u') || (dtype.itemsize() != 4 && !(wide && is_signed)))
-        throw std::invalid_argument("dtype: wanted int32, uint32 or int64");
+        throw std::invalid_argument("dtype: expected int32, uint32 or int64");
     const int64_t most = wide ? INT64_MAX : is_signed ? int64_t{INT32_MAX} + 1 : LARGEST;
     int64_t total = 0;
     for (int64_t p = 0; p < parts.shape(0); ++p) {
         const int64_t begin = parts.at(p, 0), end = parts.at(p, 1), times = parts.at(p, 2);
         if (begin < 0 || end < begin || end > most || times < 0)
-            throw std::invalid_argument("parts[" + std::to_string(p) + "]: no range of the dtype");
+            throw std::invalid_argument("parts[" + std::to_string(p) + "]: got a range that the dtype cannot hold");
         int64_t n = 0;
         if (__builtin_mul_overflow(end - begin, times, &n) || n > LARGEST)
-            throw std::invalid_argument("parts[" + std::to_string(p) + "]: more than 2^32 numbers to shuffle");
+            throw std::invalid_argument("parts[" + std::to_string(p) + "]: got more than 2^32 numbers to shuffle");
         total += n;
     }
     Mt19937 random;
@@ -159,5 +161,5 @@ static py::tuple shuffled(const Words& key, int pos, const Ints& parts, const py
 void bind_shuffled(py::module_& m) {
     m.def("shuffled", &shuffled, py::arg("key").noconvert(), py::arg("pos"), py::arg("parts").noconvert(),
           py::arg("dtype"),
-          "Shuffled ranges laid end to end, and the generator's (key, pos) after: numpy's RandomState.shuffle.");
+          "Concatenated shuffled ranges, and the generator's (key, pos) after: numpy's RandomState.shuffle.");
 }

@@ -1,4 +1,4 @@
-// -log softmax(logits)[target] of each row, and its gradient in the place of the logits.
+// Negative log-likelihood, -log softmax(logits)[target], of each row, and its gradient, which overwrites the logits.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,7 +16,7 @@ using Targets = py::array_t<int64_t, py::array::c_style>;
 using vectors::Floats;
 using vectors::WIDTH;
 
-constexpr int64_t BLOCK = 32 * WIDTH;  // exponentials added up in float32 before they go to float64
+constexpr int64_t BLOCK = 32 * WIDTH;  // exponentials summed in float32 before they are added to a float64 sum
 
 struct Rows {
     float* logits;
@@ -41,7 +41,7 @@ namespace plain {
 static py::array_t<float> run(Floats2& logits, const Targets& targets, const float* scale, bool gradient,
                               int64_t n_threads) {
     if (logits.ndim() != 2 || targets.ndim() != 1 || targets.shape(0) != logits.shape(0))
-        throw std::invalid_argument("logits, targets: got other shapes, expected [N, V] and [N]");
+        throw std::invalid_argument("logits, targets: got wrong shapes, expected [N, V] and [N]");
     const int64_t n = logits.shape(0), n_columns = logits.shape(1);
     py::array_t<float> nll(n);
     float* data = gradient ? logits.mutable_data() : const_cast<float*>(logits.data());
@@ -55,7 +55,7 @@ static py::array_t<float> run(Floats2& logits, const Targets& targets, const flo
                 (HAS_AVX2 ? avx2::do_rows : plain::do_rows)(rows, begin, end);
             });
     }
-    if (!inside) throw std::out_of_range("targets: got one outside 0.." + std::to_string(n_columns - 1));
+    if (!inside) throw std::out_of_range("targets: got a target outside 0.." + std::to_string(n_columns - 1));
     return nll;
 }
 
@@ -71,10 +71,10 @@ void bind_softmax_nll(py::module_& m) {
         "softmax_nll_gradient",
         [](Floats2 logits, const Targets& targets, const std::optional<Floats2>& scale, int64_t n_threads) {
             if (scale && (scale->ndim() != 1 || scale->shape(0) != targets.size()))
-                throw std::invalid_argument("scale: got another shape, expected one number for each target");
+                throw std::invalid_argument("scale: got a wrong shape, expected one number per target");
             return run(logits, targets, scale ? scale->data() : nullptr, true, n_threads);
         },
         py::arg("logits").noconvert(), py::arg("targets").noconvert(), py::arg("scale").noconvert(),
         py::arg("n_threads"),
-        "The same, unweighted; scale * (softmax - onehot) takes the place of the logits. scale float32 [N] or None: 1.");
+        "As softmax_nll, unweighted; scale * (softmax - onehot) overwrites the logits. scale: float32 [N], or None: 1.");
 }

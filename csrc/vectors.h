@@ -1,8 +1,9 @@
-// Eight floats at a time, for processors with AVX2 and FMA, and the same code for others.
+// Vectors of eight floats, for processors with AVX2 and FMA; the same code is compiled for other processors too.
 //
-// A kernel is a file NAME.inc of functions over arrays. Its .cpp includes it twice, in namespace avx2 between
-// AVX2_BEGIN and AVX2_END and in namespace plain, and the processor picks (GCC's target_clones takes vectors to pieces
-// before it makes the copies). All that a kernel calls is inlined, so that it is compiled for the same target.
+// A kernel is a file NAME.inc of functions over arrays. Its .cpp includes it twice: in namespace avx2 between
+// AVX2_BEGIN and AVX2_END, and in namespace plain. HAS_AVX2 selects the version at run time. (GCC's target_clones is no
+// alternative: it splits vectors before it makes the copies.) Every function that a kernel calls is inlined, so that it
+// is compiled for the same target.
 #pragma once
 
 #include <algorithm>
@@ -26,24 +27,25 @@
 namespace vectors {
 
 constexpr int64_t WIDTH = 8;
-// may_alias: laid over arrays of float that other code reads as such
+// may_alias: the vectors overlay arrays that other code accesses as float
 typedef float Floats __attribute__((vector_size(32), may_alias));
 typedef float LooseFloats __attribute__((vector_size(32), may_alias, aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(32), may_alias));
 
-// Not functions that return a vector: how one is returned depends on the target.
+// Macros, not functions: the calling convention for a returned vector depends on the target.
 #define LOAD(at) (*reinterpret_cast<const vectors::LooseFloats*>(at))
 #define STORE(at, value) (*reinterpret_cast<vectors::LooseFloats*>(at) = (value))
 #define SPLAT(x) (vectors::Floats{} + (x))
 
-inline int64_t padded(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
+inline int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
-constexpr int64_t WORK_OF_THREAD = 1 << 19;  // elements that pay for starting a thread
+constexpr int64_t MIN_THREAD_WORK = 1 << 19;  // elements that amortise the start of a thread
 
-// Call work(begin, end) over 0..n - 1, split over up to n_threads threads; each unit is `size` elements of work.
+// Call work(begin, end) for parts of 0..n - 1 on up to n_threads threads. Each unit is `size` elements of work. An
+// exception of any part is rethrown after all threads have ended.
 template <typename Work>
 void in_threads(int64_t n, int64_t size, int64_t n_threads, const Work& work) {
-    const int64_t worth = std::max<int64_t>(1, n * size / WORK_OF_THREAD);
+    const int64_t worth = std::max<int64_t>(1, n * size / MIN_THREAD_WORK);
     const int64_t parts = std::max<int64_t>(1, std::min({n_threads, n, worth}));
     std::vector<std::exception_ptr> errors(parts);
     const auto part = [&](int64_t i) {

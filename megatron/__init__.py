@@ -1,1 +1,1 @@
-"""Scaling studies of language models: from raw text to a fitted law."""
+"""Scaling studies of language models, from raw text to a fitted scaling law."""

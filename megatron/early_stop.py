@@ -1,7 +1,8 @@
-"""Import this first: a command that is asked to stop while it still imports ends with the status for that.
+"""Stop handlers for the time of imports: import this module first.
 
-Nothing is written yet then, so the process ends at once. `command.stop_when_told` replaces this when work
-begins. A program that is no command of tools/ keeps its own handlers.
+A command that gets a stop signal during its imports exits at once with the status for that, since it has
+written nothing yet. `command.install_stop_handlers` replaces these handlers when work begins. A program that
+is not a command in tools/ keeps its own handlers.
 """
 
 import os
@@ -9,17 +10,17 @@ import signal
 import sys
 from types import FrameType
 
-STOPPED = 75  # as in command.py, which takes longer to import
+STOPPED = 75  # same value as in command.py, which takes longer to import
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    if "RANK" not in os.environ:  # a launcher that ends its ranks has had its say
+def _exit_stopped(number: int, frame: FrameType | None) -> None:
+    if "RANK" not in os.environ:  # a launcher that stops its ranks prints its own message
         os.write(2, b"stopped; run the same command again\n")
     os._exit(STOPPED)
 
 
 def _is_command() -> bool:
-    """Whether this process runs a file of tools/, and not as a worker of multiprocessing."""
+    """Return whether this process runs a file in tools/ and is not a multiprocessing worker."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         return False
@@ -28,8 +29,8 @@ def _is_command() -> bool:
 
 
 if _is_command():
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _exit_stopped)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # ignored under nohup
-        signal.signal(signal.SIGHUP, _stop)
+        signal.signal(signal.SIGHUP, _exit_stopped)
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        signal.signal(signal.SIGINT, _stop)
+        signal.signal(signal.SIGINT, _exit_stopped)

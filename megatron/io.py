@@ -1,9 +1,10 @@
-"""File locks: the one implementation for runs, studies, datasets and mixture logs.
+"""File locks for runs, studies, datasets and mixture logs.
 
-The lock is the kernel's (flock) and ends with the process. Some file systems have none (Lustre mounted
-without `flock`, some FUSE and parallel file systems): there a lock is a file `<path>.owner` that names its
-process. It is taken over when that process is gone: at once on the same machine, elsewhere after it has given
-no sign of life for `WATCH_S`, which the waiting process measures by its own clock: those of two hosts differ.
+The lock is the kernel's (flock) and ends with the process. Some file systems have no flock (Lustre mounted
+without `flock`, some FUSE and parallel file systems). There a lock is a file `<path>.owner` that names its
+process, the owner. Another process takes the lock over when the owner has ended: at once on the same machine,
+on another machine after `WATCH_S` without a heartbeat. The waiting process measures this time by its own
+monotonic clock, because the clocks of two hosts differ.
 """
 
 import atexit
@@ -24,17 +25,22 @@ from typing import Any
 from megatron.log import get_logger
 
 OWNER = ".owner"  # appended to the name of the locked file
-TAKE_OVER = ".takeover"  # appended to that: exists while a process removes the file of a dead one
-UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock: this file system has no locks
-HEARTBEAT_S = 10.0  # between two signs of life of a process that has a lock file
-WATCH_S = 60.0  # without one of them, the process of another machine is taken for dead
+TAKE_OVER = (
+    ".takeover"  # appended to the name of the owner file: exists while a process removes a dead owner's file
+)
+UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errno of flock on a file system without locks
+HEARTBEAT_S = 10.0  # seconds between two heartbeats of an owner
+WATCH_S = 60.0  # seconds without a heartbeat after which a remote owner counts as dead
 POLL_S = 0.1
 
 log = get_logger(__name__)
 
 
 class LockedError(Exception):
-    """Another process has the lock. `undecided`: its process may be dead, which takes longer to find out."""
+    """Raised if another process has the lock.
+
+    undecided   the owner may be dead, and waiting up to `WATCH_S` would decide it
+    """
 
     def __init__(self, holder: str, undecided: bool = False) -> None:
         super().__init__(holder)
@@ -42,7 +48,7 @@ class LockedError(Exception):
 
 
 class FileLock:
-    """A lock that this process has until `close`, or until it ends."""
+    """A lock that this process holds until `close` or until the process ends."""
 
     def __init__(self, file: io.IOBase, owner: "OwnerFile | None") -> None:
         self._file, self._owner = file, owner
@@ -66,10 +72,10 @@ class LockedFile(io.BufferedRandom):
         super().close()
 
 
-def take_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
-    """Lock `path`, created where it is missing. None where another process still has it after `wait_s`.
+def acquire_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
+    """Lock `path`, which is created if missing. Return None if another process still has it after `wait_s`.
 
-    watch   where only signs of life can tell whether the other process lives, wait for one, up to `WATCH_S`
+    watch   if only a heartbeat can show whether the owner is alive, wait for one, up to `WATCH_S`
     """
     file = path.open("ab")
     try:
@@ -84,10 +90,10 @@ def take_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock |
 
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
-    """Lock `path` for a `with`, however long another process keeps it."""
+    """Lock `path` for a `with` block. Wait without limit for another process to release it."""
     lock = None
     while lock is None:
-        lock = take_lock(path, wait_s=POLL_S)
+        lock = acquire_lock(path, wait_s=POLL_S)
     try:
         yield
     finally:
@@ -95,7 +101,10 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 
 
 def open_locked(path: Path) -> LockedFile:
-    """Open a file for reading and writing, created where it is missing, and lock it. Raises LockedError."""
+    """Open a file for reading and writing, created if missing, and lock it.
+
+    Raises LockedError if another process has the lock.
+    """
     while True:
         file = LockedFile(io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+"))
         try:
@@ -103,19 +112,21 @@ def open_locked(path: Path) -> LockedFile:
         except BaseException:
             file.close()
             raise
+        # the lock is valid only if `path` still names the locked file
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return file
-        file.close()  # the process that had it has renamed or deleted it in between
+        # the path is now another file or none: its last owner renamed or deleted it before the lock was free
+        file.close()
 
 
 def lock_descriptor(
     descriptor: int, path: Path, wait_s: float = 0.0, watch: bool = True
 ) -> "OwnerFile | None":
-    """Lock an open file that is at `path`; what is returned has to be released before the file is closed.
+    """Lock an open file at `path`.
 
-    None where the kernel releases the lock with the file. Raises LockedError where another process still has
-    it after `wait_s`.
+    Returns the owner file, which must be released before the file is closed, or None if the kernel releases
+    the lock with the file. Raises LockedError if another process still has the lock after `wait_s`.
     """
     end = time.monotonic() + wait_s
     while True:
@@ -156,31 +167,35 @@ def _warn_once(path: Path, error: OSError) -> None:
 
 
 class OwnerFile:
-    """A lock as a file that names its process. Raises LockedError where a living process has it."""
+    """A lock in the form of a file that names its process. Raises LockedError if a live process has it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + OWNER)
-        self.record = {**_this_process(), "token": uuid.uuid4().hex}
+        self.record = {**_process_record(), "token": uuid.uuid4().hex}
         if not self._create():
-            found = _read(self.path)
-            _refuse_living(self.path, found)
-            self._remove(found)
+            # raises if the owner is alive or undecided; otherwise this process takes the lock over
+            record = _read_record(self.path)
+            _raise_if_alive(self.path, record)
+            self._remove(record)
             if not self._create():
-                raise LockedError("another process, which was a moment faster")
-        _seen.pop(self.path, None)
-        _heart.add(self)
+                raise LockedError("another process, which created the lock file first")
+        _last_seen.pop(self.path, None)
+        _heartbeat.add(self)
 
     def release(self) -> None:
-        """Remove the file, unless a child of the process that has the lock does this."""
-        if self.record["pid"] == os.getpid() and _heart.remove(self) and self.is_own():
+        """Remove the file. Does nothing in a forked child of the owner."""
+        if self.record["pid"] == os.getpid() and _heartbeat.remove(self) and self.is_current():
             self.path.unlink(missing_ok=True)
 
-    def is_own(self) -> bool:
-        """Whether the file still names this process."""
-        return _read(self.path).get("token") == self.record["token"]
+    def is_current(self) -> bool:
+        """Return whether the file still names this process."""
+        return _read_record(self.path).get("token") == self.record["token"]
 
     def _create(self) -> bool:
-        """Make the file appear with its content at once; False where there is one."""
+        """Create the file together with its content, atomically. Return False if the file exists.
+
+        A hard link to a finished draft fails if the target exists, so no reader sees an empty file.
+        """
         content = json.dumps(self.record).encode()
         draft = self.path.with_name(f"{self.path.name}.{self.record['token']}")
         try:
@@ -197,6 +212,7 @@ class OwnerFile:
         return True
 
     def _create_without_links(self, content: bytes) -> bool:
+        """Create the file exclusively, then write it. An incomplete file counts as that of a remote owner."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
@@ -205,24 +221,29 @@ class OwnerFile:
             file.write(content)
         return True
 
-    def _remove(self, judged: dict[str, Any]) -> None:
-        """Remove the file of a process that was judged dead, and no other: two may come to that at once."""
+    def _remove(self, dead_record: dict[str, Any]) -> None:
+        """Remove the file of a dead owner, and only that file.
+
+        Two processes may judge the same owner dead at the same time. The guard file admits one of them, and
+        the second look at the record protects a lock that a third process has acquired meanwhile.
+        """
         guard = self.path.with_name(self.path.name + TAKE_OVER)
         try:
             os.close(os.open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            if (_unchanged_s(guard, {}) or 0) >= WATCH_S:  # its process was killed within these few lines
+            # an old guard: its process was killed between creating and removing it
+            if (_seconds_unchanged(guard, {}) or 0) >= WATCH_S:
                 guard.unlink(missing_ok=True)
-            raise LockedError("another process, which is taking it over", undecided=True) from None
+            raise LockedError("another process, which is taking over the lock", undecided=True) from None
         try:
-            if _read(self.path) == judged:
+            if _read_record(self.path) == dead_record:
                 self.path.unlink(missing_ok=True)
         finally:
             guard.unlink(missing_ok=True)
 
 
-class _Heart:
-    """Touches the lock files of this process from a thread, for those that watch on other machines."""
+class _Heartbeat:
+    """Thread that touches the lock files of this process, as a heartbeat for other machines."""
 
     def __init__(self) -> None:
         self.files: set[OwnerFile] = set()
@@ -233,74 +254,82 @@ class _Heart:
     def add(self, file: OwnerFile) -> None:
         with self.lock:
             self.files.add(file)
-            if self.process != os.getpid():  # a child of fork has no threads of its parent
+            if self.process != os.getpid():  # a forked child has none of its parent's threads
                 self.process = os.getpid()
-                self.thread = threading.Thread(target=self._beat, name="lock-heartbeat", daemon=True)
+                self.thread = threading.Thread(target=self._touch_files, name="lock-heartbeat", daemon=True)
                 self.thread.start()
 
     def remove(self, file: OwnerFile) -> bool:
-        """False where it was removed before."""
+        """Stop touching a file. Return False if it was removed before."""
         with self.lock:
-            known = file in self.files
+            was_present = file in self.files
             self.files.discard(file)
-            return known
+            return was_present
 
     def release_all(self) -> None:
-        """At the end of the process, for locks that nothing has closed."""
+        """Release the locks that are still open at the end of the process."""
         for file in list(self.files):
             with suppress(OSError):
                 file.release()
 
-    def _beat(self) -> None:
+    def _touch_files(self) -> None:
         while True:
             time.sleep(HEARTBEAT_S)
+            # the lock is not held during file system calls, which may block for long
             with self.lock:
                 files = [file for file in self.files if file.record["pid"] == os.getpid()]
             for file in files:
                 with suppress(OSError):
-                    if file.is_own():
+                    if file.is_current():
                         os.utime(file.path)
                     elif self.remove(file):
                         log.error(
-                            "%s: got another owner while this process had it; stop one of them", file.path
+                            "%s: got another owner of the lock that this process has. Stop one of the two.",
+                            file.path,
                         )
 
 
-_heart = _Heart()
-atexit.register(_heart.release_all)
-_seen: dict[Path, tuple[str | None, int, float]] = {}  # (token, time of last touch, when this was first seen)
+_heartbeat = _Heartbeat()
+atexit.register(_heartbeat.release_all)
+# lock file -> (token, mtime in ns, monotonic time at which this token and mtime were first seen)
+_last_seen: dict[Path, tuple[str | None, int, float]] = {}
 
 
-def _unchanged_s(path: Path, record: dict[str, Any]) -> float | None:
-    """For how long, by this process's clock, a file has shown no sign of life; None where it just has."""
+def _seconds_unchanged(path: Path, record: dict[str, Any]) -> float | None:
+    """Return for how many seconds, by this process's clock, a file has had no heartbeat.
+
+    None if it was touched since the last call.
+    """
     token, now = record.get("token"), time.monotonic()
     try:
-        with path.open("rb") as file:  # opening makes NFS ask the server how old the file is
+        with path.open("rb") as file:  # opening makes an NFS client refresh the attributes from the server
             touched = os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         touched = 0
-    known = _seen.get(path)
-    if known is None or known[:2] != (token, touched):
-        _seen[path] = token, touched, now
-        return None if known is not None and known[0] == token else 0.0
-    return now - known[2]
+    # a changed mtime is a heartbeat; only the change counts, since the clocks of the hosts differ
+    previous = _last_seen.get(path)
+    if previous is None or previous[:2] != (token, touched):
+        _last_seen[path] = token, touched, now
+        return None if previous is not None and previous[0] == token else 0.0
+    return now - previous[2]
 
 
-def _refuse_living(path: Path, record: dict[str, Any]) -> None:
-    """LockedError unless the process that a lock file names is dead."""
+def _raise_if_alive(path: Path, record: dict[str, Any]) -> None:
+    """Raise LockedError unless the process that a lock file names is dead."""
     holder = f"process {record.get('pid', '?')} on {record.get('host', 'an unknown host')}"
-    here = _this_process()
-    if record and all(record.get(key) == here[key] for key in ("machine", "namespace")):
-        if _start_of(record["pid"]) == record["started"]:
+    current = _process_record()
+    # process numbers can be compared only on the same boot of a machine and in the same PID namespace
+    if record and all(record.get(key) == current[key] for key in ("machine", "namespace")):
+        if _process_start_time(record["pid"]) == record["started"]:
             raise LockedError(holder)
         return
-    quiet_s = _unchanged_s(path, record)
+    quiet_s = _seconds_unchanged(path, record)
     if quiet_s is None or quiet_s < WATCH_S:
         raise LockedError(holder, undecided=quiet_s is not None)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What a lock file says; {} where it is gone, or is being written."""
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return the record in a lock file; {} if the file is missing or incomplete."""
     try:
         record = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -309,32 +338,36 @@ def _read(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) and keys <= record.keys() else {}
 
 
-def _this_process() -> dict[str, Any]:
+def _process_record() -> dict[str, Any]:
     host, machine, namespace = socket.gethostname(), None, None
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")  # containers of one host number their processes anew
+        namespace = os.readlink("/proc/self/ns/pid")  # each container of a host has its own process numbers
     pid = os.getpid()
     return {
         "host": host,
         "machine": machine or host,
         "namespace": namespace,
         "pid": pid,
-        "started": _start_of(pid),
+        "started": _process_start_time(pid),
     }
 
 
-def _start_of(pid: Any) -> str | None:
-    """When a process of this machine started, in the kernel's words; None where there is none that runs."""
+def _process_start_time(pid: Any) -> str | None:
+    """Return the start time of a process of this machine as the kernel reports it; None if it does not run.
+
+    A process number is reused, so only number and start time together identify a process.
+    """
     try:
         fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, ValueError):
-        return None if Path("/proc/self/stat").exists() else _answers(pid)
+        return None if Path("/proc/self/stat").exists() else _probe_process(pid)
+    # after the command name: field 3 is the state (Z zombie, X dead), field 22 the start time in ticks
     return None if fields[0] in "ZX" else fields[19]
 
 
-def _answers(pid: Any) -> str | None:
-    """The same where there is no /proc: whether a process of that number exists."""
+def _probe_process(pid: Any) -> str | None:
+    """Return "running" if a process of that number exists, else None. For systems without /proc."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError):

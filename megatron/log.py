@@ -1,4 +1,4 @@
-"""One logger for the whole package, with the rank in its prefix."""
+"""The logger of the package, with the rank in its prefix."""
 
 import logging
 import os
@@ -8,10 +8,10 @@ FORMAT = "%(asctime)s %(rank)s%(message)s"
 
 
 class _RankFilter(logging.Filter):
-    """Adds `rank`, empty when there is a single process; keeps ranks but the first to warnings.
+    """Filter that adds `rank` to records and passes only warnings and above from ranks other than 0.
 
-    The environment is read at every line: srun and mpirun tell the rank in other words than torchrun, and
-    parallel/world.py translates them after this logger was made.
+    `rank` is empty for a single process. The environment is read for every record: srun and mpirun set other
+    variables than torchrun, and parallel/world.py translates them after this logger was created.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -21,7 +21,10 @@ class _RankFilter(logging.Filter):
 
 
 def get_logger(name: str = "megatron") -> logging.Logger:
-    """The package's logger, or a child of it. Warnings and above from every rank, the rest from rank 0."""
+    """Return the package's logger or a child of it.
+
+    Warnings and above are logged by every rank, lower levels by rank 0 only.
+    """
     root = logging.getLogger("megatron")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""Processes that stop in order: the signals that ask for it, and children that end with their parent."""
+"""Orderly process shutdown: stop signals, and children that end with their parent."""
 
 import contextlib
 import ctypes
@@ -15,63 +15,69 @@ POLL_S = 1.0
 
 
 def stop_signals(*more: signal.Signals) -> tuple[signal.Signals, ...]:
-    """The signals that ask a process to save and stop: SIGINT, SIGTERM, `more`, and SIGHUP.
+    """Return the signals on which a process saves and stops: SIGINT, SIGTERM, `more`, and SIGHUP.
 
-    SIGHUP comes when a terminal is closed; it is left out where it is ignored, as under nohup.
+    SIGHUP is sent when a terminal is closed. It is omitted if it is ignored, as under nohup.
     """
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *more, *(() if ignored else (signal.SIGHUP,)))
 
 
 def replace_lost_terminal() -> None:
-    """After SIGHUP: let output that went to a terminal which is gone go nowhere, instead of raising EIO."""
+    """Redirect standard output and error to /dev/null if their terminal was closed (call after SIGHUP).
+
+    Writing to a closed terminal raises EIO.
+    """
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
-            # a terminal that hung up still is a character device, and answers no question
+            # a closed terminal is still a character device, but isatty() is false for it
             if os.path.samestat(os.fstat(descriptor), os.stat(os.devnull)) or os.isatty(descriptor):
                 continue
-            if os.fstat(descriptor).st_mode & 0o170000 == 0o020000:
+            if os.fstat(descriptor).st_mode & 0o170000 == 0o020000:  # S_IFMT, S_IFCHR: a character device
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, descriptor)
                 os.close(null)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
-    """For `preexec_fn`: the kernel sends a child this signal when its parent is gone. None where it cannot.
+    """Return a `preexec_fn` that makes the kernel send a child this signal when its parent ends.
 
-    "Parent" is the thread that starts the child, for the kernel: start it from one that lives as long as the
-    process. Children of the child are told nothing.
+    None on systems other than Linux. For the kernel the parent is the thread that starts the child, so start
+    the child from a thread that lives as long as the process. Children of the child get no signal.
     """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may wait for a lock
+    # resolved before the fork: between fork and exec no code may wait for a lock
+    prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def set_parent_death_signal() -> None:
         prctl(PR_SET_PDEATHSIG, int(number))
-        if os.getppid() != parent:  # gone before the kernel was asked
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(1)
 
     return set_parent_death_signal
 
 
 def parent_variable(grace_s: float) -> dict[str, str]:
-    """For a child's environment: it is to end `grace_s` after this process at the latest."""
+    """Return the variable for a child's environment that ends it at most `grace_s` after this process."""
     return {PARENT: f"{os.getpid()}:{grace_s:g}"}
 
 
 def end_after_parent() -> None:
-    """Where `parent_variable` is set: SIGKILL this process so long after its parent has ended.
+    """Send SIGKILL to this process after its parent has ended, if `parent_variable` is set.
 
-    The time is for saving; a process that hangs does not stay behind. Call it once, early.
+    The grace period of the variable leaves time to save. A process that hangs is ended too. Call this once,
+    early in the process.
     """
     pid, _, grace_s = os.environ.pop(PARENT, "").partition(":")
     if pid:
         words = int(pid), float(grace_s)
-        threading.Thread(target=_end_after, args=words, name="end-after-parent", daemon=True).start()
+        threading.Thread(target=_kill_after_parent, args=words, name="end-after-parent", daemon=True).start()
 
 
-def _end_after(parent: int, grace_s: float) -> None:
+def _kill_after_parent(parent: int, grace_s: float) -> None:
+    # an orphan gets another parent (init or a subreaper), so the parent number changes
     while os.getppid() == parent:
         time.sleep(POLL_S)
     time.sleep(grace_s)

@@ -1,14 +1,14 @@
-"""What a run leaves on disk, and how to read it.
+"""Files of a run directory, and functions that read and write them.
 
-config.yaml    the configuration as it ran
-plan.json      what followed from it (config/plan.py)
-metrics.jsonl  a line for each log point and each evaluation
+config.yaml    the resolved configuration
+plan.json      quantities derived from it (config/plan.py)
+metrics.jsonl  one line per log point and per evaluation
 checkpoints/   <prefix>.<timestamp>/
-tensorboard/   the same scalars; wandb/ too where asked for
+tensorboard/   the same scalars; wandb/ too if enabled
 profile/       trace and table of logging.profile_steps
-downstream/    <checkpoint>/<method>/results.json, what tools/evaluate_downstream.py found
+downstream/    <checkpoint>/<method>/results.json, the scores of tools/evaluate_downstream.py
 result.json    written last; its presence means that the run is done
-exit.json      written by the launcher for a run that failed: its exit status and its last words
+exit.json      written by the launcher for a failed run: its exit status and its last output
 """
 
 import errno
@@ -21,120 +21,120 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from megatron.io import FileLock, LockedError, open_locked, take_lock
+from megatron.io import FileLock, LockedError, acquire_lock, open_locked
 
-FULL = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # of an OSError: no room, or no leave to take it
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota or size limit reached
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
 EXIT, LOCK = "exit.json", ".lock"
 DOWNSTREAM, DOWNSTREAM_RESULTS = "downstream", "results.json"
 CHECKPOINTS, TENSORBOARD, PROFILE = "checkpoints", "tensorboard", "profile"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears under its name only when whole: beside, synced, renamed."""
-    write_whole_bytes(path, text.encode())
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file atomically: write beside it, sync, rename."""
+    write_atomic_bytes(path, text.encode())
 
 
-def write_whole_bytes(path: Path, content: bytes) -> None:
-    """`write_whole` of what is no text."""
-    with written_whole(path) as partial:
+def write_atomic_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file atomically."""
+    with atomic_path(path) as partial:
         partial.write_bytes(content)
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a `with` to write and close: synced and renamed when it ends in order."""
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` to write and close; sync and rename it to `path` on success."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.rename(path)
-    except BaseException:  # not after the renaming: what has the name then is another's
+    except BaseException:
+        # the rename is the last statement above: after it, the partial name may belong to another writer
         partial.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
-def room_in(folder: Path) -> Iterator[None]:
-    """Name the folder that is full, where the system names none, its free space, and what is needed if known.
+def explain_disk_full(folder: Path) -> Iterator[None]:
+    """Add the folder, its free space and the required space to a disk-full error of a `with` block.
 
-    OSError in two sentences. An OSError with the attribute `n_bytes` tells how many bytes more are needed.
+    The operating system names no path in these errors. The required space is reported if the OSError has the
+    attribute `n_bytes`, the number of additional bytes.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
         raise OSError(
-            f"{folder.resolve()}: {error.strerror}{_room_left(folder, error)}; "
+            f"{folder.resolve()}: {error.strerror}{_describe_free_space(folder, error)}; "
             "make room and run the same command again"
         ) from error
 
 
-def _room_left(folder: Path, error: OSError) -> str:
-    words = []
+def _describe_free_space(folder: Path, error: OSError) -> str:
+    details = []
     with suppress(OSError):
-        words.append(f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free")
+        details.append(f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free")
     if (n_bytes := getattr(error, "n_bytes", None)) is not None:
-        words.append(f"about {n_bytes / 1e6:,.1f} MB more are needed")
-    return f" ({', '.join(words)})" if words else ""
+        details.append(f"about {n_bytes / 1e6:,.1f} MB more are needed")
+    return f" ({', '.join(details)})" if details else ""
 
 
-def open_alone(path: Path, name: Path | None = None) -> IO[bytes]:
-    """Open a file, made if it is not there, for this process alone until it is closed.
+def open_exclusive(path: Path, name: Path | None = None) -> IO[bytes]:
+    """Open a file, created if missing, and lock it for this process until it is closed (see megatron/io.py).
 
-    ValueError, which says `name`, where another process has it; see megatron/io.py for the lock.
+    Raises ValueError, with `name` in the message, if another process has the lock.
     """
     try:
         return open_locked(path)
     except LockedError as error:
         raise ValueError(
-            f"{name or path}: {error.holder} is at work on it; let that one end, or choose another name"
+            f"{name or path}: in use by {error.holder}. Wait until it has ended, or choose another name."
         ) from None
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """`write_whole` of indented JSON. ValueError for NaN and Inf, which JSON has not; nothing is written."""
+    """Write indented JSON atomically. Raises ValueError for NaN and Inf, and then writes nothing."""
     try:
         text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError as error:
-        odd = ", ".join(_not_finite(content)) or str(error)
-        raise ValueError(f"{path}: got NaN or Inf in {odd}, expected finite numbers.") from error
-    write_whole(path, text + "\n")
+        nonfinite_keys = ", ".join(_find_nonfinite(content)) or str(error)
+        raise ValueError(f"{path}: got NaN or Inf in {nonfinite_keys}, expected finite numbers.") from error
+    write_atomic(path, text + "\n")
 
 
-def with_null(content: Any) -> Any:
-    """The same with None, JSON's null, for every float that is NaN or Inf."""
+def replace_nonfinite(content: Any) -> Any:
+    """Return a copy with None (JSON's null) for every float that is NaN or Inf."""
     if isinstance(content, float) and not math.isfinite(content):
         return None
     if isinstance(content, dict):
-        return {key: with_null(value) for key, value in content.items()}
-    return [with_null(value) for value in content] if isinstance(content, list | tuple) else content
+        return {key: replace_nonfinite(value) for key, value in content.items()}
+    return [replace_nonfinite(value) for value in content] if isinstance(content, list | tuple) else content
 
 
-def _not_finite(content: Any, at: str = "") -> Iterator[str]:
-    """Where floats are NaN or Inf: keys joined by dots."""
+def _find_nonfinite(content: Any, key_path: str = "") -> Iterator[str]:
+    """Yield the path of each float that is NaN or Inf, its keys joined by dots."""
     if isinstance(content, float) and not math.isfinite(content):
-        yield at
+        yield key_path
     pairs = content.items() if isinstance(content, dict) else ()
     pairs = enumerate(content) if isinstance(content, list | tuple) else pairs
     for key, value in pairs:
-        yield from _not_finite(value, f"{at}.{key}".lstrip("."))
+        yield from _find_nonfinite(value, f"{key_path}.{key}".lstrip("."))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content, or None where there is no such file. ValueError for what is not a JSON object."""
+    """Return the object in a JSON file, or None if the file is missing. ValueError for other content."""
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); delete the file and run again") from error
+        raise ValueError(
+            f"{path}: got invalid JSON ({error}), expected a JSON object. Delete the file and run again."
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(
             f"{path}: got {type(content).__name__}, expected a JSON object. Delete the file and run again."
@@ -143,8 +143,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line that is still being written is left out. ValueError for a line
-    that is damaged."""
+    """Yield the records of metrics.jsonl. Raises ValueError for a damaged line.
+
+    A last line without a line end is skipped: it is still being written.
+    """
     path = run / METRICS
     if not path.is_file():
         return
@@ -168,14 +170,14 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
-    """The newest whole line of metrics.jsonl, read from the end; None where there is none."""
+def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
+    """Return the last complete record of metrics.jsonl, or None. Reads only the end of the file."""
     path = run / METRICS
     if not path.is_file():
         return None
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - tail_bytes))
-        lines = file.read().split(b"\n")[:-1]
+        lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
     for line in reversed(lines):
         try:
             record = json.loads(line)
@@ -186,22 +188,22 @@ def last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
     return None
 
 
-def forget_metrics_after(run: Path, step: int) -> None:
-    """Drop the lines of steps that a resumed run will take again, so that no step is told twice."""
-    kept = [json.dumps(with_null(line)) for line in read_metrics(run) if line["step"] <= step]
-    write_whole(run / METRICS, "".join(line + "\n" for line in kept))
+def truncate_metrics(run: Path, step: int) -> None:
+    """Drop the records after `step`, which a resumed run will log again."""
+    lines = [json.dumps(replace_nonfinite(line)) for line in read_metrics(run) if line["step"] <= step]
+    write_atomic(run / METRICS, "".join(line + "\n" for line in lines))
 
 
-def lock(run: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
-    """Take a run for this process until what is given is closed; None where another process trains it.
+def lock_run(run: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
+    """Lock a run for this process until the returned lock is closed; None if another process trains it.
 
-    The lock ends with the process, however it ends. Arguments as in `io.take_lock`.
+    The lock ends with the process in any case. Arguments as in `io.acquire_lock`.
     """
     run.mkdir(parents=True, exist_ok=True)
-    return take_lock(run / LOCK, wait_s, watch)
+    return acquire_lock(run / LOCK, wait_s, watch)
 
 
 def is_done(run: Path, identity: str | None = None) -> bool:
-    """Whether the run ended; with an identity, whether it was that run."""
+    """Return whether the run is done and, if `identity` is given, has that identity."""
     result = read_json(run / RESULT)
     return result is not None and (identity is None or result.get("identity") == identity)

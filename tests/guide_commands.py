@@ -1,4 +1,4 @@
-"""The commands of the guides, taken out of their code blocks, and checked without running them."""
+"""Extraction of the commands in the guides' code blocks, and checks of them without running them."""
 
 import argparse
 import re
@@ -21,7 +21,7 @@ SHELL = ("sh", "bash", "console", "shell")
 OPERATORS = ("|", "&&", "||", ";", "&", "\n")
 KEYWORDS = ("do", "then", "else", "!", "exec", "time", "export")
 ENDS = ("done", "fi", "for", "while", "if", "case", "esac")
-# what a reader has from elsewhere, and a machine that tests need not have
+# programs that guides use but that a test machine may lack
 ELSEWHERE = (
     ".", "apt-get", "autoload", "awk", "bashcompinit", "brew", "cat", "cd", "chmod", "compgen",
     "complete", "conda", "cp", "curl", "deactivate", "deepspeed", "docker", "echo", "enroot", "env",
@@ -34,12 +34,12 @@ ELSEWHERE = (
 LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "docker", "podman", "enroot", "apptainer")
 TOOL = re.compile(r"(?:^|.*/)(tools/(?:bench/)?\w+\.py)$")
 OVERRIDE = re.compile(r"^[A-Za-z_][\w.]*=")
-TEXTS = ("-c", "--prompt", "--property")  # options of which the value is no path
+TEXTS = ("-c", "--prompt", "--property")  # options whose value is not a path
 
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command: the words after `NAME=value` assignments, and what the guide shows after it."""
+    """One simple command: its `NAME=value` assignments, its words, and the output shown in the guide."""
 
     where: str
     words: list[str]
@@ -49,15 +49,15 @@ class Command:
     text: str = ""
 
 
-def tokens(text: str) -> list[str]:
-    """Words and operators of a line of shell. ValueError where a quotation is open."""
+def split_shell(text: str) -> list[str]:
+    """Split a line of shell into words and operators. Raise ValueError for an unclosed quote."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split, lexer.commenters = True, ""
     return list(lexer)
 
 
 def without_comment(text: str) -> str:
-    """A line up to a `#` that begins a word outside of quotes. shlex would also cut `a#b`."""
+    """Return a line up to a `#` that begins a word outside quotes. shlex would also cut `a#b`."""
     quote = ""
     for i, letter in enumerate(text):
         if letter == quote:
@@ -70,52 +70,55 @@ def without_comment(text: str) -> str:
 
 
 def logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """(index of its first line, text) of each line, joined where it goes on: a backslash, a quote, a pipe."""
-    held, first = "", 0
+    """Yield (index of the first line, text) of logical lines.
+
+    A line is continued after a backslash, within a quote, and after a pipe.
+    """
+    pending, first = "", 0
     ends = ""
     for i, line in enumerate(lines):
-        if ends:  # within a here-document
+        if ends:  # inside a here-document
             ends = "" if line.strip() == ends else ends
             continue
-        first = first if held else i
-        held = without_comment(held + (line if held else line.strip())).rstrip(" ")
-        if held.endswith("\\"):
-            held = held[:-1] + " "
+        first = first if pending else i
+        pending = without_comment(pending + (line if pending else line.strip())).rstrip(" ")
+        if pending.endswith("\\"):
+            pending = pending[:-1] + " "
             continue
         try:
-            words = tokens(held)
+            words = split_shell(pending)
         except ValueError:
-            held += "\n"
+            pending += "\n"
             continue
         if words and words[-1] in ("|", "&&", "||"):
-            held += " "
+            pending += " "
             continue
-        if found := re.search(r"<<-?\s*['\"]?(\w+)", held):
-            ends = found[1]
-        yield first, held
-        held = ""
-    assert not held, f"a command has no end: {held}"
+        if heredoc := re.search(r"<<-?\s*['\"]?(\w+)", pending):
+            ends = heredoc[1]
+        yield first, pending
+        pending = ""
+    assert not pending, f"a command has no end: {pending}"
 
 
 def split_commands(
     lines: Sequence[str], where: str = "", first: int = 0, outputs: dict[int, str] | None = None
 ) -> Iterator[Command]:
-    """The simple commands of some lines of shell, in order. `outputs`: what is shown after a line."""
+    """Yield the simple commands of some lines of shell. `outputs`: output shown after a line, by index."""
     for i, text in logical_lines(lines):
         simple: list[list[str]] = [[]]
-        for word in tokens(text):
+        for word in split_shell(text):
             if word in OPERATORS:
                 simple.append([])
             else:
                 simple[-1].append(word)
         for words in simple:
-            if command := _simple(words, f"{where}:{first + i}", text, (outputs or {}).get(i)):
+            if command := _parse_simple(words, f"{where}:{first + i}", text, (outputs or {}).get(i)):
                 yield command
 
 
-def _simple(words: list[str], where: str, text: str, output: str | None) -> Command | None:
+def _parse_simple(words: list[str], where: str, text: str, output: str | None) -> Command | None:
     environment: dict[str, str] = {}
-    kept, writes, skip = [], [], False
+    words_left, writes, skip = [], [], False
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if skip:
             skip = False
@@ -126,26 +129,26 @@ def _simple(words: list[str], where: str, text: str, output: str | None) -> Comm
         elif (
             re.fullmatch(r"\d", word)
             and following.startswith((">", "<"))
-            or not kept
+            or not words_left
             and (word in KEYWORDS and word != "export" or word in ("{", "}"))
         ):
             continue
-        elif not kept and OVERRIDE.match(word) and "." not in word.partition("=")[0]:
+        elif not words_left and OVERRIDE.match(word) and "." not in word.partition("=")[0]:
             name, _, value = word.partition("=")
             environment[name] = value
         else:
-            kept.append(word)
-    if not kept or kept[0] in ENDS:
+            words_left.append(word)
+    if not words_left or words_left[0] in ENDS:
         return None
-    return Command(where, kept, environment, writes, output, text)
+    return Command(where, words_left, environment, writes, output, text)
 
 
 def commands_of(guide: Path) -> list[Command]:
-    """Every command of a guide's shell blocks. In a block with `$ ` lines, the others are output.
+    """Return every command of a guide's shell blocks. In a block with `$ ` lines, the other lines are output.
 
-    What a ```text block shows was captured: it holds losses and times, and is not compared.
+    The output in a ```text block contains losses and times of a real run, and is not compared.
     """
-    found: list[Command] = []
+    commands: list[Command] = []
     lines = guide.read_text().splitlines()
     kind, start = None, 0
     for i, line in enumerate([*lines, ""]):
@@ -153,18 +156,18 @@ def commands_of(guide: Path) -> list[Command]:
             kind, start = line[3:].strip().split(" ")[0], i + 1
         elif line.startswith("```"):
             if kind in SHELL:
-                found += _block(lines[start:i], str(guide.relative_to(ROOT)), start + 1)
+                commands += _parse_block(lines[start:i], str(guide.relative_to(ROOT)), start + 1)
             elif kind == "text" and any(shown.startswith("$ ") for shown in lines[start:i]):
                 begin = next(j for j in range(start, i) if lines[j].startswith("$ "))
-                captured = _block(lines[begin:i], str(guide.relative_to(ROOT)), begin + 1)
-                found += [replace(command, output=None) for command in captured]
+                captured = _parse_block(lines[begin:i], str(guide.relative_to(ROOT)), begin + 1)
+                commands += [replace(command, output=None) for command in captured]
             kind = None
         elif kind is None and re.match(r"    (python|torchrun|bash|make) ", line):
-            found += split_commands([line.strip()], str(guide.relative_to(ROOT)), i + 1)
-    return found
+            commands += split_commands([line.strip()], str(guide.relative_to(ROOT)), i + 1)
+    return commands
 
 
-def _block(lines: list[str], where: str, first: int) -> Iterator[Command]:
+def _parse_block(lines: list[str], where: str, first: int) -> Iterator[Command]:
     if not any(line.startswith("$ ") for line in lines):
         yield from split_commands(lines, where, first)
         return
@@ -172,19 +175,19 @@ def _block(lines: list[str], where: str, first: int) -> Iterator[Command]:
     while i < len(lines):
         start = i
         assert lines[i].startswith("$ "), f"{where}: output before the first command"
-        told, i = [lines[i][2:]], i + 1
-        while told[-1].endswith("\\"):
-            told.append(lines[i])
+        typed, i = [lines[i][2:]], i + 1
+        while typed[-1].endswith("\\"):
+            typed.append(lines[i])
             i += 1
         shown = []
         while i < len(lines) and not lines[i].startswith("$ "):
             shown.append(lines[i] + "\n")
             i += 1
-        yield from split_commands(told, where, first + start, {0: "".join(shown)})
+        yield from split_commands(typed, where, first + start, {0: "".join(shown)})
 
 
 def inline_commands(guide: Path) -> list[tuple[str, list[str]]]:
-    """(tool, its options) of every `tools/x.py --option ...` in a guide's prose."""
+    """Return (tool, options) of every `tools/x.py --option ...` in a guide's prose."""
     prose = re.sub(r"```.*?```", "", guide.read_text(), flags=re.DOTALL)
     spans = re.findall(r"`(?:[^`]*?\s)?(tools/(?:bench/)?\w+\.py)([^`]*)`", prose)
     return [(tool, re.findall(r"(?<![\w-])--[a-z][\w-]*", words)) for tool, words in spans]
@@ -192,14 +195,14 @@ def inline_commands(guide: Path) -> list[tuple[str, list[str]]]:
 
 @cache
 def tool_module(name: str) -> ModuleType:
-    """`tools/NAME.py`, loaded."""
+    """Load `tools/NAME.py`."""
     path = ROOT / name
     assert path.is_file(), f"{name}: no such tool"
     return load_tool(path)
 
 
 def parse_tool(command: Command) -> None:
-    """Let the tool of a command parse its words; the words of what launches it are left to that."""
+    """Parse the arguments of a command's tool; the arguments of its launcher are not checked here."""
     at = next((i for i, word in enumerate(command.words) if TOOL.match(word)), None)
     if at is None:
         return
@@ -210,13 +213,13 @@ def parse_tool(command: Command) -> None:
     try:
         args = parse(words)
     except SystemExit as ended:
-        assert ended.code == 0, f"{command.where}: {name} does not understand {shlex.join(words)}"
+        assert ended.code == 0, f"{command.where}: {name} does not accept {shlex.join(words)}"
         return
     check_overrides(command.where, name, args)
 
 
 def check_overrides(where: str, tool: str, args: argparse.Namespace) -> None:
-    """Every `section.key=value` word names a key that there is."""
+    """Check that every `section.key=value` word names an existing key."""
     for word in getattr(args, "overrides", None) or getattr(args, "words", None) or []:
         key, equals, _ = word.partition("=")
         if not equals or key.startswith("["):
@@ -231,18 +234,18 @@ STUDY_KEYS = ("name", "directory", "run", "sizes", "grids", "share_trunks")
 
 
 def check_key(where: str, key: str) -> None:
-    """A dotted key of RunConfig. What is under model.hf_config has names of others."""
-    held: type = RunConfig
+    """Check a dotted key of RunConfig. Keys below model.hf_config are those of Hugging Face."""
+    section: type = RunConfig
     for part in key.split("."):
-        names = {one.name: one.type for one in fields(held)} if is_dataclass(held) else {}
+        names = {option.name: option.type for option in fields(section)} if is_dataclass(section) else {}
         if part == "hf_config":
             return
         assert part in names, f"{where}: a configuration has no key {key}"
-        held = names[part]
+        section = names[part]
 
 
 def check_program(command: Command) -> None:
-    """The program exists; a tool, a script or a Makefile's target of this tree knows its words."""
+    """Check that the program exists, and that a tool, script or Makefile target accepts its arguments."""
     program = command.words[0]
     if program in ("python", "python3", sys.executable):
         _check_python(command)
@@ -259,8 +262,8 @@ def check_program(command: Command) -> None:
         if at is not None:
             _check_script(command, command.words[at:])
     else:
-        known = program in ELSEWHERE or program in LAUNCHERS or shutil.which(program)
-        assert known, f"{command.where}: no program {program}"
+        is_available = program in ELSEWHERE or program in LAUNCHERS or shutil.which(program)
+        assert is_available, f"{command.where}: no program {program}"
     if program == "torchrun":
         from torch.distributed.run import get_args_parser
 
@@ -284,38 +287,38 @@ def _check_python(command: Command) -> None:
 
 
 def _check_script(command: Command, words: Sequence[str]) -> None:
-    """A script of this tree: its variables are in it, and the words that it passes on are known."""
+    """Check that a script of this tree reads its variables, and that its tool accepts the other arguments."""
     script = ROOT / words[0]
     if words[0].startswith("-"):
         return
     assert script.is_file(), f"{command.where}: no script {words[0]}"
     text = with_sources(script)
     for name in command.environment:
-        known = re.search(rf"\b{name}\b", text) or name.startswith(
+        is_read = re.search(rf"\b{name}\b", text) or name.startswith(
             ("NCCL_", "CUDA_", "OMP_", "WANDB_", "MASTER_")
         )
-        assert known, f"{command.where}: {words[0]} reads no variable {name}"
-    tools = sorted(set(re.findall(r"tools/\w+\.py", "\n".join(_code(text)))) - {"tools/start_ranks.py"})
-    if len(tools) != 1:  # its words go to none, or to several
+        assert is_read, f"{command.where}: {words[0]} reads no variable {name}"
+    tools = sorted(set(re.findall(r"tools/\w+\.py", "\n".join(_code_lines(text)))) - {"tools/start_ranks.py"})
+    if len(tools) != 1:  # the script passes its arguments to no tool, or to several
         return
     tool = tools[0]
     options = tool_module(tool).build_parser()._option_string_actions
     for word in words[1:]:
         if word.startswith("--"):
-            assert word.partition("=")[0] in options, f"{command.where}: {tool} knows no {word}"
+            assert word.partition("=")[0] in options, f"{command.where}: {tool} has no option {word}"
         elif OVERRIDE.match(word):
             check_overrides(command.where, tool, argparse.Namespace(overrides=[word]))
 
 
 def with_sources(script: Path) -> str:
-    """A script and what it sources from this tree, and that in turn."""
+    """Return the text of a script and of the scripts that it sources, recursively."""
     text = script.read_text()
     names = re.findall(r"^\s*source (examples_scaling/\S+\.sh)", text, re.MULTILINE)
     return text + "".join(with_sources(ROOT / name) for name in names)
 
 
-def _code(text: str) -> list[str]:
-    """Lines that are no comments and no tests of a file's being there."""
+def _code_lines(text: str) -> list[str]:
+    """Return the lines that are neither comments nor tests for a file."""
     return [
         line for line in text.splitlines() if not line.lstrip().startswith("#") and "-f tools/" not in line
     ]

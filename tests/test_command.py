@@ -1,4 +1,4 @@
-"""What the tools have in common: how they end."""
+"""Exit behaviour that all tools share."""
 
 import os
 import subprocess
@@ -7,32 +7,30 @@ from pathlib import Path
 
 import pytest
 
-# as the beginning of a module that Cython made
-SWALLOWS = """
+# like the initialisation of a Cython module
+SWALLOWING_MODULE = """
 import os, signal
 try:
     os.kill(os.getpid(), signal.{name})
     signal.getsignal(signal.SIGTERM)
 except: pass
 """
-TOOL = """
+TOOL_CODE = """
 import time
-from megatron.command import run, stop_when_told
+from megatron.command import install_stop_handlers, run_main
 def main():
-    stop_when_told()
+    install_stop_handlers()
     import swallows
     time.sleep(60)
     return 0
-run(main)
+run_main(main)
 """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_wish_to_stop_that_comes_within_an_import_is_not_lost(
-    root: Path, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "swallows.py").write_text(SWALLOWS.format(name=name))
+def test_a_stop_signal_during_an_import_is_not_lost(root: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "swallows.py").write_text(SWALLOWING_MODULE.format(name=name))
     environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}"}
-    command = [sys.executable, "-c", TOOL]
+    command = [sys.executable, "-c", TOOL_CODE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert (done.returncode, done.stderr) == (75, "stopped; run the same command again\n")

@@ -1,4 +1,4 @@
-"""Every command of every guide: its program knows its words, its files are there, and small ones are run."""
+"""Tests of every command in the guides: its program accepts it, its files exist, and small ones are run."""
 
 import fnmatch
 import os
@@ -24,7 +24,7 @@ from tests.guide_commands import (
 )
 from tests.scaling.synthetic_study import write_study
 
-LIMIT_S = 300  # of one command, on a machine that others use too
+LIMIT_S = 300  # for one command, on a busy machine
 TREE = ("examples_scaling/", "utils/", "tools/", "megatron/", "csrc/", "tests/")
 FILES = (
     ".yaml",
@@ -41,7 +41,7 @@ FILES = (
     ".md",
 )
 OUTPUTS = ("--out", "--output", "--local-dir", "--figures", "--root")
-# what a guide's reader has: made by another guide, by an earlier run, or their own
+# files that a guide's reader has: written by another guide or an earlier run, or the reader's own
 GIVEN = {
     "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],
     "DOWNSTREAM.md": [], "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
@@ -61,7 +61,7 @@ TINY = [
 QUICKSTART = "experiments/quickstart"
 SMALL = "d_model: 32, n_heads: 2, n_layers: 2"
 CPU = ["--device", "cpu", "--threads", "1"]
-# guide, first words of the command, words after it, words in it that are others here
+# guide, first words of the command, words to append, words to replace
 RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("README.md", "python tools/pretrain.py examples_scaling/training/small.yaml", TINY, {}),
     ("README.md", "torchrun --standalone --nproc-per-node 2 tools/pretrain.py CONFIG.yaml",
@@ -100,7 +100,11 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
         *TINY, "model.hf_config.num_hidden_layers=2", "model.hf_config.hidden_size=64",
         "model.hf_config.num_attention_heads=2", "model.n_tokens=300"], {"8": "1"}),
 ]  # fmt: skip
-VARIABLES = {"MODEL": "7M", "DATA": "synthetic", "GPUS": "1"}  # for a training script, instead of the guide's
+VARIABLES = {
+    "MODEL": "7M",
+    "DATA": "synthetic",
+    "GPUS": "1",
+}  # for a training script, in place of the guide's values
 SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("MODELS.md", "python tools/bench/coordinate_check.py",
      ["--widths", "64", "128", "--depths", "2", "4", "--steps", "2", "--seeds", "1", "--threads", "1"], {}),
@@ -113,31 +117,35 @@ guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 
 
 @guides
-def test_programs_know_the_words_of_a_guides_commands(guide: Path) -> None:
+def test_programs_accept_the_options_of_a_guides_commands(guide: Path) -> None:
     for command in commands_of(guide):
         check_program(command)
     for tool, options in inline_commands(guide):
         assert (ROOT / tool).is_file(), f"{guide.name}: no {tool}"
-        known = tool_module(tool).build_parser()._option_string_actions
-        assert set(options) <= known.keys(), f"{guide.name}: {tool} knows no {set(options) - known.keys()}"
+        defined = tool_module(tool).build_parser()._option_string_actions
+        assert set(options) <= defined.keys(), (
+            f"{guide.name}: {tool} has no option {set(options) - defined.keys()}"
+        )
 
 
 @guides
-def test_files_of_a_guides_commands_are_in_the_tree_or_made_before(guide: Path) -> None:
+def test_files_of_a_guides_commands_exist_or_are_written_by_an_earlier_command(guide: Path) -> None:
     given = [*GIVEN["*"], *GIVEN.get(guide.name, [])]
-    made: list[str] = []
+    outputs: list[str] = []
     for command in commands_of(guide):
         for path in paths_in(command):
-            known = any(fnmatch.fnmatchcase(path, one) for one in given)
-            known |= any(path == one or path.startswith(f"{one}/") for one in made)
-            known |= bool(list(ROOT.glob(path.rstrip("/")))) if not path.startswith("..") else False
-            assert known or path in outputs_of(command), f"{command.where}: {path}: nothing made it"
-        made += outputs_of(command)
+            exists = any(fnmatch.fnmatchcase(path, pattern) for pattern in given)
+            exists |= any(path == output or path.startswith(f"{output}/") for output in outputs)
+            exists |= bool(list(ROOT.glob(path.rstrip("/")))) if not path.startswith("..") else False
+            assert exists or path in outputs_of(command), (
+                f"{command.where}: {path}: no earlier command writes it"
+            )
+        outputs += outputs_of(command)
 
 
 def paths_in(command: Command) -> Iterator[str]:
-    """Words that name files: of this project's commands, with a folder or a suffix that is known."""
-    if {"hf", "tools/download_assets.py"} & set(command.words[:2]):  # names of repositories of the hub
+    """Yield the words that name files: arguments of this project's commands, or words with a known suffix."""
+    if {"hf", "tools/download_assets.py"} & set(command.words[:2]):  # names of repositories on the hub
         return
     is_ours = any(word.startswith(TREE) for word in command.words)
     for word in [*command.words, *command.environment.values()]:
@@ -149,20 +157,22 @@ def paths_in(command: Command) -> Iterator[str]:
 
 
 def outputs_of(command: Command) -> list[str]:
-    """What a command says that it writes."""
-    words, found = command.words, list(command.writes)
+    """Return the files that a command writes, according to its arguments."""
+    words, outputs = command.words, list(command.writes)
     value = dict(zip(words, words[1:], strict=False))
-    found += [value[one] for one in OUTPUTS if one in value]
+    outputs += [value[option] for option in OUTPUTS if option in value]
     if "--output-prefix" in value:
-        found.append(
+        outputs.append(
             f"{value.get('--root', '.')}/{value['--output-prefix']}_text_document".removeprefix("./")
         )
     if "tools/convert_checkpoint.py" in words:
-        found.append(words[words.index("tools/convert_checkpoint.py") + 2])
+        outputs.append(words[words.index("tools/convert_checkpoint.py") + 2])
     if "tools/register_corpus.py" in words:
-        found.append(words[words.index("tools/register_corpus.py") + 1])
-    found += [word.partition("=")[2] for word in words if word.startswith(("logging.run_dir=", "directory="))]
-    return found + [command.environment[name] for name in ("RUN", "OUT") if name in command.environment]
+        outputs.append(words[words.index("tools/register_corpus.py") + 1])
+    outputs += [
+        word.partition("=")[2] for word in words if word.startswith(("logging.run_dir=", "directory="))
+    ]
+    return outputs + [command.environment[name] for name in ("RUN", "OUT") if name in command.environment]
 
 
 SESSIONS = [path for path in GUIDES if any(command.output is not None for command in commands_of(path))]
@@ -171,7 +181,7 @@ SESSIONS = [path for path in GUIDES if any(command.output is not None for comman
 @pytest.mark.parametrize("guide", SESSIONS, ids=lambda path: path.name)
 def test_sessions_of_a_guide_print_what_it_shows(guide: Path, tmp_path: Path, scaling_data: Path) -> None:
     shown = [command for command in commands_of(guide) if command.output is not None]
-    for name, source in (("c4", "c4"), ("gpt2", "gpt2_tokenizer")):  # so that no network is asked for gpt2
+    for name, source in (("c4", "c4"), ("gpt2", "gpt2_tokenizer")):  # so that gpt2 is not downloaded
         (tmp_path / name).symlink_to(scaling_data / source)
     (tmp_path / "slimpajama").mkdir()
     name = "derived_slimpajama_schema.jsonl.gz"
@@ -180,14 +190,14 @@ def test_sessions_of_a_guide_print_what_it_shows(guide: Path, tmp_path: Path, sc
         (tmp_path / name).write_text(text)
     (tmp_path / "tools").symlink_to(ROOT / "tools")
     for command in shown:
-        found = run(command.words, tmp_path)
-        wanted, is_cut, _ = command.output.partition("...")
-        assert found.startswith(wanted) if is_cut else found == wanted, command.where
+        output = run_command(command.words, tmp_path)
+        expected, is_cut, _ = command.output.partition("...")
+        assert output.startswith(expected) if is_cut else output == expected, command.where
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with a corpus, two trained models and a study in it, as the guides' readers have."""
+    """A checkout with a corpus, two trained models and a study, as assumed by the guides."""
     folder = tmp_path_factory.mktemp("world")
     shutil.copytree(ROOT / "examples_scaling", folder / "examples_scaling")
     for name in ("tools", "utils", "megatron"):
@@ -203,7 +213,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"--tokenizer-model {QUICKSTART}/tokenizer --append-eod --root {QUICKSTART}/tokens"
         )
     for line in lines:
-        run(shlex.split(line), folder)
+        run_command(shlex.split(line), folder)
     prefix = f"{tokens / 'train_text_document'}"
     for name in ("CONFIG", "run"):
         text = (
@@ -212,7 +222,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.yaml").write_text(text)
     for name, objective in (("run", "autoregressive"), ("diffusion", "masked_diffusion")):
         words = [*TINY, f"logging.run_dir=experiments/{name}", f"objective.name={objective}"]
-        run(["python", "tools/pretrain.py", "CONFIG.yaml", *words], folder)
+        run_command(["python", "tools/pretrain.py", "CONFIG.yaml", *words], folder)
     for name in "ABC":
         shutil.copytree(folder / "experiments" / "run", folder / name)
     (folder / "data").mkdir()
@@ -224,7 +234,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_tables(folder: Path) -> None:
-    """table.csv with a score, another program's, and the laws that LAWS.md has from elsewhere."""
+    """Write table.csv with a score, a table of another program, and the laws that LAWS.md assumes."""
     rows, theirs = [], []
     for n in np.geomspace(1e7, 1e9, 5):
         for d in np.geomspace(2e8, 2e10, 5):
@@ -267,25 +277,27 @@ def test_a_small_form_of_a_guides_slow_command_runs(
 
 
 def run_case(case: tuple[str, str, list[str], dict[str, str]], world: Path, data: Path) -> None:
-    """The guide's own command, with words after it that make it small."""
+    """Run a command of a guide with more arguments that make it small."""
     guide, start, more, others = case
     path = next(path for path in GUIDES if path.name == guide)
-    command = next((one for one in commands_of(path) if " ".join(one.words).startswith(start)), None)
-    assert command is not None, f"{guide} has no command {start} any more: change RUN"
+    command = next(
+        (candidate for candidate in commands_of(path) if " ".join(candidate.words).startswith(start)), None
+    )
+    assert command is not None, f"{guide}: no command starts with '{start}'. Update RUN."
     words = list(command.words)
     for old, new in others.items():
         words = [word.replace(old, new) if old in word else word for word in words]
     words = [word.replace("{data}", str(data)) for word in [*words, *more]]
     variables = {name: VARIABLES.get(name, value) for name, value in command.environment.items()}
-    run(words, world, {"GPUS": "1", **variables} if words[0] != "python" else variables)
+    run_command(words, world, {"GPUS": "1", **variables} if words[0] != "python" else variables)
 
 
-def run(words: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> str:
-    """What a command prints; a failure ends the test with what it said."""
+def run_command(words: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> str:
+    """Run a command and return its output; a failure fails the test with the output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    told = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PATH": path, "OMP_NUM_THREADS": "1"}
+    defaults = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        list(words), cwd=folder, env={**os.environ, **told, **(variables or {})},
+        list(words), cwd=folder, env={**os.environ, **defaults, **(variables or {})},
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -1,4 +1,4 @@
-"""A small part of tools/bench/fuzz.py: every entrance, some changed inputs each."""
+"""Tests of tools/bench/fuzz.py: some mutated inputs for every target."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ def run_fuzz(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_no_entrance_ends_in_a_traceback_a_wrong_answer_a_hang_or_a_crash(root: Path, tmp_path: Path) -> None:
+def test_no_target_ends_in_a_traceback_a_wrong_answer_a_hang_or_a_crash(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     pytest.importorskip("tensorboard")
     done = run_fuzz(root, "--inputs", N_INPUTS, "--seed", 3, "--out", tmp_path)
@@ -30,17 +30,19 @@ def test_no_entrance_ends_in_a_traceback_a_wrong_answer_a_hang_or_a_crash(root: 
         for name, line in table.items()
     }
     assert counts["all"]["inputs"] > 0.97 * N_INPUTS  # shares are rounded
-    assert counts["all"]["passed"] > 0.7 * counts["all"]["inputs"]  # not refused at the first byte
+    assert (
+        counts["all"]["passed"] > 0.7 * counts["all"]["inputs"]
+    )  # most inputs are not refused at the first byte
     listed = set(run_fuzz(root, "--list").stdout.splitlines())
     assert listed == set(counts) - {"all"}
     assert counts["all"]["accepted"] > 0.1 * N_INPUTS and counts["all"]["refused"] > 0.1 * N_INPUTS
 
 
-def test_a_failing_input_is_counted_and_kept(root: Path, tmp_path: Path) -> None:
+def test_a_failing_input_is_counted_and_stored(root: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
         "from fuzzing.cases import WordCase\n"
-        "from fuzzing.harness import Entrance, Limits, WrongAnswerError, fuzz\n"
+        "from fuzzing.harness import FuzzTarget, Limits, WrongAnswerError, fuzz_target\n"
         "import os, time\n"
         "def read(word):\n"
         "    kind = len(word) % 6\n"
@@ -56,8 +58,8 @@ def test_a_failing_input_is_counted_and_kept(root: Path, tmp_path: Path) -> None
         "class Numbered:\n"
         "    def __init__(self, seed): self.number = seed.rpartition('/')[2]\n"
         "harness.random = type('random', (), {'Random': Numbered})\n"
-        "entrance = Entrance('e', 1, lambda folder: Case((), None, read))\n"
-        "print(fuzz(entrance, 6, 0, Path(sys.argv[2]), Limits(None, 1.0)).counts)\n"
+        "target = FuzzTarget('e', 1, lambda folder: Case((), None, read))\n"
+        "print(fuzz_target(target, 6, 0, Path(sys.argv[2]), Limits(None, 1.0)).counts)\n"
     )
     command = [sys.executable, "-c", code, str(root / "tools" / "bench"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -66,8 +68,8 @@ def test_a_failing_input_is_counted_and_kept(root: Path, tmp_path: Path) -> None
         "inputs": 6, "passed": 4, "accepted": 1, "refused": 0, "foreign": 1, "tracebacks": 1,
         "wrong": 1, "hangs": 1, "crashes": 1,
     }  # fmt: skip
-    kept = {path.name: (path / "word").read_bytes() for path in (tmp_path / "e").iterdir()}
-    assert kept == {
+    stored = {path.name: (path / "word").read_bytes() for path in (tmp_path / "e").iterdir()}
+    assert stored == {
         "1-tracebacks": b"a", "2-wrong": b"aa", "3-crashes": b"aaa", "4-foreign": b"aaaa",
         "5-hangs": b"aaaaa",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Keys of random numbers: equal where the numbers are, and only there."""
+"""Keys of random numbers are equal only for equal tuples of numbers."""
 
 import itertools
 
@@ -11,27 +11,27 @@ LOW, HIGH = SAMPLE_ORDER % 2**32, SAMPLE_ORDER >> 32
 VALUES = (0, 1, 2, 3, 5, LOW, HIGH, 2**32 - 1, 2**32, 2**32 + 5, 2**64 - 1, 2**64, -1, -(2**32), SAMPLE_ORDER)
 
 
-def as_numpy_pads(words: list[int]) -> tuple[int, ...]:
-    """What numpy mixes: four words or more, the missing ones 0."""
+def pad_like_numpy(words: list[int]) -> tuple[int, ...]:
+    """Return the words that numpy mixes: padded with 0 to at least four."""
     return tuple(words + [0] * (4 - len(words)))
 
 
-def test_no_two_keys_have_the_same_words_behind_the_padding() -> None:
+def test_no_two_keys_have_the_same_padded_words() -> None:
     keys = [key for n in range(5) for key in itertools.product(VALUES, repeat=n)]
     words = [key_words(*key) for key in keys]
-    assert len({as_numpy_pads(one) for one in words}) == len(keys) > 50_000
-    assert all(0 <= word < 2**32 for one in words for word in one)
+    assert len({pad_like_numpy(key) for key in words}) == len(keys) > 50_000
+    assert all(0 <= word < 2**32 for key in words for word in key)
 
 
 @pytest.mark.parametrize("key", [(0, 0, 0), (1, 2, 3), (2**32 - 1, 9, 2**32 - 1), (SAMPLE_ORDER, 7, 3)])
-def test_a_key_of_three_small_numbers_seeds_what_it_seeded_as_it_was(key: tuple[int, ...]) -> None:
+def test_a_key_of_three_small_numbers_gives_the_seed_of_numpy(key: tuple[int, ...]) -> None:
     ours, numpys = seed_sequence(*key), np.random.SeedSequence(list(key))
     np.testing.assert_array_equal(ours.generate_state(8), numpys.generate_state(8))
 
 
-def test_keys_that_numpy_takes_for_one_seed_different_numbers() -> None:
-    for one, other in (((0, 1, 2), (0, 1, 2, 0)), ((2**32 + 5, 0, 3), (5, 1, 0, 3)), ((7,), (7, 0))):
-        same = [np.random.SeedSequence(list(key)).generate_state(4).tolist() for key in (one, other)]
+def test_keys_that_numpy_maps_to_one_seed_give_different_numbers() -> None:
+    for first, second in (((0, 1, 2), (0, 1, 2, 0)), ((2**32 + 5, 0, 3), (5, 1, 0, 3)), ((7,), (7, 0))):
+        same = [np.random.SeedSequence(list(key)).generate_state(4).tolist() for key in (first, second)]
         assert same[0] == same[1]
-        ours = [seed_sequence(*key).generate_state(4).tolist() for key in (one, other)]
+        ours = [seed_sequence(*key).generate_state(4).tolist() for key in (first, second)]
         assert ours[0] != ours[1]

@@ -1,4 +1,4 @@
-"""The import order of the tree, read from the syntax trees."""
+"""Import order of the packages, read from the syntax trees."""
 
 import ast
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ LAYER = {
     "evaluation": 4,
     "train": 5,
 }  # fmt: skip
-WITHIN_A_LAYER = {("data", "tokenizer"), ("config", "config")}
-SIDE = "scaling"  # sees layer 0 only
-# in how many files a library may be imported, at most; pyarrow: text is read, a table written, mixtures;
-# datasets: C4 is streamed, a mixture is given on
+ALLOWED_WITHIN_LAYER = {("data", "tokenizer"), ("config", "config")}
+SIDE = "scaling"  # may import layer 0 only
+# maximum number of files that import a library; pyarrow: reading text, writing a table, mixtures;
+# datasets: streaming C4, exporting a mixture
 HEAVY = {
     "deepspeed": 1, "duckdb": 1, "lm_eval": 1, "plotly": 1, "wandb": 1, "datasets": 2, "tensorboard": 1,
     "pyarrow": 4, "pyarrow.flight": 1,
@@ -32,8 +32,8 @@ WITHOUT_TORCH = (
 )  # fmt: skip
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(dotted name, whether at module scope) of everything a file imports."""
+def iterate_imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (dotted name, whether it is at module scope) of every import of a file."""
     tree = ast.parse(path.read_text())
     at_top = {id(node) for node in tree.body}
     for node in ast.walk(tree):
@@ -46,8 +46,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{node.module}.{alias.name}", id(node) in at_top
 
 
-def part_of(path: Path) -> str:
-    """Folder or module right under megatron/."""
+def find_part(path: Path) -> str:
+    """Return the folder or module directly in megatron/ that contains a file."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -55,42 +55,42 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_imports_only_what_lies_below_it(path: Path) -> None:
-    part = part_of(path)
-    assert part == SIDE or part in LAYER, f"megatron/{part} has no place in the order"
-    for name, _ in imports(path):
+def test_a_file_imports_only_lower_layers(path: Path) -> None:
+    part = find_part(path)
+    assert part == SIDE or part in LAYER, f"megatron/{part} is missing in LAYER"
+    for name, _ in iterate_imports(path):
         root, *rest = name.split(".")
         assert root not in ("tools", "tests", "utils"), f"{path} imports {name}"
         if root != "megatron" or not rest or rest[0] in ("_csrc", part):
             continue
         other = rest[0]
         if part == SIDE:
-            assert LAYER.get(other) == 0, f"{path}: scaling imports {name}, but sees layer 0 only"
+            assert LAYER.get(other) == 0, f"{path}: scaling imports {name}, but may import layer 0 only"
         else:
-            allowed = (part, other) in WITHIN_A_LAYER or other != SIDE and LAYER[other] < LAYER[part]
+            allowed = (part, other) in ALLOWED_WITHIN_LAYER or other != SIDE and LAYER[other] < LAYER[part]
             assert allowed or (LAYER[part] == 0 and LAYER.get(other) == 0), f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in WITHOUT_TORCH], ids=str)
+@pytest.mark.parametrize("path", [path for path in FILES if find_part(path) in WITHOUT_TORCH], ids=str)
 def test_data_and_scaling_do_not_need_torch(path: Path) -> None:
-    assert not [name for name, _ in imports(path) if name.split(".")[0] == "torch"]
+    assert not [name for name, _ in iterate_imports(path) if name.split(".")[0] == "torch"]
 
 
 @pytest.mark.parametrize("library", HEAVY)
 def test_a_heavy_library_is_imported_in_one_place_and_only_when_used(library: str) -> None:
-    found = [
+    importers = [
         (path, top)
         for path in [*FILES, *sorted((ROOT / "tools").rglob("*.py"))]
-        for name, top in imports(path)
+        for name, top in iterate_imports(path)
         if f"{name}.".startswith(f"{library}.")
     ]
-    assert len({path for path, _ in found}) <= HEAVY[library], found
-    assert not [path for path, top in found if top], f"{library} is imported at module scope"
+    assert len({path for path, _ in importers}) <= HEAVY[library], importers
+    assert not [path for path, top in importers if top], f"{library} is imported at module scope"
 
 
-def test_nobody_imports_tools() -> None:
+def test_no_module_imports_tools() -> None:
     for path in sorted(ROOT.joinpath("tests").rglob("*.py")) + FILES:
-        assert not [name for name, _ in imports(path) if name.split(".")[0] == "tools"], path
+        assert not [name for name, _ in iterate_imports(path) if name.split(".")[0] == "tools"], path
 
 
 def test_there_is_no_import_cycle() -> None:
@@ -101,7 +101,7 @@ def test_there_is_no_import_cycle() -> None:
     edges = {
         module: {
             target
-            for name, _ in imports(path)
+            for name, _ in iterate_imports(path)
             for target in (name, name.rpartition(".")[0])
             if target in names and target != module
         }
@@ -109,12 +109,12 @@ def test_there_is_no_import_cycle() -> None:
     }
     done: set[str] = set()
 
-    def walk(module: str, trail: tuple[str, ...]) -> None:
+    def visit(module: str, trail: tuple[str, ...]) -> None:
         assert module not in trail, " -> ".join([*trail, module])
         if module not in done:
             for target in sorted(edges[module]):
-                walk(target, (*trail, module))
+                visit(target, (*trail, module))
             done.add(module)
 
     for module in names:
-        walk(module, ())
+        visit(module, ())

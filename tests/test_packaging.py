@@ -1,4 +1,4 @@
-"""The map in the README, and the files that say what an environment is made of, against the tree."""
+"""The tree in the README and the environment files agree with the checkout."""
 
 import fnmatch
 import re
@@ -11,10 +11,10 @@ import yaml
 
 @pytest.fixture(scope="module")
 def tracked(root: Path) -> list[Path]:
-    """Every file of the checkout."""
+    """All tracked files of the checkout."""
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("no git checkout, so there is no list of files")
+        pytest.skip("no git checkout, so no list of files")
     return [Path(line) for line in listed.stdout.splitlines()]
 
 
@@ -27,29 +27,29 @@ def test_the_tree_in_the_readme_is_the_tree(root: Path, tracked: list[Path]) -> 
         shown.append(f"{top}/{name}" if indent else name)
     folders = {path.parent for path in tracked if path.parts[0][0] != "."}
     present = {"/".join(folder.parts[:2]) for folder in folders if folder.parts}
-    hidden_parts = ("tests/",)  # "mirrors megatron/"
+    hidden_parts = ("tests/",)  # the README describes it as "mirrors megatron/"
     tops = {folder.split("/")[0] for folder in present}
-    wanted = tops | {folder for folder in present if "/" in folder and not folder.startswith(hidden_parts)}
-    assert sorted(shown) == sorted(wanted)
+    expected = tops | {folder for folder in present if "/" in folder and not folder.startswith(hidden_parts)}
+    assert sorted(shown) == sorted(expected)
 
 
-def test_every_link_of_the_readme_leads_somewhere(root: Path) -> None:
+def test_every_link_of_the_readme_exists(root: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)", (root / "README.md").read_text())
     assert len(targets) > 10
-    assert [one for one in targets if "://" not in one and not (root / one).exists()] == []
+    assert [target for target in targets if "://" not in target and not (root / target).exists()] == []
 
 
-def test_conda_takes_the_pins_of_pip_and_pins_nothing_of_its_own_but_python(root: Path) -> None:
+def test_conda_uses_the_pins_of_pip_and_pins_only_python(root: Path) -> None:
     listed = yaml.safe_load((root / "environment.yml").read_text())["dependencies"]
-    (by_pip,) = [one["pip"] for one in listed if isinstance(one, dict)]
+    (by_pip,) = [entry["pip"] for entry in listed if isinstance(entry, dict)]
     assert by_pip == ["-r requirements.txt"]
-    pinned = [one for one in listed if isinstance(one, str) and re.search("[=<>]", one)]
-    assert [re.split("[=<>]", one)[0] for one in pinned] == ["python"]
+    pinned = [entry for entry in listed if isinstance(entry, str) and re.search("[=<>]", entry)]
+    assert [re.split("[=<>]", entry)[0] for entry in pinned] == ["python"]
     pins = {line.split("==")[0] for line in (root / "requirements.txt").read_text().splitlines()}
-    assert not pins & {one for one in listed if isinstance(one, str)}
+    assert not pins & {entry for entry in listed if isinstance(entry, str)}
 
 
-def test_the_image_copies_what_there_is_and_runs_as_nobody_special(root: Path) -> None:
+def test_the_image_copies_existing_files_and_does_not_run_as_root(root: Path) -> None:
     text = (root / "Dockerfile").read_text().replace("\\\n", " ")
     copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
     sources = [word for words in copied for word in words if not word.startswith("--")]
@@ -58,7 +58,7 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_special(root: Path) -
     assert users and users[-1] not in ("0", "root")
 
 
-def test_what_git_leaves_out_stays_out_of_the_image_and_nothing_else(root: Path, tracked: list[Path]) -> None:
+def test_the_image_excludes_exactly_what_git_ignores(root: Path, tracked: list[Path]) -> None:
     patterns = [line for line in (root / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
 
     def is_ignored(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Children that end with their parent, however that ends, and signals that ask for it."""
+"""Children that end with their parent in every case, and stop signals."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ child = subprocess.Popen(
 )
 child.wait()
 """
-DEAF = """
+DEAF_CODE = """
 import os, signal, sys, time
 from megatron.processes import end_after_parent
 signal.signal(signal.SIGTERM, lambda *_: open(os.environ["HEARD"], "w").close())
@@ -52,15 +52,15 @@ def test_a_child_that_does_not_end_when_its_parent_is_killed_is_ended_later(
 ) -> None:
     ready, heard = tmp_path / "ready", tmp_path / "heard"
     environment = {**os.environ, "READY": str(ready), "HEARD": str(heard)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT_CODE, DEAF], cwd=root, env=environment)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT_CODE, DEAF_CODE], cwd=root, env=environment)
     wait_until(lambda: ready.exists() and ready.read_text(), 60)
     child = int(ready.read_text())
     parent.kill()
     parent.wait()
     try:
-        wait_until(heard.exists, 10)  # asked at once
+        wait_until(heard.exists, 10)  # SIGTERM at once
         assert is_running(child)
-        wait_until(lambda: not is_running(child), 30)  # and after its second to save, ended
+        wait_until(lambda: not is_running(child), 30)  # SIGKILL after the grace period of one second
     finally:
         if is_running(child):
             os.kill(child, signal.SIGKILL)

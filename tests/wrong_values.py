@@ -1,4 +1,4 @@
-"""Configurations with values of wrong types in them, drawn at random, which every reader refuses in words."""
+"""Generator of configurations with random values of wrong types, for tests of all readers."""
 
 import copy
 import random
@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-READ_S = 20.0  # of one file, on a busy machine; the slowest takes a second
+READ_S = 20.0  # limit for reading one file on a busy machine; the slowest takes a second
 
 
-def nested(depth: int) -> Any:
-    """Lists and sections within one another."""
+def nest_values(depth: int) -> Any:
+    """Return `depth` nested lists and sections."""
     value: Any = 1
     for i in range(depth):
         value = [value] if i % 2 else {"a": value}
@@ -60,9 +60,9 @@ WRONG: list[Any] = [
     1e-308,
     1.5,
     "9" * 5000,
-    nested(30),
-    nested(63),
-    nested(200),
+    nest_values(30),
+    nest_values(63),
+    nest_values(200),
     "1e3",
     "null",
     "NOT " * 900 + "true",
@@ -85,29 +85,31 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def wrong_texts(
-    base: Mapping[str, Any], known: Mapping[tuple[str, ...], Sequence[str]], n: int, seed: int
+def generate_wrong_texts(
+    base: Mapping[str, Any], known_keys: Mapping[tuple[str, ...], Sequence[str]], n: int, seed: int
 ) -> Iterator[str]:
-    """`n` YAML texts of `base` with one to three values replaced, or keys of `known` (by section) added."""
+    """Yield `n` YAML texts of `base` with one to three values replaced or keys of `known_keys` added."""
     rng = random.Random(seed)
     for _ in range(n):
         tree = copy.deepcopy(dict(base))
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
-            _spoil(tree, known, rng)
+            _replace_value(tree, known_keys, rng)
         text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=10**6)
-        if rng.random() < 0.1:  # a line twice
+        if rng.random() < 0.1:  # duplicate a line
             lines = text.splitlines()
             lines.insert(rng.randrange(len(lines)), rng.choice(lines))
             text = "\n".join(lines)
         yield text
 
 
-def _spoil(node: Any, known: Mapping[tuple[str, ...], Sequence[str]], rng: random.Random) -> None:
+def _replace_value(
+    node: Any, known_keys: Mapping[tuple[str, ...], Sequence[str]], rng: random.Random
+) -> None:
     place: tuple[str, ...] = ()
     while True:
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         if isinstance(node, dict) and (not keys or rng.random() < 0.3):
-            node[rng.choice(known.get(place, ["x"]))] = copy.deepcopy(rng.choice(WRONG))
+            node[rng.choice(known_keys.get(place, ["x"]))] = copy.deepcopy(rng.choice(WRONG))
             return
         if not keys:
             return
@@ -119,8 +121,8 @@ def _spoil(node: Any, known: Mapping[tuple[str, ...], Sequence[str]], rng: rando
         node = node[key]
 
 
-def refusal(read: Callable[[], Any]) -> str | None:
-    """What `read` refused, None where it read. Anything but a sentence is an error of the test."""
+def read_refusal(read: Callable[[], Any]) -> str | None:
+    """Return the message of the error that `read` raises, or None. Asserts that it is one sentence."""
     try:
         read()
     except (ValueError, OSError) as error:

@@ -1,11 +1,11 @@
-"""Write a script that completes the words of this project's tools in bash and zsh.
+"""Write a script that completes the options of this project's tools in bash and zsh.
 
 python tools/completion.py --out completion.bash
 python tools/completion.py > completion.bash
 
-Then `source completion.bash`; in zsh after `autoload -U bashcompinit && bashcompinit`. It completes the
-options of `python tools/x.py` and `torchrun ... tools/x.py`, their choices, keys such as optim.lr= where a
-tool takes them, and file names elsewhere. No Python is started while one types.
+Load it with `source completion.bash`; in zsh, run `autoload -U bashcompinit && bashcompinit` first. It
+completes options of `python tools/x.py` and `torchrun ... tools/x.py`, their choices, keys such as optim.lr=
+where a tool takes them, and file names elsewhere. Completion does not start Python.
 """
 
 import argparse
@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.command import command, failed, load_tool, run
-from megatron.config.reference import sections
-from megatron.run_dir import write_whole
+from megatron.command import create_parser, load_tool, report_error, run_main
+from megatron.config.reference import list_sections
+from megatron.run_dir import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE = "FILE"  # stands for the value of an option that has no choices
-# tools that take section.key=value words, and what precedes one
+FILE = "FILE"  # placeholder for the value of an option without choices
+# tools that take section.key=value words, and the prefix of each word
 WITH_KEYS = {"pretrain": "", "sweep": "run."}
 SCRIPT = r"""# Written by tools/completion.py. In zsh, first: autoload -U bashcompinit && bashcompinit
 _megatron_words() {
@@ -29,8 +29,9 @@ CASES
 }
 
 _megatron_complete() {
-    local tool='' action='' previous='' found='' word
+    local tool='' action='' previous='' candidates='' word
     local current=${COMP_LINE:0:$COMP_POINT}
+    # split by hand up to the cursor: COMP_WORDS is also split at = and :
     while [[ $current == *[[:space:]]* ]]; do
         word=${current%%[[:space:]]*}
         current=${current#*[[:space:]]}
@@ -42,19 +43,20 @@ _megatron_complete() {
     done
     COMPREPLY=()
     if [[ -z $tool ]]; then return; fi
-    if [[ $previous == -* ]]; then found=$(_megatron_words "$tool$action $previous"); fi
-    if [[ $found == FILE ]]; then return
-    elif [[ -n $found ]]; then :
-    elif [[ $current == -* ]]; then found=$(_megatron_words "$tool$action .")
-    elif [[ $current == *=* ]]; then found=$(_megatron_words "$tool ${current%%=*}=")
-    elif [[ -n $current ]]; then found="$(_megatron_words "$tool keys") $(_megatron_words "$tool actions")"
-    elif [[ -z $action ]]; then found=$(_megatron_words "$tool actions")
+    if [[ $previous == -* ]]; then candidates=$(_megatron_words "$tool$action $previous"); fi
+    if [[ $candidates == FILE ]]; then return
+    elif [[ -n $candidates ]]; then :
+    elif [[ $current == -* ]]; then candidates=$(_megatron_words "$tool$action .")
+    elif [[ $current == *=* ]]; then candidates=$(_megatron_words "$tool ${current%%=*}=")
+    elif [[ -n $current ]]; then
+        candidates="$(_megatron_words "$tool keys") $(_megatron_words "$tool actions")"
+    elif [[ -z $action ]]; then candidates=$(_megatron_words "$tool actions")
     fi
-    if [[ -z ${found// } ]]; then return; fi
+    if [[ -z ${candidates// } ]]; then return; fi
     local cut=''
-    # bash takes what follows the last = for the word
+    # COMP_WORDBREAKS splits at =, so bash inserts only the part after the last =
     if [[ $current == *=* && ${COMP_WORDBREAKS-} == *=* ]]; then cut=${current%=*}=; fi
-    for word in $(compgen -W "$found" -- "$current"); do COMPREPLY+=("${word#"$cut"}"); done
+    for word in $(compgen -W "$candidates" -- "$current"); do COMPREPLY+=("${word#"$cut"}"); done
     if [[ "${COMPREPLY[*]}" == *= ]]; then compopt -o nospace 2>/dev/null; fi
 }
 
@@ -63,35 +65,33 @@ complete -o default -F _megatron_complete python python3 torchrun
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where the script goes; by itself it is printed"
-    )
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="output file; default: print the script")
     return parser
 
 
-def words_of(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, Sequence[str]]]:
-    """(what has been typed, what may come next) of one parser and of its actions."""
+def parser_completions(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield (typed words, possible next words) for a parser and its subcommands."""
     yield f"{name} .", [word for action in parser._actions for word in action.option_strings]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield f"{name} actions", list(action.choices)
             for inner, its_parser in action.choices.items():
-                yield from words_of(f"{name} {inner}", its_parser)
+                yield from parser_completions(f"{name} {inner}", its_parser)
         elif action.nargs != 0:
             for option in action.option_strings:
-                yield f"{name} {option}", [str(one) for one in action.choices or (FILE,)]
+                yield f"{name} {option}", [str(choice) for choice in action.choices or (FILE,)]
 
 
-def keys_of(name: str, before: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """The same of section.key=value words."""
+def key_completions(name: str, before: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield (typed words, possible next words) for section.key=value words."""
     keys = []
-    for section, _, options in sections():
+    for section, _, options in list_sections():
         for option in options:
             key = f"{before}{section}.{option.name}=" if section else f"{before}{option.name}="
             keys.append(key)
-            choices = [str(one) for one in option.metadata["choices"]]
+            choices = [str(choice) for choice in option.metadata["choices"]]
             if option.type is bool:
                 choices = ["true", "false"]
             if choices:
@@ -99,32 +99,33 @@ def keys_of(name: str, before: str) -> Iterator[tuple[str, Sequence[str]]]:
     yield f"{name} keys", keys
 
 
-def script() -> str:
-    """The whole script, from the parsers of the tools as they are."""
+def build_script() -> str:
+    """Return the completion script, generated from the parsers of all tools."""
     cases = []
     for tool in sorted(ROOT.glob("tools/*.py")):
-        told = list(words_of(tool.stem, load_tool(tool).build_parser()))
+        completions = list(parser_completions(tool.stem, load_tool(tool).build_parser()))
         if tool.stem in WITH_KEYS:
-            told += keys_of(tool.stem, WITH_KEYS[tool.stem])
+            completions += key_completions(tool.stem, WITH_KEYS[tool.stem])
         cases += [
-            f"        {shlex.quote(typed)}) echo {shlex.quote(' '.join(next_))} ;;" for typed, next_ in told
+            f"        {shlex.quote(typed)}) echo {shlex.quote(' '.join(next_))} ;;"
+            for typed, next_ in completions
         ]
     return SCRIPT.replace("CASES", "\n".join(cases))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write or print it."""
+    """Write or print the script."""
     args = build_parser().parse_args(argv)
     if args.out is None:
-        print(script(), end="")
+        print(build_script(), end="")
         return 0
     try:
-        write_whole(args.out, script())
+        write_atomic(args.out, build_script())
     except OSError as error:
-        return failed(error)
+        return report_error(error)
     print(f"{args.out}: source it")
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -5,62 +5,66 @@
     python tools/convert_checkpoint.py experiments/run OUT --to sharded
 
 SOURCE is a run or a checkpoint of this project, a Hugging Face folder (Llama, Qwen3, GPT-2), a llama2.c
-file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed; what is there tells which.
+file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files determine the format.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, count, failed, run
-from megatron.config.choices import OBJECTIVES, TARGET_DTYPES, TARGETS
+from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.config.cli_choices import OBJECTIVES, TARGET_DTYPES, TARGETS
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="a run, a checkpoint or a model of others"
+        "source", type=Path, metavar="SOURCE", help="a run, a checkpoint or a model in another format"
     )
-    parser.add_argument("target", type=Path, metavar="TARGET", help="what to write; must not exist")
-    what = parser.add_argument_group("what to write")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="output path; must not exist")
+    what = parser.add_argument_group("output")
     what.add_argument(
         "--to",
         required=True,
         choices=TARGETS,
-        help="native: weights for checkpoint.init_from; full, sharded: a run's whole state, in that layout",
+        help="native: weights for checkpoint.init_from; full, sharded: a run's whole state in that layout",
     )
-    what.add_argument("--dtype", choices=TARGET_DTYPES, default="float32", help="of huggingface's")
     what.add_argument(
-        "--strip-rows", action="store_true", help="huggingface: leave out the rows of [MASK] and padding"
+        "--dtype", choices=TARGET_DTYPES, default="float32", help="dtype of the Hugging Face weights"
     )
-    source = parser.add_argument_group("what the source does not say")
+    what.add_argument(
+        "--strip-rows", action="store_true", help="huggingface: omit the rows of [MASK] and of padding"
+    )
+    source = parser.add_argument_group("facts missing in the source")
     source.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="folder, tokenizer.json, .model of SentencePiece or .bin of llama2.c; by itself the source's",
+        help="folder, tokenizer.json, SentencePiece .model or llama2.c .bin; default: that of the source",
     )
     source.add_argument(
         "--n-tokens",
-        type=count,
+        type=positive_int,
         metavar="N",
-        help="ids of the tokenizer, where a Megatron checkpoint is padded",
+        help="number of token ids, if the vocabulary of a Megatron checkpoint is padded",
     )
     source.add_argument(
         "--objective",
         choices=OBJECTIVES,
-        help="what a Megatron checkpoint was trained for, where its saved arguments do not tell",
+        help="training objective of a Megatron checkpoint, if its saved arguments do not contain it",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert, and say where the result is."""
+    """Convert, and print the path and a summary of the result."""
     args = build_parser().parse_args(argv)
-    from megatron.checkpoint.convert import convert  # after the words: --help should not wait for torch
+    from megatron.checkpoint.convert import (
+        convert_checkpoint,
+    )  # imported after parsing, so that --help does not load torch
 
     try:
-        told = convert(
+        summary = convert_checkpoint(
             args.source,
             args.target,
             to=args.to,
@@ -71,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             strip_rows=args.strip_rows,
         )
     except (OSError, ValueError) as error:
-        return failed(error)
-    print(f"{args.target}: {told}")
+        return report_error(error)
+    print(f"{args.target}: {summary}")
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

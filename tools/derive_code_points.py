@@ -1,10 +1,10 @@
-"""Write megatron/tokenizer/code_points.json: the class of every code point, as `tokenizers` sees it.
+"""Write megatron/tokenizer/code_points.json: the class of every code point according to `tokenizers`.
 
     python tools/derive_code_points.py
 
-GPT-2's pre-tokeniser asks of a character whether it is a letter, a number or white space. Libraries
-disagree on thousands of code points, as they follow different versions of Unicode; this asks `tokenizers`
-itself, once.
+GPT-2's pre-tokenizer classifies characters as letters, numbers or white space. Libraries disagree on
+thousands of code points because they follow different versions of Unicode. This tool derives the classes from
+`tokenizers` itself.
 """
 
 import argparse
@@ -15,14 +15,22 @@ from pathlib import Path
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from megatron.command import command, run
+from megatron.command import create_parser, run_main
 
 OUT = Path(__file__).resolve().parents[1] / "megatron" / "tokenizer" / "code_points.json"
-NEIGHBOURS = ((1, "a"), (2, "1"), (0, "!"))  # a character joins those of its own class on both sides
+NEIGHBOURS = (
+    (1, "a"),
+    (2, "1"),
+    (0, "!"),
+)  # the pre-tokenizer joins neighbouring characters of the same class
 
 
-def class_of(point: int, split: pre_tokenizers.ByteLevel) -> int:
-    """0 other, 1 letter, 2 number, 3 white space."""
+def classify_code_point(point: int, split: pre_tokenizers.ByteLevel) -> int:
+    """Return the class of a code point: 0 other, 1 letter, 2 number, 3 white space.
+
+    The code point is put between two characters of a known class. If the pre-tokenizer returns one piece, it
+    has that class.
+    """
     for kind, letter in NEIGHBOURS:
         if len(split.pre_tokenize_str(letter + chr(point) + letter)) == 1:
             return kind
@@ -30,18 +38,18 @@ def class_of(point: int, split: pre_tokenizers.ByteLevel) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words: none."""
-    return command(__doc__)
+    """Build the argument parser, which takes no options."""
+    return create_parser(__doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask, and write runs of [first code point, class]."""
+    """Classify all code points and write them as runs of [first code point, class]."""
     build_parser().parse_args(argv)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     runs: list[list[int]] = []
     for point in range(0x110000):
-        # surrogates are no characters and stand in no text
-        kind = 0 if 0xD800 <= point < 0xE000 else class_of(point, split)
+        # surrogates are not characters and cannot occur in valid text
+        kind = 0 if 0xD800 <= point < 0xE000 else classify_code_point(point, split)
         if not runs or runs[-1][1] != kind:
             runs.append([point, kind])
     about = (
@@ -53,4 +61,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -6,9 +6,9 @@ python tools/download_assets.py slimpajama --split train --max-bytes 500M --form
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
 
-Text arrives shard by shard as OUT/SPLIT-00000.jsonl and so on. A file appears when it is whole; stopped in
-the middle of one, the same command goes on there. A token for private or gated repositories is read from the
-environment, never from the command line, and is shown nowhere. HF_ENDPOINT names another hub.
+Text is written shard by shard as OUT/SPLIT-00000.jsonl and so on. A file gets its final name when it is
+complete; after an interruption, the same command resumes within the file. The access token for private or
+gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects another hub.
 """
 
 import argparse
@@ -16,65 +16,80 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import megatron.early_stop  # noqa: F401  # before what takes long
-from megatron.command import action, command, failed, run, stop_when_told
-from megatron.data.amounts import amount
+import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.command import add_action, create_parser, install_stop_handlers, report_error, run_main
 from megatron.data.hub_assets import (
     STYLES,
-    TEXTS,
-    TOKENIZER_CORE,
+    TEXT_DATASETS,
     TOKENIZER_FILES,
-    WEIGHT_CORE,
+    TOKENIZER_REQUIRED,
     WEIGHT_FILES,
-    Limit,
+    WEIGHT_REQUIRED,
+    DownloadLimits,
     fetch_folder,
     fetch_text,
 )
+from megatron.data.parse_counts import parse_count
 
 FOLDERS = {
-    "tokenizer": (TOKENIZER_FILES, TOKENIZER_CORE),
-    "weights": (WEIGHT_FILES + TOKENIZER_FILES, WEIGHT_CORE),
+    "tokenizer": (TOKENIZER_FILES, TOKENIZER_REQUIRED),
+    "weights": (WEIGHT_FILES + TOKENIZER_FILES, WEIGHT_REQUIRED),
 }
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__, may_stop=True)
+    """Build the argument parser."""
+    parser = create_parser(__doc__, may_stop=True)
     actions = parser.add_subparsers(dest="what", required=True, help="what to download")
-    for name, (repo, files) in TEXTS.items():
+    for name, (repo, files) in TEXT_DATASETS.items():
         example = f"python tools/download_assets.py {name} --documents 20K --out {name}"
-        text = action(actions, name, f"download text, by itself of {repo}", example)
-        part = text.add_argument_group("which part (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
-        part.add_argument("--split", choices=("train", "validation"), default="train", help="which documents")
-        part.add_argument("--shards", type=amount, metavar="N", help="the first N files; by itself all")
-        part.add_argument("--documents", type=amount, metavar="N", help="the first N; by itself all")
+        text = add_action(actions, name, f"download text, by default from {repo}", example)
+        part = text.add_argument_group("part of the text (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
         part.add_argument(
-            "--max-bytes", type=amount, metavar="N", help="of JSON lines, unpacked; by itself all"
+            "--split",
+            choices=("train", "validation"),
+            default="train",
+            help="training or validation documents",
         )
-        where = text.add_argument_group("where from, and as what")
+        part.add_argument("--shards", type=parse_count, metavar="N", help="the first N files; default: all")
+        part.add_argument(
+            "--documents", type=parse_count, metavar="N", help="the first N documents; default: all"
+        )
+        part.add_argument(
+            "--max-bytes",
+            type=parse_count,
+            metavar="N",
+            help="limit of uncompressed JSON lines in bytes; default: none",
+        )
+        where = text.add_argument_group("source and format")
         where.add_argument("--repo", default=repo, metavar="OWNER/NAME", help="data set on the hub")
         where.add_argument(
-            "--files", default=files, metavar="PATTERN", help="its files; {split} is the split's name"
+            "--files",
+            default=files,
+            metavar="PATTERN",
+            help="files of the data set; {split} is replaced by the split",
         )
         where.add_argument(
             "--format",
             choices=STYLES,
             default="jsonl",
-            help="packed: as the hub has it, which the tools read too",
+            help="packed: the compressed files of the hub, which the tools also read",
         )
         _add_common(text)
     for name, what in (
         ("tokenizer", "download the files of a tokenizer"),
         ("weights", "download a model's safetensors, with its tokenizer"),
     ):
-        folder = action(actions, name, what, f"python tools/download_assets.py {name} gpt2 --out gpt2")
-        folder.add_argument("repo", metavar="NAME", help="model on the hub, as gpt2 or Qwen/Qwen3-0.6B")
+        folder = add_action(actions, name, what, f"python tools/download_assets.py {name} gpt2 --out gpt2")
+        folder.add_argument(
+            "repo", metavar="NAME", help="model on the hub, for example gpt2 or Qwen/Qwen3-0.6B"
+        )
         _add_common(folder)
     return parser
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="output folder")
     parser.add_argument(
         "--revision", default="main", metavar="NAME", help="branch, tag or commit of the repository"
     )
@@ -82,40 +97,44 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--token-variable",
         default="HF_TOKEN",
         metavar="NAME",
-        help="variable of the environment with the token",
+        help="environment variable that contains the access token",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Download, with a line for each file."""
+    """Download, and print a line for each file."""
     args = build_parser().parse_args(argv)
-    stop_when_told()
+    install_stop_handlers()
     try:
-        _download(args)
+        _download_assets(args)
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     return 0
 
 
-def _download(args: argparse.Namespace) -> None:
-    from megatron.data.hub import Repository  # after the words: HTTP is slow to import
+def _download_assets(args: argparse.Namespace) -> None:
+    from megatron.data.hub_download import (
+        HubRepository,
+    )  # imported after parsing: the HTTP client is slow to import
 
-    is_text = args.what in TEXTS
+    is_text = args.what in TEXT_DATASETS
     token = os.environ.get(args.token_variable) or None
-    repository = Repository(args.repo, "datasets" if is_text else "models", args.revision, token)
+    repository = HubRepository(args.repo, "datasets" if is_text else "models", args.revision, token)
     print(f"{args.repo} at {repository.commit[:12]}", flush=True)
     if not is_text:
         for path in fetch_folder(repository, *FOLDERS[args.what], args.out):
             print(f"{path}: {path.stat().st_size:,} bytes", flush=True)
         return
-    limit = Limit(args.documents, args.max_bytes, args.shards)
+    limit = DownloadLimits(args.documents, args.max_bytes, args.shards)
     pattern = args.files.replace("{split}", args.split)
     for path, n_documents, is_new in fetch_text(
         repository, pattern, args.out, args.split, args.format, limit
     ):
-        told = f"{n_documents:,} documents" if args.format != "packed" else f"{path.stat().st_size:,} bytes"
-        print(f"{path}: {told}{'' if is_new else ', already there'}", flush=True)
+        amount_text = (
+            f"{n_documents:,} documents" if args.format != "packed" else f"{path.stat().st_size:,} bytes"
+        )
+        print(f"{path}: {amount_text}{'' if is_new else ', already there'}", flush=True)
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

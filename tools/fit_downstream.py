@@ -11,39 +11,59 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, failed, run
-from megatron.scaling.downstream import CONSTANTS, chained, fit_downstream, known_chance
+from megatron.command import create_parser, report_error, run_main
+from megatron.scaling.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
 from megatron.scaling.law import Law
-from megatron.scaling.selection import Columns, Selection, known_of, select_runs
-from megatron.scaling.table import SCORE, read_table
+from megatron.scaling.selection import Columns, Selection, optional_column_of, select_runs
+from megatron.scaling.table import SCORE_PREFIX, read_table
 
 TASK = "task"  # column of tables with a row for each run and task
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument("table", type=Path, metavar="TABLE.csv", help="a run a row")
-    fit = parser.add_argument_group("what is fitted")
-    fit.add_argument("--score-column", required=True, metavar="NAME", help="a run without is left out")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument("table", type=Path, metavar="TABLE.csv", help="table with one run per row")
+    fit = parser.add_argument_group("fit")
     fit.add_argument(
-        "--kind", choices=list(CONSTANTS), help="what the score is; by itself error, of score_...: accuracy"
+        "--score-column",
+        required=True,
+        metavar="NAME",
+        help="column of the score; runs without a value are skipped",
+    )
+    fit.add_argument(
+        "--kind",
+        choices=list(CONSTANTS),
+        help="kind of score; default: accuracy for columns score_..., else error",
     )
     fit.add_argument(
         "--chance",
         metavar="SHARE",
-        help="floor of an accuracy, as 0.25, or 'free' to fit it; default: of tasks known by name, else free",
+        help="floor of an accuracy such as 0.25, or 'free' to fit it; default: chance if the task is known",
     )
-    fit.add_argument("--n-questions", type=int, metavar="N", help="of the task: binomial error of a score")
-    runs = parser.add_argument_group("which runs")
-    runs.add_argument("--task", metavar="NAME", help="only rows of this task, by the column task")
+    fit.add_argument(
+        "--n-questions",
+        type=int,
+        metavar="N",
+        help="questions of the task, for the binomial error of a score",
+    )
+    runs = parser.add_argument_group("selection of runs")
+    runs.add_argument("--task", metavar="NAME", help="only rows whose column 'task' has this value")
     runs.add_argument(
-        "--where", action="append", default=[], metavar="CONDITION", help="only rows for which it holds"
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only rows that satisfy the condition; may be repeated",
     )
     runs.add_argument("--objective", metavar="NAME", help="only runs of this objective")
-    runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
-    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters")
-    runs.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens")
+    runs.add_argument(
+        "--loss-column", default="loss", metavar="NAME", help="column of the loss, in nats per token"
+    )
+    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
+    runs.add_argument(
+        "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
+    )
     predict = parser.add_argument_group("prediction")
     predict.add_argument("--law", type=Path, metavar="LAW.json", help="the law of the loss, for --predict")
     predict.add_argument(
@@ -53,73 +73,76 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Words that go together."""
+    """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.predict and args.law is None:
-        parser.error("--predict wants --law LAW.json")
+        parser.error("--predict requires --law LAW.json")
     return args
 
 
 def find_task(args: argparse.Namespace, runs: Selection) -> str:
-    """The one task of the runs; ValueError where the column task has several."""
+    """Return the task of the runs. Raise ValueError if the column 'task' has several values."""
     table = read_table(args.table)
     if TASK in table:
         names = sorted({table[TASK][i] for i in runs.rows})
         if len(names) > 1:
             raise ValueError(
                 f"{args.table}, column '{TASK}': got {', '.join(names[:4])}{', ...' * (len(names) > 4)}, "
-                "expected one task: each has its own curve. Choose one with --task."
+                "expected one task. Choose one with --task."
             )
         return names[0]
-    return args.score_column.removeprefix(SCORE)
+    return args.score_column.removeprefix(SCORE_PREFIX)
 
 
 def find_chance(word: str | None, task: str, kind: str) -> float | None:
-    """--chance as a share; without it what is known of the task; None: the floor is fitted."""
+    """Return the floor of the accuracy: --chance, else the chance of a known task.
+
+    None: the floor is fitted.
+    """
     if word is None:
-        return known_chance(task) if kind == "accuracy" else None
+        return chance_of_task(task) if kind == "accuracy" else None
     if word == "free":
         return None
     try:
         return float(word)
     except ValueError:
-        raise ValueError(f"--chance: got '{word}', expected a share, as 0.25, or free") from None
+        raise ValueError(f"--chance: got '{word}', expected a share such as 0.25, or 'free'") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fit, print, and predict if asked."""
+    """Fit the curve, print it, and print a prediction with --predict."""
     args = parse_args(argv)
     try:
         columns = Columns(N=args.n_column, D=args.d_column, L=args.loss_column)
         where = args.where + ([] if args.task is None else [f"{TASK} = {args.task}"])
         runs = select_runs(args.table, columns, args.objective, where=where)
         task = find_task(args, runs)
-        scores = known_of(args.table, runs, args.score_column)
-        kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE) else "error")
-        known = np.isfinite(scores)
+        scores = optional_column_of(args.table, runs, args.score_column)
+        kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE_PREFIX) else "error")
+        has_score = np.isfinite(scores)
         curve = fit_downstream(
-            runs.L[known],
-            scores[known],
+            runs.L[has_score],
+            scores[has_score],
             kind,
             chance=find_chance(args.chance, task, kind),
             n_questions=args.n_questions,
         )
         words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
         print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
-        held = "" if curve.chance is None else "; floor held at chance"
-        print(f"  a score scatters by {curve.spread:.4f} around the curve{held}")
+        note = "" if curve.chance is None else "; floor fixed at chance"
+        print(f"  a score scatters by {curve.spread:.4f} around the curve{note}")
         if args.predict:
             law = Law.load(args.law)
-            words = [f"predicted {float(chained(law, curve, *args.predict)[0]):.4f}"]
+            words = [f"predicted {float(predict_score(law, curve, *args.predict)[0]):.4f}"]
             for interval in ("predictive", "confidence"):
-                _, low, high = chained(law, curve, *args.predict, kind=interval)
+                _, low, high = predict_score(law, curve, *args.predict, kind=interval)
                 words.append(f"95 % {interval} [{float(low):.4f}, {float(high):.4f}]")
             print("  ".join(words))
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -5,8 +5,8 @@ python tools/fit_frontier.py experiments/quickstart --predict
 python tools/fit_frontier.py experiments/quickstart --check
 python tools/fit_frontier.py table.csv --flops-by train_flops --budgets 1e19 1e20 --out compute_law.json
 
-Runs of several sizes at several budgets are fitted, those that are held out are not. --predict stores what
-the frontier says of the study's blind run before that run is trained; --check compares it with the result.
+The fit uses runs of several sizes at several budgets, without held-out runs. --predict stores the frontier's
+prediction of the study's blind run before that run is trained; --check compares it with the result.
 """
 
 import argparse
@@ -14,48 +14,65 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, failed, near, run
+from megatron.command import create_parser, report_error, run_main, shorten_path
 from megatron.scaling.blind import check_blind, predict_blind
 from megatron.scaling.blind_record import BLIND
 from megatron.scaling.compute_law import ComputeLaw
-from megatron.scaling.frontier_table import default_compute, frontier_notes, frontier_table
+from megatron.scaling.frontier_table import choose_compute, describe_frontier, format_frontier_table
 from megatron.scaling.ladder import STUDY, blind_budget, expand_grids, read_study_plan
 from megatron.scaling.selection import Columns
 from megatron.scaling.study_frontier import COMPUTE_LAW, FrontierRuns, read_study_runs, read_table_runs
 
 
-def flops(word: str) -> float:
-    """A number of FLOPs above 0."""
+def parse_flops(word: str) -> float:
+    """Parse a number of FLOPs above 0."""
     try:
         value = float(word)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got '{word}', expected FLOPs above 0, as 1e20")
+        raise argparse.ArgumentTypeError(f"got '{word}', expected FLOPs above 0, for example 1e20")
     return value
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     parser.add_argument(
-        "runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study's directory, or a run a row"
+        "runs",
+        type=Path,
+        metavar="STUDY_DIR|TABLE.csv",
+        help="a study's directory, or a table with one run per row",
     )
-    parser.add_argument("--out", type=Path, metavar="LAW.json", help=f"default: STUDY_DIR/{COMPUTE_LAW}")
     parser.add_argument(
-        "--budgets", type=flops, nargs="+", metavar="C", help="FLOPs to list; default: those of the runs"
+        "--out", type=Path, metavar="LAW.json", help=f"output file; default: STUDY_DIR/{COMPUTE_LAW}"
     )
-    which = parser.add_argument_group("which runs")
+    parser.add_argument(
+        "--budgets",
+        type=parse_flops,
+        nargs="+",
+        metavar="C",
+        help="budgets to list, in FLOPs; default: those of the runs",
+    )
+    which = parser.add_argument_group("selection of runs")
     which.add_argument("--objective", metavar="NAME", help="only runs of this objective")
-    which.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters, of a table")
-    which.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens")
-    which.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
     which.add_argument(
-        "--flops-by", metavar="NAME", help="FLOPs: a column, or 6nd; default: train_flops, else 6nd"
+        "--n-column", default="n_params", metavar="NAME", help="for a table: column of the parameters"
+    )
+    which.add_argument(
+        "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
+    )
+    which.add_argument(
+        "--loss-column", default="loss", metavar="NAME", help="column of the loss, in nats per token"
+    )
+    which.add_argument(
+        "--flops-by",
+        metavar="NAME",
+        help="compute: a column of FLOPs, or 6nd; default: train_flops, else 6nd",
     )
     which.add_argument(
         "--where", action="append", default=[], metavar="CONDITION",
-        help="only rows of a table for which it holds, as 'dataset = c4'; may be repeated",
+        help="only rows of a table that satisfy it, for example 'dataset = c4'; may be repeated",
     )  # fmt: skip
     blind = parser.add_argument_group("blind check of a study")
     steps = blind.add_mutually_exclusive_group()
@@ -72,20 +89,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Words that go together."""
+    """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.again and not args.predict:
-        parser.error("--again goes with --predict")
+        parser.error("--again requires --predict")
     return args
 
 
-def check_place(args: argparse.Namespace) -> None:
-    """ValueError for options of a table with a study, and the other way round."""
+def check_options(args: argparse.Namespace) -> None:
+    """Raise ValueError for options of a table with a study, or options of a study with a table."""
     is_study = args.runs.is_dir()
     if (args.predict or args.check) and not is_study:
         raise ValueError(
-            f"{args.runs}: got no folder, expected a study's directory for --predict and --check."
+            f"{args.runs}: not a directory, expected a study's directory for --predict and --check."
         )
     if is_study and (args.where or args.flops_by):
         raise ValueError(
@@ -94,66 +111,68 @@ def check_place(args: argparse.Namespace) -> None:
 
 
 def blind_compute(study_dir: Path) -> float | None:
-    """FLOPs of the study's blind run; None where it names none."""
+    """Return the FLOPs of the study's blind run; None if the study has none."""
     if not (study_dir / STUDY).is_file():
         return None
     study = read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
     return None if study.blind is None else blind_budget(study, expand_grids(study))
 
 
-def read_runs_of(args: argparse.Namespace) -> FrontierRuns:
-    """The runs of the study or table that was named."""
+def read_runs(args: argparse.Namespace) -> FrontierRuns:
+    """Read the runs of the given study or table."""
     if args.runs.is_dir():
         return read_study_runs(args.runs, args.objective)
     columns = Columns(args.n_column, args.d_column, args.loss_column)
     return read_table_runs(args.runs, columns, args.objective, args.flops_by, args.where)
 
 
-def summary(args: argparse.Namespace, law: ComputeLaw, runs: FrontierRuns) -> str:
-    """The table and what is to be known beside it."""
+def summarise_law(args: argparse.Namespace, law: ComputeLaw, runs: FrontierRuns) -> str:
+    """Return the table of optima with a heading and notes."""
     budget = blind_compute(args.runs) if args.runs.is_dir() else None
-    compute = [(C, "") for C in args.budgets] if args.budgets else default_compute(law, runs, budget)
+    compute = [(C, "") for C in args.budgets] if args.budgets else choose_compute(law, runs, budget)
     head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
-    return "\n".join([head, frontier_table(law, compute), *frontier_notes(law, runs)])
+    return "\n".join([head, format_frontier_table(law, compute), *describe_frontier(law, runs)])
 
 
 def print_check(study_dir: Path) -> int:
-    """The blind check in one line; the exit status."""
+    """Print the blind check in one line and return the exit status."""
     outcome = check_blind(study_dir)
     if outcome is None:
         raise ValueError(
             f"{study_dir / BLIND}: got no prediction. Run tools/fit_frontier.py {study_dir} --predict before "
-            "the blind run is trained."
+            "training the blind run."
         )
-    print(outcome.words)
+    print(outcome.summary)
     return 0 if outcome.measured is not None else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fit, save and print; predict or check where asked to."""
+    """Fit, save and print the frontier; store or check the blind prediction with --predict or --check."""
     args = parse_args(argv)
     out = args.out or (args.runs / COMPUTE_LAW if args.runs.is_dir() else Path(COMPUTE_LAW))
     try:
-        check_place(args)
+        check_options(args)
         if args.check:
             return print_check(args.runs)
         if out.is_dir() or not out.parent.is_dir():
-            raise ValueError(f"--out {out}: expected a file name in a folder that exists, as {COMPUTE_LAW}")
-        runs = read_runs_of(args)
+            raise ValueError(
+                f"--out: got {out}, expected a file in an existing folder, such as {COMPUTE_LAW}"
+            )
+        runs = read_runs(args)
         law = runs.fit()
-        text = summary(args, law, runs)
+        text = summarise_law(args, law, runs)
         law.save(out)
-        print(f"{near(out)}: {text}")
+        print(f"{shorten_path(out)}: {text}")
         if args.predict:
             predict_blind(args.runs, args.again)
             outcome = check_blind(args.runs)
-            print(f"{near(args.runs / BLIND)}: {outcome.words}")
+            print(f"{shorten_path(args.runs / BLIND)}: {outcome.summary}")
             if outcome.measured is None:
-                print("next: run tools/sweep.py of this study again, which trains it")
+                print("next: rerun tools/sweep.py on this study to train the blind run")
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

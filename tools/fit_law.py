@@ -16,124 +16,163 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import command, count, failed, run
-from megatron.run_dir import with_null, write_json
-from megatron.scaling.approaches import NAMES, compare_approaches
-from megatron.scaling.envelope import curves_of_runs, fit_envelope
+from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.run_dir import replace_nonfinite, write_json
+from megatron.scaling.approaches import APPROACH_NAMES, compare_approaches
+from megatron.scaling.envelope import curves_from_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import compare_forms, score, write_held_out
+from megatron.scaling.holdout import compare_forms, format_held_out, score_holdout
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
 from megatron.scaling.noise import Trend
-from megatron.scaling.priors import read_prior
-from megatron.scaling.profile import HELD, profile
-from megatron.scaling.proposal import propose_runs, rows_of_table
-from megatron.scaling.selection import Columns, Selection, column_of, compute_of, known_of, select_runs
-from megatron.scaling.stack import StackedLaw, stack_laws, summarise_stack
+from megatron.scaling.priors import parse_prior
+from megatron.scaling.profile import PROFILED_COORDINATES, profile_constant
+from megatron.scaling.proposal import propose_runs, rows_from_table
+from megatron.scaling.selection import (
+    Columns,
+    Selection,
+    column_of,
+    compute_of,
+    optional_column_of,
+    select_runs,
+)
+from megatron.scaling.stack import StackedLaw, stack_laws, summarize_stack
 from megatron.scaling.table import read_table
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     parser.add_argument(
-        "table", type=Path, metavar="TABLE.csv", help="a run a row, as tools/collect.py writes it"
+        "table",
+        type=Path,
+        metavar="TABLE.csv",
+        help="table with one run per row, as written by tools/collect.py",
     )
     parser.add_argument(
-        "--form", choices=list(FORM), default="chinchilla", help="chinchilla: E + A/N^alpha + B/D^beta"
+        "--form",
+        choices=list(FORM),
+        default="chinchilla",
+        help="functional form; chinchilla: E + A/N^alpha + B/D^beta",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="LAW.json", help="default: law.json, with --stack stacked_law.json"
+        "--out",
+        type=Path,
+        metavar="LAW.json",
+        help="output file; default: law.json, with --stack stacked_law.json",
     )
-    runs = parser.add_argument_group("which runs")
+    runs = parser.add_argument_group("selection of runs")
     runs.add_argument(
         "--objective",
         metavar="NAME",
-        help="only runs of this objective (by itself the only one in the table)",
+        help="only runs of this objective; default: the only objective in the table",
     )
-    runs.add_argument("--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this")
-    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="parameters")
-    runs.add_argument("--d-column", default="train_tokens", metavar="NAME", help="tokens")
-    runs.add_argument("--loss-column", default="loss", metavar="NAME", help="nats a token")
-    runs.add_argument("--flops-column", metavar="NAME", help="FLOPs C, in place of tokens: D = C / (6 N)")
-    runs.add_argument("--unique-column", default="unique_tokens", metavar="NAME", help="unique tokens")
+    runs.add_argument("--max-loss", type=float, metavar="NATS", help="skip runs with a loss above this")
+    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
+    runs.add_argument(
+        "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
+    )
+    runs.add_argument(
+        "--loss-column", default="loss", metavar="NAME", help="column of the loss, in nats per token"
+    )
+    runs.add_argument(
+        "--flops-column", metavar="NAME", help="column of FLOPs C that replaces tokens: D = C / (6 N)"
+    )
+    runs.add_argument(
+        "--unique-column", default="unique_tokens", metavar="NAME", help="column of the unique tokens"
+    )
     runs.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only rows for which it holds, as 'dataset = c4' or 'loss < 3.4'; may be repeated",
+        help="only rows that satisfy it, for example 'dataset = c4' or 'loss < 3.4'; may be repeated",
     )
     runs.add_argument(
         "--group",
         metavar="COLUMN",
-        help="rows with equal cells share a model, a trunk or a seed and are resampled together; "
-        "default: trunk where runs branch, 'none' turns it off",
+        help="rows with equal values share a model, a trunk or a seed and are resampled together; "
+        "default: trunk if runs branch; 'none' disables it",
     )
     runs.add_argument(
         "--loss-se-column",
         default="loss_se",
         metavar="NAME",
-        help="error of the loss by the held-out text that all runs share, if the table has it",
+        help="column of the loss's standard error due to the shared held-out text; used if present",
     )
-    runs.add_argument("--weights", metavar="COLUMN", help="multiplies a run's term: 1 / variance, say")
-    fit = parser.add_argument_group("how to fit")
+    runs.add_argument(
+        "--weights", metavar="COLUMN", help="column of weights of the runs' terms, for example 1 / variance"
+    )
+    fit = parser.add_argument_group("fit")
     fit.add_argument(
-        "--residual", choices=("log", "nats"), default="log", help="of log loss, or of the loss itself"
+        "--residual",
+        choices=("log", "nats"),
+        default="log",
+        help="residuals of the log loss, or of the loss in nats",
     )
     fit.add_argument(
         "--fix",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="hold a constant, or tie an exponent to another: alpha=0.34, alpha=beta; may be repeated",
+        help="fix a constant, or tie an exponent to another: alpha=0.34, alpha=beta; may be repeated",
     )
     fit.add_argument(
         "--prior",
         action="append",
         default=[],
         metavar="NAME=MEAN+-SD",
-        help="what is known of a constant: normal for an exponent, log-normal for E, A, B and other "
+        help="prior of a constant: normal for an exponent, log-normal for E, A, B and other "
         "positive ones; may be repeated",
     )
     fit.add_argument(
         "--approach",
-        type=count,
+        type=positive_int,
         choices=(1, 2, 3),
         default=3,
-        help="Chinchilla's: 1 envelope, 2 isoFLOP parabolas, 3 parametric, by --form",
+        help="approach of the Chinchilla paper: 1 envelope, 2 isoFLOP parabolas, 3 parametric (--form)",
     )
     fit.add_argument(
         "--flops-by",
         default="6nd",
         metavar="NAME",
-        help="compute for approaches 1 and 2: a column, as train_flops, or 6nd",
+        help="compute for approaches 1 and 2: a column such as train_flops, or 6nd",
     )
     fit.add_argument(
         "--hold-out", type=int, default=0, metavar="RUNS",
-        help="keep so many of the largest runs to predict, beside those that the table marks held_out",
+        help="hold out this many of the largest runs, besides those that the table marks held_out",
     )  # fmt: skip
-    fit.add_argument("--fit-all", action="store_true", help="fit on the runs marked held_out too")
+    fit.add_argument("--fit-all", action="store_true", help="also fit the runs marked held_out")
     fit.add_argument(
-        "--compare", metavar="FORM,FORM", help="say which form predicts the --hold-out runs best, and stop"
+        "--compare", metavar="FORM,FORM", help="print which form predicts the --hold-out runs best, and exit"
     )
     fit.add_argument(
         "--stack",
         nargs="?",
         const="",
         metavar="FORM,FORM",
-        help="fit several forms and weight them by their errors on the largest runs; default: all that apply",
+        help="fit several forms and weight them by their errors on the largest runs; default: all applicable",
     )
-    fit.add_argument("--profile", choices=tuple(HELD), help="say how well the runs hold this constant")
-    fit.add_argument("--huber-delta", type=float, metavar="NATS", default=1e-3, help="of log loss")
-    fit.add_argument("--n-bootstrap", type=int, default=1000, metavar="R", help="resamplings of the runs")
-    fit.add_argument("--seed", type=int, metavar="N", default=0, help="of the resamplings")
+    fit.add_argument(
+        "--profile", choices=tuple(PROFILED_COORDINATES), help="profile the objective over this constant"
+    )
+    fit.add_argument(
+        "--huber-delta",
+        type=float,
+        metavar="NATS",
+        default=1e-3,
+        help="threshold of the Huber loss, in log loss",
+    )
+    fit.add_argument(
+        "--n-bootstrap", type=int, default=1000, metavar="R", help="bootstrap resamples of the runs"
+    )
+    fit.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the resamples")
     return parser
 
 
-def constants_of(words: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """(constants held, exponents tied to others) of --fix NAME=VALUE and --fix NAME=NAME."""
+def parse_constants(words: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return (fixed constants, tied exponents) of --fix NAME=VALUE and --fix NAME=NAME."""
     fixed: dict[str, float] = {}
     tied: dict[str, str] = {}
     for word in words:
@@ -144,25 +183,27 @@ def constants_of(words: Sequence[str]) -> tuple[dict[str, float], dict[str, str]
             fixed[name] = float(value)
         except ValueError:
             if not value.isidentifier():
-                raise ValueError(f"--fix {word}: wanted NAME=VALUE, as alpha=0.34 or alpha=beta") from None
+                raise ValueError(
+                    f"--fix: got {word}, expected NAME=VALUE, for example alpha=0.34 or alpha=beta"
+                ) from None
             tied[name] = value
     return fixed, tied
 
 
-def trend_words(law: Law) -> list[str]:
-    """How the scatter of runs changes with compute, where it does."""
+def describe_trend(law: Law) -> list[str]:
+    """Return a line on how the scatter of runs changes with compute; none if it is constant."""
     trend = law.noise.get("trend")
     if not trend:
         return []
-    sigma, _ = Trend(**trend).at(np.array([trend["low"], trend["high"]]))
+    sigma, _ = Trend(**trend).evaluate(np.array([trend["low"], trend["high"]]))
     return [
         f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "
         f"{100 * sigma[1]:.2g} % at the largest (p = {trend['p_value']:.2g})"
     ]
 
 
-def summary(law: Law) -> str:
-    """The law in one line, then each constant with its interval, then the warnings."""
+def summarise_law(law: Law) -> str:
+    """Format the law in one line, then each constant with its interval, then the warnings."""
     lines = [f"{law.formula()}  ({law.n_runs} runs)"]
     if law.identified is False:
         names = ", ".join(name for name in law.params if name in law.not_identified)
@@ -176,7 +217,7 @@ def summary(law: Law) -> str:
         interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
         lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
     lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
-    lines += [f"  prior: {one['name']} = {one['mean']:g} +- {one['spread']:g}" for one in law.priors]
+    lines += [f"  prior: {prior['name']} = {prior['mean']:g} +- {prior['spread']:g}" for prior in law.priors]
     if law.text_error and "E" in law.params and law.replicates:
         low, high = law.floor_interval(text="new")
         lines.append(
@@ -188,7 +229,7 @@ def summary(law: Law) -> str:
             f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
             f"{law.noise['dof']:.0f} degrees of freedom"
         )
-        lines += trend_words(law)
+        lines += describe_trend(law)
     if law.lack_of_fit:
         tested = law.lack_of_fit
         verdict = "agrees with them" if tested["passes"] else "DOES NOT FIT them"
@@ -197,37 +238,37 @@ def summary(law: Law) -> str:
             f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
             f"misfit {100 * tested['misfit']:.2g} %)"
         )
-    lines += write_held_out(law.held_out)
-    return "\n".join(lines + [f"  warning: {one}" for one in law.warnings])
+    lines += format_held_out(law.held_out)
+    return "\n".join(lines + [f"  warning: {warning}" for warning in law.warnings])
 
 
-def fitted(args: argparse.Namespace, runs: Selection) -> Law:
-    """The parametric law, scored on the runs held out of it."""
-    held = runs.held_out(args.hold_out)
-    run_weights = None if args.weights is None else column_of(args.table, runs, args.weights)[~held]
-    fixed, tied = constants_of(args.fix)
+def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
+    """Fit the parametric law to the runs, and score it on the held-out runs."""
+    is_held_out = runs.held_out(args.hold_out)
+    run_weights = None if args.weights is None else column_of(args.table, runs, args.weights)[~is_held_out]
+    fixed, tied = parse_constants(args.fix)
     law = fit_law(
-        **runs.where(~held),
+        **runs.columns_where(~is_held_out),
         run_weights=run_weights,
-        loss_se=loss_errors(args, runs.only(~held)),
+        loss_se=read_loss_errors(args, runs.subset(~is_held_out)),
         form=args.form,
         residual=args.residual,
         fixed=fixed,
         tied=tied,
-        priors=[read_prior(text) for text in args.prior],
+        priors=[parse_prior(text) for text in args.prior],
         huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
         seed=args.seed,
     )
     warnings = law.warnings + runs.warnings
     scored = {}
-    if held.any() and not law.replicates:
-        warnings.append("No bootstrap: intervals of held-out runs have the scatter of single runs alone.")
-    if held.any():
-        scored = score_held_out(law, runs.only(held))
+    if is_held_out.any() and not law.replicates:
+        warnings.append("No bootstrap: intervals of held-out runs include only the scatter of single runs.")
+    if is_held_out.any():
+        scored = score_held_out(law, runs.subset(is_held_out))
     if args.profile:
-        held_law = profile(
-            **{name: values for name, values in runs.where(~held).items() if name != "groups"},
+        profile_result = profile_constant(
+            **{name: values for name, values in runs.columns_where(~is_held_out).items() if name != "groups"},
             form=args.form,
             name=args.profile,
             huber_delta=args.huber_delta,
@@ -236,9 +277,9 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
             run_weights=run_weights,
             residual=args.residual,
         )
-        print(held_law.words)
-        law = replace(law, profile=held_law.as_dict())
-        warnings += [] if held_law.identified else [held_law.words]
+        print(profile_result.words)
+        law = replace(law, profile=profile_result.as_dict())
+        warnings += [] if profile_result.identified else [profile_result.words]
     columns = runs.columns | ({} if args.weights is None else {"weights": args.weights})
     return replace(
         law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
@@ -246,37 +287,43 @@ def fitted(args: argparse.Namespace, runs: Selection) -> Law:
 
 
 def score_held_out(law: Law | StackedLaw, runs: Selection) -> dict[str, Any]:
-    """Runs kept from the fit, and how well they were predicted."""
-    scored = score(law, runs.N, runs.D, runs.L, runs.U).as_dict()
+    """Score the predictions of the held-out runs, and list these runs."""
+    scored = score_holdout(law, runs.N, runs.D, runs.L, runs.U).as_dict()
     return scored | {"N": runs.N.tolist(), "D": runs.D.tolist(), "runs": runs.names or []}
 
 
-def loss_errors(args: argparse.Namespace, runs: Selection) -> np.ndarray | None:
-    """Standard errors of the losses by their text [n]; None where the table has no such column."""
+def read_loss_errors(args: argparse.Namespace, runs: Selection) -> np.ndarray | None:
+    """Read the losses' standard errors due to their text [n]; None if the table has no such column."""
     if args.loss_se_column not in read_table(args.table):
         if args.loss_se_column not in ("loss_se", "none"):
             raise ValueError(
-                f"--loss-se-column: {args.table} has no column '{args.loss_se_column}'; give another or none"
+                f"{args.table}: no column '{args.loss_se_column}' for --loss-se-column. "
+                "Name another column, or none."
             )
         return None
-    return known_of(args.table, runs, args.loss_se_column)
+    return optional_column_of(args.table, runs, args.loss_se_column)
 
 
 def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
-    """The stack of forms, scored on the runs held out of it. ValueError for options that it cannot use."""
+    """Fit the stack of forms, and score it on the held-out runs.
+
+    Raise ValueError for options of single forms.
+    """
     unused = {
         "--fix": args.fix, "--prior": args.prior, "--weights": args.weights, "--profile": args.profile,
         "--residual": args.residual != "log",
     }  # fmt: skip
     for option, value in unused.items():
         if value:
-            raise ValueError(f"--stack: got {option} too, expected the forms as they are. Drop one of them.")
-    held = runs.held_out(args.hold_out)
-    fitted_on = runs.only(~held)
+            raise ValueError(
+                f"--stack: got {option} too, which applies to a single form. Remove one of the two options."
+            )
+    is_held_out = runs.held_out(args.hold_out)
+    fitted_on = runs.subset(~is_held_out)
     stack = stack_laws(
-        **runs.where(~held),
+        **runs.columns_where(~is_held_out),
         forms=[form.strip() for form in args.stack.split(",")] if args.stack else None,
-        loss_se=loss_errors(args, fitted_on),
+        loss_se=read_loss_errors(args, fitted_on),
         huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
         seed=args.seed,
@@ -287,113 +334,130 @@ def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
         filter=runs.filter,
         table=runs.table,
         warnings=stack.warnings + runs.warnings,
-        held_out=score_held_out(stack, runs.only(held)) if held.any() and args.n_bootstrap else {},
+        held_out=score_held_out(stack, runs.subset(is_held_out))
+        if is_held_out.any() and args.n_bootstrap
+        else {},
     )
 
 
-def needs_unique(args: argparse.Namespace) -> bool:
-    """Whether unique tokens are read: by a form of repetition, or where all runs of a stack have them."""
+def requires_unique_tokens(args: argparse.Namespace) -> bool:
+    """Return whether unique tokens are required.
+
+    True for a form with repetition, and for a stack of all forms if every run has the number of unique
+    tokens.
+    """
     if args.stack == "":
         return all(read_table(args.table).get(args.unique_column, [""]))
     forms = (args.stack or args.compare or args.form).split(",")
-    return any(form.strip() in FORM and FORM[form.strip()].wants_unique for form in forms)
+    return any(form.strip() in FORM and FORM[form.strip()].needs_unique for form in forms)
 
 
-def compared(args: argparse.Namespace, runs: Selection) -> str:
-    """A line for each form, the best predictor first."""
+def format_comparison(args: argparse.Namespace, runs: Selection) -> str:
+    """Compare the forms, and format one line for each, the best predictor first."""
     marked = runs.held_out()
-    held = runs.held_out(args.hold_out if args.hold_out or marked.any() else max(1, len(runs.N) // 5))
+    is_held_out = runs.held_out(args.hold_out if args.hold_out or marked.any() else max(1, len(runs.N) // 5))
     forms = args.compare.split(",")
-    lines = [f"{'form':<18}{'constants':>9}  {str(held.sum()) + ' held out':>12}  {'5 folds':>9}"]
-    for one in compare_forms(
-        runs.N, runs.D, runs.L, runs.U, forms, held, seed=args.seed, huber_delta=args.huber_delta
+    lines = [f"{'form':<18}{'constants':>9}  {str(is_held_out.sum()) + ' held out':>12}  {'5 folds':>9}"]
+    for result in compare_forms(
+        runs.N, runs.D, runs.L, runs.U, forms, is_held_out, seed=args.seed, huber_delta=args.huber_delta
     ):
-        if one.refused:
-            lines.append(f"{one.form:<18}{one.refused}")
+        if result.refused:
+            lines.append(f"{result.form:<18}{result.refused}")
         else:
             lines.append(
-                f"{one.form:<18}{one.n_constants:>9}  {100 * one.largest_rms:>10.2f} %"
-                f"  {100 * one.folds_rms:>7.2f} %"
+                f"{result.form:<18}{result.n_constants:>9}  {100 * result.largest_rms:>10.2f} %"
+                f"  {100 * result.folds_rms:>7.2f} %"
             )
     return "\n".join(lines)
 
 
-def without_a_form(args: argparse.Namespace, runs: Selection) -> str:
-    """Approach 1 or 2 on the table; the result is also written as JSON."""
+def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
+    """Apply approach 1 or 2 to the runs, write the result as JSON and format it as text."""
     flops = compute_of(args.table, runs, args.flops_by)
     if args.approach == 1:
-        each = float(np.median(flops / (runs.N * runs.D)))
-        found = fit_envelope(curves_of_runs(runs.N, flops, runs.L), each)
+        flops_per_nd = float(np.median(flops / (runs.N * runs.D)))
+        fit = fit_envelope(curves_from_runs(runs.N, flops, runs.L), flops_per_nd)
     else:
-        found = fit_isoflop(runs.N, runs.D, runs.L, flops)
-    lines, told = [], {"approach": args.approach, "flops_by": args.flops_by}
-    for letter, law in (("N", found.size), ("D", found.tokens)):
+        fit = fit_isoflop(runs.N, runs.D, runs.L, flops)
+    lines, record = [], {"approach": args.approach, "flops_by": args.flops_by}
+    for letter, law in (("N", fit.size), ("D", fit.tokens)):
         if law is not None:
             low, high = law.interval
             lines.append(
                 f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}"
                 f"  95 % confidence [{low:.3f}, {high:.3f}]"
             )
-            told[letter] = {
+            record[letter] = {
                 "coefficient": law.coefficient,
                 "exponent": law.exponent,
                 "interval": law.interval,
             }
-    for one in found.parabolas if args.approach == 2 else ():
+    for parabola in fit.parabolas if args.approach == 2 else ():
         lines.append(
-            f"  C {one.C:.3e}  N {one.N_best:.4g} (error {100 * one.log_se:.0f} %)  D {one.D_best:.4g}  "
-            f"L {one.L_best:.4f}"
+            f"  C {parabola.C:.3e}  N {parabola.N_best:.4g} (error {100 * parabola.log_se:.0f} %)  "
+            f"D {parabola.D_best:.4g}  L {parabola.L_best:.4f}"
         )
     compared = compare_approaches(runs.N, runs.D, runs.L, flops, min(args.n_bootstrap, 200), args.seed)
-    for one in compared.exponents:
+    for exponent in compared.exponents:
         ends = (
             ""
-            if one.interval is None
-            else f"  95 % confidence [{one.interval[0]:.3f}, {one.interval[1]:.3f}]"
+            if exponent.interval is None
+            else f"  95 % confidence [{exponent.interval[0]:.3f}, {exponent.interval[1]:.3f}]"
         )
-        lines.append(f"  approach {one.approach} ({NAMES[one.approach]}): N* ~ C^{one.a:.4f}{ends}")
+        lines.append(
+            f"  approach {exponent.approach} ({APPROACH_NAMES[exponent.approach]}): "
+            f"N* ~ C^{exponent.a:.4f}{ends}"
+        )
     bias = [compared.bias.words] if args.approach == 2 and compared.bias else []
-    warnings = found.warnings + bias + compared.disagreements + runs.warnings
-    write_json(args.out, with_null(told | {"approaches": compared.as_dict(), "warnings": warnings}))
-    return "\n".join([f"{args.out}:", *lines, *(f"  warning: {one}" for one in warnings)])
+    warnings = fit.warnings + bias + compared.disagreements + runs.warnings
+    write_json(args.out, replace_nonfinite(record | {"approaches": compared.as_dict(), "warnings": warnings}))
+    return "\n".join([f"{args.out}:", *lines, *(f"  warning: {warning}" for warning in warnings)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fit, save, and say what was found."""
+    """Fit, save and print the law."""
     args = build_parser().parse_args(argv)
     args.out = args.out or Path("law.json" if args.stack is None else "stacked_law.json")
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
     try:
-        # before the work, not after it
+        # check the output path before the fit, which may take minutes
         if args.out.is_dir() or not args.out.parent.is_dir():
-            raise ValueError(f"--out {args.out}: wanted a file name in a folder that exists, as law.json")
+            raise ValueError(
+                f"--out: got {args.out}, expected a file in an existing folder, such as law.json"
+            )
         runs = select_runs(
-            args.table, columns, args.objective, args.max_loss, needs_unique(args), args.group, args.where
+            args.table,
+            columns,
+            args.objective,
+            args.max_loss,
+            requires_unique_tokens(args),
+            args.group,
+            args.where,
         )
         if args.fit_all:
             runs = replace(runs, marked=None)
         if args.compare:
-            print(compared(args, runs))
+            print(format_comparison(args, runs))
             return 0
         if args.approach != 3:
-            print(without_a_form(args, runs.only(~runs.held_out(args.hold_out))))
+            print(fit_without_form(args, runs.subset(~runs.held_out(args.hold_out))))
             return 0
         if args.stack is not None:
             stack = fit_stack(args, runs)
             stack.save(args.out)
-            print(f"{args.out}: {summarise_stack(stack)}")
+            print(f"{args.out}: {summarize_stack(stack)}")
             return 0
-        law = fitted(args, runs)
+        law = fit_parametric_law(args, runs)
         law.save(args.out)
     except (OSError, ValueError) as error:
-        return failed(error)
-    print(f"{args.out}: {summary(law)}")
+        return report_error(error)
+    print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        rows = rows_of_table(read_table(args.table), law.columns, runs.names or [])
+        rows = rows_from_table(read_table(args.table), law.columns, runs.names or [])
         if (proposal := propose_runs(law, rows)) is not None:
-            print(f"  to do: {proposal.words()}")
+            print(f"  to do: {proposal.describe()}")
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

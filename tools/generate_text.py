@@ -3,62 +3,72 @@
     python tools/generate_text.py experiments/run --prompt "The weather" --max-new-tokens 64 --stream
     python tools/generate_text.py stories260K.bin --tokenizer tok512.bin --prompt "One day" --temperature 0
 
-MODEL is whatever tools/convert_checkpoint.py reads. Masked-diffusion models fill in --max-new-tokens hidden
-positions in --steps forwards, in the order that --order and --block-tokens say. Equal seeds give equal text.
+MODEL is any format that tools/convert_checkpoint.py reads. Masked-diffusion models fill --max-new-tokens
+masked positions in --steps forward passes, in the order given by --order and --block-tokens. Equal seeds give
+equal text.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, count, failed, run
-from megatron.config.choices import ORDERS
+from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.config.cli_choices import ORDERS
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     parser.add_argument(
         "model",
         type=Path,
         metavar="MODEL",
         help="a run, a checkpoint, a Hugging Face folder, a llama2.c file",
     )
-    add = parser.add_argument_group("what to continue").add_argument
-    add("--prompt", action="append", metavar="TEXT", help="text to continue; several are one batch")
-    add("--prompt-file", type=Path, metavar="FILE", help="a prompt a line")
-    add("--n-samples", type=count, default=1, metavar="N", help="continuations of each prompt")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of a continuation, at most")
-    add("--ignore-end", action="store_true", help="go on after the end of a document")
-    add("--tokenizer", metavar="PATH", help="by itself the one that the model says")
-    add = parser.add_argument_group("how tokens are drawn").add_argument
-    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest token")
-    add("--top-k", type=count, metavar="K", help="only the K likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="only the likeliest that together reach P, of 1")
-    add("--seed", type=int, default=0, metavar="N", help="of the drawing")
+    add = parser.add_argument_group("prompts").add_argument
+    add(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="text to continue; may be repeated, several prompts form one batch",
+    )
+    add("--prompt-file", type=Path, metavar="FILE", help="file with one prompt per line")
+    add("--n-samples", type=positive_int, default=1, metavar="N", help="continuations of each prompt")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="maximum tokens of a continuation")
+    add("--ignore-end", action="store_true", help="continue after an end-of-document token")
+    add("--tokenizer", metavar="PATH", help="default: the tokenizer that the model names")
+    add = parser.add_argument_group("sampling").add_argument
+    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the most likely token")
+    add("--top-k", type=positive_int, metavar="K", help="sample from the K most likely tokens")
+    add(
+        "--top-p", type=float, metavar="P", help="sample from the most likely tokens with total probability P"
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
     diffusion = parser.add_argument_group("masked-diffusion models")
-    diffusion.add_argument("--steps", type=count, metavar="N", help="forwards; by itself one a token")
     diffusion.add_argument(
-        "--order", choices=ORDERS, default=ORDERS[0], help="in which hidden positions are settled"
+        "--steps", type=positive_int, metavar="N", help="forward passes; default: one per token"
     )
     diffusion.add_argument(
-        "--block-tokens", type=count, metavar="N", help="settle blocks of N tokens from left to right"
+        "--order", choices=ORDERS, default=ORDERS[0], help="order in which masked positions are filled"
     )
-    add = parser.add_argument_group("machine and screen").add_argument
-    add("--stream", action="store_true", help="print a single text as it is written")
-    add("--device", metavar="NAME", help="of torch; by itself cuda where there is a GPU, else cpu")
-    add("--threads", type=count, metavar="N", help="CPU threads; by itself torch's choice")
+    diffusion.add_argument(
+        "--block-tokens", type=positive_int, metavar="N", help="fill blocks of N tokens from left to right"
+    )
+    add = parser.add_argument_group("device and output").add_argument
+    add("--stream", action="store_true", help="print a single continuation while it is generated")
+    add("--device", metavar="NAME", help="torch device; default: cuda if a GPU is available, else cpu")
+    add("--threads", type=positive_int, metavar="N", help="CPU threads; default: torch's choice")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the continuations to standard output."""
+    """Generate the continuations and print them."""
     args = build_parser().parse_args(argv)
-    import torch  # after the words: --help should not wait for it
+    import torch  # imported after parsing, so that --help does not load it
 
     from megatron.checkpoint.convert import read_any
     from megatron.evaluation.sampling import Sampling
-    from megatron.evaluation.text import Writer
+    from megatron.evaluation.text import TextGenerator
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -68,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompts += args.prompt_file.read_text().splitlines()
         prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
         how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-        device = _device(args.device)
-        writer = Writer(read_any(args.model, tokenizer=args.tokenizer), device)
+        device = _choose_device(args.device)
+        writer = TextGenerator(read_any(args.model, tokenizer=args.tokenizer), device)
         writer.ignore_end = args.ignore_end
         if args.stream:
-            for piece in writer.stream(prompts, args.max_new_tokens, how):
+            for piece in writer.stream_text(prompts, args.max_new_tokens, how):
                 print(piece, end="", flush=True)
             print()
             return 0
@@ -85,13 +95,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             block_tokens=args.block_tokens,
         )
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
 
 
-def _device(name: str | None) -> str:
-    """The device asked for, else cuda where there is a GPU. ValueError for one that torch cannot use here."""
+def _choose_device(name: str | None) -> str:
+    """Return the requested device, else cuda if available, else cpu.
+
+    Raise ValueError if torch cannot use it.
+    """
     import torch
 
     if name is None:
@@ -104,4 +117,4 @@ def _device(name: str | None) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,4 +1,4 @@
-"""Look into a tokenised corpus.
+"""Show the contents of a tokenized dataset, or verify its files.
 
 python tools/inspect_data.py tokens/train_text_document
 python tools/inspect_data.py tokens/train_text_document --document 3 --tokenizer-model gpt2
@@ -12,40 +12,44 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from megatron.command import command, failed, run
-from megatron.data.indexed import IndexedTokens, prefix_of
-from megatron.data.inspect import Summary, faults, summarise
-from megatron.tokenizer.kinds import load
+from megatron.command import create_parser, report_error, run_main
+from megatron.data.indexed import IndexedTokens, resolve_prefix
+from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
+from megatron.tokenizer.kinds import load_tokenizer
 
 BAR = 40
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument("prefix", metavar="PREFIX", help="a .bin/.idx pair without its suffix")
-    what = parser.add_argument_group("what to do (default: count documents and tokens, draw their lengths)")
-    one = what.add_mutually_exclusive_group()
-    one.add_argument("--document", type=int, metavar="I", help="show document I, counted from 0, as text")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument("prefix", metavar="PREFIX", help="a .bin/.idx dataset without its suffix")
+    what = parser.add_argument_group(
+        "action (default: count documents and tokens, and show a histogram of lengths)"
+    )
+    exclusive = what.add_mutually_exclusive_group()
+    exclusive.add_argument(
+        "--document", type=int, metavar="I", help="print document I, counted from 0, as text"
+    )
     what.add_argument(
         "--tokenizer-model",
         metavar="NAME",
-        help="folder, tokenizer.json or hub name for --document; by itself the one that the sidecar names",
+        help="folder, tokenizer.json or hub name for --document; default: the tokenizer named in the sidecar",
     )
-    one.add_argument(
+    exclusive.add_argument(
         "--verify",
         action="store_true",
-        help="read both files through: sums and counts against the sidecar, ids against the vocabulary, ends "
-        "of documents",
+        help="read both files completely and check sums and counts against the sidecar, ids against the "
+        "vocabulary, and the ends of documents",
     )
     return parser
 
 
-def table(summary: Summary) -> str:
-    """Counts and a histogram of lengths, for people."""
+def format_summary(summary: LengthSummary) -> str:
+    """Format the counts and a histogram of document lengths."""
     lines = [
         f"{summary.n_documents:,} documents, {summary.n_tokens:,} tokens ({summary.dtype})",
-        f"tokens a document: {summary.shortest:,} to {summary.longest:,}, mean {summary.mean:,.1f}, "
+        f"tokens per document: {summary.shortest:,} to {summary.longest:,}, mean {summary.mean:,.1f}, "
         f"median {summary.median:,.1f}",
     ]
     most = max((n for _, n in summary.histogram), default=1)
@@ -55,47 +59,45 @@ def table(summary: Summary) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look, and print."""
+    """Print a summary or a document, or verify the dataset."""
     args = build_parser().parse_args(argv)
-    args.prefix = prefix_of(args.prefix)
+    args.prefix = resolve_prefix(args.prefix)
     try:
         if args.verify:
             size = Path(f"{args.prefix}.bin")
             total = size.stat().st_size if size.is_file() else 0
             with tqdm(total=total, unit="B", unit_scale=True, disable=None, desc="verifying") as bar:
-                found = list(faults(args.prefix, bar.update))
-            for sentence in found:
+                problems = list(find_faults(args.prefix, bar.update))
+            for sentence in problems:
                 print(f"error: {sentence}", file=sys.stderr)
-            if not found:
-                print(f"{args.prefix}: whole")
-            return 1 if found else 0
+            if not problems:
+                print(f"{args.prefix}: complete and consistent")
+            return 1 if problems else 0
         pair = IndexedTokens(args.prefix)
         if args.document is None:
-            print(table(summarise(pair)))
+            print(format_summary(summarize_lengths(pair)))
             return 0
         if not pair.n_documents:
-            raise ValueError(f"{args.prefix}: holds no document")
+            raise ValueError(f"{args.prefix}: contains no documents")
         if not 0 <= args.document < pair.n_documents:
-            raise ValueError(f"--document: found {args.document}, wanted 0 to {pair.n_documents - 1}")
-        made_by = (pair.sidecar or {}).get("tokenizer") or {}
-        name = args.tokenizer_model or made_by.get("name")
+            raise ValueError(f"--document: got {args.document}, expected 0 to {pair.n_documents - 1}")
+        tokenizer_meta = (pair.sidecar or {}).get("tokenizer") or {}
+        name = args.tokenizer_model or tokenizer_meta.get("name")
         if name is None:
+            raise ValueError(f"{args.prefix}: no sidecar that names the tokenizer. Give --tokenizer-model.")
+        tokenizer = load_tokenizer(name)
+        if tokenizer_meta.get("sha256") not in (None, tokenizer.sha256):
             raise ValueError(
-                f"{args.prefix}: has no sidecar that names its tokenizer; give --tokenizer-model"
+                f"{name}: not the tokenizer {tokenizer_meta.get('name')} of the dataset's "
+                "sidecar. Its text would be different."
             )
-        tokenizer = load(name)
-        if made_by.get("sha256") not in (None, tokenizer.sha256):
-            raise ValueError(
-                f"{name}: not the tokenizer {made_by.get('name')} that the pair was made with; "
-                "its words would be others"
-            )
-        print(tokenizer.decode(pair.document(args.document).tolist()))
+        print(tokenizer.decode(pair.get_document(args.document).tolist()))
     except BrokenPipeError:
-        raise  # `| head`: nothing is wrong
+        raise  # a closed pipe (`| head`) is not an error of the dataset
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,4 +1,4 @@
-"""Predict the loss of a run, or the best use of a compute budget, by a fitted or a published law.
+"""Predict the loss of a run, or the optimal use of a compute budget, with a fitted or a published law.
 
 python tools/predict.py law.json 7e9 1.4e11
 python tools/predict.py law.json --flops 1e21 --json
@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from megatron.command import command, failed, run
+from megatron.command import create_parser, report_error, run_main
 from megatron.scaling.forms import FORM
 from megatron.scaling.law import Law
 from megatron.scaling.prediction import (
@@ -31,33 +31,35 @@ NO_INTERVAL = "no interval: the law has no bootstrap replicates"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     parser.add_argument(
         "law", nargs="?", metavar="LAW", help="a law.json or stacked_law.json, or the name of a published law"
     )
     parser.add_argument("N", nargs="?", type=float, metavar="N", help="parameters")
-    parser.add_argument("D", nargs="?", type=float, metavar="D", help="tokens trained on")
-    target = parser.add_argument_group("what to predict")
-    target.add_argument("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all of them")
+    parser.add_argument("D", nargs="?", type=float, metavar="D", help="training tokens")
+    target = parser.add_argument_group("prediction")
+    target.add_argument("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all tokens")
     target.add_argument("--flops", type=float, metavar="C", help="print the optimum at this compute")
     target.add_argument(
         "--flops-per-param-token", type=float, default=6.0, metavar="K", help="C = K N D, for --flops"
     )
-    target.add_argument("--level", type=float, default=0.95, metavar="SHARE", help="of the intervals")
+    target.add_argument(
+        "--level", type=float, default=0.95, metavar="SHARE", help="confidence level of the intervals"
+    )
     target.add_argument(
         "--new-text",
         action="store_true",
-        help="of a loss on another text of the same distribution, default: on that of the fitted runs",
+        help="predict the loss on a new text of the same distribution; default: the text of the fitted runs",
     )
-    printed = parser.add_argument_group("what to print")
+    printed = parser.add_argument_group("output")
     printed.add_argument("--json", action="store_true", help="print JSON")
     printed.add_argument("--list", action="store_true", help="list the published laws with their sources")
     return parser
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Words that go together."""
+    """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.list:
@@ -72,153 +74,161 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def list_laws() -> list[dict[str, str]]:
-    """Name, formula, what N counts, source and note of each published law."""
+    """Return name, formula, definition of N, source and note of each published law."""
     rows = []
-    for name, one in PUBLISHED_LAWS.items():
-        formula = one.law().formula() if isinstance(one, PublishedLaw) else one.formula()
+    for name, published in PUBLISHED_LAWS.items():
+        formula = published.to_law().formula() if isinstance(published, PublishedLaw) else published.formula()
         rows.append(
-            {"name": name, "formula": formula, "N": one.counts, "source": one.source, "note": one.note}
+            {
+                "name": name,
+                "formula": formula,
+                "N": published.counts,
+                "source": published.source,
+                "note": published.note,
+            }
         )
     return rows
 
 
 def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
-    """What the law is and how far it is to be trusted."""
-    found: dict[str, Any] = {"formula": law.formula(), "form": law.form, "identified": law.identified}
-    found |= {"not_identified": law.not_identified, "warnings": list(law.warnings), "ranges": law.ranges}
+    """Return the law's formula and form, with its warnings and unidentified constants."""
+    description: dict[str, Any] = {"formula": law.formula(), "form": law.form, "identified": law.identified}
+    description |= {
+        "not_identified": law.not_identified,
+        "warnings": list(law.warnings),
+        "ranges": law.ranges,
+    }
     if published is not None:
-        found |= {"source": published.source, "N_counts": published.counts}
+        description |= {"source": published.source, "N_counts": published.counts}
     if law.lack_of_fit and not law.lack_of_fit["passes"]:
-        found["warnings"].append(
+        description["warnings"].append(
             f"The form does not fit repeated runs (lack of fit, p = {law.lack_of_fit['p_value']:.2g})."
         )
-    return found
+    return description
 
 
 def describe_stack(stack: StackedLaw) -> dict[str, Any]:
-    """What `describe_law` has, of a stack: its forms with their weights and errors."""
+    """Return the fields of `describe_law` for a stack, with the weights and errors of its forms."""
     return {
         "formula": stack.formula(), "form": "stack", "weights": stack.weights, "growth": stack.growth,
         "cuts": stack.cuts, "identified": None, "not_identified": {}, "warnings": [], "ranges": stack.ranges,
     }  # fmt: skip
 
 
-def warn_first(about: dict[str, Any]) -> list[str]:
-    """Lines that stand before any number."""
+def list_warnings(about: dict[str, Any]) -> list[str]:
+    """Return the warnings, which are printed before any number."""
     lines = []
     if about["identified"] is False:
         names = ", ".join(about["not_identified"]) or "its constants"
         lines.append(f"NOT IDENTIFIED by the runs of this law: {names}.")
     reasons = list(dict.fromkeys(about["not_identified"].values()))
-    return lines + [f"warning: {one}" for one in dict.fromkeys(reasons + about["warnings"])]
+    return lines + [f"warning: {warning}" for warning in dict.fromkeys(reasons + about["warnings"])]
 
 
-def write_interval(level: float, kind: str, interval: tuple[float, float] | None, digits: str) -> str:
-    """One interval with its level and kind."""
+def format_interval(level: float, kind: str, interval: tuple[float, float] | None, digits: str) -> str:
+    """Format one interval with its level and kind."""
     if interval is None:
         return NO_INTERVAL
     low, high = (format(end, digits) for end in interval)
     return f"{100 * level:g} % {kind} [{low}, {high}]"
 
 
-def write_outside(law: Law | StackedLaw, outside: dict[str, str]) -> list[str]:
-    """One line for each value beyond the fitted range, or one that says that there is none."""
+def format_range_check(law: Law | StackedLaw, outside: dict[str, str]) -> list[str]:
+    """Format one line for each value outside the fitted range, or one line if all are inside."""
     if not law.ranges:
         return ["  range of the fitted runs: not known"]
     if not outside:
         return ["  within the range of the fitted runs"]
     return [
-        f"  OUTSIDE of the fitted runs: {name} is {side} {law.ranges[name][side == 'above']:.4g}; "
+        f"  OUTSIDE the fitted runs: {name} is {side} {law.ranges[name][side == 'above']:.4g}; "
         "this extrapolates"
         for name, side in outside.items()
     ]
 
 
-def write_run(law: Law | StackedLaw, found: Prediction) -> list[str]:
-    """The prediction of one run for people."""
-    unique = "" if found.U is None else f", {found.U:.4g} of them unique"
+def format_run(law: Law | StackedLaw, prediction: Prediction) -> list[str]:
+    """Format the prediction of one run as text."""
+    unique = "" if prediction.U is None else f", {prediction.U:.4g} of them unique"
     lines = [
-        f"N {found.N:.4g} parameters, D {found.D:.4g} tokens{unique}: loss {found.loss:.4f} nats a token"
+        f"N {prediction.N:.4g} parameters, D {prediction.D:.4g} tokens{unique}: "
+        f"loss {prediction.loss:.4f} nats per token"
     ]
-    if found.predictive is None:
+    if prediction.predictive is None:
         lines.append(f"  {NO_INTERVAL}")
     else:
-        lines.append(
-            f"  one new run:     {write_interval(found.level, 'predictive', found.predictive, '.4f')}"
-        )
-        lines.append(
-            f"  the law's value: {write_interval(found.level, 'confidence', found.confidence, '.4f')}"
-        )
-    return lines + write_text(found.text) + write_outside(law, found.outside)
+        predictive = format_interval(prediction.level, "predictive", prediction.predictive, ".4f")
+        confidence = format_interval(prediction.level, "confidence", prediction.confidence, ".4f")
+        lines += [f"  one new run:     {predictive}", f"  the law's value: {confidence}"]
+    return lines + format_text_note(prediction.text) + format_range_check(law, prediction.outside)
 
 
-def write_text(text: str) -> list[str]:
-    """That the intervals are of another text, where they are."""
+def format_text_note(text: str) -> list[str]:
+    """Return a line if the intervals are those of a new text."""
     return ["  on a new text of the same distribution and size"] if text == "new" else []
 
 
-def write_optimum(law: Law | StackedLaw, found: OptimumPrediction) -> list[str]:
-    """The optimum at one compute for people."""
-    lines = [f"C {found.C:.4g} FLOPs (C = {found.flops_per_param_token:g} N D):"]
+def format_optimum(law: Law | StackedLaw, optimum: OptimumPrediction) -> list[str]:
+    """Format the optimum at one compute as text."""
+    lines = [f"C {optimum.C:.4g} FLOPs (C = {optimum.flops_per_param_token:g} N D):"]
     for name, value, interval in (
-        ("N*", found.N, found.N_confidence),
-        ("D*", found.D, found.D_confidence),
-        ("L*", found.L, found.L_confidence),
+        ("N*", optimum.N, optimum.N_confidence),
+        ("D*", optimum.D, optimum.D_confidence),
+        ("L*", optimum.L, optimum.L_confidence),
     ):
-        lines.append(f"  {name} {value:.5g}  {write_interval(found.level, 'confidence', interval, '.5g')}")
-    if found.L_predictive is not None:
-        words = write_interval(found.level, "predictive", found.L_predictive, ".5g")
+        lines.append(f"  {name} {value:.5g}  {format_interval(optimum.level, 'confidence', interval, '.5g')}")
+    if optimum.L_predictive is not None:
+        words = format_interval(optimum.level, "predictive", optimum.L_predictive, ".5g")
         lines.append(f"     one new run there: {words}")
-    return lines + write_text(found.text) + write_outside(law, found.outside)
+    return lines + format_text_note(optimum.text) + format_range_check(law, optimum.outside)
 
 
-def write_json_text(value: Any) -> str:
-    """JSON text; what is not finite becomes null, since JSON has no such numbers."""
+def format_json(value: Any) -> str:
+    """Format a value as JSON. NaN and Inf become null, since JSON has no such numbers."""
 
-    def clean(one: Any) -> Any:
-        if isinstance(one, dict):
-            return {key: clean(item) for key, item in one.items()}
-        if isinstance(one, (list, tuple)):
-            return [clean(item) for item in one]
-        return None if isinstance(one, float) and not math.isfinite(one) else one
+    def replace_non_finite(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: replace_non_finite(item) for key, item in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [replace_non_finite(item) for item in node]
+        return None if isinstance(node, float) and not math.isfinite(node) else node
 
-    return json.dumps(clean(value), indent=1, allow_nan=False)
+    return json.dumps(replace_non_finite(value), indent=1, allow_nan=False)
 
 
 def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: PublishedLaw | None) -> str:
-    """The answer by a law of loss, or a stack of them."""
+    """Predict with a law of loss or a stack of laws, and format the result."""
     forms = list(law.laws) if isinstance(law, StackedLaw) else [law.form]
-    if args.unique is not None and not any(FORM[form].wants_unique for form in forms):
+    if args.unique is not None and not any(FORM[form].needs_unique for form in forms):
         raise ValueError(
             f"--unique: got {args.unique:g} for form {', '.join(forms)}, which has no term for repetition. "
-            "Take a law of form data_constrained, repeated_data or over_repetition."
+            "Use a law of form data_constrained, repeated_data or over_repetition."
         )
     about = describe_stack(law) if isinstance(law, StackedLaw) else describe_law(law, published)
     text = "new" if args.new_text else "same"
     answer: dict[str, Any] = {"law": str(args.law)} | about
-    lines = [*warn_first(about), f"{args.law}: {law.formula()}"]
+    lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
     if args.N is not None:
-        one = predict_run(law, args.N, args.D, args.unique, args.level, text)
-        answer["prediction"] = one.as_dict()
-        lines += write_run(law, one)
+        prediction = predict_run(law, args.N, args.D, args.unique, args.level, text)
+        answer["prediction"] = prediction.as_dict()
+        lines += format_run(law, prediction)
     if args.flops is not None:
-        best = predict_optimum(law, args.flops, args.unique, args.flops_per_param_token, args.level, text)
-        answer["optimum"] = best.as_dict()
-        lines += write_optimum(law, best)
-    return write_json_text(answer) if args.json else "\n".join(lines)
+        optimum = predict_optimum(law, args.flops, args.unique, args.flops_per_param_token, args.level, text)
+        answer["optimum"] = optimum.as_dict()
+        lines += format_optimum(law, optimum)
+    return format_json(answer) if args.json else "\n".join(lines)
 
 
 def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) -> str:
-    """Learning rate and batch by a law of hyperparameters."""
+    """Predict learning rate and batch size with a law of hyperparameters, and format the result."""
     if args.N is None or args.flops is not None or args.unique is not None:
-        raise ValueError(f"{law.name}: got --flops or --unique, expected N and D: it is no law of loss")
+        raise ValueError(f"{law.name}: got --flops or --unique, expected N and D. It is not a law of loss.")
     check_positive(N=args.N, D=args.D)
     rate, batch = (float(f(args.N, args.D)) for f in (law.learning_rate, law.batch_tokens))
     if args.json:
-        told = {"law": law.name, "source": law.source, "N_counts": law.counts, "note": law.note}
-        return write_json_text(told | {"N": args.N, "D": args.D, "lr": rate, "batch_tokens": batch})
+        record = {"law": law.name, "source": law.source, "N_counts": law.counts, "note": law.note}
+        return format_json(record | {"N": args.N, "D": args.D, "lr": rate, "batch_tokens": batch})
     return "\n".join(
         [
             f"{law.name}: {law.formula()}",
@@ -231,13 +241,13 @@ def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what was target for."""
+    """Print the prediction, or the list of published laws."""
     args = parse_args(argv)
     try:
         if args.list:
             rows = list_laws()
             print(
-                write_json_text(rows)
+                format_json(rows)
                 if args.json
                 else "\n".join(
                     f"{row['name']:<21}{row['formula']}\n  {row['source']}; N: {row['N']}"
@@ -253,9 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             else predict_loss(args, law, published)
         )
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,23 +1,25 @@
-"""Ask the catalog for a mixture's documents, tokenise what is text, and show what the domains hold.
+"""Select a mixture's documents from the catalog, tokenize their text, and list the domains.
 
     python tools/prepare_mixture.py slim.yaml
 
-What it makes lies in slim.mixture/ beside the file; tools/pretrain.py dataset.mixture=slim.yaml does the same
-by itself. Run again, it does only what is missing.
+The output is written to slim.mixture/ next to the file. tools/pretrain.py dataset.mixture=slim.yaml does this
+automatically. When rerun, it only does what is missing.
 """
 
 import argparse
 from collections.abc import Sequence
 
-from megatron.command import command, failed, run
-from megatron.config.mixture_use import Resolved, folder_of
-from megatron.mixture.spec import prepare
+from megatron.command import create_parser, report_error, run_main
+from megatron.config.mixture_use import ResolvedMixture, mixture_folder
+from megatron.mixture.spec import prepare_mixture
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument("mixture", metavar="MIXTURE.yaml", help="see megatron/mixture/spec.py for its keys")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument(
+        "mixture", metavar="MIXTURE.yaml", help="mixture file; megatron/mixture/spec.py lists its keys"
+    )
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -26,8 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def table(resolved: Resolved) -> str:
-    """A line for each domain."""
+def format_domains(resolved: ResolvedMixture) -> str:
+    """Format one line per domain."""
     width = max(map(len, resolved.domains))
     lines = [f"{'domain':<{width}}    documents           tokens   weight"]
     for name, documents, tokens, weight in zip(
@@ -38,16 +40,16 @@ def table(resolved: Resolved) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare, and print."""
+    """Prepare the mixture, and print its domains."""
     args = build_parser().parse_args(argv)
     try:
-        resolved = prepare(args.mixture, verify=args.verify)
+        resolved = prepare_mixture(args.mixture, verify=args.verify)
     except (OSError, ValueError) as error:
-        return failed(error)
-    print(table(resolved))
-    print(f"{folder_of(args.mixture)}: ready for dataset.mixture={args.mixture}")
+        return report_error(error)
+    print(format_domains(resolved))
+    print(f"{mixture_folder(args.mixture)}: ready for dataset.mixture={args.mixture}")
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

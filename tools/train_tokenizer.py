@@ -7,30 +7,36 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import command, count, failed, run
+from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.tokenizer.train_bpe import train_bpe_on_file
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument("text", type=Path, metavar="TEXT.jsonl", help="one JSON object a line")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument(
+        "text", type=Path, metavar="TEXT.jsonl", help="text file with one JSON object per line"
+    )
     parser.add_argument("--key", metavar="KEY", default="text", help="key of the text")
-    parser.add_argument("--n-tokens", type=count, default=4096, metavar="N", help="size of the vocabulary")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where tokenizer.json goes")
+    parser.add_argument(
+        "--n-tokens", type=positive_int, default=4096, metavar="N", help="size of the vocabulary"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="output folder of tokenizer.json"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and say where it is."""
+    """Train the tokenizer, and print its path."""
     args = build_parser().parse_args(argv)
     try:
         trained = train_bpe_on_file(args.text, args.key, args.n_tokens, args.out)
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if trained else ", already there"))
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Held-out loss of checkpoints on this machine.   validate.sh CHECKPOINT|RUN|STUDY PREFIX|DATAPATH [option ...]
-# Relative paths are seen from the checkout, from wherever this is started.
-# A process for each GPU (one process where there is none; GPUS says another number). What was scored before is skipped.
+# Relative paths start at the checkout, whatever the working directory.
+# It starts one process per GPU, or one process without GPUs; GPUS sets another number. Scored checkpoints are skipped.
 set -euo pipefail
 if (($# < 2)); then echo "usage: validate.sh CHECKPOINT|RUN|STUDY PREFIX|DATAPATH [option ...]" >&2; exit 2; fi
 cd "$(dirname "$0")/../.."

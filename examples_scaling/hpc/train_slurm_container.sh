@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Train one run in containers under Slurm, with enroot and pyxis: train_slurm.sh, each of whose tasks starts in IMAGE.
+# Train one run in containers under Slurm with enroot and pyxis: runs train_slurm.sh with each task in IMAGE.
 #   IMAGE=$PWD/scaling.sqsh MOUNTS=$SCRATCH/tokens:/tokens MODEL=425M DATA=/tokens/c4_text_document EPOCHS=1 \
 #       sbatch examples_scaling/hpc/train_slurm_container.sh [section.key=value ...]
-# IMAGE     what the Dockerfile makes: a file of `enroot import`, or registry#name:tag
-# MOUNTS    host:container[,...]: where the tokens are. experiments/ of this checkout is mounted by itself
-# MODEL, DATA, VALID and the other variables are those of settings.sh; paths are those inside. Change the header to
-# your cluster's words.
+# IMAGE     image built from the Dockerfile: a file of `enroot import`, or registry#name:tag
+# MOUNTS    host:container[,...], folders with the tokens; experiments/ of this checkout is always mounted
+# MODEL, DATA, VALID and the other variables are those of settings.sh, with paths inside the container. Adapt the
+# header to your cluster.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -17,9 +17,9 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
-if [ -z "${SLURM_SUBMIT_DIR:-}" ]; then echo "error: no job of Slurm; submit this script with sbatch" >&2; exit 2; fi
+if [ -z "${SLURM_SUBMIT_DIR:-}" ]; then echo "error: not a Slurm job. Submit this script with sbatch." >&2; exit 2; fi
 cd "$SLURM_SUBMIT_DIR"
-if [ -z "${IMAGE:-}" ]; then echo "error: set IMAGE to a .sqsh file or registry#name:tag" >&2; exit 2; fi
+if [ -z "${IMAGE:-}" ]; then echo "error: IMAGE: not set, expected a .sqsh file or registry#name:tag" >&2; exit 2; fi
 inside=/opt/scaling
 mkdir -p experiments
 # shellcheck disable=SC2034

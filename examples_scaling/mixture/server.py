@@ -1,9 +1,9 @@
-"""Read a mixture from a server, as ranks do that do not see the data.
+"""Read a mixture from a server, as ranks without access to the data do.
 
     python examples_scaling/mixture/server.py work/mixture.yaml
 
 Starts tools/mixture_server.py with a token, reads chunks from it, kills it, starts it again, and compares
-with what the disk gives.
+the chunks with those read from disk.
 """
 
 import secrets
@@ -11,14 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.remote import Connection, RemoteChunks
 
 SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
 
 
-def start(mixture: Path, token_file: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
-    """A server, and host:port of it."""
+def start_server(mixture: Path, token_file: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
+    """Start a server and return it with its host:port."""
     command = [sys.executable, str(SERVER), str(mixture), "--port", port, "--token-file", str(token_file)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -30,23 +30,23 @@ def main(path: str) -> None:
     mixture = Path(path)
     token_file = mixture.with_suffix(".token")
     token_file.unlink(missing_ok=True)
-    token_file.touch(0o600)  # before the secret is in it
+    token_file.touch(0o600)  # no other user may read the secret
     token_file.write_text(secrets.token_hex(16))
-    server, address = start(mixture, token_file)
+    server, address = start_server(mixture, token_file)
     try:
         with Connection(f"grpc+tcp://{address}", token_file.read_text()) as connection:
             remote = RemoteChunks(connection, mixture.stem)
             parts = [remote.read(i, 1) for i in range(4)]
             server.kill()
             server.wait()
-            server, _ = start(mixture, token_file, port=address.rpartition(":")[2])
-            parts += [remote.read(i, 1) for i in range(4, 8)]  # connects again by itself
-            status = connection.ask("status")
+            server, _ = start_server(mixture, token_file, port=address.rpartition(":")[2])
+            parts += [remote.read(i, 1) for i in range(4, 8)]  # reconnects automatically
+            status = connection.request("status")
         with DocumentChunks(mixture) as local:
             same = all(part.equals(local.read(i, 1)) for i, part in enumerate(parts))
-        told = "the same" if same else "NOT the same"
-        print(f"{len(parts)} chunks of {remote.chunk_size} documents, {told}")
-        print(f"the second server gave {status['chunks']} chunks, {status['documents']} documents")
+        verdict = "the same" if same else "NOT the same"
+        print(f"{len(parts)} chunks of {remote.chunk_size} documents, {verdict}")
+        print(f"the second server sent {status['chunks']} chunks, {status['documents']} documents")
     finally:
         server.kill()
         server.wait()

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# From raw text to a compute-optimal frontier, and a check of what it predicts.
-#   quickstart.sh [CORPUS]      CORPUS: auto, c4, local, stdlib or a path, as tools/prepare_corpus.py --help says
+# From raw text to a compute-optimal frontier, and a check of its prediction.
+#   quickstart.sh [CORPUS]      CORPUS: auto, c4, local, stdlib or a path, see tools/prepare_corpus.py --help
 #   OUT    folder of the study (experiments/quickstart)
-#   SEED   added to the seed of every run (0): another one is an independent repetition
-# Relative paths are seen from the checkout, from wherever this is started.
+#   SEED   added to the seed of every run (0); another value gives an independent repetition
+# Relative paths start at the checkout, whatever the working directory.
 # Every step skips what is finished: run the same command again to resume.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -20,12 +20,12 @@ for split in train held_out; do
         --append-eod --workers "$(nproc)"
 done
 echo "4/7 ladder";     python tools/sweep.py "$study" "${overrides[@]}"
-echo "5/7 frontier, and what it predicts for a run at 4 times the largest budget"
+echo "5/7 frontier, and its prediction for a run at 4 times the largest budget"
 if python tools/fit_frontier.py "$out" --predict; then
-    echo "6/7 that run";  python tools/sweep.py "$study" "${overrides[@]}"
+    echo "6/7 blind run";  python tools/sweep.py "$study" "${overrides[@]}"
     python tools/fit_frontier.py "$out" --check
 else
-    echo "6/7 no blind run: the line above has the reason; the report follows"
+    echo "6/7 no blind run, for the reason above; continuing with the report"
 fi
 echo "7/7 table, parametric law, report"
 python tools/collect.py "$out" --out "$out/table.csv"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the Slurm scripts of this folder, which start nothing but what they give it.   requeue COMMAND ...
-# Runs the command as the step of this job, passes on the signal that Slurm sends to the batch script (its header's
-# --signal, or a preemption), puts the job into the queue again where the step was stopped, and ends with its status.
-# A run that was stopped by its stop file, the kill switch, stays out of the queue while that file is there.
-stop_file() { # of the command's run, as its folder's configuration says it
+# Sourced by the Slurm scripts of this folder.   requeue COMMAND ...
+# Runs the command as the step of this job and passes on the signal that Slurm sends to the batch script (--signal in
+# its header, or a preemption). If the step was stopped, the job is requeued; otherwise the shell exits with the step's
+# status. A run that was stopped by its stop file is not requeued while that file exists.
+stop_file() { # print misc.stop_file of the command's run, read from its configuration
     local word file=/dev/null
     for word in "$@"; do
         case $word in
@@ -14,23 +14,23 @@ stop_file() { # of the command's run, as its folder's configuration says it
     if [ -f "$file" ]; then sed -n 's/^  stop_file: //p' "$file"; fi
 }
 requeue() {
-    local step='' status before asked=0
-    trap 'asked=$((asked + 1)); kill -USR1 "$step" 2>/dev/null || true' USR1 TERM
+    local step='' status before n_signals=0
+    trap 'n_signals=$((n_signals + 1)); kill -USR1 "$step" 2>/dev/null || true' USR1 TERM
     "$@" &
     step=$!
-    # what came before there was a step to pass it on to
-    if ((asked)); then kill -USR1 "$step" 2>/dev/null || true; fi
-    # a signal ends `wait`, whether the step has ended by then or not: its own status is what a `wait` without one says
-    while before=$asked status=0; wait "$step" || status=$?; ((asked > before)); do :; done
+    # pass on signals that arrived before the step was started
+    if ((n_signals)); then kill -USR1 "$step" 2>/dev/null || true; fi
+    # a signal interrupts `wait`, whether or not the step has ended; only an uninterrupted `wait` returns its status
+    while before=$n_signals status=0; wait "$step" || status=$?; ((n_signals > before)); do :; done
     local stop
     stop=$(stop_file "$@")
     if ((status)) && [ -n "$stop" ] && [ -e "$stop" ]; then
-        echo "not put into the queue again: $stop is there; remove it and submit once more" >&2
+        echo "not requeued: the stop file $stop exists. Remove it and submit the job again." >&2
         exit "$status"
     fi
-    if ((status == 75)) || ((status && asked)); then
-        # a job that somebody has cancelled, or that Slurm itself puts back, is not running any more
-        local state='' tries=10 # a controller that restarts does not answer for a while
+    if ((status == 75)) || ((status && n_signals)); then
+        # a job that was cancelled, or that Slurm itself requeues, is no longer RUNNING
+        local state='' tries=10 # a controller that restarts is unavailable for a while
         until state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID") || ((--tries == 0)); do
             sleep "${REQUEUE_PAUSE:-5}"
         done

@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2034,SC1090
-# What the three training scripts understand, as words for tools/pretrain.py. Sourced by them, from the checkout's root.
+# Converts the variables of the training scripts to arguments of tools/pretrain.py. Sourced from the checkout's root.
 #   MODEL      a name of utils/model_sizes.yaml, such as 425M            VALID  held-out documents, as DATA
 #   DATA       a .bin/.idx prefix, a file of utils/datapaths, or synthetic
 #   EPOCHS, TOKENS or STEPS   length of the run, one of them           OBJECTIVE   ar or mdm
-#   RUN        folder of the run, by itself experiments/MODEL-OBJECTIVE   SEED, LR
-#   ENGINE     deepspeed or torch       CONFIG   base YAML, by itself train.yaml in this folder
-#   CLUSTER    what this cluster wants in the environment: a file of examples_scaling/hpc/clusters, or a path of your own
-# Settings that are not given are those of the YAML file; section.key=value words go on top of everything.
+#   RUN        folder of the run, default experiments/MODEL-OBJECTIVE    SEED, LR
+#   ENGINE     deepspeed or torch       CONFIG   base YAML, default train.yaml in this folder
+#   CLUSTER    environment variables of the cluster: a name in examples_scaling/hpc/clusters, or the path of a file
+# Settings that are not given come from the YAML file; section.key=value arguments override everything.
 config=${CONFIG:-examples_scaling/training/train.yaml}
 words=(
     "dist.engine=${ENGINE:-deepspeed}"
@@ -22,12 +22,12 @@ words=(
     "logging.run_dir=${RUN:-experiments/${MODEL:-run}-${OBJECTIVE:-ar}}"
     "$@"
 )
-around=() # a command that each process runs under; a cluster's file may set it
+around=() # wrapper command of each process; a cluster's file may set it
 if [ -n "${CLUSTER:-}" ]; then
     cluster=$CLUSTER
     if [[ $cluster != */* ]]; then cluster=examples_scaling/hpc/clusters/$CLUSTER.sh; fi
     if ! [ -f "$cluster" ]; then
-        echo "error: CLUSTER=$CLUSTER: no file $cluster; take one of examples_scaling/hpc/clusters, or a path" >&2
+        echo "error: CLUSTER=$CLUSTER: no file $cluster. Name one in examples_scaling/hpc/clusters, or give a path." >&2
         exit 2
     fi
     source "$cluster"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The CPU study from text to page: tokens, runs, a law for each objective, where they cross, the report.
-#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, local, stdlib or a path, as tools/prepare_corpus.py --help says
-#   OUT   folder of the study (experiments/study_cpu)       JOBS   runs at a time (one a core)
-# Relative paths are seen from the checkout, from wherever this is started.
-# Run the same command again to go on after a stop.
+# The CPU study from text to report: tokens, runs, a law for each objective, their crossover, the report.
+#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, local, stdlib or a path, see tools/prepare_corpus.py --help
+#   OUT   folder of the study (experiments/study_cpu)       JOBS   concurrent runs (default: one per core)
+# Relative paths start at the checkout, whatever the working directory.
+# After an interruption, run the same command again to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${OUT:-experiments/study_cpu}
@@ -16,9 +16,9 @@ for split in train held_out; do
 done
 ENGINE=torch OUT=$out bash examples_scaling/training/sweep.sh examples_scaling/training/study_cpu.yaml ${JOBS:+--jobs "$JOBS"}
 python tools/collect.py "$out"
-# tools/fit_law.py --compare tells which form predicts unseen runs best: over_repetition is among the best and can turn up.
-# Above 5.37 nats, the entropy of single tokens, diffusion has learned nothing yet from what stands around a hidden one;
-# that cut was made after a law of all runs had missed the held-out one (STUDY.md).
+# tools/fit_law.py --compare shows which form predicts held-out runs best. over_repetition is among the best, and its
+# loss can rise with repetition. Above 5.37 nats, the entropy of single tokens, diffusion has not yet learned to use the
+# context of a masked token. This limit was chosen after a law of all runs had mispredicted the held-out run (STUDY.md).
 fit=(python tools/fit_law.py "$out/table.csv")
 "${fit[@]}" --objective autoregressive --form over_repetition --out "$out/law.json"
 "${fit[@]}" --objective masked_diffusion --form repeated_data --max-loss 5.37 --out "$out/law_masked_diffusion.json"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One run of a sweep: the task of an array that tools/sweep.py --launcher slurm submits, which follows it.
-# Change the header to your cluster's words, or give them to the sweep: --sbatch=--partition=gpu --sbatch=--time=4:00:00
-# Two minutes before its time is up, or when preempted, a task saves, puts itself into the queue again and goes on.
+# One run of a sweep: a task of the job array that tools/sweep.py --launcher slurm submits and monitors.
+# Adapt the header to your cluster, or pass options with the sweep: --sbatch=--partition=gpu --sbatch=--time=4:00:00
+# Two minutes before its time limit, or when preempted, a task saves, requeues itself and resumes.
 #SBATCH --job-name=sweep
 #SBATCH --ntasks=1
 #SBATCH --gpus-per-task=1
@@ -16,7 +16,7 @@ usage="usage: sweep_slurm.sh LIST PRETRAIN.py, as an array"
 pretrain=${2:?$usage}
 folder=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$1")
 exec >>"$folder/log.txt" 2>&1
-# this is a copy of the script, in a folder of Slurm: what lies beside it is found by the other file of the checkout
+# Slurm runs a copy of this script from another folder, so the checkout is located through the path of pretrain.py
 # shellcheck source=examples_scaling/training/requeue.sh
 source "$(dirname "$pretrain")/../examples_scaling/training/requeue.sh"
 requeue srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \

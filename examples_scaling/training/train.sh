@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Train one run on this machine, a process for each GPU (one process where there is none; GPUS says another number).
+# Train one run on this machine with one process per GPU, or one process without GPUs; GPUS sets another number.
 #   MODEL=425M DATA=utils/datapaths/c4.txt EPOCHS=100 OBJECTIVE=mdm train.sh [section.key=value ...]
-# Relative paths are seen from the checkout, from wherever this is started.
-# settings.sh lists the variables. Run the same command again to go on after a stop.
+# Relative paths start at the checkout, whatever the working directory.
+# settings.sh lists the variables. After an interruption, run the same command again to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source examples_scaling/training/settings.sh

@@ -1,1 +1,1 @@
-"""What a run can go on from: written whole, verified on reading."""
+"""Checkpoints: written atomically, verified when read, converted from and to other formats."""

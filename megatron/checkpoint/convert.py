@@ -1,4 +1,4 @@
-"""From any format that is read to any that is written."""
+"""Convert a checkpoint from any supported format to any other."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,48 +8,53 @@ from typing import Any
 
 import torch
 
-from megatron.checkpoint.huggingface import CONFIG, read_huggingface, write_huggingface
+from megatron.checkpoint.huggingface import CONFIG_FILE, read_huggingface, write_huggingface
 from megatron.checkpoint.llama2c import read_llama2c, write_llama2c
-from megatron.checkpoint.megatron_layouts import is_megatron, read_megatron
-from megatron.checkpoint.reshard import to_full, to_sharded
+from megatron.checkpoint.megatron_layouts import is_megatron_checkpoint, read_megatron
+from megatron.checkpoint.model_weights import Weights, find_newest_checkpoint, load_weights, save_weights
+from megatron.checkpoint.reshard import reshard_to_full, reshard_to_sharded
 from megatron.checkpoint.tokenizer_files import write_tokenizer
-from megatron.checkpoint.weights import Weights, load_weights, newest_in, save_weights
-from megatron.config.choices import TARGET_DTYPES
+from megatron.config.cli_choices import TARGET_DTYPES
 from megatron.log import get_logger
 
 log = get_logger(__name__)
 
-RESHAPED = {"full": to_full, "sharded": to_sharded}  # with the optimizer, for a run to go on from
+RESHARD_FUNCTIONS = {
+    "full": reshard_to_full,
+    "sharded": reshard_to_sharded,
+}  # these keep the optimizer state, so a run can resume
 DTYPES = {name: getattr(torch, name) for name in TARGET_DTYPES}
 
 
 def read_any(
     path: Path, *, tokenizer: str | None = None, n_tokens: int | None = None, objective: str | None = None
 ) -> Weights:
-    """The weights at a path, whatever wrote them: what is there tells the format.
+    """Load the weights at a path. The format is detected from its files.
 
-    tokenizer   overrides what the source says about it
-    n_tokens    ids of the tokenizer, where a Megatron checkpoint does not say how many rows are padding
-    objective   what it was trained for, where a Megatron checkpoint does not say
+    tokenizer   overrides the tokenizer recorded in the source
+    n_tokens    number of tokenizer ids, for Megatron checkpoints that do not record how many rows are padding
+    objective   training objective, for Megatron checkpoints that do not record it
 
-    Raises FileNotFoundError or ValueError in one sentence.
+    Raises FileNotFoundError or ValueError with a one-line message.
     """
     if path.is_file():
         weights = read_llama2c(path)
-    elif (path / CONFIG).is_file():
+    elif (path / CONFIG_FILE).is_file():
         weights = read_huggingface(path)
-    elif path.is_dir() and is_megatron(path):
+    elif path.is_dir() and is_megatron_checkpoint(path):
         weights = read_megatron(path, n_tokens, objective)
     else:
         weights = load_weights(path)
     if n_tokens is not None and weights.config.n_tokens != n_tokens:
-        raise ValueError(f"{path}: says that it has {weights.config.n_tokens} tokens, not {n_tokens}")
+        raise ValueError(
+            f"{path}: got {weights.config.n_tokens} tokens, expected {n_tokens}. Omit --n-tokens."
+        )
     if objective is not None and weights.objective != objective:
-        raise ValueError(f"{path}: says that it is {weights.objective}, not {objective}")
+        raise ValueError(f"{path}: got {weights.objective}, expected {objective}. Omit --objective.")
     return weights if tokenizer is None else replace(weights, tokenizer=tokenizer)
 
 
-def convert(
+def convert_checkpoint(
     source: Path,
     target: Path,
     *,
@@ -60,42 +65,41 @@ def convert(
     dtype: str = "float32",
     strip_rows: bool = False,
 ) -> str:
-    """Read `source`, write `target` as one of config/choices.py's TARGETS, and say in a line what it is.
+    """Convert `source` to `target` in format `to` (TARGETS of config/choices.py); return a summary line.
 
-    dtype and strip_rows (no rows for [MASK] and padding) are for huggingface.
-    Raises FileNotFoundError or ValueError in one sentence; nothing half-written stays.
+    `dtype` and `strip_rows` (omit the rows of [MASK] and padding) apply to huggingface only.
+    Raises FileNotFoundError or ValueError with a one-line message; a partial target is removed.
     """
     if target.exists():
-        raise ValueError(f"{target}: is already there; choose another name or delete it")
+        raise ValueError(f"{target}: already exists; choose another name or delete it")
     if to != "huggingface" and (strip_rows or dtype != "float32"):
         raise ValueError(f"--strip-rows and --dtype are for --to huggingface, not {to}")
-    if to in RESHAPED:
+    if to in RESHARD_FUNCTIONS:
         if not (tokenizer is None and n_tokens is None and objective is None):
             raise ValueError(
-                f"--tokenizer, --n-tokens and --objective: --to {to} keeps what the run says; leave them out"
+                f"--tokenizer, --n-tokens, --objective: --to {to} keeps the run's settings; omit them"
             )
-        checkpoint = newest_in(source)
-        RESHAPED[to](checkpoint, target)
+        checkpoint = find_newest_checkpoint(source)
+        RESHARD_FUNCTIONS[to](checkpoint, target)
         return f"{to}, from {checkpoint}"
     weights = read_any(source, tokenizer=tokenizer, n_tokens=n_tokens, objective=objective)
     if strip_rows and weights.objective == "masked_diffusion":
-        raise ValueError(
-            f"{source}: a diffusion model without the row of [MASK] can do nothing; keep the rows"
-        )
-    told = f"{weights.objective}, {sum(of.numel() for of in weights.model().parameters()):,} parameters"
+        raise ValueError(f"{source}: a masked-diffusion model needs its [MASK] row. Omit --strip-rows.")
+    n_parameters = sum(parameter.numel() for parameter in weights.build_model().parameters())
+    summary = f"{weights.objective}, {n_parameters:,} parameters"
     if strip_rows:
-        weights = weights.without_spare_rows()
+        weights = weights.strip_spare_rows()
     if to == "native":
         save_weights(weights, target)
     elif to == "llama2c":
         write_llama2c(weights, target)
     else:
-        write_huggingface(weights, target, DTYPES[dtype], _tokenizer_writer(weights))
-    return told
+        write_huggingface(weights, target, DTYPES[dtype], _make_tokenizer_writer(weights))
+    return summary
 
 
-def _tokenizer_writer(weights: Weights) -> Callable[[Path], dict[str, Any]] | None:
+def _make_tokenizer_writer(weights: Weights) -> Callable[[Path], dict[str, Any]] | None:
     if weights.tokenizer is None:
-        log.warning("no tokenizer is known, so none is written; name it with --tokenizer")
+        log.warning("the tokenizer is unknown, so none is written; give it with --tokenizer")
         return None
     return partial(write_tokenizer, weights.tokenizer)

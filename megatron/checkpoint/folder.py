@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Write folders atomically: they exist under their final name only when complete."""
 
 import hashlib
 import os
@@ -12,28 +12,30 @@ from megatron.io import LockedError, OwnerFile, lock_descriptor
 
 
 @contextmanager
-def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, which takes its name when the block ends well and is removed when it does not.
+def atomic_folder(final: Path) -> Iterator[Path]:
+    """Yield a folder to write into; rename it to `final` on success, remove it on an exception.
 
-    Raises ValueError where the name is taken, or where another process writes the same folder.
+    Raises ValueError if `final` exists or another process is writing it.
     """
     if final.exists():
-        raise ValueError(f"{final}: is already there; choose another name or delete it")
-    with partial_folder(final) as partial:
+        raise ValueError(f"{final}: already exists; choose another name or delete it")
+    with open_partial_folder(final) as partial:
         yield partial
         for path in partial.rglob("*"):
-            sync(path)
-        sync(partial)
+            fsync_path(path)
+        fsync_path(partial)
+        # The rename is atomic. fsync of the contents before it and of the parent after it makes the folder
+        # complete and visible also after a power loss.
         partial.rename(final)
-        sync(final.parent)
+        fsync_path(final.parent)
 
 
 @contextmanager
-def partial_folder(final: Path) -> Iterator[Path]:
-    """An empty folder beside `final` for the caller to fill and rename; an exception removes it.
+def open_partial_folder(final: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `final`. The caller fills and renames it; an exception removes it.
 
-    It is locked: what a killed process left there is removed, what a running one writes is not. Raises
-    FileExistsError where `final` exists, ValueError where another process writes it.
+    The folder is locked: leftovers of a killed process are removed, the folder of a running one is not.
+    Raises FileExistsError if `final` exists, ValueError if another process is writing it.
     """
     partial = final.with_name(final.name + PARTIAL)
     descriptor, owner = _lock_folder(partial, final)
@@ -51,25 +53,27 @@ def partial_folder(final: Path) -> Iterator[Path]:
 
 
 def _lock_folder(partial: Path, final: Path) -> tuple[int, OwnerFile | None]:
-    """Make and lock the folder: its descriptor, and what is to be released before that is closed."""
+    """Create and lock the folder. Return its descriptor and an owner file to release before closing it."""
     while True:
         if final.exists():
-            raise FileExistsError(f"{final}: is there already; choose another name")
+            raise FileExistsError(f"{final}: already exists; choose another name")
         partial.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(partial, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # another process has renamed or removed it in between
+            continue  # another process renamed or removed it since mkdir
         try:
             owner = lock_descriptor(descriptor, partial)
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, LockedError):
                 raise ValueError(
-                    f"{final}: got {error.holder} that writes it, expected none. "
+                    f"{final}: got {error.holder} writing it, expected none. "
                     "Wait for it, or choose another name."
                 ) from None
             raise
+        # The lock belongs to an inode. If the previous owner renamed or removed the folder before this lock
+        # was granted, the path now names another inode or none: release it and retry.
         with suppress(FileNotFoundError):
             if os.path.samestat(partial.stat(), os.fstat(descriptor)):
                 return descriptor, owner
@@ -78,8 +82,8 @@ def _lock_folder(partial: Path, final: Path) -> tuple[int, OwnerFile | None]:
         os.close(descriptor)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on disk."""
+def fsync_path(path: Path) -> None:
+    """fsync a file, or a folder's directory entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,7 +91,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256_of(path: Path) -> str:
-    """Of a file's bytes, in hex."""
+def compute_sha256(path: Path) -> str:
+    """Return the sha256 of a file's content as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

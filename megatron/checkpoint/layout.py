@@ -1,4 +1,4 @@
-"""Names of checkpoints and of the files in them."""
+"""Checkpoint folder names, file names inside a checkpoint, and the order of checkpoints."""
 
 import hashlib
 import json
@@ -17,19 +17,17 @@ FILES = {
 META = "meta.json"
 METADATA = ".metadata"  # the index of torch's distributed checkpoint
 RESTORE = "restore it from a copy, or delete the checkpoint"
-PARTIAL = ".partial"  # suffix of a folder that is still being written
+PARTIAL = ".partial"  # suffix of a folder while it is being written
 NAME = re.compile(r"(?P<prefix>.+)\.(?P<timestamp>\d{8}-\d{6}-\d{6})(?P<preempt>\.preempt)?")
-
-
-OWN_SUM = "sha256"  # key of meta.json: of all its other keys
+META_CHECKSUM = "sha256"  # key of meta.json: sha256 of all its other keys
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint folder and what orders it; whether it is whole is for `store.load` to say.
+class CheckpointInfo:
+    """A checkpoint folder and its sort keys. `store.verify_checkpoint` checks that it is complete.
 
-    step        of the run; None where meta.json cannot be read or is damaged
-    generation  how often before it the run was taken back to an earlier step
+    step        training step; None if meta.json is unreadable or damaged
+    generation  number of times the run was rewound to an earlier step before this checkpoint
     """
 
     path: Path
@@ -40,31 +38,38 @@ class Found:
     generation: int = 0
 
 
-def new_name(prefix: str, preempt: bool, now: datetime | None = None) -> str:
-    """`<prefix>.<timestamp>` in UTC to the microsecond. It does not order them: clocks are set back."""
+def new_checkpoint_name(prefix: str, preempt: bool, now: datetime | None = None) -> str:
+    """Return `<prefix>.<timestamp>[.preempt]`, in UTC with microseconds.
+
+    Checkpoints are not ordered by this time, because a clock can be set back.
+    """
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S-%f")
     return f"{prefix}.{stamp}" + (".preempt" if preempt else "")
 
 
-def find(directory: Path, prefix: str | None = None) -> list[Found]:
-    """The checkpoints in a directory, oldest first; folders still being written are not among them.
+def find_checkpoints(directory: Path, prefix: str | None = None) -> list[CheckpointInfo]:
+    """Return the checkpoints in a directory, oldest first, without folders that are still being written.
 
-    The order is that of (generation, step); among equal ones, that of the time in the name. Those whose
-    meta.json cannot be read have no step and come first.
+    The sort key is (generation, step), then the time in the name. Checkpoints with an unreadable meta.json
+    have no step and come first.
     """
     if not directory.is_dir():
         return []
-    found = []
+    infos = []
     for path in directory.iterdir():
         match = NAME.fullmatch(path.name)
         if path.is_dir() and match and (prefix is None or match["prefix"] == prefix):
             preempt = match["preempt"] is not None
-            found.append(Found(path, match["prefix"], match["timestamp"], preempt, *_read_order(path)))
-    return sorted(found, key=lambda one: (one.step is not None, one.generation, one.step or 0, one.timestamp))
+            infos.append(
+                CheckpointInfo(path, match["prefix"], match["timestamp"], preempt, *_read_order(path))
+            )
+    return sorted(
+        infos, key=lambda info: (info.step is not None, info.generation, info.step or 0, info.timestamp)
+    )
 
 
 def _read_order(path: Path) -> tuple[int | None, int]:
-    """(step, generation) that meta.json says, (None, 0) where it cannot be believed."""
+    """Return (step, generation) from meta.json, or (None, 0) if it is unreadable or has invalid values."""
     try:
         meta = read_meta_json(path)
     except ValueError:
@@ -76,21 +81,24 @@ def _read_order(path: Path) -> tuple[int | None, int]:
 
 
 def read_meta_json(path: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint without its own sum, which is checked. ValueError in one sentence."""
+    """Return meta.json of a checkpoint. Its checksum is verified and removed.
+
+    Raises ValueError if the file is unreadable or does not match its checksum.
+    """
     file = path / META
     try:
         meta = json.loads(file.read_text())
         if not isinstance(meta, dict):
             raise ValueError(f"got {type(meta).__name__}, expected an object")
-        own_sum = meta.pop(OWN_SUM, None)  # older checkpoints have none
-        is_own = own_sum is None or own_sum == sum_of(meta)
+        own_sum = meta.pop(META_CHECKSUM, None)  # absent in older checkpoints
+        is_own = own_sum is None or own_sum == compute_meta_checksum(meta)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: cannot be read ({error}); the checkpoint is not whole") from error
+        raise ValueError(f"{file}: cannot be read ({error}); the checkpoint is incomplete") from error
     if not is_own:
-        raise ValueError(f"{file}: not as it was written; {RESTORE}")
+        raise ValueError(f"{file}: got content that does not match its checksum; {RESTORE}")
     return meta
 
 
-def sum_of(meta: dict[str, Any]) -> str:
-    """Of what meta.json says beside its own sum."""
+def compute_meta_checksum(meta: dict[str, Any]) -> str:
+    """Return the sha256 of meta.json's content without its checksum, as hex."""
     return hashlib.sha256(json.dumps(meta, indent=1).encode()).hexdigest()

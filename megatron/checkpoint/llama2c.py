@@ -1,9 +1,10 @@
-"""Models in the first format of llama2.c (its run.c reads it): a header of seven int32, then float32 tensors.
+"""Read and write the first format of llama2.c's run.c: a header of seven int32, then float32 tensors.
 
-Header: d_model, d_ff, layers, heads, heads of keys and values, tokens (negative where the head is a matrix of
-its own), positions. Tensors, each of all layers in turn: embedding, attention norms, query, key, value, out,
-feed-forward norms, gate, down, up, last norm, cosines and sines of the rotary positions, then the head if it
-is not the embedding. Its rotary turns neighbours 2i and 2i + 1; ours turns halves, so rows are reordered.
+Header: d_model, d_ff, layers, heads, key-value heads, tokens (negative if the head is a separate matrix),
+positions. Tensors, each stacked over all layers: embedding, attention norms, query, key, value, out, MLP
+norms, gate, down, up, final norm, cosines and sines of the rotary embedding, then the head if it is not the
+embedding. llama2.c rotates channels 2i and 2i + 1; this model rotates channels i and i + K / 2, so the rows
+of query and key are reordered.
 """
 
 import struct
@@ -14,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.weights import Weights
+from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
-from megatron.run_dir import write_whole_bytes
+from megatron.run_dir import write_atomic_bytes
 
 HEADER = struct.Struct("<7i")
-BLOCK = (  # name, and whether rows are turned by the rotary positions
+BLOCK_TENSORS = (  # name, and whether the rotary embedding applies to its rows
     ("attention_norm.weight", False),
     ("attention.query.weight", True),
     ("attention.key.weight", True),
@@ -43,45 +44,49 @@ class _Header:
     n_positions: int
 
     @property
-    def tied(self) -> bool:
-        """Whether the embedding is the head too."""
+    def is_tied(self) -> bool:
+        """True if the embedding is also the head."""
         return self.n_tokens > 0
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of one block's tensors."""
+    def block_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of one block's tensors by name."""
         d, f, k = self.d_model, self.d_ff, self.d_model // self.n_heads
         shared = self.n_kv_heads * k
         sizes = [(d,), (d, d), (shared, d), (shared, d), (d, d), (d,), (f, d), (d, f), (f, d)]
-        return dict(zip((name for name, _ in BLOCK), sizes, strict=True))
+        return dict(zip((name for name, _ in BLOCK_TENSORS), sizes, strict=True))
 
-    def n_floats(self) -> int:
-        """Numbers in the file after the header."""
-        blocks = self.n_layers * sum(int(np.prod(shape)) for shape in self.shapes().values())
+    def count_floats(self) -> int:
+        """Return the number of float32 values after the header."""
+        blocks = self.n_layers * sum(int(np.prod(shape)) for shape in self.block_shapes().values())
         rotary = self.n_positions * (self.d_model // self.n_heads)
-        head = 0 if self.tied else 1
+        head = 0 if self.is_tied else 1
+        # embedding (and head), blocks, final norm, cosines and sines
         return (1 + head) * abs(self.n_tokens) * self.d_model + blocks + self.d_model + rotary
 
 
 def read_llama2c(path: Path) -> Weights:
-    """The weights of a llama2.c file. FileNotFoundError, or ValueError for a file of another kind."""
+    """Load a llama2.c file. Raises FileNotFoundError, or ValueError for a file of another kind."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     raw = path.read_bytes()
     header = _read_header(path, raw)
     numbers = torch.from_numpy(np.frombuffer(raw, dtype="<f4", offset=HEADER.size).astype(np.float32))
-    at = 0
+    offset = 0
 
-    def take(*shape: int) -> Tensor:
-        nonlocal at
-        begin, at = at, at + int(np.prod(shape))
-        return numbers[begin:at].reshape(shape)
+    def read_next(*shape: int) -> Tensor:
+        nonlocal offset
+        begin, offset = offset, offset + int(np.prod(shape))
+        return numbers[begin:offset].reshape(shape)
 
-    state = {"embedding.weight": take(abs(header.n_tokens), header.d_model)}
+    state = {"embedding.weight": read_next(abs(header.n_tokens), header.d_model)}
     d_head = header.d_model // header.n_heads
-    for name, turned in BLOCK:
-        for layer, tensor in enumerate(take(header.n_layers, *header.shapes()[name])):
-            state[f"blocks.{layer}.{name}"] = halves_of_pairs(tensor, d_head) if turned else tensor.clone()
-    state["norm.weight"] = take(header.d_model)
+    # every tensor is stored for all layers at once: [layers, *shape]
+    for name, is_rotated in BLOCK_TENSORS:
+        for layer, tensor in enumerate(read_next(header.n_layers, *header.block_shapes()[name])):
+            state[f"blocks.{layer}.{name}"] = (
+                deinterleave_rows(tensor, d_head) if is_rotated else tensor.clone()
+            )
+    state["norm.weight"] = read_next(header.d_model)
     config = ModelConfig(
         d_model=header.d_model,
         d_ff=header.d_ff,
@@ -98,18 +103,18 @@ def read_llama2c(path: Path) -> Weights:
 
 
 def write_llama2c(weights: Weights, path: Path) -> None:
-    """Write a model of the Llama family for llama2.c's run.c. ValueError for what the format cannot hold."""
-    config, state = weights.config, weights.without_spare_rows().state
+    """Write a Llama-like model for llama2.c's run.c. Raises ValueError if the format cannot represent it."""
+    config, state = weights.config, weights.strip_spare_rows().state
     if weights.objective != "autoregressive" or config.d_head * config.n_heads != config.d_model:
         raise ValueError(
-            f"{path}: llama2.c holds autoregressive models whose heads fill the width, not this one"
+            f"{path}: llama2.c supports only autoregressive models with n_heads x d_head = d_model"
         )
     if (config.rope_theta, config.norm_eps) != (10000.0, 1e-5):
         raise ValueError(
-            f"{path}: llama2.c has rope_theta 10000 and norm_eps 1e-5 built in, this model others"
+            f"{path}: llama2.c requires rope_theta 10000 and norm_eps 1e-5, this model has others"
         )
     if path.exists():
-        raise ValueError(f"{path}: is already there; choose another name or delete it")
+        raise ValueError(f"{path}: already exists; choose another name or delete it")
     n_positions = weights.seq_len or 2048
     header = _Header(
         config.d_model,
@@ -121,31 +126,33 @@ def write_llama2c(weights: Weights, path: Path) -> None:
         n_positions,
     )
     tensors = [state["embedding.weight"]]
-    for name, turned in BLOCK:
+    for name, is_rotated in BLOCK_TENSORS:
         for layer in range(config.n_layers):
             tensor = state[f"blocks.{layer}.{name}"]
-            tensors.append(pairs_of_halves(tensor, config.d_head) if turned else tensor)
+            tensors.append(interleave_rows(tensor, config.d_head) if is_rotated else tensor)
     tensors.append(state["norm.weight"])
-    tensors += rotary_of_llama2c(n_positions, config.d_head)
+    tensors += compute_rotary_tables(n_positions, config.d_head)
     body = b"".join(
         tensor.to(torch.float32).contiguous().numpy().astype("<f4").tobytes() for tensor in tensors
     )
     packed = HEADER.pack(*(getattr(header, name) for name in header.__dataclass_fields__))
-    write_whole_bytes(path, packed + body)
+    write_atomic_bytes(path, packed + body)
 
 
-def halves_of_pairs(rows: Tensor, d_head: int) -> Tensor:
-    """Rows [H * K, D] whose neighbours turn together, reordered so that the halves of each head do."""
+def deinterleave_rows(rows: Tensor, d_head: int) -> Tensor:
+    """Reorder rows [H * K, D] of each head from rotated pairs (2i, 2i + 1) to halves (i, i + K / 2)."""
+    # [H, K / 2, 2, D] -> [H, 2, K / 2, D]: index (pair, part) becomes (part, pair)
     return rows.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def pairs_of_halves(rows: Tensor, d_head: int) -> Tensor:
-    """Undo `halves_of_pairs`."""
+def interleave_rows(rows: Tensor, d_head: int) -> Tensor:
+    """Invert `deinterleave_rows`."""
+    # [H, 2, K / 2, D] -> [H, K / 2, 2, D]
     return rows.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def rotary_of_llama2c(n_positions: int, d_head: int) -> tuple[Tensor, Tensor]:
-    """cos and sin, each float32 [positions, K / 2], as its model.py computes them (in float32)."""
+def compute_rotary_tables(n_positions: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, each float32 [positions, K / 2], computed in float32 as in llama2.c's model.py."""
     frequency = 1.0 / (10000.0 ** (torch.arange(0, d_head, 2)[: d_head // 2].float() / d_head))
     angle = torch.outer(torch.arange(n_positions), frequency).float()
     return angle.cos(), angle.sin()
@@ -153,7 +160,7 @@ def rotary_of_llama2c(n_positions: int, d_head: int) -> tuple[Tensor, Tensor]:
 
 def _read_header(path: Path, raw: bytes) -> _Header:
     if len(raw) < HEADER.size:
-        raise ValueError(f"{path}: {len(raw)} bytes are no llama2.c model")
+        raise ValueError(f"{path}: got {len(raw)} bytes, expected a llama2.c model")
     header = _Header(*HEADER.unpack(raw[: HEADER.size]))
     sizes = (
         header.d_model,
@@ -168,9 +175,11 @@ def _read_header(path: Path, raw: bytes) -> _Header:
         raise ValueError(
             f"{path}: not a llama2.c model of the first format (header {HEADER.unpack(raw[:28])})"
         )
-    if not header.tied:
-        raise ValueError(f"{path}: its head is a matrix of its own, this model's is the embedding")
-    wanted = HEADER.size + 4 * header.n_floats()
-    if len(raw) != wanted:
-        raise ValueError(f"{path}: {len(raw):,} bytes, its header wants {wanted:,}; fetch the file again")
+    if not header.is_tied:
+        raise ValueError(f"{path}: got a separate head matrix, expected a tied embedding")
+    n_bytes = HEADER.size + 4 * header.count_floats()
+    if len(raw) != n_bytes:
+        raise ValueError(
+            f"{path}: got {len(raw):,} bytes, expected {n_bytes:,} by its header; download the file again"
+        )
     return header

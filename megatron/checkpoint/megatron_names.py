@@ -1,4 +1,4 @@
-"""Names of tensors in Megatron's two families, legacy and core, and what each is in this model."""
+"""Map the tensor names of Megatron-LM's two families, legacy and core, to this model's names."""
 
 import re
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from megatron.config.schema import ModelConfig
 
-# in a block: legacy, core with its own layers, core with Transformer Engine's -> one plain name
-BLOCK = {
+# names in a block, of legacy, of core, and of core with Transformer Engine -> one plain name
+MEGATRON_BLOCK_NAMES = {
     "input_layernorm": "norm1",
     "self_attention.linear_qkv.layer_norm_": "norm1",
     "self_attention.query_key_value": "self_attention.qkv",
@@ -29,13 +29,13 @@ BLOCK = {
     "self_attention.q_layernorm": "q_norm",
     "self_attention.k_layernorm": "k_norm",
 }
-OUTSIDE = re.compile(
+OUTER_PATTERN = re.compile(
     r"(?:.*\.)?(word_embeddings|position_embeddings|output_layer|final_(?:layer)?norm)"
     r"(?:_for_head)?\.(weight|bias)"
 )
-UNKNOWN = "unknown:"  # before the name of a tensor that no model here has
-IN_BLOCK = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+?)\.?(weight|bias)")
-OURS = {
+UNKNOWN = "unknown:"  # prefix for tensors that this model does not have
+BLOCK_PATTERN = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+?)\.?(weight|bias)")
+BLOCK_NAMES = {
     "norm1": "attention_norm",
     "norm2": "mlp_norm",
     "self_attention.out": "attention.out",
@@ -43,7 +43,7 @@ OURS = {
     "q_norm": "attention.query_norm",
     "k_norm": "attention.key_norm",
 }
-OURS_OUTSIDE = {
+OUTER_NAMES = {
     "word_embeddings.weight": "embedding.weight",
     "position_embeddings.weight": "position_embedding.weight",
     "output_layer.weight": "unembedding.weight",
@@ -52,20 +52,22 @@ OURS_OUTSIDE = {
 }
 
 
-def plain_names(held: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors of one pipeline stage under plain names, without extra states. ValueError where two differ.
+def normalize_names(stage: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of one pipeline stage under plain names, without extra states.
 
-    A table of rotary frequencies keeps its name, and one that is not known has UNKNOWN before it.
+    A table of rotary frequencies keeps its name; an unknown tensor gets the prefix UNKNOWN. Raises ValueError
+    if two different tensors map to one name.
     """
     named: dict[str, Tensor] = {}
-    for name, tensor in _flat(held, ""):
+    for name, tensor in _flatten_tables(stage, ""):
         if name.endswith("_extra_state"):
             continue
-        if found := IN_BLOCK.fullmatch(name):
-            part = BLOCK.get(found[2], found[2])
-            plain = f"layers.{found[1]}.{part}.{found[3]}"
-        elif found := OUTSIDE.fullmatch(name):
-            plain = f"{found[1].replace('layernorm', 'norm')}.{found[2]}"
+        if match := BLOCK_PATTERN.fullmatch(name):
+            part = MEGATRON_BLOCK_NAMES.get(match[2], match[2])
+            plain = f"layers.{match[1]}.{part}.{match[3]}"
+        elif match := OUTER_PATTERN.fullmatch(name):
+            plain = f"{match[1].replace('layernorm', 'norm')}.{match[2]}"
+        # a buffer of the rotary embedding, checked by the caller
         elif name.endswith("rotary_pos_emb.inv_freq"):
             plain = "rotary_pos_emb.inv_freq"
         else:
@@ -73,27 +75,31 @@ def plain_names(held: dict[str, Any]) -> dict[str, Tensor]:
         if tensor.ndim not in (1, 2):
             raise ValueError(f"{name}: got {tensor.ndim} dimensions, expected 1 or 2")
         if plain in named and not torch.equal(named[plain], tensor):
-            raise ValueError(f"{name}: differs from {plain} under another name, expected equal")
+            raise ValueError(f"{name}: differs from {plain} under another name, expected equal tensors")
         named[plain] = tensor
     return named
 
 
-def ours_outside(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor that is in no block, under our name."""
-    return {OURS_OUTSIDE.get(name, name): tensor}
+def rename_outer_tensor(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a tensor outside the blocks under this model's name."""
+    return {OUTER_NAMES.get(name, name): tensor}
 
 
-def ours_of_block(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor]:
-    """One of Megatron's tensors as one or more of ours. An unknown name stays, and the model refuses it."""
+def convert_block_tensor(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor]:
+    """Return a Megatron tensor of a block as one or more tensors of this model.
+
+    An unknown name is kept, so that loading the model rejects it.
+    """
     part, _, kind = name.rpartition(".")
     if part == "self_attention.qkv":
         shared = config.n_heads // config.kv_heads
         n_rows = config.kv_heads * (shared + 2) * config.d_head
         if len(tensor) != n_rows:
             raise ValueError(
-                f"{name}: got {len(tensor)} rows, expected {n_rows} of {config.n_heads} heads, "
-                f"{config.kv_heads} of keys, of {config.d_head} channels"
+                f"{name}: got {len(tensor)} rows, expected {n_rows}: {config.n_heads} query heads, "
+                f"{config.kv_heads} key heads, d_head {config.d_head}"
             )
+        # G groups, each with its H / G query heads, then its key head, then its value head
         groups = tensor.unflatten(0, (config.kv_heads, shared + 2, config.d_head))  # [G, H / G + 2, K, ...]
         query, key, value = groups[:, :shared], groups[:, shared], groups[:, shared + 1]
         return {
@@ -104,18 +110,21 @@ def ours_of_block(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, T
     if part == "mlp.first":
         if config.feed_forward == "gelu":
             return {f"mlp.up.{kind}": tensor}
+        # fused [gate; up] over rows
         gate, up = tensor.chunk(2)
         return {f"mlp.gate.{kind}": gate, f"mlp.up.{kind}": up}
-    return {f"{OURS.get(part, part)}.{kind}": tensor}
+    return {f"{BLOCK_NAMES.get(part, part)}.{kind}": tensor}
 
 
-def _flat(held: dict[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Nested dictionaries of tensors as dotted names."""
-    if not isinstance(held, dict):
-        raise ValueError(f"{prefix or 'model'}: got {type(held).__name__}, expected tensors by name")
-    for key, value in held.items():
+def _flatten_tables(tables: dict[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of nested dictionaries under dotted names."""
+    if not isinstance(tables, dict):
+        raise ValueError(
+            f"{prefix or 'model'}: got {type(tables).__name__}, expected a dictionary of tensors"
+        )
+    for key, value in tables.items():
         name = f"{prefix}{key}"
         if isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, dict):
-            yield from _flat(value, name + ".")
+            yield from _flatten_tables(value, name + ".")

@@ -1,4 +1,4 @@
-"""When to save and stop: signals, the stop file, and the time that a run has."""
+"""Stop requests: signals, the stop file, and the time limit of a run."""
 
 import signal
 import time
@@ -10,18 +10,21 @@ from types import FrameType
 from megatron.processes import replace_lost_terminal, stop_signals
 
 
-class Stop:
-    """Remembers that somebody asked the run to stop."""
+class StopMonitor:
+    """Records whether a stop was requested, and why.
+
+    reason   signal name, stop file or time limit; None if no stop was requested
+    """
 
     def __init__(self, stop_file: Path | None, max_hours: float | None = None) -> None:
-        """The hours count from now."""
+        """Start counting `max_hours` now."""
         self.stop_file = stop_file
         self.max_hours = max_hours
         self.started = time.monotonic()
         self.reason: str | None = None
 
-    def asked(self) -> bool:
-        """Whether to save and stop, as far as this process knows."""
+    def should_stop(self) -> bool:
+        """Return True if this rank has received a request to save and stop."""
         if self.reason is None and self.stop_file is not None and self.stop_file.exists():
             self.reason = f"stop file {self.stop_file}"
         hours = (time.monotonic() - self.started) / 3600
@@ -31,20 +34,25 @@ class Stop:
 
 
 @contextmanager
-def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Iterator[Stop]:
-    """Turn SIGTERM, SIGUSR1, SIGHUP and the first SIGINT into a wish to stop; the second SIGINT ends."""
-    stop = Stop(None if stop_file is None else Path(stop_file), max_hours)
+def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Iterator[StopMonitor]:
+    """Turn SIGTERM, SIGUSR1, SIGHUP and the first SIGINT into stop requests; a second SIGINT interrupts."""
+    stop = StopMonitor(None if stop_file is None else Path(stop_file), max_hours)
 
-    def remember(number: int, frame: FrameType | None) -> None:
+    # The handler only sets a flag, because a signal can interrupt any statement. The training loop polls it
+    # between steps, where the state can be saved.
+    def record_signal(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.reason is not None:
             raise KeyboardInterrupt
         stop.reason = signal.Signals(number).name
+        # The terminal is gone: writing to it would raise an error.
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
-    before = {number: signal.signal(number, remember) for number in stop_signals(signal.SIGUSR1)}
+    previous_handlers = {
+        number: signal.signal(number, record_signal) for number in stop_signals(signal.SIGUSR1)
+    }
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -1,41 +1,42 @@
-"""Checkpoints from one layout to the other, in one process."""
+"""Convert checkpoints between the full and the sharded layout, in one process."""
 
 from pathlib import Path
 
 from megatron.checkpoint import sharded, store
-from megatron.checkpoint.folder import partial_folder
+from megatron.checkpoint.folder import open_partial_folder
 from megatron.checkpoint.layout import FILES
 
 
-def to_full(src: Path, dst: Path) -> None:
-    """Write the sharded checkpoint `src` as the full checkpoint `dst`; both are verified whole.
+def reshard_to_full(src: Path, dst: Path) -> None:
+    """Convert the sharded checkpoint `src` to the full checkpoint `dst`.
 
-    Raises ValueError where `src` is no whole sharded checkpoint, FileExistsError where `dst` is there.
+    Raises ValueError if `src` is not a valid sharded checkpoint, FileExistsError if `dst` exists.
     """
-    meta = _verified(src, wanted="sharded")
+    meta = _verify_layout(src, expected="sharded")
     parts = store.read_parts(src, meta)
-    with partial_folder(dst) as partial:
+    with open_partial_folder(dst) as partial:
         store.write_parts(partial, parts, tuple(FILES))
-        store.seal(partial, dst, {**_without_files(meta), "state_dict_type": "full"})
+        store.commit_checkpoint(partial, dst, {**_drop_file_records(meta), "state_dict_type": "full"})
 
 
-def to_sharded(src: Path, dst: Path) -> None:
-    """Write the full checkpoint `src` as the sharded checkpoint `dst`. Errors as `to_full`."""
-    meta = _verified(src, wanted="full")
+def reshard_to_sharded(src: Path, dst: Path) -> None:
+    """Convert the full checkpoint `src` to the sharded checkpoint `dst`. Errors as in `reshard_to_full`."""
+    meta = _verify_layout(src, expected="full")
     parts = store.read_parts(src, meta)
-    with partial_folder(dst) as partial:
-        parts["iter"]["engine"] = {key: told for key, told in parts["optim"].items() if key != "state"}
-        store.write_parts(partial, parts, store.IN_BOTH)
-        sharded.write(partial, parts)
-        store.seal(partial, dst, {**_without_files(meta), "state_dict_type": "sharded"})
+    with open_partial_folder(dst) as partial:
+        # DCP stores tensors only: the other optimizer values move to part `iter`
+        parts["iter"]["engine"] = {key: value for key, value in parts["optim"].items() if key != "state"}
+        store.write_parts(partial, parts, store.SHARED_PARTS)
+        sharded.write_sharded(partial, parts)
+        store.commit_checkpoint(partial, dst, {**_drop_file_records(meta), "state_dict_type": "sharded"})
 
 
-def _verified(src: Path, wanted: str) -> dict:
-    meta = store.verify(src)
-    if store.is_sharded(meta) != (wanted == "sharded"):
-        raise ValueError(f"{src}: is {meta.get('state_dict_type', 'full')} already, wanted {wanted}")
+def _verify_layout(src: Path, expected: str) -> dict:
+    meta = store.verify_checkpoint(src)
+    if store.is_sharded_checkpoint(meta) != (expected == "sharded"):
+        raise ValueError(f"{src}: got the {meta.get('state_dict_type', 'full')} layout, expected {expected}")
     return meta
 
 
-def _without_files(meta: dict) -> dict:
-    return {key: told for key, told in meta.items() if key != "files"}
+def _drop_file_records(meta: dict) -> dict:
+    return {key: value for key, value in meta.items() if key != "files"}

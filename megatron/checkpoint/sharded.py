@@ -1,4 +1,4 @@
-"""The sharded layout: weights and moments in torch's distributed checkpoint, from all ranks at once."""
+"""The sharded layout: weights and moments in torch's distributed checkpoint (DCP), written by all ranks."""
 
 import os
 import warnings
@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from megatron.checkpoint.dcp_metadata import read_metadata
-from megatron.checkpoint.layout import METADATA as METADATA  # the name of the index, for callers too
-from megatron.checkpoint.torch_file import check_records, refusal_of, system_error_of
+from megatron.checkpoint.layout import METADATA as METADATA  # re-exported for callers
+from megatron.checkpoint.torch_file import check_records, preserve_os_error, wrap_read_errors
 
-State = dict[str, dict[str, Any]]
+DcpState = dict[str, dict[str, Any]]
 
 
 class _Reader(FileSystemReader):
-    """torch's reader with an index that is read already, and with each chunk looked at before it is read."""
+    """torch's reader with an index that is already parsed; checks each chunk before torch unpickles it."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -37,16 +37,17 @@ class _Reader(FileSystemReader):
     def _slice_file(self, file: IO[bytes], sinfo: Any) -> IO[bytes]:
         end = sinfo.offset + sinfo.length
         with (
-            refusal_of(Path(self.path) / sinfo.relative_path),
+            wrap_read_errors(Path(self.path) / sinfo.relative_path),
             mmap(file.fileno(), end, access=ACCESS_READ) as before_end,
         ):
-            # a zip file is read from its end: that of a map up to there is the chunk's
+            # A zip file's directory is at its end. A map that ends where the chunk ends therefore makes
+            # `zipfile` find the directory of this chunk.
             check_records(before_end, sinfo.length)
         return super()._slice_file(file, sinfo)
 
 
-class _Files(FileSystem):
-    """torch's files, which say what the system said when one cannot be written."""
+class _FileSystem(FileSystem):
+    """torch's file system, but write errors keep the errno of the operating system."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
@@ -54,27 +55,27 @@ class _Files(FileSystem):
             if mode == "rb":
                 yield stream
             else:
-                with system_error_of(cast(IO[bytes], stream), Path(path)) as watched:
+                with preserve_os_error(cast(IO[bytes], stream), Path(path)) as watched:
                     yield watched
 
 
-def _writer(folder: Path) -> FileSystemWriter:
+def _make_writer(folder: Path) -> FileSystemWriter:
     writer = FileSystemWriter(folder)
-    writer.fs = _Files()
+    writer.fs = _FileSystem()
     return writer
 
 
-def flat(state: State) -> dict[str, Tensor]:
-    """`model.NAME` and `optim.state.NAME.KIND` of a state as engines give it: the keys in DCP's files."""
+def flatten_state(state: DcpState) -> dict[str, Tensor]:
+    """Return an engine's state under the keys of DCP files: `model.NAME`, `optim.state.NAME.KIND`."""
     named = {f"model.{name}": tensor for name, tensor in state["model"].items()}
     for name, moments in state["optim"]["state"].items():
         named |= {f"optim.state.{name}.{kind}": tensor for kind, tensor in moments.items()}
     return named
 
 
-def nested(named: dict[str, Tensor]) -> State:
-    """Undo `flat`."""
-    state: State = {"model": {}, "optim": {"state": {}}}
+def unflatten_state(named: dict[str, Tensor]) -> DcpState:
+    """Invert `flatten_state`."""
+    state: DcpState = {"model": {}, "optim": {"state": {}}}
     for key, tensor in named.items():
         if key.startswith("model."):
             state["model"][key.removeprefix("model.")] = tensor
@@ -84,66 +85,73 @@ def nested(named: dict[str, Tensor]) -> State:
     return state
 
 
-def write(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> None:
-    """Write what this rank holds: collective over `group`. OSError on every rank where one cannot write."""
-    with _failures_told(folder):
-        dcp.save(flat(state), storage_writer=_writer(folder), process_group=group)
+def write_sharded(folder: Path, state: DcpState, group: dist.ProcessGroup | None = None) -> None:
+    """Write this rank's shards; collective over `group`. Raises OSError on all ranks if one fails."""
+    with _translate_errors(folder):
+        dcp.save(flatten_state(state), storage_writer=_make_writer(folder), process_group=group)
 
 
-def write_soon(folder: Path, state: State, group: dist.ProcessGroup | None) -> Future:
-    """The same from a copy taken now, in a thread; `finish` waits for it. `group` must be for this alone."""
-    with _failures_told(folder):
-        return dcp.async_save(flat(state), storage_writer=_writer(folder), process_group=group)
+def write_sharded_async(folder: Path, state: DcpState, group: dist.ProcessGroup | None) -> Future:
+    """Copy the state now and write it in a thread; `wait_for_write` waits for it.
+
+    `group` must not be used for anything else meanwhile.
+    """
+    with _translate_errors(folder):
+        return dcp.async_save(flatten_state(state), storage_writer=_make_writer(folder), process_group=group)
 
 
-def finish(folder: Path, writing: Future) -> None:
-    """Wait for `write_soon`. OSError as `write`."""
-    with _failures_told(folder):
+def wait_for_write(folder: Path, writing: Future) -> None:
+    """Wait for `write_sharded_async`. Errors as in `write_sharded`."""
+    with _translate_errors(folder):
         writing.result()
 
 
-def read(folder: Path, state: State) -> None:
-    """Fill an engine's sharded state, of any layout, from a checkpoint of any other: collective.
+def read_sharded(folder: Path, state: DcpState) -> None:
+    """Load a checkpoint into an engine's sharded state; collective. Both may have different rank layouts.
 
-    ValueError for a checkpoint of another model.
+    Raises ValueError for a checkpoint of another model.
     """
-    named = flat(state)
+    named = flatten_state(state)
     metadata = read_metadata(folder)
-    held = metadata.state_dict_metadata
+    entries = metadata.state_dict_metadata
     for key, tensor in named.items():
-        told = held.get(key)
-        if told is None or told.size != tensor.shape:
-            found = "nothing" if told is None else f"shape {tuple(told.size)}"
-            raise ValueError(f"{folder}: {key}: found {found}, wanted shape {tuple(tensor.shape)}")
-    with _failures_told(folder):
+        entry = entries.get(key)
+        if entry is None or entry.size != tensor.shape:
+            got = "nothing" if entry is None else f"shape {tuple(entry.size)}"
+            raise ValueError(f"{folder}: {key}: got {got}, expected shape {tuple(tensor.shape)}")
+    with _translate_errors(folder):
         dcp.load(named, storage_reader=_Reader(folder, metadata))
 
 
-def read_whole(folder: Path) -> State:
-    """All of a sharded checkpoint in this process alone, whatever the ranks that wrote it."""
+def read_all_shards(folder: Path) -> DcpState:
+    """Load a whole sharded checkpoint in this process, for any number of ranks that wrote it."""
     metadata = read_metadata(folder)
     named = {
-        key: torch.zeros(told.size, dtype=told.properties.dtype)
-        for key, told in metadata.state_dict_metadata.items()
+        key: torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for key, entry in metadata.state_dict_metadata.items()
     }
-    with _failures_told(folder):
+    with _translate_errors(folder):
         dcp.load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
-    return nested(named)
+    return unflatten_state(named)
 
 
 @contextmanager
-def _failures_told(folder: Path) -> Iterator[None]:
-    """DCP's exception, which is no Exception, as OSError; and no word on running without a process group."""
+def _translate_errors(folder: Path) -> Iterator[None]:
+    """Convert DCP's errors to OSError, and silence its warning about a missing process group.
+
+    `CheckpointException` derives from BaseException, so callers' `except Exception` would miss it.
+    """
     try:
-        # not only here: the word may come from the thread that writes
+        # a global filter, because the writer thread may emit the warning after this block
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0] if error.failures else error
-        if isinstance(first, ValueError) and str(folder) in str(first):  # of this module, not torch's
+        if isinstance(first, ValueError) and str(folder) in str(first):  # raised by this module, not by torch
             raise first from error
+        # error.failures: rank -> (exception, traceback); the first one is reported
         if isinstance(first, OSError) and first.errno is not None:
             raise OSError(first.errno, first.strerror, first.filename) from error
         raise OSError(f"{folder}: {str(first).splitlines()[0]}") from error
-    except RuntimeError as error:  # torch's writer hides what the system said
+    except RuntimeError as error:  # torch's writer hides the system's error
         raise OSError(f"{folder}: {str(error).splitlines()[0]}") from error

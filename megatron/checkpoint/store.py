@@ -1,4 +1,4 @@
-"""Write checkpoints whole, read them verified, fall back to the one before a broken one."""
+"""Save checkpoints atomically, verify them when loading, and skip damaged ones."""
 
 import json
 import shutil
@@ -7,119 +7,122 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.folder import sha256_of, sync
+from megatron.checkpoint.folder import compute_sha256, fsync_path
 from megatron.checkpoint.layout import (
     FILES,
     META,
+    META_CHECKSUM,
     METADATA,
     NAME,
-    OWN_SUM,
     PARTIAL,
     RESTORE,
-    Found,
-    find,
-    new_name,
+    CheckpointInfo,
+    compute_meta_checksum,
+    find_checkpoints,
+    new_checkpoint_name,
     read_meta_json,
-    sum_of,
 )
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
 from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
-IN_BOTH = ("lr", "iter")  # parts that are files of their own in the sharded layout too
+SHARED_PARTS = ("lr", "iter")  # parts stored as separate files in both layouts
 
 
-def save(
+def save_checkpoint(
     directory: Path, prefix: str, parts: dict[str, Any], meta: dict[str, Any], preempt: bool = False
 ) -> Path:
-    """Write `parts` (keys of FILES) and meta.json as one folder that appears under its name only when whole.
+    """Write `parts` (keys of FILES) and meta.json to a folder, renamed to its final name when complete.
 
-    `meta` gains the sha256 and size of each file. OSError (a full disk, say) leaves nothing behind.
+    `meta` is extended by the sha256 and size of each file. On an OSError (for example a full disk) the
+    partial folder is removed.
     """
-    final = directory / new_name(prefix, preempt)
-    save_as(final, parts, meta)
+    final = directory / new_checkpoint_name(prefix, preempt)
+    save_checkpoint_as(final, parts, meta)
     return final
 
 
-def save_as(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
-    """`save` under a given name."""
-    partial = begin(final)
+def save_checkpoint_as(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
+    """Save a checkpoint under a given path. See `save_checkpoint`."""
+    partial = create_partial_folder(final)
     try:
         write_parts(partial, parts, tuple(FILES))
-        seal(partial, final, {**meta, "state_dict_type": "full"})
+        commit_checkpoint(partial, final, {**meta, "state_dict_type": "full"})
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def begin(final: Path) -> Path:
-    """An empty folder beside the name it will get. OSError where there is one already."""
+def create_partial_folder(final: Path) -> Path:
+    """Create an empty folder next to its final path. Raises OSError if either path exists."""
     if final.exists():
-        raise FileExistsError(f"{final}: is there already; choose another name")
+        raise FileExistsError(f"{final}: already exists; choose another name")
     partial = final.with_name(final.name + PARTIAL)
     partial.mkdir(parents=True)
     return partial
 
 
 def write_parts(partial: Path, parts: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Write some of the parts as files. OSError where the disk is full."""
+    """Write the given parts, one file per part. Raises OSError on a full disk."""
     for part in names:
         save_torch_file(parts[part], partial / FILES[part])
 
 
-def seal(partial: Path, final: Path, meta: dict[str, Any]) -> None:
-    """Sum up what was written, sync it all, and let the folder appear under its name."""
+def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with the checksums of all files, fsync everything, then rename the folder."""
     written = sorted(partial.iterdir())
-    with ThreadPoolExecutor() as pool:  # hashing lets other threads run
-        sums = list(pool.map(sha256_of, written))
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+        digests = list(pool.map(compute_sha256, written))
     files = {
-        path.name: {"sha256": told, "bytes": path.stat().st_size}
-        for path, told in zip(written, sums, strict=True)
+        path.name: {"sha256": digest, "bytes": path.stat().st_size}
+        for path, digest in zip(written, digests, strict=True)
     }
-    told = {**meta, "files": files}
-    (partial / META).write_text(json.dumps({**told, OWN_SUM: sum_of(told)}, indent=1))
+    meta = {**meta, "files": files}
+    (partial / META).write_text(json.dumps({**meta, META_CHECKSUM: compute_meta_checksum(meta)}, indent=1))
+    # File contents and directory entries must be on disk before the rename makes the checkpoint visible:
+    # after a power loss a folder with its final name is then complete.
     for path in partial.iterdir():
-        sync(path)
-    sync(partial)
+        fsync_path(path)
+    fsync_path(partial)
     partial.rename(final)
-    sync(final.parent)
+    fsync_path(final.parent)
 
 
-def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(parts, meta) of one checkpoint of either layout, whole, every file checked against its sum.
+def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (parts, meta) of a complete checkpoint of either layout, with every file's checksum verified.
 
-    Raises ValueError for anything not as it was written, FileNotFoundError where there is no checkpoint.
+    Raises ValueError if a file is missing or changed, FileNotFoundError if there is no checkpoint.
     """
-    meta = verify(path)
+    meta = verify_checkpoint(path)
     return read_parts(path, meta), meta
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint of which every file is as it was written. Errors as `load`."""
+def verify_checkpoint(path: Path) -> dict[str, Any]:
+    """Return meta.json after checking every file's size and sha256. Errors as in `load_checkpoint`."""
     meta = read_meta(path)
-    for name, told in meta["files"].items():
+    for name, record in meta["files"].items():
         file = path / name
         if not file.is_file():
             raise ValueError(f"{file}: missing; {RESTORE}")
         size = file.stat().st_size
-        if size != told["bytes"]:
-            raise ValueError(f"{file}: got {size:,} bytes, expected {told['bytes']:,}; {RESTORE}")
-        if sha256_of(file) != told["sha256"]:
-            raise ValueError(f"{file}: got other content than was saved (its sha256 differs); {RESTORE}")
+        if size != record["bytes"]:
+            raise ValueError(f"{file}: got {size:,} bytes, expected {record['bytes']:,}; {RESTORE}")
+        if compute_sha256(file) != record["sha256"]:
+            raise ValueError(f"{file}: got content with another sha256 than was saved; {RESTORE}")
     return meta
 
 
-def is_sharded(meta: dict[str, Any]) -> bool:
-    """Which of the two layouts."""
+def is_sharded_checkpoint(meta: dict[str, Any]) -> bool:
+    """Return True if meta.json describes the sharded layout, False for the full layout."""
     return meta.get("state_dict_type") == "sharded"
 
 
 def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(FILES)) -> dict[str, Any]:
-    """Some parts of a verified checkpoint, on the CPU. ValueError for files of another kind."""
-    own = [part for part in names if not is_sharded(meta) or part in IN_BOTH]
+    """Load the given parts of a verified checkpoint on the CPU. Raises ValueError for other files."""
+    full_parts = [part for part in names if not is_sharded_checkpoint(meta) or part in SHARED_PARTS]
     try:
-        parts = {part: load_torch_file(path / FILES[part]) for part in own}
+        parts = {part: load_torch_file(path / FILES[part]) for part in full_parts}
     except ValueError as error:
         raise ValueError(f"{path}: not a checkpoint of this project ({error})") from error
     for part, content in parts.items():
@@ -128,96 +131,104 @@ def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(
                 f"{path / FILES[part]}: got {type(content).__name__}, expected values by name. "
                 "Load another checkpoint of the run."
             )
-    if len(own) < len(names):
-        from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
+    # Sharded layout: model and optimizer are in DCP files. Values of the engine that are no tensors (loss
+    # scale, counters) are in the file of part `iter`.
+    if len(full_parts) < len(names):
+        from megatron.checkpoint import sharded  # import takes a second; full checkpoints skip it
 
-        whole = sharded.read_whole(path)
+        whole = sharded.read_all_shards(path)
         whole["optim"] |= parts["iter"].get("engine", {})
-        parts |= {part: whole[part] for part in names if part not in IN_BOTH}
+        parts |= {part: whole[part] for part in names if part not in SHARED_PARTS}
     return parts
 
 
-def refuse_folder_of_checkpoints(path: Path) -> None:
-    """ValueError for a run's folder, or that of its checkpoints, where one of them is wanted."""
+def reject_folder_of_checkpoints(path: Path) -> None:
+    """Raise ValueError if `path` is a run folder or a folder of checkpoints instead of one checkpoint."""
     if (path / META).exists():
         return
-    found = find(path) or find(path / CHECKPOINTS)
-    if found:
-        told = [f"{one.path.name} (step {'unknown' if one.step is None else one.step})" for one in found]
-        where = found[0].path.parent
-        raise ValueError(f"{where}: a folder of checkpoints; give one of those in it: {', '.join(told[-8:])}")
+    infos = find_checkpoints(path) or find_checkpoints(path / CHECKPOINTS)
+    if infos:
+        names = [f"{info.path.name} (step {'unknown' if info.step is None else info.step})" for info in infos]
+        folder = infos[0].path.parent
+        raise ValueError(
+            f"{folder}: got a folder of checkpoints, expected one of them. Give {', '.join(names[-8:])}."
+        )
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint. Errors as `load`."""
+    """Return the validated meta.json of a checkpoint. Errors as in `load_checkpoint`."""
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such checkpoint")
-    refuse_folder_of_checkpoints(path)
+    reject_folder_of_checkpoints(path)
     meta = read_meta_json(path)
-    listed = meta.get("files")
-    if not isinstance(listed, dict) or not all(is_listed(name, told) for name, told in listed.items()):
-        raise ValueError(f"{path / META}: expected under files a size and a sha256 for each; {RESTORE}")
-    files = set(listed)
-    wanted = {FILES[part] for part in (IN_BOTH if is_sharded(meta) else FILES)}
-    wanted |= {METADATA} if is_sharded(meta) else set()
-    if not wanted <= files or not is_sharded(meta) and files != wanted:
-        raise ValueError(f"{path / META}: lists {sorted(files)}, wanted {sorted(wanted)}")
+    records = meta.get("files")
+    if not isinstance(records, dict) or not all(
+        is_file_record(name, record) for name, record in records.items()
+    ):
+        raise ValueError(f"{path / META}: expected `files` with a size and a sha256 for each file; {RESTORE}")
+    files = set(records)
+    expected = {FILES[part] for part in (SHARED_PARTS if is_sharded_checkpoint(meta) else FILES)}
+    expected |= {METADATA} if is_sharded_checkpoint(meta) else set()
+    if not expected <= files or not is_sharded_checkpoint(meta) and files != expected:
+        raise ValueError(f"{path / META}: got files {sorted(files)}, expected {sorted(expected)}")
     return meta
 
 
-def is_listed(name: str, told: Any) -> bool:
-    """Whether an entry of `files` is of a file in the folder itself, with a size and a sum."""
-    of = (told.get("bytes"), told.get("sha256")) if isinstance(told, dict) else ()
-    return name == Path(name).name and [type(one) for one in of] == [int, str]
+def is_file_record(name: str, record: Any) -> bool:
+    """Return True if an entry of `files` names a file directly in the folder, with a size and a sha256."""
+    fields = (record.get("bytes"), record.get("sha256")) if isinstance(record, dict) else ()
+    return name == Path(name).name and [type(value) for value in fields] == [int, str]
 
 
-def newest_whole(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | None:
-    """(path, meta) of the newest whole checkpoint; broken ones are passed over with a warning."""
-    for found in reversed(find(directory, prefix)):
+def find_newest_valid(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | None:
+    """Return (path, meta) of the newest valid checkpoint. Damaged ones are skipped with a warning."""
+    for info in reversed(find_checkpoints(directory, prefix)):
         try:
-            return found.path, verify(found.path)
+            return info.path, verify_checkpoint(info.path)
         except ValueError as error:
-            log.warning("%s; falling back to the checkpoint before it", error)
+            log.warning("%s; falling back to the previous checkpoint", error)
     return None
 
 
 def next_generation(directory: Path, prefix: str, step: int) -> int:
-    """Generation of a checkpoint of `step` that is about to be saved.
+    """Return the generation of a checkpoint of `step` that is about to be saved.
 
-    It is that of the newest checkpoint, or the next where the newest is of this step or a later one: then the
-    run was taken back, and what it saves is newer than what it left behind.
+    It is the generation of the newest checkpoint, plus one if that checkpoint has this step or a later one.
+    In that case the run was rewound, and its new checkpoints must sort after the old ones.
     """
-    ordered = [found for found in find(directory, prefix) if found.step is not None]
+    ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]
     if not ordered:
         return 0
     newest = ordered[-1]
     return newest.generation + (newest.step >= step)
 
 
-def remove_old(
+def remove_old_checkpoints(
     directory: Path,
     prefix: str,
     keep_last: int | None,
     keep_every: int | None = None,
     keep_at: Sequence[int] = (),
     saved: Path | None = None,
-) -> list[Found]:
-    """Delete all but the newest `keep_last` checkpoints, and what an interrupted save left; says which.
+) -> list[CheckpointInfo]:
+    """Delete all but the newest `keep_last` checkpoints, and leftovers of interrupted saves.
 
-    Those of a multiple of `keep_every` steps and of the steps `keep_at` stay as well, unless they were made
-    for a preemption. `saved`, the one just written, stays whatever the others say, and so do those of which
-    no step can be read: they are not counted either.
+    Returns the deleted checkpoints.
+
+    Checkpoints at a multiple of `keep_every` steps and at the steps `keep_at` are kept too, unless they were
+    saved on a preemption. `saved`, the one just written, is always kept. Checkpoints without a readable step
+    are kept and not counted.
     """
     _remove_interrupted(directory, prefix)
-    ordered = [found for found in find(directory, prefix) if found.step is not None]
-    # stable: the one just written comes last, behind those of an equal step under a later clock
-    ordered.sort(key=lambda found: found.path == saved)
+    ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]
+    # stable sort: moves the one just written to the end, also past an equal step with a later timestamp
+    ordered.sort(key=lambda info: info.path == saved)
     old = ordered[:-keep_last] if keep_last else []
-    old = [found for found in old if not _is_kept(found, keep_every, keep_at)]
-    for found in old:
-        # renamed first: a deletion cut short must not leave a half folder under a checkpoint's name
-        doomed = found.path.with_name(found.path.name + PARTIAL)
-        found.path.rename(doomed)
+    old = [info for info in old if not _is_retained(info, keep_every, keep_at)]
+    for info in old:
+        # rename first: an interrupted deletion must not leave an incomplete folder under a checkpoint's name
+        doomed = info.path.with_name(info.path.name + PARTIAL)
+        info.path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
     return old
 
@@ -225,13 +236,13 @@ def remove_old(
 def _remove_interrupted(directory: Path, prefix: str) -> None:
     if directory.is_dir():
         for leftover in directory.glob(f"*{PARTIAL}"):
-            # by the whole name: `run.*` would also be what a run of prefix `run.b` is just writing
-            named = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
-            if named and named["prefix"] == prefix:
+            # match the full name: the glob `run.*` would also match a save in progress with prefix `run.b`
+            match = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
+            if match and match["prefix"] == prefix:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _is_kept(found: Found, keep_every: int | None, keep_at: Sequence[int]) -> bool:
-    if found.is_preempt or found.step is None:
+def _is_retained(info: CheckpointInfo, keep_every: int | None, keep_at: Sequence[int]) -> bool:
+    if info.is_preempt or info.step is None:
         return False
-    return found.step in keep_at or keep_every is not None and found.step % keep_every == 0
+    return info.step in keep_at or keep_every is not None and info.step % keep_every == 0

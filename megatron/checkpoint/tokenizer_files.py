@@ -1,4 +1,4 @@
-"""Tokenizers as transformers keeps them beside a model."""
+"""Write tokenizer files in the format of transformers."""
 
 import json
 import shutil
@@ -7,24 +7,30 @@ from typing import Any
 
 from megatron.log import get_logger
 from megatron.tokenizer.bpe import BpeTokenizer
-from megatron.tokenizer.kinds import load_by_name
-from megatron.tokenizer.special_tokens import CONFIG, MAP, companion, read_settings, special_ids
+from megatron.tokenizer.kinds import load_tokenizer_by_name
+from megatron.tokenizer.special_tokens import (
+    CONFIG,
+    MAP,
+    find_companion_file,
+    find_special_ids,
+    read_settings,
+)
 
 log = get_logger(__name__)
 
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-COPIED = (TEMPLATE, "chat_template.json")
+TEMPLATE_FILES = (TEMPLATE, "chat_template.json")
 
 
 def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
-    """Write the files of a tokenizer, given by folder, file or name; gives its keys for config.json.
+    """Write the files of a tokenizer, given by folder, file or name; return its keys for config.json.
 
-    Settings of transformers beside it go with it: names of special tokens, chat templates. What ends a
-    document here is written as eos_token.
-    Errors as `kinds.load_by_name`, and ValueError for a kind that transformers has no files for.
+    Files of transformers next to it are copied: names of special tokens and chat templates. This project's
+    end-of-document token is written as eos_token.
+    Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that transformers has no files for.
     """
-    tokenizer = load_by_name(name)
-    ids = special_ids(name, tokenizer) | {"eos": tokenizer.eod_id}
+    tokenizer = load_tokenizer_by_name(name)
+    ids = find_special_ids(name, tokenizer) | {"eos": tokenizer.eod_id}
     _copy_templates(name, folder)
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer.save(folder)
@@ -33,7 +39,7 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     elif Path(name).is_file():
         shutil.copyfile(name, folder / "tokenizer.model")
         for file in (CONFIG, MAP):
-            if path := companion(name, file):
+            if path := find_companion_file(name, file):
                 shutil.copyfile(path, folder / file)
     else:
         raise ValueError(f"{name}: transformers has no files for this kind of tokenizer")
@@ -41,25 +47,25 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:
-    """tokenizer_config.json: as beside the source, else made of the special tokens; and its map of them."""
+    """Write tokenizer_config.json, copied or made from the special tokens, and special_tokens_map.json."""
     settings, tokens = read_settings(name, CONFIG), read_settings(name, MAP)
     if settings is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings |= {f"{kind}_token": word for kind, word in words.items()}
     if settings.pop("auto_map", None) is not None:
-        log.warning("%s: its auto_map names code that is not copied; tokenizer.json is read without it", name)
+        log.warning("%s: its auto_map names code that is not copied; tokenizer.json is used without it", name)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for held in (settings, tokens):
-        if held is not None and _word(held.get("eos_token")) != words["eos"]:
-            held["eos_token"] = words["eos"]
-    _write(folder / CONFIG, settings)
+    for content in (settings, tokens):
+        if content is not None and _get_token_text(content.get("eos_token")) != words["eos"]:
+            content["eos_token"] = words["eos"]
+    _write_json(folder / CONFIG, settings)
     if tokens is not None:
-        _write(folder / MAP, tokens)
+        _write_json(folder / MAP, tokens)
 
 
 def _copy_templates(name: str, folder: Path) -> None:
-    for file in COPIED:
-        if path := companion(name, file):
+    for file in TEMPLATE_FILES:
+        if path := find_companion_file(name, file):
             shutil.copyfile(path, folder / file)
     templates = Path(name) / TEMPLATES
     if templates.is_dir():
@@ -68,10 +74,10 @@ def _copy_templates(name: str, folder: Path) -> None:
             shutil.copyfile(path, folder / TEMPLATES / path.name)
 
 
-def _word(token: Any) -> Any:
-    """A special token is text, or an object with its text as content."""
+def _get_token_text(token: Any) -> Any:
+    """Return the text of a special token, which is a string or an object with the key `content`."""
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Reads and writes files of `torch.save` so that a hostile one runs nothing and a full disk is named.
+"""Read and write `torch.save` files: no code of an untrusted file runs, and disk errors keep their errno.
 
-`weights_only=True` keeps pickled code from running. What it leaves open is checked here: compressed or
-overlapping records (a zip bomb), and tensors of another kind or larger than the bytes behind them.
+`weights_only=True` prevents the execution of pickled code. This module checks two more things: compressed or
+overlapping records (zip bombs), and tensors that are not dense or are larger than their storage.
 """
 
 import zipfile
@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 def load_torch_file(path: Path, *, map_file: bool = False) -> Any:
-    """Tensors on the CPU, numbers and containers of one file; nothing that it names is run.
+    """Load tensors (on the CPU), numbers and containers from a file, without running code that it names.
 
-    Memory is bounded by the file's size. Raises FileNotFoundError, or ValueError for what is no such file.
+    Memory use is bounded by the file's size. Raises FileNotFoundError, or ValueError for an invalid file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    with refusal_of(path):
+    with wrap_read_errors(path):
         with path.open("rb") as file:
             check_records(file, path.stat().st_size)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=map_file)
@@ -31,30 +31,31 @@ def load_torch_file(path: Path, *, map_file: bool = False) -> Any:
 
 
 @contextmanager
-def refusal_of(path: Path) -> Iterator[None]:
-    """ValueError with the path for whatever torch raises on a file it cannot read, or must not."""
+def wrap_read_errors(path: Path) -> Iterator[None]:
+    """Convert any error of torch's reader, except OSError, to a ValueError that names the path."""
     try:
         yield
     except OSError:
         raise
-    except Exception as error:  # torch lets through what its parser stumbles over: any type
+    except Exception as error:  # torch passes on its parser's errors, of any type
         first = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path}: not a torch file that can be read ({first[:300]})") from error
+        raise ValueError(f"{path}: cannot be read as a torch file ({first[:300]})") from error
 
 
 def check_records(file: IO[bytes] | mmap, n_bytes: int) -> None:
-    """ValueError for a zip file that unpacks to more than its own size. torch stores, never compresses."""
+    """Raise ValueError for a zip file that unpacks to more than its size. torch never compresses records."""
     with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
         records = archive.infolist()
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-        raise ValueError("its records are compressed, torch's are not")
+        raise ValueError("got compressed records, expected uncompressed ones as torch writes")
     if sum(record.file_size for record in records) > n_bytes:
-        raise ValueError(f"its records are larger than its {n_bytes:,} bytes")
+        raise ValueError(f"got records larger than the file's {n_bytes:,} bytes")
 
 
 def check_tensors(content: Any) -> None:
-    """ValueError for a tensor in nested containers that is sparse, quantized or larger than its memory."""
-    # containers may share parts: each is looked at once, or 2^40 of them fit into a kilobyte
+    """Raise ValueError for a tensor in nested containers that is sparse, quantized or exceeds its storage."""
+    # Containers may share elements: 40 nested lists of twice the same list are 2^40 paths in one kilobyte.
+    # Each object is therefore visited once.
     waiting, seen = [content], set()
     while waiting:
         value = waiting.pop()
@@ -71,19 +72,22 @@ def check_tensors(content: Any) -> None:
 
 def _check_tensor(tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-        raise ValueError(f"got a tensor of layout {tensor.layout} on {tensor.device}, expected a dense one")
+        raise ValueError(
+            f"got a tensor of layout {tensor.layout} on {tensor.device}, expected a dense CPU tensor"
+        )
+    # An expanded tensor (stride 0) has few bytes of storage but allocates its full size when it is copied.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)[:8]} is larger than its bytes")
+        raise ValueError(f"got a tensor of shape {tuple(tensor.shape)[:8]}, which is larger than its storage")
 
 
 def save_torch_file(content: Any, path: Path) -> None:
-    """`torch.save` that syncs nothing and replaces a file. OSError with number and path on a full disk."""
-    with path.open("wb") as file, system_error_of(file, path) as watched:
+    """Save like `torch.save`, without fsync; replaces a file. Errors are OSError with errno and path."""
+    with path.open("wb") as file, preserve_os_error(file, path) as watched:
         torch.save(content, watched)
 
 
-class _Watched:
-    """A file that remembers why it could not be written: torch's zip writer hides that."""
+class _WatchedFile:
+    """A file that records the OSError of a failed write, which torch's zip writer hides."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -101,9 +105,9 @@ class _Watched:
 
 
 @contextmanager
-def system_error_of(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
-    """A stand-in for an open file, of which a failed write is OSError with the system's number and `path`."""
-    watched: Any = _Watched(file)
+def preserve_os_error(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """Yield a wrapper of an open file. A failed write raises OSError with the system's errno and `path`."""
+    watched: Any = _WatchedFile(file)
     try:
         yield watched
     except (RuntimeError, OSError) as error:

@@ -1,1 +1,1 @@
-"""What a run is: its settings, what follows from them, and the name of their sum."""
+"""Run configuration: schema, derived quantities and identity hash."""

@@ -1,4 +1,4 @@
-"""Data-path files: lines of `weight path-prefix`, as in Megatron-DeepSpeed, read and checked."""
+"""Reader of data-path files: lines of `weight path-prefix`, as in Megatron-DeepSpeed."""
 
 import os
 import struct
@@ -8,66 +8,71 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from megatron.config.sidecar import SYNTHETIC as SYNTHETIC  # of those who read data paths
-from megatron.config.sidecar import eod_use_of
+from megatron.config.sidecar import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
+from megatron.config.sidecar import read_eod_use
 from megatron.config.sidecar import read_sidecar as read_sidecar
 
 SUFFIX = ".txt"
-ALONE = Fraction(1)
-HEAD = struct.Struct("<9sQB")  # of an .idx: magic, version, code of the ids' type
-BYTES_OF_CODE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+FULL_WEIGHT = Fraction(1)
+IDX_HEADER = struct.Struct("<9sQB")  # header of an .idx: magic, version, dtype code
+BYTES_PER_DTYPE_CODE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """One .bin/.idx pair and its share of the samples; only the proportions of weights count."""
+class WeightedCorpus:
+    """One .bin/.idx dataset and its weight. Only the proportions of weights count."""
 
     prefix: str
     weight: Fraction
 
 
-def read_corpora(path: str | Path) -> tuple[Corpus, ...]:
-    """What dataset.path_train or path_eval names: the corpora of a data-path file (.txt), else one prefix.
+def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
+    """Return the corpora of a data-path file (.txt), or the single corpus of a prefix.
 
-    FileNotFoundError or ValueError with file and line for what cannot be used as it is.
+    Raises FileNotFoundError or ValueError with file and line for an unusable data-path file.
     """
     if not str(path).endswith(SUFFIX):
-        return (Corpus(str(path), ALONE),)
+        return (WeightedCorpus(str(path), FULL_WEIGHT),)
     return read_data_paths(Path(path))
 
 
-def read_data_paths(path: Path) -> tuple[Corpus, ...]:
-    """The corpora of a data-path file: at least one, each whole on disk, none twice, all of one tokenizer.
+def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
+    """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
 
-    A line may stand in quotes; `#` begins a comment at the start of a line or after a space; `$NAME` and `~`
-    are replaced. A prefix is looked for from the working directory, then from the file's own folder.
+    A line may be quoted. `#` begins a comment at the start of a line or after a space. `$NAME` and `~` are
+    expanded. A prefix is relative to the working directory, or else to the folder of the file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such data-path file")
-    corpora: list[Corpus] = []
+    corpora: list[WeightedCorpus] = []
     seen: dict[Path, str] = {}
-    lines = list(_lines(path))
-    for where, line in lines:
-        weight, written = _split(line, where, alone=len(lines) == 1)
-        prefix = _find(written, path.parent, where)
-        known = Path(prefix).resolve()
-        if known in seen:
-            raise ValueError(f"{where}: {prefix} is on {seen[known]} already; give it once, with one weight")
-        seen[known] = f"line {where.rpartition(':')[2]}"
-        corpora.append(Corpus(prefix, weight))
-        compare_tokenizers(corpora[0].prefix, prefix, where)
+    lines = list(_read_lines(path))
+    for location, line in lines:
+        weight, written = _parse_line(line, location, is_only_line=len(lines) == 1)
+        prefix = _find_prefix(written, path.parent, location)
+        resolved = Path(prefix).resolve()  # detects one dataset under two names
+        if resolved in seen:
+            raise ValueError(
+                f"{location}: {prefix} is on {seen[resolved]} already. Give it once, with one weight."
+            )
+        seen[resolved] = f"line {location.rpartition(':')[2]}"
+        corpora.append(WeightedCorpus(prefix, weight))
+        compare_tokenizers(corpora[0].prefix, prefix, location)
     if not corpora:
-        raise ValueError(f"{path}: names no corpus; wanted lines such as: 0.7 data/c4_text_document")
+        raise ValueError(f"{path}: got no corpus, expected lines such as: 0.7 data/c4_text_document")
     return tuple(corpora)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """(file:line, content) without comments, quotes and empty lines."""
+def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not text ({error}); wanted lines of: weight path-prefix") from error
+        raise ValueError(
+            f"{path}: got bytes that are not UTF-8 ({error}), expected lines of: weight path-prefix"
+        ) from error
     for number, line in enumerate(text.splitlines(), 1):
+        # the leading space makes a `#` at the start of a line a comment too
         content = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
         if len(content) > 1 and content[0] == content[-1] and content[0] in "\"'":
             content = content[1:-1].strip()
@@ -75,64 +80,77 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}", content
 
 
-def _split(line: str, where: str, alone: bool) -> tuple[Fraction, str]:
+def _parse_line(line: str, location: str, is_only_line: bool) -> tuple[Fraction, str]:
+    """Return (weight, prefix). The only line of a file may omit the weight.
+
+    A Fraction keeps 0.3 exactly three tenths, so that shares are exact.
+    """
     words = line.split(maxsplit=1)
     if len(words) == 1:
-        if alone:
-            return ALONE, words[0]
-        raise ValueError(f"{where}: {line!r} is one word; of several corpora each needs: weight path-prefix")
+        if is_only_line:
+            return FULL_WEIGHT, words[0]
+        raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
     try:
         weight = Fraction(words[0])
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{where}: weight {words[0]!r} is no number; wanted: weight path-prefix") from None
+        raise ValueError(f"{location}: got weight {words[0]!r}, expected: number path-prefix") from None
     if weight <= 0:
         raise ValueError(
-            f"{where}: weight {words[0]} is not above 0; to leave the corpus out, remove the line"
+            f"{location}: got weight {words[0]}, expected a number above 0. "
+            "Remove the line to omit the corpus."
         )
     return weight, words[1].strip("\"'")
 
 
-def _find(written: str, folder: Path, where: str) -> str:
-    """The prefix whose pair is there."""
-    wanted = os.path.expanduser(os.path.expandvars(written))
-    if "$" in wanted:
-        raise ValueError(f"{where}: {written} names a variable that is not set")
-    wanted = wanted.removesuffix(".bin").removesuffix(".idx")  # the name of either file is as good
-    places = list(dict.fromkeys((wanted, str(folder / wanted))))
+def _find_prefix(written: str, folder: Path, location: str) -> str:
+    """Return the prefix of the existing .bin/.idx dataset that a line names."""
+    requested = os.path.expanduser(os.path.expandvars(written))
+    if "$" in requested:
+        raise ValueError(f"{location}: {written} contains an environment variable that is not set")
+    requested = requested.removesuffix(".bin").removesuffix(".idx")  # the name of either file is accepted too
+    places = list(dict.fromkeys((requested, str(folder / requested))))
     for prefix in places:
         if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
             return prefix
-    if " " in wanted:
-        raise FileNotFoundError(f"{where}: no pair {written}.bin/.idx; wanted one corpus a line")
-    if wanted != written.removesuffix(".bin").removesuffix(".idx"):
-        places = [written]  # a variable's value may be a secret: it is in no message
+    if " " in requested:
+        raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected one corpus per line")
+    if requested != written.removesuffix(".bin").removesuffix(".idx"):
+        places = [written]  # the value of a variable may be a secret, so messages contain only its name
     raise FileNotFoundError(
-        f"{where}: no pair {' or '.join(f'{place}.bin/.idx' for place in places)}; "
-        "make it with tools/preprocess_data_many_cores.py, or mend the path"
+        f"{location}: no dataset {' or '.join(f'{place}.bin/.idx' for place in places)}. "
+        "Create it with tools/preprocess_data_many_cores.py, or correct the path."
     )
 
 
-def compare_tokenizers(first: str, other: str, where: str) -> None:
-    """ValueError where the sidecars of two pairs tell of different tokenizers; silence agrees with all."""
-    one, two = _tokenizer(first), _tokenizer(other)
+def compare_tokenizers(first: str, other: str, location: str) -> None:
+    """Raise ValueError if the sidecars of two datasets record different tokenizers.
+
+    A dataset without a record is compatible with all tokenizers.
+    """
+    first_record, other_record = _read_tokenizer_record(first), _read_tokenizer_record(other)
     for key in ("sha256", "n_tokens"):
-        if one.get(key) is not None and two.get(key) is not None and one[key] != two[key]:
+        if (
+            first_record.get(key) is not None
+            and other_record.get(key) is not None
+            and first_record[key] != other_record[key]
+        ):
             raise ValueError(
-                f"{where}: {other} was made with another tokenizer than {first} "
-                f"({key} {str(two[key])[:12]}, not {str(one[key])[:12]}); tokenise them alike"
+                f"{location}: {other} has another tokenizer than {first} "
+                f"({key} {str(other_record[key])[:12]}, not {str(first_record[key])[:12]}). "
+                "Use the same tokenizer for both."
             )
 
 
 def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
-    """Warnings where datasets end their documents differently, or where a sidecar does not say how.
+    """Return warnings about datasets that end documents differently or do not record how they end them.
 
-    ValueError where two sidecars say that they differ, unless that is allowed.
+    Raises ValueError if the records of two datasets differ, unless `allow_mixed`.
     """
-    uses = [(prefix, eod_use_of(prefix)) for prefix in prefixes if prefix != SYNTHETIC]
-    known = [(prefix, use) for prefix, use in uses if use is not None]
+    uses = [(prefix, read_eod_use(prefix)) for prefix in prefixes if prefix != SYNTHETIC]
+    recorded = [(prefix, use) for prefix, use in uses if use is not None]
     warnings = []
-    for prefix, use in known[1:]:
-        first, expected = known[0]
+    for prefix, use in recorded[1:]:
+        first, expected = recorded[0]
         if use == expected:
             continue
         difference = f"{prefix}: got {use}, expected {expected} as in {first}."
@@ -144,43 +162,45 @@ def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[st
         warnings.append(difference)
     if len(uses) > 1:
         warnings += [
-            f"{prefix}: no sidecar that says how its documents end; see that it is as in the others"
+            f"{prefix}: no sidecar that records how its documents end. "
+            "Check that they end as in the other datasets."
             for prefix, use in uses
             if use is None
         ]
     return tuple(warnings)
 
 
-def _tokenizer(prefix: str) -> dict[str, Any]:
+def _read_tokenizer_record(prefix: str) -> dict[str, Any]:
     if not Path(f"{prefix}.json").is_file():
-        return {}  # a pair that another program made
-    found = read_sidecar(prefix).get("tokenizer")
-    return found if isinstance(found, dict) else {}
+        return {}  # a dataset written by another program
+    record = read_sidecar(prefix).get("tokenizer")
+    return record if isinstance(record, dict) else {}
 
 
-def tokens_held(prefix: str | Path) -> int:
-    """Tokens of a pair: what its sidecar says, else, where another program made it, what its .bin holds.
+def count_corpus_tokens(prefix: str | Path) -> int:
+    """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
 
-    Raises ValueError for a sidecar without the number and for an index of another layout than MMIDIDX 1,
-    FileNotFoundError where there is neither.
+    Datasets of other programs have no sidecar. Raises ValueError for a sidecar without the number and for an
+    index of another format than MMIDIDX 1, and FileNotFoundError if there is neither.
     """
     if prefix == SYNTHETIC or Path(f"{prefix}.json").is_file():
         n_tokens = read_sidecar(prefix).get("tokens")
         if not isinstance(n_tokens, int):
             raise ValueError(
-                f"{prefix}.json: tokens is {n_tokens!r}, wanted a number; preprocess the corpus again"
+                f"{prefix}.json: got tokens {n_tokens!r}, expected a number. Preprocess the corpus again."
             )
         return n_tokens
     if not Path(f"{prefix}.idx").is_file():
         raise FileNotFoundError(
-            f"{prefix}.idx: no such file; wanted the prefix of a .bin/.idx pair, "
+            f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, "
             "as tools/preprocess_data_many_cores.py writes it"
         )
     with Path(f"{prefix}.idx").open("rb") as file:
-        head = file.read(HEAD.size)
-    magic, version, code = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
-    if magic != b"MMIDIDX\0\0" or version != 1 or code not in BYTES_OF_CODE:
+        header = file.read(IDX_HEADER.size)  # may be shorter; the padding below fails the check
+    magic, version, code = IDX_HEADER.unpack(header.ljust(IDX_HEADER.size, b"\0"))
+    if magic != b"MMIDIDX\0\0" or version != 1 or code not in BYTES_PER_DTYPE_CODE:
         raise ValueError(
-            f"{prefix}.idx: not an index of layout MMIDIDX version 1; preprocess the corpus again"
+            f"{prefix}.idx: got another format, expected an MMIDIDX index of version 1. "
+            "Preprocess the corpus again."
         )
-    return Path(f"{prefix}.bin").stat().st_size // BYTES_OF_CODE[code]
+    return Path(f"{prefix}.bin").stat().st_size // BYTES_PER_DTYPE_CODE[code]

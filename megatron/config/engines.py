@@ -1,9 +1,9 @@
-"""What only one of the two engines can do; the other refuses it instead of leaving it out in silence."""
+"""Settings that only one of the two engines supports. The other engine rejects them."""
 
-from megatron.config.layout import HYBRID
+from megatron.config.parallelism import HYBRID
 from megatron.config.schema import DistConfig, OptimConfig
 
-# key of `dist` -> what it is where nobody asks for anything
+# key of `dist` -> default value
 TORCH_ONLY = {
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
@@ -17,33 +17,35 @@ DEEPSPEED_ONLY = {"offload_optimizer": False, "offload_parameters": False, "deep
 
 
 def check_engine(dist: DistConfig, optim: OptimConfig) -> None:
-    """ValueError that names the settings which the engine of a run cannot honour."""
+    """Raise ValueError with the settings that the engine of a run does not support."""
     if dist.engine == "torch":
-        _refuse(_told(dist, DEEPSPEED_ONLY), "deepspeed", dist.engine)
+        _require_engine(_list_changed_keys(dist, DEEPSPEED_ONLY), "deepspeed", dist.engine)
         return
     if dist.sharding_stage in HYBRID:
         raise ValueError(
-            f"dist.sharding_stage: {dist.sharding_stage} is the torch engine's; with deepspeed use "
-            "zero0, zero1, zero2 or zero3"
+            f"dist.sharding_stage: got {dist.sharding_stage}, expected zero0, zero1, zero2 or zero3 with "
+            "dist.engine=deepspeed"
         )
-    others = _told(dist, TORCH_ONLY)
-    others += [f"optim.kernel={optim.kernel}"] if optim.kernel != "torch" else []
-    _refuse(others, "torch", dist.engine)
+    torch_settings = _list_changed_keys(dist, TORCH_ONLY)
+    torch_settings += [f"optim.kernel={optim.kernel}"] if optim.kernel != "torch" else []
+    _require_engine(torch_settings, "torch", dist.engine)
     if dist.offload_optimizer and dist.sharding_stage == "zero0":
         raise ValueError(
-            "dist.offload_optimizer: wants dist.sharding_stage zero1, zero2 or zero3, found zero0"
+            "dist.offload_optimizer: got dist.sharding_stage=zero0, expected zero1, zero2 or zero3"
         )
     if dist.offload_parameters and dist.sharding_stage != "zero3":
         raise ValueError(
-            f"dist.offload_parameters: wants dist.sharding_stage zero3, found {dist.sharding_stage}"
+            f"dist.offload_parameters: got dist.sharding_stage={dist.sharding_stage}, expected zero3"
         )
 
 
-def _told(dist: DistConfig, plain: dict[str, object]) -> list[str]:
-    """`dist.key=value` of each key that is not as plain as here."""
-    return [f"dist.{key}={getattr(dist, key)}" for key, value in plain.items() if getattr(dist, key) != value]
+def _list_changed_keys(dist: DistConfig, defaults: dict[str, object]) -> list[str]:
+    """Return `dist.key=value` for each key whose value differs from `defaults`."""
+    return [
+        f"dist.{key}={getattr(dist, key)}" for key, value in defaults.items() if getattr(dist, key) != value
+    ]
 
 
-def _refuse(told: list[str], wanted: str, found: str) -> None:
-    if told:
-        raise ValueError(f"{', '.join(told)}: wants dist.engine={wanted}, found {found}")
+def _require_engine(settings: list[str], required: str, engine: str) -> None:
+    if settings:
+        raise ValueError(f"{', '.join(settings)}: got dist.engine={engine}, expected {required}")

@@ -1,24 +1,24 @@
-"""How often a run reads each of its corpora, at any point of the run."""
+"""Number of samples, epochs and unique tokens that a run reads from each corpus, at any point of the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from megatron.config.datapaths import Corpus, read_corpora, tokens_held
-from megatron.config.mixture_use import Resolved, counts_of, read_resolved
+from megatron.config.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora
+from megatron.config.mixture_use import ResolvedMixture, read_resolved, split_by_weights
 from megatron.config.schema import RunConfig
-from megatron.config.shares import Shares
+from megatron.config.weighted_round_robin import WeightedRoundRobin
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusUse:
-    """One corpus, after so many samples of the run. Tokens are targets: seq_len a sample.
+    """Use of one corpus after a number of samples of the run. Tokens are targets: seq_len per sample.
 
     share          of the run's samples, in (0, 1]
     tokens         targets of one epoch
     epochs         samples read over the samples of one epoch
-    unique_tokens  read at least once; repeated_tokens: readings after the first
+    unique_tokens, repeated_tokens   targets read for the first time, and read again
     """
 
     name: str
@@ -32,85 +32,108 @@ class CorpusUse:
 
 
 class Exposure:
-    """What the samples of a run, numbered from 0, take from each corpus of dataset.path_train."""
+    """Numbers of samples that a run takes from each corpus of dataset.path_train.
 
-    shares: Shares | None  # None: the weights of a mixture may change
+    epoch_samples   whole samples in one epoch of each corpus
+    """
+
+    round_robin: WeightedRoundRobin | None  # None for a mixture, whose weights may change
 
     def __init__(self, config: RunConfig) -> None:
-        """ValueError for a corpus that holds no whole sample, FileNotFoundError for one that is not there."""
+        """Raises ValueError for a corpus without a whole sample, FileNotFoundError for a missing one."""
         path, self.seq_len = config.dataset.path_train, config.dataset.seq_len
         if config.dataset.mixture is not None:
-            self._of_mixture(read_resolved(config.dataset.mixture))
+            self._read_mixture(read_resolved(config.dataset.mixture))
             return
         if path is None:
-            raise ValueError("dataset.path_train: missing; give the prefix of a pair or a data-path file")
+            raise ValueError(
+                "dataset.path_train: missing, expected the prefix of a .bin/.idx dataset or a data-path file"
+            )
         self.corpora = read_corpora(path)
         try:
-            self.shares = Shares([corpus.weight for corpus in self.corpora])
+            self.round_robin = WeightedRoundRobin([corpus.weight for corpus in self.corpora])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        self.held = [samples_held(corpus.prefix, self.seq_len) for corpus in self.corpora]
+        self.epoch_samples = [count_epoch_samples(corpus.prefix, self.seq_len) for corpus in self.corpora]
         if config.dataset.unique_tokens is not None:
-            self.held = self._limited(config.dataset.unique_tokens)
-        self.weights = [float(share) for share in self.shares.weights]
+            self.epoch_samples = self._limit_epoch_samples(config.dataset.unique_tokens)
+        self.weights = [float(share) for share in self.round_robin.weights]
+        # file names are short, but only full prefixes are always unique
         names = [Path(corpus.prefix).name for corpus in self.corpora]
         self.names = names if len(set(names)) == len(names) else [corpus.prefix for corpus in self.corpora]
 
     @property
-    def tokens(self) -> int:
-        """Targets of one epoch of all corpora together."""
-        return sum(self.held) * self.seq_len
+    def epoch_tokens(self) -> int:
+        """Targets in one epoch of all corpora together."""
+        return sum(self.epoch_samples) * self.seq_len
 
-    def _limited(self, unique_tokens: int) -> list[int]:
-        """Samples of each corpus that an epoch has, in the corpora's proportions and one at least."""
-        wanted = self.shares.counts(-(-unique_tokens // self.seq_len))
-        for corpus, n, held in zip(self.corpora, wanted, self.held, strict=True):
-            if n > held:
+    def _limit_epoch_samples(self, unique_tokens: int) -> list[int]:
+        """Return the samples per epoch of each corpus for dataset.unique_tokens, by the corpora's weights."""
+        # the exact split of the first ceil(unique_tokens / seq_len) samples of the blend
+        limited = self.round_robin.prefix_counts(-(-unique_tokens // self.seq_len))
+        for corpus, n, available in zip(self.corpora, limited, self.epoch_samples, strict=True):
+            if n > available:
                 raise ValueError(
-                    f"dataset.unique_tokens: {unique_tokens:,} want {n * self.seq_len:,} of {corpus.prefix}, "
-                    f"which holds {held * self.seq_len:,} in whole samples; ask for fewer, or preprocess more"
+                    f"dataset.unique_tokens: {unique_tokens:,} require {n * self.seq_len:,} of "
+                    f"{corpus.prefix}, which has {available * self.seq_len:,} in whole samples. "
+                    "Set fewer, or preprocess more text."
                 )
             if not n:
                 raise ValueError(
-                    f"dataset.unique_tokens: {unique_tokens:,} leave no sample of {corpus.prefix}; "
-                    "ask for more"
+                    f"dataset.unique_tokens: {unique_tokens:,} give no whole sample of {corpus.prefix}. "
+                    "Set more."
                 )
-        return wanted
+        return limited
 
-    def _of_mixture(self, resolved: Resolved) -> None:
-        """A corpus for each domain."""
-        self.shares = None
+    def _read_mixture(self, resolved: ResolvedMixture) -> None:
+        """Use one corpus for each domain of the mixture."""
+        self.round_robin = None
         self.names = list(resolved.domains)
-        self.corpora = (Corpus(resolved.pairs[0], Fraction(1)),) * len(self.names)
-        self.weights, self.held = list(resolved.weights), resolved.windows(self.seq_len)
+        self.corpora = (WeightedCorpus(resolved.pairs[0], Fraction(1)),) * len(self.names)
+        self.weights, self.epoch_samples = list(resolved.weights), resolved.count_windows(self.seq_len)
 
-    def after(self, n_samples: int, counts: Sequence[int] | None = None) -> tuple[CorpusUse, ...]:
-        """What the first `n_samples` samples have taken. `counts`: of each, where they are known; those of a
-        mixture are else what its first weights come to."""
+    def usage_after(self, n_samples: int, counts: Sequence[int] | None = None) -> tuple[CorpusUse, ...]:
+        """Return the use of each corpus after the first `n_samples` samples.
+
+        counts   samples of each corpus, if known. The default is the exact schedule of the weights, or for a
+                 mixture an estimate from its first weights.
+        """
         if counts is None:
-            own = self.shares
-            counts = counts_of(self.weights, n_samples) if own is None else own.counts(n_samples)
+            round_robin = self.round_robin
+            counts = (
+                split_by_weights(self.weights, n_samples)
+                if round_robin is None
+                else round_robin.prefix_counts(n_samples)
+            )
         return tuple(
             CorpusUse(
                 name=name,
                 prefix=corpus.prefix,
                 share=share,
-                tokens=held * self.seq_len,
+                tokens=epoch_samples * self.seq_len,
                 samples=count,
-                epochs=count / max(held, 1),
-                unique_tokens=min(count, held) * self.seq_len,
-                repeated_tokens=max(0, count - held) * self.seq_len,
+                epochs=count / max(epoch_samples, 1),
+                # an epoch reads every sample once, so repetition begins after the first epoch
+                unique_tokens=min(count, epoch_samples) * self.seq_len,
+                repeated_tokens=max(0, count - epoch_samples) * self.seq_len,
             )
-            for name, corpus, share, held, count in zip(
-                self.names, self.corpora, self.weights, self.held, counts, strict=True
+            for name, corpus, share, epoch_samples, count in zip(
+                self.names, self.corpora, self.weights, self.epoch_samples, counts, strict=True
             )
         )
 
 
-def samples_held(prefix: str, seq_len: int) -> int:
-    """Whole samples in one epoch of a corpus; neighbours share one token. ValueError where there is none."""
-    n_tokens = tokens_held(prefix)
-    held = (n_tokens - 1) // seq_len
-    if held < 1:
-        raise ValueError(f"{prefix}: no window of {seq_len} + 1 tokens in it; lower dataset.seq_len")
-    return held
+def count_epoch_samples(prefix: str, seq_len: int) -> int:
+    """Return the number of whole samples in one epoch of a corpus. Raises ValueError if there is none.
+
+    A sample is seq_len + 1 tokens, and neighbours share one token: the last target of a sample is the first
+    input of the next.
+    """
+    n_tokens = count_corpus_tokens(prefix)
+    n_samples = (n_tokens - 1) // seq_len
+    if n_samples < 1:
+        raise ValueError(
+            f"{prefix}: got {n_tokens} tokens, expected at least one window of {seq_len} + 1. "
+            "Lower dataset.seq_len."
+        )
+    return n_samples

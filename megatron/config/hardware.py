@@ -1,8 +1,8 @@
-"""What devices can do, from their makers' data sheets."""
+"""Peak performance of devices, from their data sheets."""
 
 import re
 
-# Dense bf16 matrix products, TFLOP/s. PCIe cards do less than modules of the same name.
+# Dense bf16 matrix products, TFLOP/s. PCIe cards are slower than SXM modules of the same name.
 PEAK_TFLOPS = {
     "A100": 312.0,
     "H100": 989.0,
@@ -18,14 +18,19 @@ PEAK_TFLOPS = {
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Peak of the device whose name holds a key of the table as words (the longest that fits), else None."""
-    known = [key for key in PEAK_TFLOPS if re.search(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])", device_name)]
-    return PEAK_TFLOPS[max(known, key=len)] if known else None
+    """Return the peak of a device, or None if it is unknown.
+
+    The longest key of the table that occurs in the name as whole words is used.
+    """
+    matching_keys = [
+        key for key in PEAK_TFLOPS if re.search(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])", device_name)
+    ]
+    return PEAK_TFLOPS[max(matching_keys, key=len)] if matching_keys else None
 
 
-def utilisation(
+def compute_mfu(
     tokens_per_s: float, flops_per_token: float, peak: float | None
 ) -> tuple[float, float | None]:
-    """(TFLOP/s of one device, their part of its peak); the part is None where the peak is not known."""
+    """Return (TFLOP/s of one device, model FLOPs utilization); the latter is None if the peak is unknown."""
     tflops = tokens_per_s * flops_per_token / 1e12
     return tflops, None if peak is None else tflops / peak

@@ -1,11 +1,12 @@
-"""Model shapes in Hugging Face's words: the keys of config.json of Llama, Qwen3 and GPT-2.
+"""Model shapes with the keys of Hugging Face's config.json of Llama, Qwen3 and GPT-2.
 
-Here they describe a model to train (`model.hf_config`); hf_checkpoint.py reads them beside weights.
+This module reads the shape of a model to train (`model.hf_config`). hf_checkpoint.py reads the config.json of
+a checkpoint.
 """
 
 from typing import Any
 
-from megatron.config.presets import nearest
+from megatron.config.presets import suggest_nearest
 
 LLAMA = {
     "hidden_size": "d_model",
@@ -31,14 +32,14 @@ GPT2 = {
     "tie_word_embeddings": "tied_embedding",
     "attn_pdrop": "attention_dropout",
 }
-NAMES = {"llama": LLAMA, "qwen3": LLAMA, "gpt2": GPT2}
-OPTIONS: dict[str, dict[str, Any]] = {
+SHAPE_KEYS = {"llama": LLAMA, "qwen3": LLAMA, "gpt2": GPT2}
+FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"qk_norm": True},
     "gpt2": {"norm": "layernorm", "feed_forward": "gelu", "positions": "learned", "biases": True},
 }
-# what else may stand there, and the values that this model can be; the first is meant where none is given
-FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+# other keys, and the values that this model supports; the first one is the default
+SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"hidden_act": ("silu", "swish"), "sliding_window": (None,)},
     "qwen3": {"hidden_act": ("silu", "swish"), "use_sliding_window": (False,), "attention_bias": (False,)},
     "gpt2": {
@@ -47,10 +48,10 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         "add_cross_attention": (False,),
     },
 }  # fmt: skip
-# dropout that this model does not have: refused for training, of no matter to finished weights
-NO_DROPOUT = ("resid_pdrop", "embd_pdrop")
+# dropout that this model does not have: an error for training, without effect for finished weights
+UNSUPPORTED_DROPOUT = ("resid_pdrop", "embd_pdrop")
 # keys of transformers' PretrainedConfig and of these classes that do not change the logits
-NO_PART_OF_THE_SHAPE = frozenset((
+KEYS_WITHOUT_EFFECT = frozenset((
     "model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "initializer_range",
     "max_position_embeddings", "pretraining_tp", "max_window_layers", "n_ctx", "reorder_and_upcast_attn",
     "task_specific_params", "gradient_checkpointing", "use_bfloat16", "torchscript", "tokenizer_class",
@@ -66,62 +67,63 @@ NO_PART_OF_THE_SHAPE = frozenset((
 
 
 def shape_from_hf(hf_config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json as keys of ModelConfig. ValueError for what the model cannot be.
+    """Return a config.json as keys of ModelConfig. Raises ValueError for an unsupported model.
 
-    Keys left out have this project's defaults, not transformers': an embedding is tied unless
-    `tie_word_embeddings` says otherwise.
+    Omitted keys have this project's defaults, not those of transformers: for example, an embedding is tied
+    unless `tie_word_embeddings` is false.
     """
     if not isinstance(hf_config, dict):
-        raise ValueError(f"model.hf_config: wanted keys such as hidden_size, found {hf_config!r}")
+        raise ValueError(f"model.hf_config: got {hf_config!r}, expected keys such as hidden_size")
     kind = hf_config.get("model_type", "llama")
-    if not isinstance(kind, str) or kind not in NAMES:
-        raise ValueError(f"model.hf_config.model_type: found {kind!r}, known: {', '.join(NAMES)}")
-    names, fixed = NAMES[kind], FIXED[kind]
-    shape: dict[str, Any] = dict(OPTIONS[kind])
-    left = dict(hf_config)
+    if not isinstance(kind, str) or kind not in SHAPE_KEYS:
+        raise ValueError(f"model.hf_config.model_type: got {kind!r}, expected one of {', '.join(SHAPE_KEYS)}")
+    names, fixed = SHAPE_KEYS[kind], SUPPORTED_VALUES[kind]
+    shape: dict[str, Any] = dict(FAMILY_OPTIONS[kind])
+    remaining = dict(hf_config)
     try:
-        if kind != "gpt2" and (theta := take_rope_theta(left)) is not None:
+        if kind != "gpt2" and (theta := pop_rope_theta(remaining)) is not None:
             shape["rope_theta"] = theta
         if kind == "llama":
-            shape |= take_biases(left)
-        check_layers(kind, left)
+            shape |= pop_biases(remaining)
+        pop_layer_types(kind, remaining)
     except ValueError as error:
         raise ValueError(f"model.hf_config.{error}") from error
-    for key, value in ((str(key), value) for key, value in left.items()):
+    for key, value in ((str(key), value) for key, value in remaining.items()):
         if key in names:
             if value is not None:
                 shape[names[key]] = value
         elif key in fixed:
             if value not in fixed[key]:
-                raise ValueError(f"model.hf_config.{key}: found {value!r}, this model has {fixed[key][0]!r}")
-        elif kind == "gpt2" and key in NO_DROPOUT:
+                raise ValueError(f"model.hf_config.{key}: got {value!r}, expected {fixed[key][0]!r}")
+        elif kind == "gpt2" and key in UNSUPPORTED_DROPOUT:
             if value != 0:
-                raise ValueError(f"model.hf_config.{key}: found {value!r}, this model has 0.0")
-        elif not is_without_influence(key):
-            known = [*names, *fixed, "model_type", "rope_parameters"]
-            raise ValueError(f"model.hf_config: unknown key '{key}'; {nearest(key, known)}")
+                raise ValueError(f"model.hf_config.{key}: got {value!r}, expected 0.0")
+        elif not has_no_effect(key):
+            known_keys = [*names, *fixed, "model_type", "rope_parameters"]
+            raise ValueError(f"model.hf_config: unknown key '{key}'; {suggest_nearest(key, known_keys)}")
     return shape
 
 
-def is_without_influence(key: str) -> bool:
-    """Whether a key is metadata, an id of a token, or a setting of generation, training or classification."""
-    return key in NO_PART_OF_THE_SHAPE or key.startswith(("_", "summary_")) or key.endswith("_token_id")
+def has_no_effect(key: str) -> bool:
+    """Return whether a key is metadata, a token id, or of generation, training or classification."""
+    return key in KEYS_WITHOUT_EFFECT or key.startswith(("_", "summary_")) or key.endswith("_token_id")
 
 
-def take_rope_theta(left: dict[str, Any]) -> float | None:
-    """Remove the rotary keys from `left` and return their base, None where none is given.
+def pop_rope_theta(remaining: dict[str, Any]) -> float | None:
+    """Remove the rotary keys from `remaining` and return their base, or None if there is none.
 
-    transformers 5 writes `rope_parameters`, older ones `rope_scaling` and `rope_theta`. As in transformers,
-    `rope_scaling` replaces `rope_parameters`, and a base in there replaces the outer one.
-    ValueError, "key: reason", for rotary positions that are scaled or cover a part of the head.
+    transformers 5 writes `rope_parameters`, older versions `rope_scaling` and `rope_theta`. As in
+    transformers, `rope_scaling` overrides `rope_parameters`, and a base inside them overrides the outer one.
+    Raises ValueError, "key: reason", for scaled rotary positions or those of a part of the head.
     """
-    scaling, parameters = left.pop("rope_scaling", None), left.pop("rope_parameters", None)
-    theta = left.pop("rope_theta", None)
+    scaling, parameters = remaining.pop("rope_scaling", None), remaining.pop("rope_parameters", None)
+    theta = remaining.pop("rope_theta", None)
+    # rope_scaling: null in old files means none, so it must not hide rope_parameters
     key, rope = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
-    partial = left.pop("partial_rotary_factor", None)
+    partial = remaining.pop("partial_rotary_factor", None)
     if rope:
         if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise ValueError(f"{key}: found {rope!r}, this model has rope_type 'default'")
+            raise ValueError(f"{key}: got {rope!r}, expected rope_type 'default'")
         unknown = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
         if unknown:
             raise ValueError(f"{key}: got {', '.join(sorted(map(str, unknown)))}, expected rope_theta alone")
@@ -134,22 +136,23 @@ def take_rope_theta(left: dict[str, Any]) -> float | None:
     return theta
 
 
-def check_layers(kind: str, left: dict[str, Any]) -> None:
-    """Remove `layer_types`, and a window that is switched off. ValueError, "key: reason"."""
-    layers = left.pop("layer_types", None) or []
+def pop_layer_types(kind: str, remaining: dict[str, Any]) -> None:
+    """Remove `layer_types` and a disabled sliding window. Raises ValueError, "key: reason"."""
+    layers = remaining.pop("layer_types", None) or []
     if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
-        raise ValueError("layer_types: this model has full_attention in every layer")
-    used = left.get("use_sliding_window", False if kind == "qwen3" else None)
-    if used is False or left.get("sliding_window") is None:
-        left.pop("sliding_window", None)
-        left.pop("use_sliding_window", None)  # without a width it switches nothing on
+        raise ValueError(f"layer_types: got {layers!r:.80}, expected full_attention in every layer")
+    # Qwen3 has a separate switch, off by default; Llama has only the width
+    used = remaining.get("use_sliding_window", False if kind == "qwen3" else None)
+    if used is False or remaining.get("sliding_window") is None:
+        remaining.pop("sliding_window", None)
+        remaining.pop("use_sliding_window", None)  # without a width it has no effect
 
 
-def take_biases(left: dict[str, Any]) -> dict[str, Any]:
-    """Llama's two switches, taken out of `left`: here they are one. ValueError, "key: reason"."""
-    attention, mlp = bool(left.pop("attention_bias", False)), bool(left.pop("mlp_bias", False))
+def pop_biases(remaining: dict[str, Any]) -> dict[str, Any]:
+    """Remove Llama's two bias keys from `remaining` and return `biases`. Raises ValueError, "key: reason"."""
+    attention, mlp = bool(remaining.pop("attention_bias", False)), bool(remaining.pop("mlp_bias", False))
     if attention != mlp:
         raise ValueError(
-            f"attention_bias: attention_bias {attention} and mlp_bias {mlp}, this model has both or neither"
+            f"attention_bias: got attention_bias {attention} and mlp_bias {mlp}, expected both or neither"
         )
     return {"biases": attention}

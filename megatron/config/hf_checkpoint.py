@@ -1,21 +1,21 @@
-"""The config.json beside weights: keys that it leaves out have transformers' defaults, not this project's.
+"""Reader of the config.json of a checkpoint. Omitted keys have transformers' defaults, not this project's.
 
-No key of it may change the logits unnoticed. Keys of transformers' own classes are read or known to have no
-influence. transformers itself ignores every other key; here it is reported, and refused where its name
-belongs to a change of the computation (`logit_scale`, `num_experts`, ...) and its value switches that on.
+No key may change the logits unnoticed. Keys of transformers' own classes are read, or listed as keys without
+effect. transformers ignores every other key. This module reports such a key, and raises ValueError if its
+name stands for a change of the computation (`logit_scale`, `num_experts`, ...) and its value enables it.
 """
 
 from typing import Any
 
 from megatron.config.hf import (
-    FIXED,
-    NAMES,
-    NO_DROPOUT,
-    OPTIONS,
-    check_layers,
-    is_without_influence,
-    take_biases,
-    take_rope_theta,
+    FAMILY_OPTIONS,
+    SHAPE_KEYS,
+    SUPPORTED_VALUES,
+    UNSUPPORTED_DROPOUT,
+    has_no_effect,
+    pop_biases,
+    pop_layer_types,
+    pop_rope_theta,
 )
 
 DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
@@ -37,7 +37,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "n_embd": 768, "n_inner": None, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "attn_pdrop": 0.1,
     },
-    # exported/modeling_masked_diffusion.py: widths and counts have no meaningful default there
+    # of exported/modeling_masked_diffusion.py, whose widths and counts have no meaningful default
     DIFFUSION_TYPE: {
         **{key: ... for key in ("hidden_size", "intermediate_size", "num_hidden_layers")},
         **{key: ... for key in ("num_attention_heads", "vocab_size")},
@@ -46,7 +46,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_bias": False, "mlp_bias": False,
     },
 }  # fmt: skip
-NULLABLE = ("num_key_value_heads", "head_dim", "n_inner")  # null: computed from other keys
+# may be null, and are then computed from other keys
+NULLABLE = ("num_key_value_heads", "head_dim", "n_inner")
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "LlamaModel"),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
@@ -72,30 +73,30 @@ INFLUENTIAL_WORDS = (
 
 
 def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list[str]]:
-    """Return (keys of ModelConfig, positions it was made for, keys that were ignored as "key value").
+    """Return (keys of ModelConfig, positions of the model, ignored keys as "key value").
 
-    ValueError, "key: got X, expected Y", for a model that this one cannot be, and for values of other types.
+    Raises ValueError, "key: got X, expected Y", for an unsupported model and for values of wrong types.
     """
-    kind = _kind_of(hf_config)
+    kind = _find_model_type(hf_config)
     shape_kind = kind
-    left = {key: value for key, value in hf_config.items() if key not in ("model_type", "architectures")}
+    remaining = {key: value for key, value in hf_config.items() if key not in ("model_type", "architectures")}
     if kind == DIFFUSION_TYPE:
-        left.pop("auto_map", None)
-        shape_kind = "qwen3" if left.pop("qk_norm", False) else "llama"
-    names, fixed = NAMES[shape_kind], FIXED[shape_kind]
-    values = _with_defaults(kind, left)
-    shape: dict[str, Any] = OPTIONS[shape_kind] | {
+        remaining.pop("auto_map", None)
+        shape_kind = "qwen3" if remaining.pop("qk_norm", False) else "llama"
+    names, fixed = SHAPE_KEYS[shape_kind], SUPPORTED_VALUES[shape_kind]
+    values = _fill_defaults(kind, remaining)
+    shape: dict[str, Any] = FAMILY_OPTIONS[shape_kind] | {
         names[key]: value for key, value in values.items() if key in names and value is not None
     }
     if shape_kind != "gpt2":
-        theta = take_rope_theta(left)
+        theta = pop_rope_theta(remaining)
         shape["rope_theta"] = DEFAULTS[kind]["rope_theta"] if theta is None else theta
     if shape_kind == "llama":
-        shape |= take_biases(left)
-    check_layers(shape_kind, left)
+        shape |= pop_biases(remaining)
+    pop_layer_types(shape_kind, remaining)
     _check_heads(shape, values, kind)
     ignored = []
-    for key, value in left.items():
+    for key, value in remaining.items():
         if key in fixed:
             if value not in fixed[key] or isinstance(value, bool) != isinstance(fixed[key][0], bool):
                 raise ValueError(f"{key}: got {value!r}, expected {fixed[key][0]!r}")
@@ -105,8 +106,8 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     return shape, n_positions, ignored
 
 
-def _kind_of(hf_config: dict[str, Any]) -> str:
-    """The model_type, or what `architectures` say where it is missing. ValueError for any other model."""
+def _find_model_type(hf_config: dict[str, Any]) -> str:
+    """Return the model_type, or if missing that of `architectures`. Raises ValueError for another model."""
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list):
         raise ValueError(f"architectures: got {architectures!r}, expected a list of class names")
@@ -114,27 +115,30 @@ def _kind_of(hf_config: dict[str, Any]) -> str:
     if kind is None:
         kinds = [name for name, classes in ARCHITECTURES.items() if set(architectures) & set(classes)]
         if len(kinds) != 1:
-            raise ValueError(f"model_type: missing, expected one of {', '.join(NAMES)}. Add it to the file.")
+            raise ValueError(
+                f"model_type: missing, expected one of {', '.join(SHAPE_KEYS)}. Add it to the file."
+            )
         kind = kinds[0]
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"model_type: found {kind!r}, known: {', '.join(NAMES)}")
+        raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(SHAPE_KEYS)}")
     if architectures and not set(map(str, architectures)) <= set(ARCHITECTURES[kind]):
         raise ValueError(f"architectures: got {architectures!r}, expected {ARCHITECTURES[kind][0]}")
     return kind
 
 
-def _with_defaults(kind: str, left: dict[str, Any]) -> dict[str, Any]:
-    """The values of all keys in DEFAULTS. ValueError for a missing, empty or wrongly typed one."""
+def _fill_defaults(kind: str, remaining: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of all keys in DEFAULTS. Raises ValueError for a missing or invalid value."""
     values = {}
     for key, default in DEFAULTS[kind].items():
-        value = left.get(key, default)
+        # `...` as a default marks a key that must be present
+        value = remaining.get(key, default)
         if value is ...:
             raise ValueError(f"{key}: missing, expected a number. Export the model again.")
         expected = int if default is ... or default is None else type(default)
         allowed = (int, float) if expected is float else (expected,)
         if key == "rope_theta" or (value is None and key in NULLABLE):
-            pass  # read by take_rope_theta; computed from other keys
-        elif type(value) not in allowed or value != value:
+            pass  # read by pop_rope_theta; computed from other keys
+        elif type(value) not in allowed or value != value:  # value != value: NaN
             raise ValueError(f"{key}: got {value!r}, expected {expected.__name__}")
         elif (expected is int and value < 1) or (expected is float and value < 0):
             raise ValueError(f"{key}: got {value!r}, expected a number above 0")
@@ -143,7 +147,7 @@ def _with_defaults(kind: str, left: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_heads(shape: dict[str, Any], values: dict[str, Any], kind: str) -> None:
-    """Heads as transformers computes them where they are not given. ValueError where they do not divide."""
+    """Compute omitted head widths as transformers does. Raises ValueError if they do not divide."""
     heads_key, width_key = ("n_head", "n_embd") if kind == "gpt2" else ("num_attention_heads", "hidden_size")
     n_heads, width = values[heads_key], values[width_key]
     if "d_head" not in shape:
@@ -159,13 +163,20 @@ def _check_heads(shape: dict[str, Any], values: dict[str, Any], kind: str) -> No
 
 
 def _is_ignored(key: str, value: Any, kind: str) -> bool:
-    """Whether to report a key as ignored; False for keys of transformers without influence. ValueError."""
-    if key == "rope_theta" or key in DEFAULTS[kind] or is_without_influence(key):
+    """Return whether to report a key as ignored: True unless it is a key of transformers without effect.
+
+    Raises ValueError for a key whose value changes the computation.
+    """
+    if key == "rope_theta" or key in DEFAULTS[kind] or has_no_effect(key):
         return key.startswith("_") and key not in ("_name_or_path", "_attn_implementation_autoset")
-    if key in NO_DROPOUT or "dropout" in key or key.endswith("_pdrop"):
+    if key in UNSUPPORTED_DROPOUT or "dropout" in key or key.endswith("_pdrop"):
         return bool(value)
     if key in NEUTRAL:
-        is_neutral = value is None or any(value == one and type(value) is type(one) for one in NEUTRAL[key])
+        # equal types: True must not pass as 1
+        is_neutral = value is None or any(
+            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL[key]
+        )
+    # unknown keys whose name suggests an influence on the logits: off, empty, 0 and 1 are neutral
     elif any(word in key for word in INFLUENTIAL_WORDS):
         is_neutral = value is None or value is False or (type(value) in (int, float) and value in (0, 1))
         is_neutral = is_neutral or value in ({}, [], "")

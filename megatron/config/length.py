@@ -1,109 +1,112 @@
-"""How long a run is, and how long its warm-up and decay: given in steps, tokens, epochs or fractions."""
+"""Lengths of a run, its warm-up and its decay in steps, from steps, tokens, epochs or fractions."""
 
 import math
 from fractions import Fraction
 
 from megatron.config.schema import DatasetConfig, LrSchedulerConfig
 
-DECAY_FRACTION = 0.2  # of the run, where nothing is said: Haegele et al., arXiv 2405.18392, figure 5
+DECAY_FRACTION = 0.2  # default, of the run: Haegele et al., arXiv 2405.18392, figure 5
 
 
 def check_length(length: LrSchedulerConfig) -> None:
-    """What the keys of `lr_scheduler` say about one another. ValueError names them."""
-    one_of(length, "the length", "total_iterations", "total_tokens", "total_epochs")
-    at_most_one(length, "the warm-up", "warmup_iterations", "warmup_tokens", "warmup_fraction")
+    """Check combinations of keys of `lr_scheduler`. Raises ValueError with the keys."""
+    require_exactly_one(length, "the length", "total_iterations", "total_tokens", "total_epochs")
+    require_at_most_one(length, "the warm-up", "warmup_iterations", "warmup_tokens", "warmup_fraction")
     decays = ("decay_iterations", "decay_tokens", "decay_fraction")
-    at_most_one(length, "the decay", *decays)
-    told = [key for key in decays if getattr(length, key) is not None]
-    told += ["decay_shape"] if length.decay_shape != LrSchedulerConfig.decay_shape else []
-    if told and length.kind != "wsd":
-        raise ValueError(f"lr_scheduler.{told[0]}: kind {length.kind} has no decay of its own; set kind: wsd")
+    require_at_most_one(length, "the decay", *decays)
+    decay_keys = [key for key in decays if getattr(length, key) is not None]
+    decay_keys += ["decay_shape"] if length.decay_shape != LrSchedulerConfig.decay_shape else []
+    if decay_keys and length.kind != "wsd":
+        raise ValueError(
+            f"lr_scheduler.{decay_keys[0]}: kind {length.kind} has no separate decay; set kind: wsd"
+        )
     for key in ("warmup_fraction", "decay_fraction", "lr_min_ratio"):
         value = getattr(length, key)
         if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"lr_scheduler.{key}: found {value}, wanted between 0 and 1")
+            raise ValueError(f"lr_scheduler.{key}: got {value}, expected 0 to 1")
     for key in ("warmup_iterations", "warmup_tokens"):
         if (getattr(length, key) or 0) < 0:
-            raise ValueError(f"lr_scheduler.{key}: found {getattr(length, key)}, wanted 0 or more")
+            raise ValueError(f"lr_scheduler.{key}: got {getattr(length, key)}, expected 0 or more")
 
 
-def one_of(length: LrSchedulerConfig, what: str, *keys: str) -> None:
-    """ValueError unless exactly one of the keys is given."""
-    at_most_one(length, what, *keys)
+def require_exactly_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
+    """Raise ValueError unless exactly one of the keys is set."""
+    require_at_most_one(length, what, *keys)
     if all(getattr(length, key) is None for key in keys):
-        raise ValueError(f"lr_scheduler: give {what} as {_either(keys)}")
+        raise ValueError(f"lr_scheduler: give {what} as {_join_keys(keys)}")
 
 
-def at_most_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
-    """ValueError where two of the keys are given."""
+def require_at_most_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
+    """Raise ValueError if more than one of the keys is set."""
     if sum(getattr(length, key) is not None for key in keys) > 1:
-        raise ValueError(f"lr_scheduler: give {what} as {_either(keys)}, not as two of them")
+        raise ValueError(f"lr_scheduler: give {what} as {_join_keys(keys)}, not as two of them")
 
 
-def n_steps_of(length: LrSchedulerConfig, data: DatasetConfig, samples_held: int) -> int:
-    """Steps of the run; `samples_held` is what one epoch holds.
+def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: int) -> int:
+    """Return the steps of the run. `epoch_samples` is the number of samples in one epoch.
 
-    Tokens are rounded to whole steps. Epochs are exact: the run ends with the last step that lies wholly
-    within them, so that no sample is seen more often than asked and fewer than one batch is left out.
+    Tokens are rounded to whole steps. Epochs are exact: the run ends with the last step that is entirely
+    within them. No sample is then read more often than requested, and less than one batch is skipped.
     """
     tokens_per_step = data.batch_size * data.seq_len
     if length.total_iterations is not None:
         n_steps = length.total_iterations
     elif length.total_tokens is not None:
-        n_steps = round(length.total_tokens / tokens_per_step)
+        n_steps = round(length.total_tokens / tokens_per_step)  # to the nearest step
     else:
-        assert length.total_epochs is not None, "read.py lets exactly one of the three lengths through"
-        n_steps = math.floor(_exact(length.total_epochs) * samples_held / data.batch_size)
+        assert length.total_epochs is not None, "read.py checks that exactly one of the three lengths is set"
+        n_steps = math.floor(_to_fraction(length.total_epochs) * epoch_samples / data.batch_size)
     if n_steps < 1:
-        told = "total_iterations" if length.total_iterations is not None else "total_tokens"
-        told = "total_epochs" if length.total_epochs is not None else told
+        key = "total_iterations" if length.total_iterations is not None else "total_tokens"
+        key = "total_epochs" if length.total_epochs is not None else key
         raise ValueError(
-            f"lr_scheduler.{told}: {getattr(length, told):,} is no whole step of {data.batch_size:,} samples "
-            f"of {data.seq_len:,}, {tokens_per_step:,} tokens; ask for more, or lower dataset.batch_size"
+            f"lr_scheduler.{key}: {getattr(length, key):,} is less than one step of {data.batch_size:,} "
+            f"samples x {data.seq_len:,} tokens = {tokens_per_step:,}. Set more, or lower dataset.batch_size."
         )
     return n_steps
 
 
-def check_batch(data: DatasetConfig, samples_held: int) -> None:
-    """ValueError where one step would read a sample twice: more samples in a batch than in an epoch."""
-    if data.batch_size > samples_held:
+def check_batch(data: DatasetConfig, epoch_samples: int) -> None:
+    """Raise ValueError if a batch has more samples than an epoch: one step would read a sample twice."""
+    if data.batch_size > epoch_samples:
         raise ValueError(
-            f"dataset.batch_size: {data.batch_size:,} samples a step, while an epoch of the corpus has "
-            f"{samples_held:,} of {data.seq_len:,} tokens; take a smaller batch, shorter samples or more text"
+            f"dataset.batch_size: got {data.batch_size:,} samples a step, expected "
+            f"{epoch_samples:,} or less, an epoch of {data.seq_len:,}-token samples. "
+            "Use smaller batches, shorter samples or more text."
         )
 
 
-def warmup_steps_of(length: LrSchedulerConfig, n_steps: int, tokens_per_step: int) -> int:
-    """Steps of warm-up; tokens and fractions are rounded up to whole steps."""
-    return _part(
+def count_warmup_steps(length: LrSchedulerConfig, n_steps: int, tokens_per_step: int) -> int:
+    """Return the steps of warm-up. Tokens and fractions are rounded up to whole steps."""
+    return _resolve_steps(
         n_steps, tokens_per_step, length.warmup_iterations, length.warmup_tokens, length.warmup_fraction
     )
 
 
-def decay_steps_of(length: LrSchedulerConfig, n_steps: int, tokens_per_step: int) -> int:
-    """Steps of the decay at the end of a warm-up, stable, decay run; 0 for other shapes."""
+def count_decay_steps(length: LrSchedulerConfig, n_steps: int, tokens_per_step: int) -> int:
+    """Return the steps of decay at the end of a warm-up-stable-decay run; 0 for other schedules."""
     if length.kind != "wsd":
         return 0
     fraction = length.decay_fraction
     if length.decay_iterations is None and length.decay_tokens is None and fraction is None:
         fraction = DECAY_FRACTION
-    return _part(n_steps, tokens_per_step, length.decay_iterations, length.decay_tokens, fraction)
+    return _resolve_steps(n_steps, tokens_per_step, length.decay_iterations, length.decay_tokens, fraction)
 
 
-def _part(
+def _resolve_steps(
     n_steps: int, tokens_per_step: int, steps: int | None, tokens: int | None, fraction: float | None
 ) -> int:
     if tokens is not None:
-        return -(-tokens // tokens_per_step)
+        return -(-tokens // tokens_per_step)  # rounded up
     if fraction is not None:
-        return math.ceil(_exact(fraction) * n_steps)
+        return math.ceil(_to_fraction(fraction) * n_steps)
     return steps or 0
 
 
-def _exact(number: float) -> Fraction:
-    """0.1 as one tenth, not as the double beside it: 0.1 of 30 steps is 3 steps, not a little more."""
+def _to_fraction(number: float) -> Fraction:
+    """Return 0.1 as one tenth instead of the nearest double, so that 0.1 of 30 steps is exactly 3 steps."""
     return Fraction(str(number))
 
 
-def _either(keys: tuple[str, ...]) -> str:
+def _join_keys(keys: tuple[str, ...]) -> str:
     return f"either {', '.join(keys[:-1])} or {keys[-1]}"

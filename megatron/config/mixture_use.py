@@ -1,4 +1,4 @@
-"""What a mixture comes to, as megatron/mixture/spec.py wrote it down beside the mixture's YAML file."""
+"""Reader of a resolved mixture, which megatron/mixture/spec.py writes beside the mixture's YAML file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ RESOLVED = "resolved.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """Domains with documents, tokens and their first weights (shares of the tokens); the pairs they are in.
+class ResolvedMixture:
+    """Domains with their documents, tokens and first weights (shares of the tokens), and their datasets.
 
-    identity   changes with anything that changes which tokens are read in which proportions
+    identity   hash of everything that affects which tokens are read in which proportions
+    pairs      prefixes of the .bin/.idx datasets
     """
 
     identity: str
@@ -25,31 +26,37 @@ class Resolved:
     weights: tuple[float, ...]
     pairs: tuple[str, ...]
 
-    def windows(self, seq_len: int) -> list[int]:
-        """Samples that an epoch of each domain holds; neighbours share one token."""
+    def count_windows(self, seq_len: int) -> list[int]:
+        """Return the samples per epoch of each domain. Neighbouring samples share one token."""
         return [max(0, (n - 1) // seq_len) for n in self.tokens]
 
 
-def folder_of(path: str | Path) -> Path:
-    """Where all that is made of a mixture lies."""
+def mixture_folder(path: str | Path) -> Path:
+    """Return the folder of all files generated from a mixture."""
     return Path(path).with_suffix(".mixture")
 
 
-def read_resolved(path: str | Path) -> Resolved:
-    """Of a mixture's YAML file. FileNotFoundError where nobody has prepared it."""
-    place = folder_of(path) / RESOLVED
-    told = read_json(place)
-    if told is None:
-        raise FileNotFoundError(f"{place}: no such file; run tools/prepare_mixture.py {path} first")
+def read_resolved(path: str | Path) -> ResolvedMixture:
+    """Read the resolved mixture of a YAML file. Raises FileNotFoundError if it was not prepared."""
+    resolved_path = mixture_folder(path) / RESOLVED
+    record = read_json(resolved_path)
+    if record is None:
+        raise FileNotFoundError(f"{resolved_path}: no such file. Run tools/prepare_mixture.py {path} first.")
     try:
-        as_tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
-        return Resolved(**as_tuples)
+        as_tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        return ResolvedMixture(**as_tuples)
     except TypeError as error:
-        raise ValueError(f"{place}: cannot be used ({error}); run tools/prepare_mixture.py {path}") from error
+        raise ValueError(
+            f"{resolved_path}: got other keys than expected ({error}). Run tools/prepare_mixture.py {path}"
+        ) from error
 
 
-def counts_of(weights: Sequence[float], n: int) -> list[int]:
-    """`n` samples shared out once by weights: what a run will take from each domain, to within a few."""
+def split_by_weights(weights: Sequence[float], n: int) -> list[int]:
+    """Divide `n` samples by weights, rounded down. The heaviest domain gets the remainder.
+
+    This estimates what a run takes from each domain to within a few samples.
+    """
     counts = [int(weight * n) for weight in weights]
+    # rounding down leaves at most one sample per domain unassigned
     counts[max(range(len(weights)), key=weights.__getitem__)] += n - sum(counts)
     return counts

@@ -1,4 +1,4 @@
-"""What follows from a run's settings, computed once, before anything is spent."""
+"""Quantities derived from a run's settings, computed once before the run starts."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,17 +8,17 @@ from megatron.config import count
 from megatron.config.datapaths import compare_eods, compare_tokenizers, read_corpora, read_sidecar
 from megatron.config.exposure import CorpusUse, Exposure
 from megatron.config.identity import cell_identity, run_identity, trunk_identity
-from megatron.config.length import check_batch, decay_steps_of, n_steps_of, warmup_steps_of
+from megatron.config.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
 from megatron.config.schema import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """Consequences of a RunConfig. FLOPs are of the whole training; tokens count every epoch."""
+    """Quantities derived from a RunConfig. FLOPs are of the whole training; tokens count every epoch."""
 
     identity: str
     trunk_identity: str
-    cell_identity: str  # equal for runs that differ in their seed alone
+    cell_identity: str  # equal for runs that differ only in their seed
     name: str
     size: str
     objective: str
@@ -39,40 +39,42 @@ class RunPlan:
     train_flops: float
     flops_6nd: float
     flops_convention: str
-    # entropy of the held-out tokens: what no unigram model can be better than
+    # entropy of the held-out tokens: the lowest loss of any unigram model
     held_out_unigram_nats: float | None
     warnings: tuple[str, ...] = ()  # of the data
 
     def as_dict(self) -> dict[str, Any]:
-        """For plan.json."""
+        """Return the content of plan.json."""
         return asdict(self)
 
 
 def plan_run(config: RunConfig) -> RunPlan:
-    """Steps, tokens, parameters and FLOPs of a run.
+    """Compute the steps, tokens, parameters and FLOPs of a run.
 
-    Raises ValueError where the corpus holds no whole sample or fewer than one batch, or a length is shorter
-    than one step.
+    Raises ValueError if the corpus has no whole sample or less than one batch, or if a length is shorter than
+    one step.
     """
     tokens_per_step = config.dataset.batch_size * config.dataset.seq_len
     exposure = Exposure(config)
-    check_batch(config.dataset, sum(exposure.held))
-    n_steps = n_steps_of(config.lr_scheduler, config.dataset, sum(exposure.held))
-    warmup_steps = warmup_steps_of(config.lr_scheduler, n_steps, tokens_per_step)
-    decay_steps = decay_steps_of(config.lr_scheduler, n_steps, tokens_per_step)
+    check_batch(config.dataset, sum(exposure.epoch_samples))
+    n_steps = count_steps(config.lr_scheduler, config.dataset, sum(exposure.epoch_samples))
+    warmup_steps = count_warmup_steps(config.lr_scheduler, n_steps, tokens_per_step)
+    decay_steps = count_decay_steps(config.lr_scheduler, n_steps, tokens_per_step)
     if decay_steps and warmup_steps + decay_steps > n_steps:
         raise ValueError(
             f"lr_scheduler: {warmup_steps:,} warm-up and {decay_steps:,} decay steps are more than "
-            f"the run's {n_steps:,}; shorten one of them"
+            f"the run's {n_steps:,}. Shorten one of them."
         )
+    # here rather than in read.py, because the length of the run may depend on the corpus
     window = config.logging.profile_steps
     if window is not None and window[1] > n_steps:
-        raise ValueError(f"logging.profile_steps: found {window}, the run has {n_steps:,} steps")
+        raise ValueError(f"logging.profile_steps: got {window}, expected steps of the run, 1 to {n_steps:,}")
     train_tokens = n_steps * tokens_per_step
     if config.dataset.path_eval is not None:
+        # corpora of one data-path file were compared when it was read
         for held_out in read_corpora(config.dataset.path_eval):
             compare_tokenizers(exposure.corpora[0].prefix, held_out.prefix, "dataset.path_eval")
-    corpora = exposure.after(n_steps * config.dataset.batch_size)
+    corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
     n = count.n_params(config.model)
     flops_per_token = count.flops_per_token(config.model, config.dataset.seq_len)
     return RunPlan(
@@ -93,33 +95,33 @@ def plan_run(config: RunConfig) -> RunPlan:
         seq_len=config.dataset.seq_len,
         unique_tokens=sum(corpus.unique_tokens for corpus in corpora),
         repeated_tokens=sum(corpus.repeated_tokens for corpus in corpora),
-        epochs=train_tokens / exposure.tokens,
+        epochs=train_tokens / exposure.epoch_tokens,
         corpora=corpora,
         flops_per_token=flops_per_token,
         train_flops=flops_per_token * train_tokens,
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
-        held_out_unigram_nats=_unigram_nats(config.dataset.path_eval),
-        warnings=_data_warnings(config, exposure),
+        held_out_unigram_nats=_read_unigram_nats(config.dataset.path_eval),
+        warnings=_collect_data_warnings(config, exposure),
     )
 
 
-def _data_warnings(config: RunConfig, exposure: Exposure) -> tuple[str, ...]:
-    """What is odd about the corpora beside one another. ValueError for what is refused."""
+def _collect_data_warnings(config: RunConfig, exposure: Exposure) -> tuple[str, ...]:
+    """Return warnings about differences between the corpora. Raises ValueError for unsupported ones."""
     data = config.dataset
     train = list(dict.fromkeys(corpus.prefix for corpus in exposure.corpora))
     warnings = compare_eods(train, data.mixed_eod)
     if data.path_eval is not None:
         held_out = [corpus.prefix for corpus in read_corpora(data.path_eval)]
         compare_eods(held_out, data.mixed_eod)
-        # a model may be scored on what it was not trained for
-        own = compare_eods([train[0], *held_out], allow_mixed=True)
-        warnings += tuple(f"dataset.path_eval: {warning}" for warning in own)
+        # held-out text may end documents differently from the training text
+        eod_warnings = compare_eods([train[0], *held_out], allow_mixed=True)
+        warnings += tuple(f"dataset.path_eval: {warning}" for warning in eod_warnings)
     return tuple(dict.fromkeys(warnings))
 
 
-def _unigram_nats(path: str | None) -> float | None:
-    """Of one corpus; that of a blend does not follow from those of its parts."""
+def _read_unigram_nats(path: str | None) -> float | None:
+    """Return the unigram entropy of a single corpus. That of a blend does not follow from its parts."""
     corpora = () if path is None else read_corpora(path)
     if len(corpora) != 1 or not Path(f"{corpora[0].prefix}.json").is_file():
         return None

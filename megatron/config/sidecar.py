@@ -1,4 +1,4 @@
-"""The JSON beside a .bin/.idx dataset: read and validated in one place, and how its documents end."""
+"""Sidecar of a .bin/.idx dataset: reads and validates its JSON, and how its documents end."""
 
 import json
 import math
@@ -7,37 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SYNTHETIC = "synthetic"  # instead of a prefix: random tokens without files
-# they do not end; the vocabulary is of a usual size, GPT-2's, where the model does not say
+SYNTHETIC = "synthetic"  # replaces a prefix: random tokens without files
+# practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "uint16")
-LARGEST = 1 << 63
+MAX_COUNT = 1 << 63
 
-Check = tuple[Callable[[Any], bool], str]  # whether a value is sound, and what is expected
+# (returns whether a value is valid, description of valid values)
+FieldCheck = tuple[Callable[[Any], bool], str]
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _or_null(check: Check) -> Check:
+def _or_null(check: FieldCheck) -> FieldCheck:
     return (lambda value: value is None or check[0](value)), f"{check[1]} or null"
 
 
-COUNT: Check = (_is_count, "a whole number")
-NUMBER: Check = (_is_number, "a finite number")
-STRING: Check = ((lambda value: isinstance(value, str)), "a string")
-BOOLEAN: Check = ((lambda value: isinstance(value, bool)), "true or false")
-OBJECT: Check = ((lambda value: isinstance(value, dict)), "an object")
-OBJECTS: Check = (
+COUNT: FieldCheck = (_is_count, "a whole number")
+NUMBER: FieldCheck = (_is_number, "a finite number")
+STRING: FieldCheck = ((lambda value: isinstance(value, str)), "a string")
+BOOLEAN: FieldCheck = ((lambda value: isinstance(value, bool)), "true or false")
+OBJECT: FieldCheck = ((lambda value: isinstance(value, dict)), "an object")
+OBJECTS: FieldCheck = (
     (lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value)),
     "a list of objects",
 )
-FIELDS: dict[str, Check] = {
+FIELDS: dict[str, FieldCheck] = {
     "dtype": ((lambda value: isinstance(value, str) and value in DTYPES), f"one of {', '.join(DTYPES)}"),
     "documents": COUNT,
     "tokens": COUNT,
@@ -56,7 +57,7 @@ FIELDS: dict[str, Check] = {
     "merged_from": OBJECTS,
     "subset_of": OBJECT,
 }
-TOKENIZER_FIELDS: dict[str, Check] = {
+TOKENIZER_FIELDS: dict[str, FieldCheck] = {
     "name": _or_null(STRING),
     "sha256": _or_null(STRING),
     "n_tokens": _or_null(COUNT),
@@ -67,23 +68,25 @@ TOKENIZER_FIELDS: dict[str, Check] = {
 
 
 def read_sidecar(prefix: str | Path) -> dict[str, Any]:
-    """The JSON beside a .bin/.idx dataset, its known fields of the right types.
+    """Read the sidecar of a .bin/.idx dataset and check the types of its known fields.
 
-    FileNotFoundError where there is none, ValueError in one sentence for what is not sound.
+    Raises FileNotFoundError if there is none, ValueError for invalid content.
     """
     if str(prefix) == SYNTHETIC:
         return SYNTHETIC_SIDECAR
     path = Path(f"{prefix}.json")
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path}: no such file; wanted the prefix of a .bin/.idx/.json triple, "
+            f"{path}: no such file, expected the prefix of a .bin/.idx/.json dataset, "
             "as tools/preprocess_data_many_cores.py writes it"
         )
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{path}: not JSON ({reason}); preprocess the corpus again") from error
+        raise ValueError(
+            f"{path}: got invalid JSON ({reason}), expected an object. Preprocess the corpus again."
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(
             f"{path}: got {type(content).__name__}, expected an object. Preprocess the corpus again."
@@ -94,9 +97,9 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
     return content
 
 
-def _check_fields(path: Path, where: str, content: dict[str, Any], checks: dict[str, Check]) -> None:
-    for name, (is_sound, expected) in checks.items():
-        if name in content and not is_sound(content[name]):
+def _check_fields(path: Path, where: str, content: dict[str, Any], checks: dict[str, FieldCheck]) -> None:
+    for name, (is_valid, expected) in checks.items():
+        if name in content and not is_valid(content[name]):
             raise ValueError(
                 f"{path}: {where}{name}: got {str(content[name])[:40]!r}, expected {expected}. "
                 "Preprocess the corpus again, or delete this file if another program wrote it."
@@ -105,7 +108,7 @@ def _check_fields(path: Path, where: str, content: dict[str, Any], checks: dict[
 
 @dataclass(frozen=True)
 class EodUse:
-    """How the documents of a dataset end: each with `eod_id`, or, where it is None, with their text."""
+    """End of the documents of a dataset: the token `eod_id`, or None for no end-of-document token."""
 
     eod_id: int | None
 
@@ -113,18 +116,18 @@ class EodUse:
         return "no end-of-document token" if self.eod_id is None else f"end-of-document id {self.eod_id}"
 
 
-def eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
-    """What a sidecar says of the ends of documents; None where it says nothing."""
+def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
+    """Return how the documents of a dataset end according to its sidecar; None if it is not recorded."""
     appended = (sidecar or {}).get("append_eod")
     if sidecar is None or appended is None:
         return None
     if not appended:
         return EodUse(None)
-    number = (sidecar.get("tokenizer") or {}).get("eod_id")
-    return None if number is None else EodUse(number)
+    eod_id = (sidecar.get("tokenizer") or {}).get("eod_id")
+    return None if eod_id is None else EodUse(eod_id)
 
 
-def eod_use_of(prefix: str) -> EodUse | None:
-    """`eod_use` of a prefix; None, too, where it has no sidecar."""
+def read_eod_use(prefix: str) -> EodUse | None:
+    """Return how the documents of a dataset end; None if it is not recorded or there is no sidecar."""
     has_sidecar = prefix != SYNTHETIC and Path(f"{prefix}.json").is_file()
-    return eod_use(read_sidecar(prefix)) if has_sidecar else None
+    return parse_eod_use(read_sidecar(prefix)) if has_sidecar else None

@@ -1,8 +1,8 @@
-"""YAML files of people and strangers, read within bounds.
+"""Reader of untrusted YAML files with limits on their size.
 
-A file is data: no tags, no environment, no functions. `${key}` and `${section.key}` refer to other keys of
-the same file. What aliases and references expand to is counted before it is built, so that a small file
-cannot become a large one.
+A file is data: no tags, no environment variables, no functions. `${key}` and `${section.key}` refer to other
+keys of the same file. The expanded size of aliases and references is counted before it is built, so that a
+small file cannot become a large value.
 """
 
 import math
@@ -14,22 +14,22 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 4 << 20  # of a file, and of all text after references are filled in
-MOST_NODES = 100_000  # keys and values, after aliases and references are expanded
-MOST_DEPTH = 64  # of sections and lists within one another, and of references to references
-MOST_INT = 2**63 - 1
+MAX_BYTES = 4 << 20  # of a file, and of all text after references are resolved
+MAX_NODES = 100_000  # keys and values, after aliases and references are expanded
+MAX_DEPTH = 64  # of nested sections and lists, and of references to references
+MAX_INT = 2**63 - 1
 
 STRING_TAG = "tag:yaml.org,2002:str"
 FLOAT_TAG = "tag:yaml.org,2002:float"
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-KEY = re.compile(r"[\w-]+(?:\.[\w-]+)*")  # of a reference
+KEY = re.compile(r"[\w-]+(?:\.[\w-]+)*")  # syntax of the key in a reference
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without dates; 1e6 is a number, as in YAML 1.2; a key stands once."""
+    """Loader of YAML 1.1 without dates; 1e6 is a number as in YAML 1.2; duplicate keys are errors."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's. ConstructorError for a key that stands twice, or is no word or number."""
+        """Construct a mapping. Raises ConstructorError for a duplicate key or one that is not a scalar."""
         keys: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -37,16 +37,20 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float) or key != key:
                 raise yaml.constructor.ConstructorError(
-                    "while reading keys", node.start_mark, "found a key that is no word", key_node.start_mark
+                    "while reading keys",
+                    node.start_mark,
+                    "got a key that is not a word or number",
+                    key_node.start_mark,
                 )
             if key in keys:
                 raise yaml.constructor.ConstructorError(
-                    "while reading keys", node.start_mark, f"found duplicate key {key}", key_node.start_mark
+                    "while reading keys", node.start_mark, f"got duplicate key {key}", key_node.start_mark
                 )
             keys.add(key)
         return super().construct_mapping(node, deep=deep)
 
 
+# a copy: the resolvers of SafeLoader are shared by all its users
 _Loader.yaml_implicit_resolvers = {
     first: [
         (tag, pattern) for tag, pattern in resolvers if tag not in (FLOAT_TAG, "tag:yaml.org,2002:timestamp")
@@ -68,62 +72,66 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the keys of a YAML file with `key.key=value` words merged over them, references filled in.
+    """Return the keys of a YAML file with `key.key=value` overrides merged and references resolved.
 
-    Raises FileNotFoundError, or ValueError for what is not YAML, has no keys, exceeds the bounds of this
-    module, or refers to what is not a key.
+    Raises FileNotFoundError, or ValueError for invalid YAML, a file without keys, exceeded limits, or a
+    reference to a missing key.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such configuration file")
-    tree = load_file(path)
+    tree = load_yaml_file(path)
     if not isinstance(tree, dict):
-        raise ValueError(f"{path}: got {type(tree).__name__}, wanted sections with keys")
+        raise ValueError(f"{path}: got {type(tree).__name__}, expected sections with keys")
     for word in overrides:
-        tree = merge(tree, parse_override(word))
-    return _Expansion(tree, str(path)).value
+        tree = merge_sections(tree, parse_override(word))
+    return _ReferenceExpander(tree, str(path)).value
 
 
-def load_file(path: Path) -> Any:
-    """Return what a YAML file contains, references as they are written; an empty file is {}."""
+def load_yaml_file(path: Path) -> Any:
+    """Return the content of a YAML file with unresolved references; {} for an empty file."""
+    # one byte more than allowed, so that the size of a pipe or a growing file is limited too
     with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"{path}: got more than {MOST_BYTES >> 20} MiB, expected a configuration. Split it.")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path}: got more than {MAX_BYTES >> 20} MiB, expected a configuration. Split it.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}). Save it as UTF-8.") from error
-    value = load_text(text, str(path))
+    value = load_yaml_text(text, str(path))
     return {} if value is None else value
 
 
-def load_text(text: str, where: str) -> Any:
-    """Return the value of YAML text. ValueError, which begins with `where`, beyond the bounds."""
+def load_yaml_text(text: str, where: str) -> Any:
+    """Return the value of YAML text. Raises ValueError, beginning with `where`, for invalid text."""
     try:
         _check_size(text, where)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
-    except ValueError as error:  # of a number: 0x_, or of thousands of digits
+    except ValueError as error:  # from the conversion of a number such as 0x_, or of thousands of digits
         if str(error).startswith(where):
             raise
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 def _check_size(text: str, where: str) -> None:
-    """Count what aliases expand to, by the events of the parser, which builds nothing."""
+    """Count the nodes after alias expansion from the parser's events, without building any value.
+
+    An alias counts as many nodes as its anchor, whose total is known when its collection ends.
+    """
     n_nodes = 0
     n_of_anchor: dict[str, int] = {}
-    opened: list[
-        tuple[str | None, int]
-    ] = []  # (anchor, nodes before it) of sections and lists not yet closed
+    # (anchor, nodes before it) of sections and lists that are not closed yet
+    opened: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.AliasEvent):
+            # an alias inside its own anchor is recursive: the anchor is not registered before it is closed
             if event.anchor not in n_of_anchor:
                 raise ValueError(
                     f"{where}: got the alias *{event.anchor}, expected one of an earlier, complete value. "
-                    "Write the value out."
+                    "Write out the value."
                 )
             n_nodes += n_of_anchor[event.anchor]
         elif isinstance(event, yaml.NodeEvent):
@@ -140,37 +148,35 @@ def _check_size(text: str, where: str) -> None:
             anchor, before = opened.pop()
             if anchor is not None:
                 n_of_anchor[anchor] = n_nodes - before
-        if n_nodes > MOST_NODES:
+        if n_nodes > MAX_NODES:
             raise ValueError(
-                f"{where}: got more than {MOST_NODES:,} values with aliases expanded, expected a "
+                f"{where}: got more than {MAX_NODES:,} values with aliases expanded, expected a "
                 "configuration. Remove anchors and aliases, or split it."
             )
-        if len(opened) > MOST_DEPTH:
-            raise _too_deep(where)
+        if len(opened) > MAX_DEPTH:
+            raise _depth_error(where)
 
 
-def _too_deep(where: str) -> ValueError:
-    return ValueError(
-        f"{where}: got more than {MOST_DEPTH} levels within one another, expected fewer. Flatten it."
-    )
+def _depth_error(where: str) -> ValueError:
+    return ValueError(f"{where}: got more than {MAX_DEPTH} nested levels, expected fewer. Flatten it.")
 
 
 def parse_override(word: str) -> dict[str, Any]:
-    """Return `a.b=value` as {a: {b: value}}; the value is YAML, and none is null."""
+    """Return `a.b=value` as {a: {b: value}}. The value is YAML; an empty value is null."""
     name, sign, written = word.partition("=")
     keys = name.split(".")
     if not sign or not all(keys):
-        raise ValueError(f"'{word}': wanted section.key=value, for example optim.lr=3e-4")
-    if len(keys) > MOST_DEPTH:
-        raise _too_deep(f"'{name[:40]}...'")
-    value = load_text(written, name)
+        raise ValueError(f"'{word}': expected section.key=value, for example optim.lr=3e-4")
+    if len(keys) > MAX_DEPTH:
+        raise _depth_error(f"'{name[:40]}...'")
+    value = load_yaml_text(written, name)
     for key in reversed(keys):
         value = {key: value}
     return value
 
 
-def merge(base: dict[Any, Any], over: dict[Any, Any], place: str = "") -> dict[Any, Any]:
-    """Return `base` with the keys of `over` in it, section by section; lists are replaced."""
+def merge_sections(base: dict[Any, Any], over: dict[Any, Any], place: str = "") -> dict[Any, Any]:
+    """Return `base` updated with the keys of `over`, section by section. Lists are replaced."""
     merged = dict(base)
     for key, value in over.items():
         inner = f"{place}{key}"
@@ -178,12 +184,12 @@ def merge(base: dict[Any, Any], over: dict[Any, Any], place: str = "") -> dict[A
         if isinstance(value, dict) and isinstance(before, list):
             raise ValueError(f"{inner}: got keys, expected a list. Give the whole list: {inner}=[...].")
         both = isinstance(value, dict) and isinstance(before, dict)
-        merged[key] = merge(before, value, f"{inner}.") if both else value
+        merged[key] = merge_sections(before, value, f"{inner}.") if both else value
     return merged
 
 
-class _Expansion:
-    """A copy of a tree with its references filled in: `value`. ValueError beyond the bounds."""
+class _ReferenceExpander:
+    """Copy of a tree with resolved references: `value`. Raises ValueError if a limit is exceeded."""
 
     def __init__(self, tree: Any, where: str) -> None:
         self.tree, self.where = tree, where
@@ -192,21 +198,21 @@ class _Expansion:
 
     def _expand(self, value: Any, place: tuple[str, ...], depth: int) -> Any:
         self.n_nodes += 1
-        if self.n_nodes > MOST_NODES or self.n_bytes > MOST_BYTES:
+        if self.n_nodes > MAX_NODES or self.n_bytes > MAX_BYTES:
             raise ValueError(
-                f"{self.where}: got more than {MOST_NODES:,} values or {MOST_BYTES >> 20} MiB with aliases "
+                f"{self.where}: got more than {MAX_NODES:,} values or {MAX_BYTES >> 20} MiB with aliases "
                 "and references expanded, expected a configuration. Write values out where they are used."
             )
-        if depth > MOST_DEPTH:
-            raise _too_deep(f"{self.where}: {'.'.join(place[:3])}...")
+        if depth > MAX_DEPTH:
+            raise _depth_error(f"{self.where}: {'.'.join(place[:3])}...")
         if isinstance(value, dict):
-            return {key: self._expand(one, (*place, str(key)), depth + 1) for key, one in value.items()}
+            return {key: self._expand(item, (*place, str(key)), depth + 1) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._expand(one, (*place, str(i)), depth + 1) for i, one in enumerate(value)]
+            return [self._expand(item, (*place, str(i)), depth + 1) for i, item in enumerate(value)]
         if isinstance(value, str):
             self.n_bytes += len(value)
             return self._fill_in(value, place, depth) if "${" in value else value
-        if isinstance(value, int) and abs(value) > MOST_INT:
+        if isinstance(value, int) and abs(value) > MAX_INT:
             raise ValueError(
                 f"{self.where}: {'.'.join(place)}: got a number of {value.bit_length()} bits, expected one "
                 "below 2^63. Write a smaller one."
@@ -214,58 +220,60 @@ class _Expansion:
         return value
 
     def _fill_in(self, text: str, place: tuple[str, ...], depth: int) -> Any:
-        alone = REFERENCE.fullmatch(text)
-        if alone is not None:
-            return self._target(alone[1], text, place, depth)
+        whole_text = REFERENCE.fullmatch(text)
+        # a reference alone keeps the type of its target; inside other text it becomes a string
+        if whole_text is not None:
+            return self._resolve_reference(whole_text[1], text, place, depth)
+        # nested or unterminated references such as ${${b}} or ${b leave a "${" after the substitution
         if "${" in REFERENCE.sub("", text):
-            raise self._refused(text, place)
+            raise self._reference_error(text, place)
 
-        def word(found: re.Match[str]) -> str:
-            target = self._target(found[1], text, place, depth)
+        def replace_reference(match: re.Match[str]) -> str:
+            target = self._resolve_reference(match[1], text, place, depth)
             if target is None or isinstance(target, dict | list):
                 raise ValueError(
-                    f"{self.where}: {'.'.join(place)}: got {text!r}, in which {found[1]} is "
+                    f"{self.where}: {'.'.join(place)}: got {text!r}, in which {match[1]} is "
                     f"{type(target).__name__}, expected a word or number. Refer to a key that has one."
                 )
             self.n_bytes += len(str(target))
             return str(target)
 
-        return REFERENCE.sub(word, text)
+        return REFERENCE.sub(replace_reference, text)
 
-    def _target(self, name: str, text: str, place: tuple[str, ...], depth: int) -> Any:
+    def _resolve_reference(self, name: str, text: str, place: tuple[str, ...], depth: int) -> Any:
         if not KEY.fullmatch(name):
-            raise self._refused(text, place)
-        found = self.tree
+            raise self._reference_error(text, place)
+        target = self.tree
         for key in name.split("."):
             try:
-                found = found[int(key) if isinstance(found, list) else self._key(found, key)]
+                target = target[int(key) if isinstance(target, list) else self._match_key(target, key)]
             except (KeyError, IndexError, TypeError, ValueError, yaml.YAMLError):
                 raise ValueError(
                     f"{self.where}: {'.'.join(place)}: got {text!r}, expected a reference to a key of this "
                     f"file. '{name}' is none."
                 ) from None
-        return self._expand(found, place, depth + 1)
+        return self._expand(target, place, depth + 1)
 
     @staticmethod
-    def _key(section: Any, key: str) -> Any:
-        """A key as the section has it: YAML reads 7 and true as numbers and truth. KeyError for none."""
+    def _match_key(section: Any, key: str) -> Any:
+        """Return a key with its type in the section: YAML reads 7 as int, true as bool. Raises KeyError."""
         if not isinstance(section, dict):
             raise KeyError(key)
         return key if key in section else yaml.load(key, _Loader)
 
-    def _refused(self, text: str, place: tuple[str, ...]) -> ValueError:
+    def _reference_error(self, text: str, place: tuple[str, ...]) -> ValueError:
         key = ".".join(place)
         return ValueError(
             f"{self.where}: {key}: got {text!r}, expected ${{key}} with a key of this file (no environment "
-            f"variables, no functions). Let the shell fill it in: {key}=$HOME/... on the command line."
+            f"variables, no functions). Let the shell expand it: {key}=$HOME/... on the command line."
         )
 
 
-def is_one_line(text: str) -> bool:
-    """Whether a name or path has neither line ends nor control characters, and can be written as UTF-8."""
+def is_single_line(text: str) -> bool:
+    """Return whether a name or path has no line ends or control characters and can be encoded as UTF-8."""
     return not any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value is a number, neither NaN nor infinite; true and false are no numbers."""
+    """Return whether a value is a finite number; true and false are not numbers."""
     return type(value) is int or isinstance(value, float) and math.isfinite(value)

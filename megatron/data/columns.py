@@ -1,4 +1,4 @@
-"""Arrow arrays of text: their values, their bytes, and whether they are sound."""
+"""Arrow arrays of text: validation, values and bytes."""
 
 from typing import Any
 
@@ -6,32 +6,33 @@ import numpy as np
 
 
 def check_structure(column: Any) -> None:
-    """Raise pyarrow.ArrowInvalid where offsets point out of the text, as those of a damaged file may."""
+    """Raise pyarrow.ArrowInvalid if offsets point outside the text, as in a damaged file."""
     as_bytes = {"string": "binary", "large_string": "large_binary"}
-    if str(column.type) in as_bytes:  # that a text is not UTF-8 is a fault of its row alone
+    # Full validation also checks UTF-8. Invalid UTF-8 is an error of a single row: check the array as binary.
+    if str(column.type) in as_bytes:
         column = column.view(as_bytes[str(column.type)])
     column.validate(full=True)
 
 
-def values_of(column: Any) -> list[Any]:
-    """The values of an arrow array; of a string that is not UTF-8 its bytes."""
+def decode_values(column: Any) -> list[Any]:
+    """Return the values of an arrow array; a string that is not UTF-8 becomes bytes."""
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
-        return [_value_of(cell) for cell in column]
+        return [_decode_value(cell) for cell in column]
 
 
-def _value_of(cell: Any) -> Any:
+def _decode_value(cell: Any) -> Any:
     try:
         return cell.as_py()
     except UnicodeDecodeError:
         return cell.as_buffer().to_pybytes()
 
 
-def joined_text(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """(UTF-8 bytes, int64 end of each text in them) of an arrow array of strings.
+def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (UTF-8 bytes, int64 end offset of each text) of an arrow array of strings, without a copy.
 
-    None for an array of another kind, with nulls, or with a string that is not UTF-8.
+    Returns None for an array of another type, with nulls, or with a string that is not UTF-8.
     """
     offset = {"string": np.int32, "large_string": np.int64}.get(str(column.type))
     if offset is None or column.null_count or not len(column):
@@ -42,5 +43,5 @@ def joined_text(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     _, offsets, text = column.buffers()
     bounds = np.frombuffer(offsets, dtype=offset)[column.offset : column.offset + len(column) + 1]
-    held = np.frombuffer(text, dtype=np.uint8) if text is not None else np.zeros(0, dtype=np.uint8)
-    return held[bounds[0] : bounds[-1]], (bounds[1:] - bounds[0]).astype(np.int64)
+    data = np.frombuffer(text, dtype=np.uint8) if text is not None else np.zeros(0, dtype=np.uint8)
+    return data[bounds[0] : bounds[-1]], (bounds[1:] - bounds[0]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Documents into train.jsonl and held_out.jsonl by the hash of their text, with counts and sums by source."""
+"""Split documents by the hash of their text into train.jsonl and held_out.jsonl, with counts per source."""
 
 import hashlib
 import json
@@ -10,15 +10,18 @@ from typing import Any, Self
 
 SIDES = ("train", "held_out")
 HELD_OUT_SHARE = 0.05
-SHARES = (0.001, 0.5)  # below, a few documents would be the whole score; above, little is left to train on
+HELD_OUT_SHARE_RANGE = (
+    0.001,
+    0.5,
+)  # below: too few held-out documents for a score; above: too little text to train on
 
 
 class SplitWriter:
-    """Writes each text once, to the side that the first 8 bytes of its sha256 decide."""
+    """Write each text once, to the side that the first 8 bytes of its sha256 select."""
 
     def __init__(self, folder: Path, held_out_share: float = HELD_OUT_SHARE) -> None:
         self.n_documents = self.n_bytes = 0
-        self._limit = held_out_share * 2**64
+        self._limit = held_out_share * 2**64  # first 8 bytes of sha256 are uniform on 0..2^64 - 1
         self._digests: set[bytes] = set()
         self._files = {side: (folder / f"{side}.jsonl").open("wb") for side in SIDES}
         self._file_sums = {side: hashlib.sha256() for side in SIDES}
@@ -36,13 +39,13 @@ class SplitWriter:
             file.close()
 
     def sync(self) -> None:
-        """Return when the disk has all that was written."""
+        """Flush all written data to disk (fsync)."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
 
     def add(self, source: str, text: str) -> None:
-        """Write a document, or count it where it is blank or a copy of one before."""
+        """Write a document, or count it as skipped if it is blank or a copy of an earlier one."""
         counts = self._by_source.setdefault(source, Counter())
         source_sum = self._source_sums.setdefault(source, hashlib.sha256())
         raw = text.encode("utf-8", "replace")
@@ -53,6 +56,7 @@ class SplitWriter:
         if digest in self._digests:
             counts["copies"] += 1
             return
+        # 32 bytes per document in memory; the digest also selects the side
         self._digests.add(digest)
         side = "held_out" if int.from_bytes(digest[:8]) < self._limit else "train"
         line = (json.dumps({"text": raw.decode()}, ensure_ascii=False) + "\n").encode()
@@ -65,22 +69,22 @@ class SplitWriter:
         self.n_documents += 1
         self.n_bytes += len(raw)
 
-    def totals(self) -> dict[str, int]:
-        """Documents and bytes of text on each side."""
+    def count_totals(self) -> dict[str, int]:
+        """Return documents and bytes of text on each side."""
         return {
             f"{side}_{unit}": self._counts[f"{side}_{unit}"]
             for unit in ("documents", "bytes")
             for side in SIDES
         }
 
-    def file_sums(self) -> dict[str, str]:
-        """sha256 of the two files as written."""
+    def file_sha256(self) -> dict[str, str]:
+        """Return the sha256 of the two files as written."""
         return {f"{side}.jsonl": sum_.hexdigest() for side, sum_ in self._file_sums.items()}
 
-    def sources(self) -> list[dict[str, Any]]:
-        """Of each source: documents, bytes, held-out ones, skipped ones, and a sum.
+    def source_stats(self) -> list[dict[str, Any]]:
+        """Return per source: documents, bytes, held-out and skipped counts, and a hash.
 
-        The sum is the sha256 over the sha256 of each of its texts, in the order they were written.
+        The hash is the sha256 over the sha256 digests of its texts in the order of writing.
         """
         return [
             {
@@ -97,7 +101,7 @@ class SplitWriter:
 
 
 def is_intact(folder: Path, sums: object) -> bool:
-    """Whether the two files are there as they were written. `sums`: what `SplitWriter.file_sums` returned."""
+    """Return whether both files exist unchanged. `sums`: the result of `SplitWriter.file_sha256`."""
     if not isinstance(sums, dict) or set(sums) != {f"{side}.jsonl" for side in SIDES}:
         return False
     for name, expected in sums.items():

@@ -1,4 +1,4 @@
-"""Files whose content is damaged: cut off, or with bytes that a disk or a download has changed."""
+"""Errors for files with damaged content: truncated, or with bytes changed by a disk or a download."""
 
 import gzip
 import zlib
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 class DamagedFileError(ValueError):
-    """A packed file or a file of columns that cannot be read to its end; `reason` of its library.
+    """A compressed or columnar file that cannot be read to its end. `reason`: message of the library.
 
-    `hint` is what a command offers beside a whole file.
+    `hint`: an alternative to a new file that the command offers, appended to the message.
     """
 
     def __init__(self, path: Path, reason: str, hint: str = "") -> None:
@@ -19,17 +19,17 @@ class DamagedFileError(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: got damaged content ({self.reason}), expected a whole file. Write or download "
+            f"{self.path}: got damaged content ({self.reason}), expected an intact file. Write or download "
             f"it again{self.hint}."
         )
 
 
 @contextmanager
-def name_damage(path: Path) -> Iterator[None]:
-    """Raise DamagedFileError for what the libraries raise of damaged content.
+def translate_read_errors(path: Path) -> Iterator[None]:
+    """Convert exceptions that libraries raise for damaged content to DamagedFileError.
 
-    An error of the operating system (no permission, a failing disk) is no damage: it names the file and stays
-    an OSError.
+    An error of the operating system (no permission, a failing disk) is not damage: it stays an OSError, with
+    the file name added.
     """
     try:
         yield
@@ -38,17 +38,19 @@ def name_damage(path: Path) -> Iterator[None]:
             if error.filename is None:
                 error.filename = str(path)
             raise
-        raise _damage(path, error) from error
-    except MemoryError as error:  # that a file is not whole cannot be known from it
-        raise ValueError(f"{path}: got no memory for its content. Write it with smaller rows.") from error
+        raise _make_damage_error(path, error) from error
+    except MemoryError as error:  # may be a damaged size field or a large row; it does not prove damage
+        raise ValueError(f"{path}: out of memory for its content. Write it with smaller rows.") from error
     except (EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise _damage(path, error) from error
+        raise _make_damage_error(path, error) from error
     except Exception as error:
-        if not type(error).__module__.startswith("pyarrow"):  # not imported for plain files
+        if not type(error).__module__.startswith(
+            "pyarrow"
+        ):  # compared by name: pyarrow is not imported for plain files
             raise
-        raise _damage(path, error) from error
+        raise _make_damage_error(path, error) from error
 
 
-def _damage(path: Path, error: BaseException) -> DamagedFileError:
+def _make_damage_error(path: Path, error: BaseException) -> DamagedFileError:
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return DamagedFileError(path, lines[0][:200])

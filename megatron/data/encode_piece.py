@@ -1,4 +1,4 @@
-"""One piece of the input to one shard a key."""
+"""Encode one piece of the input to a shard per key."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -7,282 +7,297 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.data.columns import joined_text, values_of
+from megatron.data.columns import concat_texts, decode_values
 from megatron.data.damage import DamagedFileError
-from megatron.data.documents import (
-    COLUMNS,
+from megatron.data.fast_lines import FastLineEncoder
+from megatron.data.shard_writer import EncodeSettings, RejectLog, ShardWriter
+from megatron.data.shards import PieceResult, ShardFolder
+from megatron.data.text_readers import (
+    COLUMN_SUFFIXES,
     STDIN,
-    Piece,
-    Reading,
-    blocks_of,
-    checked_text,
-    columns_of,
-    lines_of,
-    rows_of,
-    text_of,
+    InputPiece,
+    ReadPosition,
+    check_text,
+    iter_blocks,
+    iter_columns,
+    iter_lines,
+    iter_rows,
+    parse_text,
 )
-from megatron.data.fast_lines import FastLines
-from megatron.data.shards import Done, Shards
-from megatron.data.sink import BadLines, Settings, Sink
-from megatron.run_dir import FULL
+from megatron.run_dir import DISK_FULL_ERRNOS
 from megatron.tokenizer.encoder import Encoder, FastEncoder
 
 BATCH_DOCUMENTS = 128
 BATCH_CHARACTERS = 1 << 20
-SKIP_HINT = ", or pass over it with --on-error skip"  # to a damaged file
+SKIP_HINT = ", or skip it with --on-error skip"  # for a damaged file
+
+ProgressCallback = Callable[[int, int, int], object]  # (bytes read of the piece's file, documents, tokens)
 
 
-Hear = Callable[[int, int, int], object]  # bytes of the piece's file that are read, documents, tokens
-
-
-def ignore(n_bytes: int, n_documents: int, n_tokens: int) -> None:
-    """A `Hear` that nobody listens to."""
+def ignore_progress(n_bytes: int, n_documents: int, n_tokens: int) -> None:
+    """Do nothing: a `ProgressCallback` for callers that do not show progress."""
 
 
 def encode_piece(
-    piece: Piece, number: int, shards: Shards, settings: Settings, encoder: Encoder,
-    hear: Hear = ignore,
-) -> Done:  # fmt: skip
-    """Encode one piece and mark it done; `hear` is told how far it is, and may raise.
+    piece: InputPiece, number: int, shards: ShardFolder, settings: EncodeSettings, encoder: Encoder,
+    on_progress: ProgressCallback = ignore_progress,
+) -> PieceResult:  # fmt: skip
+    """Encode one piece and write its result; `on_progress` is called repeatedly and may raise.
 
-    A line that is no document ends the piece, and `Done.error` has file, line and reason: whether it is
-    needed at all who joins the pieces knows. Where bad lines are skipped they stand in the piece's rejects.
-    So does a damaged file. Nothing of it is kept: how much can be read of it depends on the library
-    at work, and what was read may be wrong already, as its sum comes last.
-    Raises OSError for a full disk, and for a file that the system does not read.
+    An invalid line ends the piece, and `PieceResult.error` contains file, line and reason. It is not raised:
+    only the joiner can decide whether the line is needed at all. If bad lines are skipped, they are written
+    to the piece's rejects, and so is a damaged file. No content of a damaged file is used: how much of it is
+    readable depends on the library, and its checksum comes last, so content before the damage may be wrong.
+    Raises OSError for a full disk, and for a file that the system cannot read.
     """
     error = damage = None
     with ExitStack() as stack:
-        sinks = {key: stack.enter_context(Sink(shards, number, key, settings)) for key in shards.keys}
-        rejects = stack.enter_context(shards.rejects(number).open("w")) if settings.skip_bad_lines else None
-        first, reading = next(iter(sinks.values())), Reading()
-        bad = BadLines(piece, rejects, first)
+        writers = {
+            key: stack.enter_context(ShardWriter(shards, number, key, settings)) for key in shards.keys
+        }
+        rejects = (
+            stack.enter_context(shards.rejects_path(number).open("w")) if settings.skip_bad_lines else None
+        )
+        first_writer, position = next(iter(writers.values())), ReadPosition()
+        reject_log = RejectLog(piece, rejects, first_writer)
 
-        def hear_sinks() -> None:
-            hear(reading.at, first.n_documents, sum(sink.n_tokens for sink in sinks.values()))
+        def report_progress() -> None:
+            on_progress(
+                position.offset, first_writer.n_documents, sum(writer.n_tokens for writer in writers.values())
+            )
 
-        first.hear = hear_sinks
+        first_writer.on_write = report_progress  # keys advance together, so one of them reports
         try:
-            n_lines = _encode(piece, number, shards, settings, encoder, sinks, bad, reading)
-        except DamagedFileError as found:
+            n_lines = _encode_input(piece, number, shards, settings, encoder, writers, reject_log, position)
+        except DamagedFileError as cause:
             n_lines = 0
             if rejects is None:
-                error = str(DamagedFileError(found.path, found.reason, SKIP_HINT))
+                error = str(DamagedFileError(cause.path, cause.reason, SKIP_HINT))
             else:
-                damage = found.reason
-                for sink in sinks.values():
-                    sink.clear()
-                bad.replace_by_file(damage)
-        except ValueError as found:
-            n_lines, error = 0, str(found)
-            if (reason := find_damage(piece, shards.keys)) is not None:  # the line may be what came of it
+                damage = cause.reason
+                for writer in writers.values():
+                    writer.clear()
+                reject_log.replace_by_file(damage)
+        except ValueError as cause:
+            n_lines, error = 0, str(cause)
+            if (
+                reason := find_damage(piece, shards.keys)
+            ) is not None:  # the bad line may result from the damage
                 error = str(DamagedFileError(piece.path, reason, SKIP_HINT))
             error = error if str(piece.path) in error else f"{piece.path}: {error}"
-        except OSError as found:
-            if found.errno is not None and found.filename is None:
-                found.filename = str(shards.folder if found.errno in FULL else piece.path)
+        except OSError as cause:
+            if cause.errno is not None and cause.filename is None:
+                cause.filename = str(shards.folder if cause.errno in DISK_FULL_ERRNOS else piece.path)
             raise
-    done = Done(
+    result = PieceResult(
         n_lines=n_lines,
-        n_documents=next(iter(sinks.values())).n_documents,
-        n_tokens=sum(sink.n_tokens for sink in sinks.values()),
-        n_rejected=bad.n_rejected,
-        n_bytes=sum(sink.n_tokens for sink in sinks.values()) * np.dtype(settings.dtype).itemsize,
+        n_documents=next(iter(writers.values())).n_documents,
+        n_tokens=sum(writer.n_tokens for writer in writers.values()),
+        n_rejected=reject_log.n_rejected,
+        n_bytes=sum(writer.n_tokens for writer in writers.values()) * np.dtype(settings.dtype).itemsize,
         error=error,
         damage=damage,
     )
-    shards.mark_done(number, done)
-    return done
+    shards.write_result(number, result)
+    return result
 
 
-def find_damage(piece: Piece, keys: Sequence[str]) -> str | None:
-    """Read a packed file, or columns of a file, through; what is wrong with it, None for a whole one.
+def find_damage(piece: InputPiece, keys: Sequence[str]) -> str | None:
+    """Read a compressed or columnar file to its end; return the damage, or None for an intact file.
 
-    A plain file and standard input are None: nothing shows whether they are whole.
+    Returns None for a plain file and for standard input: they have no checksum or end marker.
     """
     path = piece.path
     if piece.is_plain or path == STDIN:
         return None
-    is_column = path.name.endswith(COLUMNS)
-    readers = [columns_of(path, key) for key in keys] if is_column else [blocks_of(path)]
+    is_column = path.name.endswith(COLUMN_SUFFIXES)
+    readers = [iter_columns(path, key) for key in keys] if is_column else [iter_blocks(path)]
     try:
         for reader in readers:
             for _ in reader:
                 pass
     except DamagedFileError as error:
         return error.reason
-    except ValueError:  # another fault, of which the caller knows
+    except ValueError:  # another error, which the caller has already
         return None
     return None
 
 
-def _encode(
-    piece: Piece,
+def _encode_input(
+    piece: InputPiece,
     number: int,
-    shards: Shards,
-    settings: Settings,
+    shards: ShardFolder,
+    settings: EncodeSettings,
     encoder: Encoder,
-    sinks: dict[str, Sink],
-    bad: BadLines,
-    reading: Reading,
+    writers: dict[str, ShardWriter],
+    reject_log: RejectLog,
+    position: ReadPosition,
 ) -> int:
-    """The documents of one piece to the sinks; returns how many lines it has. ValueError for a bad one."""
-    if piece.path.name.endswith(COLUMNS):
-        if isinstance(encoder, FastEncoder) and len(sinks) == 1:
-            return _column_fast(piece, next(iter(sinks.items())), settings, encoder, bad, reading)
-        return _columns(piece, sinks, settings, encoder, bad, reading)
+    """Encode the documents of one piece; return its number of lines. Raises ValueError for a bad line."""
+    if piece.path.name.endswith(COLUMN_SUFFIXES):
+        if isinstance(encoder, FastEncoder) and len(writers) == 1:
+            return _encode_column_fast(
+                piece, next(iter(writers.items())), settings, encoder, reject_log, position
+            )
+        return _encode_columns(piece, writers, settings, encoder, reject_log, position)
     if isinstance(encoder, FastEncoder):
-        fast = FastLines(sinks, settings, encoder, bad)
+        line_encoder = FastLineEncoder(writers, settings, encoder, reject_log)
         if piece.is_plain:
             with piece.path.open("rb") as file:
-                fast.of_range(file, piece.begin, piece.end)
+                line_encoder.encode_range(file, piece.begin, piece.end)
         else:
-            fast.of_blocks(blocks_of(piece.path, reading), shards.long_line(number))
-        return fast.n_lines
-    return _lines(piece, sinks, settings, encoder, bad, reading)
+            line_encoder.encode_blocks(iter_blocks(piece.path, position), shards.long_line_path(number))
+        return line_encoder.n_lines
+    return _encode_lines(piece, writers, settings, encoder, reject_log, position)
 
 
-def _lines(
-    piece: Piece,
-    sinks: dict[str, Sink],
-    settings: Settings,
+def _encode_lines(
+    piece: InputPiece,
+    writers: dict[str, ShardWriter],
+    settings: EncodeSettings,
     encoder: Encoder,
-    bad: BadLines,
-    reading: Reading,
+    reject_log: RejectLog,
+    position: ReadPosition,
 ) -> int:
-    """JSON lines of any file, parsed here."""
+    """Encode JSON lines, parsed in Python."""
     n_lines = 0
 
-    def documents() -> Iterator[tuple[int, Callable[[str], str]]]:
+    def iter_documents() -> Iterator[tuple[int, Callable[[str], str]]]:
         nonlocal n_lines
-        for i, line in lines_of(piece, reading):
+        for i, line in iter_lines(piece, position):
             n_lines = i + 1
             if line.strip():
-                yield i, lambda key, line=line: text_of(line, key)
+                yield i, lambda key, line=line: parse_text(line, key)
 
-    _encode_batches(documents(), sinks, settings, encoder, bad)
+    _encode_batches(iter_documents(), writers, settings, encoder, reject_log)
     return n_lines
 
 
-def _columns(
-    piece: Piece,
-    sinks: dict[str, Sink],
-    settings: Settings,
+def _encode_columns(
+    piece: InputPiece,
+    writers: dict[str, ShardWriter],
+    settings: EncodeSettings,
     encoder: Encoder,
-    bad: BadLines,
-    reading: Reading,
+    reject_log: RejectLog,
+    position: ReadPosition,
 ) -> int:
-    """Rows of a parquet or arrow file."""
+    """Encode rows of a parquet or arrow file; only the first key's column updates `position`."""
     n_rows = 0
 
-    def documents() -> Iterator[tuple[int, Callable[[str], str]]]:
+    def iter_documents() -> Iterator[tuple[int, Callable[[str], str]]]:
         nonlocal n_rows
-        columns = [rows_of(piece.path, key, Reading() if i else reading) for i, key in enumerate(sinks)]
+        columns = [
+            iter_rows(piece.path, key, ReadPosition() if i else position) for i, key in enumerate(writers)
+        ]
         for batches in zip(*columns, strict=True):
             for values in zip(*batches, strict=True):
-                row = dict(zip(sinks, values, strict=True))
+                row = dict(zip(writers, values, strict=True))
                 n_rows += 1
-                yield n_rows - 1, lambda key, row=row: checked_text(row[key], key)
+                yield n_rows - 1, lambda key, row=row: check_text(row[key], key)
 
-    _encode_batches(documents(), sinks, settings, encoder, bad)
+    _encode_batches(iter_documents(), writers, settings, encoder, reject_log)
     return n_rows
 
 
-def _column_fast(
-    piece: Piece,
-    keyed: tuple[str, Sink],
-    settings: Settings,
+def _encode_column_fast(
+    piece: InputPiece,
+    key_and_writer: tuple[str, ShardWriter],
+    settings: EncodeSettings,
     encoder: FastEncoder,
-    bad: BadLines,
-    reading: Reading,
+    reject_log: RejectLog,
+    position: ReadPosition,
 ) -> int:
-    """One column, from arrow's buffers as they are; values that are no strings are judged one by one."""
-    key, sink = keyed
+    """Encode one column directly from arrow's buffers; arrays with invalid values are read row by row."""
+    key, writer = key_and_writer
     n_rows = 0
-    for column in columns_of(piece.path, key, reading=reading):
-        joined = joined_text(column)
+    for column in iter_columns(piece.path, key, position=position):
+        joined = concat_texts(column)
         if joined is None:
             _encode_batches(
                 (
-                    (n_rows + i, lambda key, value=value: checked_text(value, key))
-                    for i, value in enumerate(values_of(column))
+                    (n_rows + i, lambda key, value=value: check_text(value, key))
+                    for i, value in enumerate(decode_values(column))
                 ),
-                {key: sink}, settings, encoder, bad,
+                {key: writer}, settings, encoder, reject_log,
             )  # fmt: skip
         else:
             text, ends = joined
             begin = 0
-            while begin < len(ends):  # not all ids of many long texts at once
+            # `ends` are cumulative byte offsets: find the last text that ends within BATCH_CHARACTERS bytes
+            while begin < len(ends):  # in parts, to limit the memory for the ids of long texts
                 base = int(ends[begin - 1]) if begin else 0
                 end = max(begin + 1, int(np.searchsorted(ends, base + BATCH_CHARACTERS, side="right")))
                 part = text[base : int(ends[end - 1])]
-                sink.write(*encoder.encode_joined(part, ends[begin:end] - base, settings.eod))
+                writer.write(*encoder.encode_concatenated(part, ends[begin:end] - base, settings.eod))
                 begin = end
         n_rows += len(column)
-        if sink.has_enough:
+        if writer.has_enough:
             break
     return n_rows
 
 
 def _encode_batches(
     documents: Iterator[tuple[int, Callable[[str], str]]],
-    sinks: dict[str, Sink],
-    settings: Settings,
+    writers: dict[str, ShardWriter],
+    settings: EncodeSettings,
     encoder: Encoder,
-    bad: BadLines,
+    reject_log: RejectLog,
 ) -> None:
-    """Encode documents a few at a time; one that lacks a key, or cannot be encoded, is none, for all keys."""
+    """Encode documents in batches.
+
+    A document that lacks a key, or cannot be encoded for one key, is rejected for all keys.
+    """
     batch: list[tuple[int, dict[str, str]]] = []
     n_characters = 0
-    first = next(iter(sinks.values()))
+    first_writer = next(iter(writers.values()))
 
-    def write(some: Sequence[tuple[int, dict[str, str]]]) -> None:
-        encoded = {key: encoder.encode([texts[key] for _, texts in some], settings.eod) for key in sinks}
+    def write_documents(items: Sequence[tuple[int, dict[str, str]]]) -> None:
+        encoded = {key: encoder.encode([texts[key] for _, texts in items], settings.eod) for key in writers}
         for key, (ids, lengths) in encoded.items():
-            sinks[key].write(ids, lengths)
+            writers[key].write(ids, lengths)
 
-    def flush() -> None:
+    def flush_batch() -> None:
         if not batch:
             return
         try:
-            write(batch)
-        except ValueError:  # of which document the library does not say
-            for one in batch:
+            write_documents(batch)
+        except ValueError:  # the library does not report which document: try them one by one
+            for item in batch:
                 try:
-                    write([one])
+                    write_documents([item])
                 except ValueError as error:
-                    bad.add(one[0], error)
+                    reject_log.add(item[0], error)
         batch.clear()
 
     for i, text in documents:
         try:
-            batch.append((i, {key: text(key) for key in sinks}))
+            batch.append((i, {key: text(key) for key in writers}))
         except ValueError as error:
-            flush()  # a bad one before it is said first
-            bad.add(i, error)
+            flush_batch()  # errors of earlier documents come first
+            reject_log.add(i, error)
             continue
         n_characters += sum(map(len, batch[-1][1].values()))
         if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
-            flush()
+            flush_batch()
             n_characters = 0
-            if first.has_enough:
+            if first_writer.has_enough:
                 return
-    flush()
+    flush_batch()
 
 
-def rejected_lines(
-    shards: Shards, number: int, path: Path, lines_of_file_before: int, n_documents: int | None
+def iter_rejected_lines(
+    shards: ShardFolder, number: int, path: Path, n_lines_before: int, n_documents: int | None
 ) -> Iterator[str]:
-    """The rejects of a piece as lines for people: file, line in the file from 1, reason.
+    """Yield the rejects of a piece as JSON lines: file, line number in the file from 1, reason.
 
-    Those only that stand before the last of its first `n_documents` documents; None: all.
+    Only rejects before the last of the piece's first `n_documents` documents; None: all.
     """
-    held = shards.rejects(number)
-    if not held.is_file():
+    rejects = shards.rejects_path(number)
+    if not rejects.is_file():
         return
-    with held.open() as lines:
-        for told in map(json.loads, lines):
-            if n_documents is not None and told["documents_before"] >= n_documents:
+    with rejects.open() as lines:
+        for record in map(json.loads, lines):
+            if n_documents is not None and record["documents_before"] >= n_documents:
                 return
-            where = None if told["line"] is None else told["line"] + 1 + lines_of_file_before
-            yield json.dumps({"file": str(path), "line": where, "reason": told["reason"]}) + "\n"
+            line_number = None if record["line"] is None else record["line"] + 1 + n_lines_before
+            yield json.dumps({"file": str(path), "line": line_number, "reason": record["reason"]}) + "\n"

@@ -1,4 +1,4 @@
-"""JSON lines to shards through C++, for one key or several."""
+"""Encoding of JSON lines in C++, for one or several keys."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -8,105 +8,117 @@ from typing import IO, Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.documents import LINE_PART, LONGEST_ODD_LINE, text_of
-from megatron.data.sink import BadLines, Settings, Sink
+from megatron.data.shard_writer import EncodeSettings, RejectLog, ShardWriter
+from megatron.data.text_readers import MAX_PARSED_LINE, READ_BYTES, parse_text
 from megatron.tokenizer.encoder import FastEncoder
 
-HELD_LINE = 4 << 20  # bytes of a line of a stream that are held in memory
+MAX_LINE_IN_MEMORY = 4 << 20  # bytes; a longer line of a stream is spooled to disk
 
 
-class FastLines:
-    """JSON lines to shards in C++. A line that it refuses is judged here, then it goes on behind that."""
+class FastLineEncoder:
+    """Encode JSON lines in C++. A line that C++ refuses is parsed in Python; C++ then continues after it."""
 
     def __init__(
-        self, sinks: dict[str, Sink], settings: Settings, encoder: FastEncoder, bad: BadLines
+        self,
+        writers: dict[str, ShardWriter],
+        settings: EncodeSettings,
+        encoder: FastEncoder,
+        reject_log: RejectLog,
     ) -> None:
-        self.sinks, self.settings, self.encoder, self.bad = dict(sinks), settings, encoder, bad
-        self.first = next(iter(sinks.values()))
+        self.writers, self.settings = dict(writers), settings
+        self.encoder, self.reject_log = encoder, reject_log
+        self.first_writer = next(iter(writers.values()))
         self.n_lines = 0
         self.is_wide = np.dtype(settings.dtype).itemsize == 4
 
-    def of_range(self, file: IO[bytes], at: int, end: int) -> None:
-        """The lines in bytes [at, end) of a plain file."""
+    def encode_range(self, file: IO[bytes], at: int, end: int) -> None:
+        """Encode the lines in bytes [at, end) of a plain file."""
         lines = functools.partial(_csrc.encode_lines, self.encoder.worker, file.fileno())
         while at < end:
-            at, is_refused = self._encode(lines, at, end)
+            at, is_refused = self._encode_all_keys(lines, at, end)
             if is_refused:
                 file.seek(at)
-                n_bytes = 0
-                while part := file.readline(min(LINE_PART, end - at - n_bytes)):
+                n_bytes = 0  # find the end of the line in bounded memory before it is read as a whole
+                while part := file.readline(min(READ_BYTES, end - at - n_bytes)):
                     n_bytes += len(part)
                     if part.endswith(b"\n"):
                         break
                 file.seek(at)
-                self._judge(file.read(n_bytes) if n_bytes <= LONGEST_ODD_LINE else None, n_bytes)
+                self._encode_refused_line(file.read(n_bytes) if n_bytes <= MAX_PARSED_LINE else None, n_bytes)
                 at += n_bytes
 
-    def of_buffer(self, lines: bytes) -> None:
-        """Whole lines."""
+    def encode_buffer(self, lines: bytes) -> None:
+        """Encode a buffer of whole lines."""
 
-        def encode(begin: int, end: int, *how: Any) -> tuple[int, int, int, int, bool]:
+        def encode_part(begin: int, end: int, *arguments: Any) -> tuple[int, int, int, int, bool]:
             part = memoryview(lines)[begin:end]
-            following, *counts = _csrc.encode_buffer(self.encoder.worker, part, *how)
+            following, *counts = _csrc.encode_buffer(self.encoder.worker, part, *arguments)
             return (begin + following, *counts)
 
         at = 0
         while at < len(lines):
-            at, is_refused = self._encode(encode, at, len(lines))
+            at, is_refused = self._encode_all_keys(encode_part, at, len(lines))
             if is_refused:
                 end = lines.find(b"\n", at) + 1 or len(lines)
-                self._judge(lines[at:end], end - at)
+                self._encode_refused_line(lines[at:end], end - at)
                 at = end
 
-    def _encode(
+    def _encode_all_keys(
         self, encode: Callable[..., tuple[int, int, int, int, bool]], begin: int, end: int
     ) -> tuple[int, bool]:
-        """Encode lines from `begin` on, up to one that is refused for any key; (its place or `end`, whether).
+        """Encode lines for all keys, up to the first line that is refused for any key.
 
-        `encode` takes (begin, end, what is asked of C++).
+        Returns (offset of that line, or `end`; whether a line was refused). `encode` takes begin, end and the
+        arguments of C++. A key encodes only up to the earliest refusal of the keys before it. Keys that went
+        past a later key's refusal are rewound and encoded again up to it.
         """
-        told: dict[str, tuple[int, int, int, int, bool]] = {}
-        stop, refused_for = end, None
-        for key, sink in self.sinks.items():
-            told[key] = encode(begin, stop, *self._how(key, sink))
-            if told[key][-1]:
-                stop, refused_for = told[key][0], key
-        for key, sink in self.sinks.items():
-            if told[key][0] > stop:  # it went on where a later key did not
-                sink.rewind()
-                told[key] = encode(begin, stop, *self._how(key, sink))
-            sink.count(*told[key][1:3])
-        if refused_for is not None:  # the key that the next one likely lacks, too, comes first from now on
-            self.sinks = {refused_for: self.sinks[refused_for], **self.sinks}
-            self.n_lines += told[refused_for][3]
+        results: dict[str, tuple[int, int, int, int, bool]] = {}
+        stop, refused_for = (
+            end,
+            None,
+        )  # offset of the earliest refused line so far, and the key that refused it
+        for key, writer in self.writers.items():
+            results[key] = encode(begin, stop, *self._encode_arguments(key, writer))
+            if results[key][-1]:
+                stop, refused_for = results[key][0], key
+        for key, writer in self.writers.items():
+            if results[key][0] > stop:  # encoded past the line that a later key refused
+                writer.rewind()
+                results[key] = encode(begin, stop, *self._encode_arguments(key, writer))
+            writer.count_documents(*results[key][1:3])
+        if refused_for is not None:
+            # Check this key first from now on: the next refused line likely lacks it too, and keys before the
+            # refusing key would encode that line for nothing.
+            self.writers = {refused_for: self.writers[refused_for], **self.writers}
+            self.n_lines += results[refused_for][3]
         else:
-            self.n_lines += next(iter(told.values()))[3]
+            self.n_lines += next(iter(results.values()))[3]
         return stop, refused_for is not None
 
-    def _how(self, key: str, sink: Sink) -> tuple[Any, ...]:
-        files = sink.ids.fileno(), sink.lengths.fileno()
+    def _encode_arguments(self, key: str, writer: ShardWriter) -> tuple[Any, ...]:
+        files = writer.ids.fileno(), writer.lengths.fileno()
         return key, self.encoder.special, self.settings.eod, self.is_wide, *files
 
-    def of_blocks(self, blocks: Iterator[bytes], spool: Path) -> None:
-        """The lines of a stream; a very long one goes through a file of its own, not through memory."""
-        held = b""
+    def encode_blocks(self, blocks: Iterator[bytes], spool: Path) -> None:
+        """Encode the lines of a stream. A very long line goes through the file `spool`, not memory."""
+        pending = b""
         for block in blocks:
-            held += block
-            n_whole = held.rfind(b"\n") + 1
+            pending += block  # at most MAX_LINE_IN_MEMORY and one block
+            n_whole = pending.rfind(b"\n") + 1
             if n_whole:
-                self.of_buffer(held[:n_whole])
-                held = held[n_whole:]
-            elif len(held) > HELD_LINE:
-                held = self._of_long_line(held, blocks, spool)
-            if self.first.has_enough:
+                self.encode_buffer(pending[:n_whole])
+                pending = pending[n_whole:]
+            elif len(pending) > MAX_LINE_IN_MEMORY:
+                pending = self._encode_long_line(pending, blocks, spool)
+            if self.first_writer.has_enough:
                 return
-        self.of_buffer(held)
+        self.encode_buffer(pending)
 
-    def _of_long_line(self, begun: bytes, blocks: Iterator[bytes], spool: Path) -> bytes:
-        """Spool a line that has begun to its end; returns what follows it in its last block."""
+    def _encode_long_line(self, line_start: bytes, blocks: Iterator[bytes], spool: Path) -> bytes:
+        """Spool the rest of a line to disk and encode it; return the content after it in its last block."""
         rest = b""
         with spool.open("w+b") as file:
-            file.write(begun)
+            file.write(line_start)
             for block in blocks:
                 end = block.find(b"\n") + 1
                 file.write(block[:end] if end else block)
@@ -114,19 +126,21 @@ class FastLines:
                     rest = block[end:]
                     break
             file.flush()
-            self.of_range(file, 0, file.tell())
+            self.encode_range(file, 0, file.tell())
         spool.unlink()
         return rest
 
-    def _judge(self, line: bytes | None, n_bytes: int) -> None:
-        """Encode a line that the C++ refused, or say what is wrong with it."""
+    def _encode_refused_line(self, line: bytes | None, n_bytes: int) -> None:
+        """Encode a line that C++ refused, or reject it. `line` None: too long for the Python parser."""
         try:
             if line is None:
-                raise ValueError(f"no plain JSON, and with {n_bytes:,} bytes too long to be parsed otherwise")
+                raise ValueError(
+                    f"not plain JSON, and with {n_bytes:,} bytes too long for the general parser"
+                )
             if line.strip():
-                texts = {key: text_of(line, key) for key in self.sinks}
+                texts = {key: parse_text(line, key) for key in self.writers}
                 for key, text in texts.items():
-                    self.sinks[key].write(*self.encoder.encode([text], self.settings.eod))
+                    self.writers[key].write(*self.encoder.encode([text], self.settings.eod))
         except ValueError as error:
-            self.bad.add(self.n_lines, error)
+            self.reject_log.add(self.n_lines, error)
         self.n_lines += 1

@@ -1,7 +1,7 @@
-"""What a study takes from the Hugging Face hub: shards of a text, a tokenizer, pretrained weights.
+"""Downloads from the Hugging Face hub for a study: shards of text, a tokenizer, pretrained weights.
 
-A shard is fetched whole, written as JSON lines or parquet, and listed in <folder>/<split>.about: what is
-listed there is not fetched again. Weights are safetensors only; a pickle would run what it holds.
+A shard is downloaded whole, written as JSON lines or parquet, and listed in <folder>/<split>.about. Listed
+shards are not downloaded again. Weights are safetensors only: loading a pickle executes code in it.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.data.documents import Piece, lines_of
-from megatron.data.hub import HubFile, Repository
-from megatron.run_dir import read_json, write_json, written_whole
+from megatron.data.hub_download import HubFile, HubRepository
+from megatron.data.text_readers import InputPiece, iter_lines
+from megatron.run_dir import atomic_path, read_json, write_json
 
-FETCHED = ".fetched"  # folder of what is not yet written in another form
+FETCHED = ".fetched"  # folder of downloads that are not yet converted
 STYLES = ("jsonl", "parquet", "packed")
 # repository and files of a text
-TEXTS = {
+TEXT_DATASETS = {
     "c4": ("allenai/c4", "en/c4-{split}.*.json.gz"),
     "slimpajama": ("DKYoon/SlimPajama-6B", "data/{split}-*.parquet"),
 }
@@ -27,15 +27,15 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
-TOKENIZER_CORE = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZER_REQUIRED = ("tokenizer.json", "tokenizer.model", "vocab.json")
 WEIGHT_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
-WEIGHT_CORE = ("*.safetensors",)
-ROWS = 1024  # of parquet that are held at a time
+WEIGHT_REQUIRED = ("*.safetensors",)
+BATCH_ROWS = 1024  # parquet rows in memory at a time
 
 
 @dataclass(frozen=True)
-class Limit:
-    """How much of a text to take; None is all. n_bytes is of JSON lines with their ends, at most."""
+class DownloadLimits:
+    """Limits of a text download; None: no limit. n_bytes: maximum size as JSON lines, with line ends."""
 
     n_documents: int | None = None
     n_bytes: int | None = None
@@ -43,14 +43,15 @@ class Limit:
 
 
 def fetch_folder(
-    repository: Repository, patterns: Sequence[str], core: Sequence[str], folder: Path
+    repository: HubRepository, patterns: Sequence[str], required: Sequence[str], folder: Path
 ) -> list[Path]:
-    """The files of the repository's top that match a pattern. ValueError where none is of `core`."""
-    there = repository.files("*")
-    chosen = [file for file in there if _matches(file, patterns)]
-    if not any(_matches(file, core) for file in chosen):
+    """Download the top-level files that match a pattern. Raises ValueError if none matches `required`."""
+    available = repository.list_files("*")
+    chosen = [file for file in available if _matches_any(file, patterns)]
+    if not any(_matches_any(file, required) for file in chosen):
         raise ValueError(
-            f"{repository.repo}: has no {' or '.join(core)}, only {', '.join(f.path for f in there)}"
+            f"{repository.repo}: expected {' or '.join(required)}, got only "
+            f"{', '.join(file.path for file in available)}"
         )
     for file in chosen:
         target = folder / file.path
@@ -59,41 +60,46 @@ def fetch_folder(
     return [folder / file.path for file in chosen]
 
 
-def _matches(file: HubFile, patterns: Sequence[str]) -> bool:
+def _matches_any(file: HubFile, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(file.path, pattern) for pattern in patterns)
 
 
 def fetch_text(
-    repository: Repository, pattern: str, folder: Path, split: str, style: str, limit: Limit
+    repository: HubRepository, pattern: str, folder: Path, split: str, style: str, limit: DownloadLimits
 ) -> Iterator[tuple[Path, int, bool]]:
     """Write shards as <folder>/<split>-<number>.<style>; yield (file, its documents, whether it is new).
 
-    A packed shard is as the hub has it, and its documents are not counted (0).
-    Raises ValueError where the folder holds another part of that split.
+    Style packed stores a shard as on the hub, and does not count its documents (0).
+    Raises ValueError if the folder has the same split from another request.
     """
     if style == "packed" and (limit.n_documents or limit.n_bytes):
-        raise ValueError("packed shards are taken whole; say how many shards, or take jsonl or parquet")
-    shards = repository.files(pattern)[: limit.n_shards]
+        raise ValueError(
+            "packed shards are stored whole. Limit the number of shards, or use jsonl or parquet."
+        )
+    shards = repository.list_files(pattern)[: limit.n_shards]
     about = folder / f"{split}.about"
-    asked = {
+    request = {
         "repository": repository.repo, "commit": repository.commit, "files": pattern, "style": style,
         "documents": limit.n_documents, "bytes": limit.n_bytes,
     }  # fmt: skip
-    told = read_json(about) or {"asked": asked, "shards": {}}
-    other = [key for key in asked if told["asked"].get(key) != asked[key]]
-    if other:
+    record = read_json(about) or {"asked": request, "shards": {}}
+    changed = [key for key in request if record["asked"].get(key) != request[key]]
+    if changed:
         raise ValueError(
-            f"{folder}: holds {split} with other {', '.join(other)}; choose another, or delete it"
+            f"{folder}: got {split} with other {', '.join(changed)}. Choose another folder, or delete it."
         )
+    # remaining limits, reduced by each shard, whether it is new or listed already
     documents, n_bytes = limit.n_documents, limit.n_bytes
     for i, shard in enumerate(shards):
         suffix = f".{Path(shard.path).name.rpartition(f'{i:05d}')[2].partition('.')[2]}"
         target = folder / f"{split}-{i:05d}{suffix if style == 'packed' else '.' + style}"
-        is_new = shard.path not in told["shards"] or not target.is_file()
+        is_new = shard.path not in record["shards"] or not target.is_file()
         if is_new:
-            told["shards"][shard.path] = _take(repository, shard, target, style, documents, n_bytes)
-            write_json(about, told)
-        counts = told["shards"][shard.path]
+            record["shards"][shard.path] = _convert_shard(
+                repository, shard, target, style, documents, n_bytes
+            )
+            write_json(about, record)
+        counts = record["shards"][shard.path]
         yield target, counts["documents"], is_new
         documents = None if documents is None else documents - counts["documents"]
         n_bytes = None if n_bytes is None else n_bytes - counts["bytes"]
@@ -101,36 +107,36 @@ def fetch_text(
             return
 
 
-def _take(
-    repository: Repository,
+def _convert_shard(
+    repository: HubRepository,
     shard: HubFile,
     target: Path,
     style: str,
     documents: int | None,
     n_bytes: int | None,
 ) -> dict[str, Any]:
-    """One shard, whole under its name, and what it holds."""
+    """Download and convert a shard, atomically; return its counts."""
     if style == "packed":
         repository.fetch(shard, target)
         return {"documents": 0, "bytes": shard.n_bytes, "is_cut": False}
     fetched = target.parent / FETCHED / Path(shard.path).name
     if not fetched.is_file():
         repository.fetch(shard, fetched)
-    part = _Part(_lines(fetched), documents, n_bytes)
-    with written_whole(target) as partial:
+    part = _LimitedLines(_iter_json_lines(fetched), documents, n_bytes)
+    with atomic_path(target) as partial:
         if style == "jsonl":
             with partial.open("wb") as file:
                 file.writelines(line + b"\n" for line in part)
         else:
-            _write_parquet(partial, part)
-    fetched.unlink()
-    with contextlib.suppress(OSError):  # another split's download, which was stopped, may wait in it
+            _write_parquet_rows(partial, part)
+    fetched.unlink()  # after the converted shard has its final name
+    with contextlib.suppress(OSError):  # not empty if another split's download was interrupted
         fetched.parent.rmdir()
     return {"documents": part.n_documents, "bytes": part.n_bytes, "is_cut": part.is_cut}
 
 
-class _Part:
-    """The first lines within the limits, counted as they go by."""
+class _LimitedLines:
+    """Iterator over the first lines within the limits, which counts documents and bytes."""
 
     def __init__(self, lines: Iterator[bytes], documents: int | None, n_bytes: int | None) -> None:
         self.lines, self.most_documents, self.most_bytes = lines, documents, n_bytes
@@ -141,6 +147,7 @@ class _Part:
         for line in self.lines:
             size = self.n_bytes + len(line) + 1
             full = self.most_documents is not None and self.n_documents == self.most_documents
+            # a line is never cut: the first line that would exceed a limit ends the part
             if full or (self.most_bytes is not None and size > self.most_bytes):
                 self.is_cut = True
                 return
@@ -148,43 +155,43 @@ class _Part:
             yield line
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Documents as JSON, a line each, of JSON lines or of parquet."""
+def _iter_json_lines(path: Path) -> Iterator[bytes]:
+    """Yield documents of JSON lines or parquet as JSON lines."""
     if path.suffix != ".parquet":
-        for _, line in lines_of(Piece(path, 0, path.stat().st_size)):
+        for _, line in iter_lines(InputPiece(path, 0, path.stat().st_size)):
             yield line
         return
     import pyarrow.parquet  # slow to import
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(ROWS):
+        for batch in file.iter_batches(BATCH_ROWS):
             for row in batch.to_pylist():
                 yield json.dumps(row, ensure_ascii=False, default=str).encode()
 
 
-def _write_parquet(path: Path, lines: Iterator[bytes] | _Part) -> None:
-    """Lines of JSON as rows; the first `ROWS` say which columns there are."""
+def _write_parquet_rows(path: Path, lines: Iterator[bytes] | _LimitedLines) -> None:
+    """Write JSON lines as parquet rows; the first BATCH_ROWS rows define the schema."""
     import pyarrow.parquet
 
-    writer, held = None, []
+    writer, rows = None, []
 
-    def flush() -> None:
+    def write_rows() -> None:
         nonlocal writer
-        table = pyarrow.Table.from_pylist(held, schema=None if writer is None else writer.schema)
+        table = pyarrow.Table.from_pylist(rows, schema=None if writer is None else writer.schema)
         writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema, compression="zstd")
         writer.write_table(table)
-        held.clear()
+        rows.clear()
 
     try:
         for line in lines:
-            held.append(json.loads(line))
-            if len(held) == ROWS:
-                flush()
-        if held or writer is None:
-            flush()
+            rows.append(json.loads(line))
+            if len(rows) == BATCH_ROWS:
+                write_rows()
+        if rows or writer is None:
+            write_rows()
     except pyarrow.ArrowException as error:
         raise ValueError(
-            f"{path}: rows of different kinds ({str(error).splitlines()[0]}); take jsonl"
+            f"{path}: got rows of different types ({str(error).splitlines()[0]}). Use jsonl."
         ) from error
     finally:
         if writer is not None:

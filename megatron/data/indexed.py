@@ -1,7 +1,8 @@
-"""Read a .bin/.idx pair: Megatron's MMIDIDX version 1.
+"""Reader of a .bin/.idx dataset: Megatron's format MMIDIDX, version 1.
 
-The index is 9 bytes of magic, u64 version, u8 dtype code, u64 sequences, u64 documents + 1, then int32
-lengths, int64 byte positions and int64 document boundaries (in sequences), all little endian.
+Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code, u64 number of sequences, u64
+number of documents + 1; then int32 lengths [sequences], int64 byte positions [sequences], and int64 document
+boundaries [documents + 1], counted in sequences.
 """
 
 import struct
@@ -26,53 +27,54 @@ DTYPES = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
-CODES = {dtype: code for code, dtype in DTYPES.items()}
-BLOCK = 1 << 14  # numbers of the index looked at a time: they stay in the cache of the core
-REMEDY = "delete the pair and run tools/preprocess_data_many_cores.py again"
+DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
+HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 
 
-def prefix_of(word: str | Path) -> str:
-    """The prefix of the pair that a word names: as it is, or without the .bin or .idx behind it."""
-    cut = str(word).removesuffix(".bin").removesuffix(".idx")
-    return cut if Path(f"{cut}.idx").is_file() and not Path(f"{word}.idx").is_file() else str(word)
+def resolve_prefix(word: str | Path) -> str:
+    """Return the dataset prefix for a word: the word itself, or without its suffix .bin or .idx."""
+    prefix = str(word).removesuffix(".bin").removesuffix(".idx")
+    return prefix if Path(f"{prefix}.idx").is_file() and not Path(f"{word}.idx").is_file() else str(word)
 
 
 class IndexedTokens:
-    """The documents of one pair, mapped where they are used. Opening reads the index once and keeps nothing.
+    """Documents of one .bin/.idx dataset, memory-mapped on first use. Opening reads and checks the index.
 
     sidecar  dict|None, <prefix>.json
     """
 
     def __init__(self, prefix: str | Path) -> None:
-        """Open and check. FileNotFoundError, or ValueError where index and data do not fit each other."""
+        """Open and check. Raises FileNotFoundError, or ValueError if index and data are inconsistent."""
         self.prefix = str(prefix)
         self._index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (self._index, data):
             if not path.is_file():
-                raise FileNotFoundError(f"{path}: no such file; wanted the prefix of a .bin/.idx pair")
+                raise FileNotFoundError(f"{path}: no such file, expected the prefix of a .bin/.idx dataset")
         self.dtype, self.n_sequences, self.n_documents = _read_header(self._index)
         self.n_tokens, self._longest, in_order = _check_index(
             self._index, self.n_sequences, self.n_documents, self.dtype
         )
-        held = data.stat().st_size
-        wanted = self.n_tokens * self.dtype.itemsize
-        if held != wanted:
-            raise ValueError(f"{data}: holds {held:,} bytes, its index lists {wanted:,}; {REMEDY}")
+        n_bytes = data.stat().st_size
+        expected = self.n_tokens * self.dtype.itemsize
+        if n_bytes != expected:
+            raise ValueError(f"{data}: got {n_bytes:,} bytes, expected {expected:,} as in its index. {HINT}.")
         if not in_order:
-            raise ValueError(f"{self._index}: sequences do not lie one after another; {REMEDY}")
-        self.n_ids: int | None = None  # of the model that reads them, for `check_ids`
+            # readers compute spans from positions, and `tokens` assumes that there are no gaps
+            raise ValueError(f"{self._index}: got sequences that are not contiguous. {HINT}.")
+        self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
         self.sidecar: dict[str, Any] | None = None
-        if Path(f"{prefix}.json").is_file():  # another program writes none
+        if Path(f"{prefix}.json").is_file():  # other programs write none
             self.sidecar = read_sidecar(prefix)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
-        """Sent to another process, a pair is its name: the mapped files would be copied whole."""
+        """Pickle the prefix only: pickling the memory maps would copy the files."""
         return IndexedTokens, (self.prefix,)
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """All documents laid end to end, [n_tokens]: the .bin, mapped when first asked for."""
-        # an empty file cannot be mapped; a plain array because slices of a memmap are three times slower
+        """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access."""
+        # An empty file cannot be mapped. A view as plain ndarray: slicing a np.memmap is three times slower.
         if not self.n_tokens:
             return np.empty(0, self.dtype)
         return np.memmap(f"{self.prefix}.bin", self.dtype, mode="r").view(np.ndarray)
@@ -94,70 +96,74 @@ class IndexedTokens:
         return self._body[12 * self.n_sequences :][: 8 * self.n_documents + 8].view("<i8")
 
     def unmap(self) -> None:
-        """Close the mapped files, each of which is an open file; the next use maps them again."""
+        """Close the memory maps, which count as open files. The next access maps the files again."""
         for name in ("tokens", "_body", "_lengths", "_positions", "_boundaries"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def document_tokens(self) -> np.ndarray:
-        """Tokens of each document, int64 [n_documents]; read from the index when first asked for."""
+        """Tokens of each document, int64 [n_documents]; read from the index on first access."""
+        # boundaries are counted in sequences: difference the cumulative tokens at the boundaries
         ends = np.zeros(self.n_sequences + 1, dtype=np.int64)
         np.cumsum(self.sequence_tokens(), out=ends[1:])
         return np.diff(ends[self._boundaries])
 
     def sequence_tokens(self) -> np.ndarray:
-        """Tokens of each sequence, [n_sequences], read from the index; most documents are one sequence.
+        """Read the tokens of each sequence from the index: [n_sequences], uint16 if they fit, else int32.
 
-        uint16 where they fit, else int32.
+        In most datasets a document is a single sequence.
         """
-        found = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
-        for k, block in enumerate(_blocks(self._index, "<i4", HEADER.size, self.n_sequences)):
-            found[k * BLOCK : k * BLOCK + len(block)] = block
-        return found
+        lengths = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
+        for k, block in enumerate(_iter_blocks(self._index, "<i4", HEADER.size, self.n_sequences)):
+            lengths[k * BLOCK_NUMBERS : k * BLOCK_NUMBERS + len(block)] = block
+        return lengths
 
     def sequence_spans(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where sequences int [n] begin in `tokens`, and how many tokens they have: two int64 arrays [n]."""
+        """Return (start in `tokens`, number of tokens) of sequences int [n], each int64 [n]."""
         lengths = self._lengths[sequences].astype(np.int64)
         return self._positions[sequences] // self.dtype.itemsize, lengths
 
     def document_spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where documents int [n] begin in `tokens`, and how many tokens they have: two int64 arrays [n]."""
-        begins, ends = (self._starts(self._boundaries[documents + i]) for i in (0, 1))
+        """Return (start in `tokens`, number of tokens) of documents int [n], each int64 [n]."""
+        begins, ends = (self._sequence_starts(self._boundaries[documents + i]) for i in (0, 1))
         return begins, ends - begins
 
     def read(self, document: int, offset: int, n: int) -> np.ndarray:
-        """`n` tokens from `offset` in a document on, across ends of documents: [n], a view of the file."""
-        begin = self._start(document) + offset
+        """Return `n` tokens from `offset` in a document, across document ends: [n], a view of the file."""
+        begin = self._document_start(document) + offset
         if begin < 0 or begin + n > self.n_tokens:
             raise ValueError(
-                f"{self.prefix}: no {n} tokens from {begin:,} on, the file holds {self.n_tokens:,}"
+                f"{self.prefix}: no {n} tokens from {begin:,} on, the file has {self.n_tokens:,}"
             )
         return self.tokens[begin : begin + n]
 
-    def copied(self, begin: int, n: int) -> np.ndarray:
-        """As tokens[begin : begin + n], read, not mapped: what was read of a mapped file counts as held."""
+    def read_copy(self, begin: int, n: int) -> np.ndarray:
+        """Return a copy of tokens[begin : begin + n], read without a memory map.
+
+        Pages read through a memory map count as memory of the process.
+        """
         return np.fromfile(f"{self.prefix}.bin", self.dtype, n, offset=begin * self.dtype.itemsize)
 
     def check_ids(self, ids: np.ndarray) -> None:
-        """`check_ids` of some int64 ids of this dataset, where the number of a model's ids is known."""
+        """Check int64 ids of this dataset against the model's vocabulary size, if it is known."""
         if self.n_ids is not None:
             check_ids(ids, self.n_ids, self.prefix)
 
-    def document(self, i: int) -> np.ndarray:
-        """The tokens of document i, a view of the file."""
+    def get_document(self, i: int) -> np.ndarray:
+        """Return the tokens of document i, a view of the file."""
         if not 0 <= i < self.n_documents:
-            raise IndexError(f"{self.prefix}: no document {i}, the file holds {self.n_documents:,}")
-        return self.tokens[self._start(i) : self._start(i + 1)]
+            raise IndexError(f"{self.prefix}: no document {i}, the file has {self.n_documents:,}")
+        return self.tokens[self._document_start(i) : self._document_start(i + 1)]
 
-    def _starts(self, sequences: np.ndarray) -> np.ndarray:
-        """Token at which sequences begin; of the one after the last, where the file ends."""
+    def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
+        """Return the first token of each sequence; n_tokens for the number after the last sequence."""
         starts = np.full(len(sequences), self.n_tokens, dtype=np.int64)
-        there = sequences < self.n_sequences
-        starts[there] = self._positions[sequences[there]] // self.dtype.itemsize
+        inside = sequences < self.n_sequences
+        starts[inside] = self._positions[sequences[inside]] // self.dtype.itemsize
         return starts
 
-    def _start(self, document: int) -> int:
-        """Token at which a document begins; of the one after the last, where the file ends."""
+    def _document_start(self, document: int) -> int:
+        """Return the first token of a document; n_tokens for the number after the last document."""
         sequence = int(self._boundaries[document])
         if sequence == self.n_sequences:
             return self.n_tokens
@@ -165,8 +171,10 @@ class IndexedTokens:
 
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
-    """ValueError where one of some int64 ids is not in 0..n_ids - 1. `name`: what they are read from."""
-    if not ids.size or int(ids.view(np.uint64).max()) < n_ids:  # as unsigned, a negative one is very large
+    """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1. `name`: origin of the ids."""
+    if (
+        not ids.size or int(ids.view(np.uint64).max()) < n_ids
+    ):  # as unsigned, a negative id is very large: one comparison covers both ends
         return
     odd = int(ids[(ids < 0) | (ids >= n_ids)][0])
     raise ValueError(
@@ -176,45 +184,45 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """(dtype, sequences, documents) of an index whose size fits them."""
+    """Read (dtype, sequences, documents) of an index, and check its size against them."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(HEADER.size)
     if len(head) < HEADER.size:
-        raise ValueError(f"{path}: {size} bytes are no index; {REMEDY}")
+        raise ValueError(f"{path}: got {size} bytes, too few for an index. {HINT}.")
     magic, version, code, n, m = HEADER.unpack(head)
     if magic != MAGIC:
-        raise ValueError(f"{path}: begins with {magic!r}, an index begins with {MAGIC!r}")
+        raise ValueError(f"{path}: got {magic!r} at the start, expected {MAGIC!r}")
     if version != VERSION or code not in DTYPES:
         raise ValueError(
-            f"{path}: version {version} with dtype code {code}, wanted version 1 with integer tokens"
+            f"{path}: got version {version} with dtype code {code}, expected version 1 with integer tokens"
         )
-    wanted = HEADER.size + 12 * n + 8 * m
-    if size < wanted or m < 1:
-        raise ValueError(f"{path}: {size:,} bytes, its header promises {wanted:,}; {REMEDY}")
+    expected = HEADER.size + 12 * n + 8 * m  # int32 length and int64 position per sequence, int64 boundaries
+    if size < expected or m < 1:
+        raise ValueError(f"{path}: got {size:,} bytes, expected {expected:,} as in its header. {HINT}.")
     return DTYPES[code], n, m - 1
 
 
 def _check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:
-    """(tokens, longest sequence, whether sequences lie one after another).
+    """Return (tokens, longest sequence, whether sequences are contiguous).
 
-    ValueError for lengths or boundaries of no sense.
+    Raises ValueError for a negative length, or boundaries that do not ascend from 0 to n_sequences.
     """
     with path.open("rb") as file:
         n_tokens, longest, in_order, sound = _csrc.check_index(
             file.fileno(), HEADER.size, n_sequences, n_documents, dtype.itemsize
         )
     if not sound:
-        raise ValueError(f"{path}: lengths or document boundaries make no sense; {REMEDY}")
+        raise ValueError(f"{path}: got inconsistent lengths or document boundaries. {HINT}.")
     return n_tokens, longest, in_order
 
 
-def _blocks(path: Path, kind: str, offset: int, n: int) -> Iterator[np.ndarray]:
-    """`n` numbers of an index from a byte on, in blocks; each is overwritten by the next."""
-    held = np.empty(min(n, BLOCK), dtype=kind)
+def _iter_blocks(path: Path, kind: str, offset: int, n: int) -> Iterator[np.ndarray]:
+    """Yield `n` numbers of an index from byte `offset`, in blocks. All blocks share one buffer."""
+    buffer = np.empty(min(n, BLOCK_NUMBERS), dtype=kind)
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
-        for first in range(0, n, BLOCK):
-            block = held[: n - first]
+        for first in range(0, n, BLOCK_NUMBERS):
+            block = buffer[: n - first]
             file.readinto(block.view(np.uint8))
             yield block

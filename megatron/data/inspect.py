@@ -1,4 +1,4 @@
-"""What is in a .bin/.idx pair, and whether it is whole."""
+"""Statistics and verification of a .bin/.idx dataset."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ BLOCK_DOCUMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Counts of one pair. `histogram`: (least length, documents) for lengths of 2^k to 2^(k+1) - 1."""
+class LengthSummary:
+    """Document lengths of a dataset. `histogram`: (minimum, documents) for lengths 2^k to 2^(k+1) - 1."""
 
     n_documents: int
     n_tokens: int
@@ -28,125 +28,137 @@ class Summary:
     histogram: list[tuple[int, int]]
 
 
-def summarise(pair: IndexedTokens) -> Summary:
-    """Count a pair's documents by length; memory does not grow with their number."""
-    lengths, counts = _lengths(pair)
+def summarize_lengths(dataset: IndexedTokens) -> LengthSummary:
+    """Summarize the document lengths of a dataset. Memory does not grow with the number of documents."""
+    lengths, counts = _count_lengths(dataset)
     if not len(lengths):
-        return Summary(0, 0, pair.dtype.name, 0, 0, 0.0, 0.0, [])
-    n, upto = pair.n_documents, np.cumsum(counts)
+        return LengthSummary(0, 0, dataset.dtype.name, 0, 0, 0.0, 0.0, [])
+    # median from the counts: the documents of ranks (n - 1) / 2 and n / 2 in ascending order of length
+    n, upto = dataset.n_documents, np.cumsum(counts)
     middle = [int(lengths[np.searchsorted(upto, rank, side="right")]) for rank in ((n - 1) // 2, n // 2)]
+    # bin 0: empty documents; bin k > 0: lengths 2^(k - 1) to 2^k - 1
     bins = np.floor(np.log2(np.maximum(lengths, 1))).astype(int) + 1
     bins[lengths == 0] = 0
     histogram = [
         (0 if k == 0 else 2 ** (k - 1), int(counts[bins == k].sum())) for k in np.unique(bins).tolist()
     ]
-    return Summary(
+    return LengthSummary(
         n_documents=n,
-        n_tokens=pair.n_tokens,
-        dtype=pair.dtype.name,
+        n_tokens=dataset.n_tokens,
+        dtype=dataset.dtype.name,
         shortest=int(lengths[0]),
         longest=int(lengths[-1]),
-        mean=pair.n_tokens / n,
+        mean=dataset.n_tokens / n,
         median=sum(middle) / 2,
         histogram=histogram,
     )
 
 
-def _lengths(pair: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths that documents have, rising, and how many have each."""
+def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct document lengths, ascending, and the number of documents of each."""
     lengths = counts = np.zeros(0, dtype=np.int64)
-    for _, part in _documents(pair):
-        found, n_found = np.unique(part, return_counts=True)
-        lengths, place = np.unique(np.concatenate([lengths, found]), return_inverse=True)
-        counts = np.bincount(place, np.concatenate([counts, n_found])).astype(np.int64)
+    for _, part in _iter_document_spans(dataset):
+        part_lengths, part_counts = np.unique(part, return_counts=True)
+        # merge the block into the sorted distinct lengths; their number is bounded by the longest document
+        lengths, index = np.unique(np.concatenate([lengths, part_lengths]), return_inverse=True)
+        counts = np.bincount(index, np.concatenate([counts, part_counts])).astype(np.int64)
     return lengths, counts
 
 
-def _documents(pair: IndexedTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(where each begins in the tokens, its length) of some documents at a time."""
-    for first in range(0, pair.n_documents, BLOCK_DOCUMENTS):
-        numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, pair.n_documents))
-        yield pair.document_spans(numbers)
+def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (start in the tokens, length) of documents, in blocks."""
+    for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
+        numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents))
+        yield dataset.document_spans(numbers)
 
 
-def faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None) -> Iterator[str]:
-    """Every invariant that a pair breaks, a sentence each; none: it is whole.
+def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None) -> Iterator[str]:
+    """Yield a message for every violated invariant; none for an intact dataset.
 
-    Opening checks the index against itself and against the size of the data; this reads both files through:
-    sums and counts against the sidecar, every id against the tokenizer's vocabulary, the end of every
-    document. `advance` hears of the bytes as they are read. Raises what opening raises.
+    Opening checks the consistency of the index and the size of the data. This function reads both files
+    completely. It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
+    and the last token of every document. `advance` is called with the number of bytes read. Raises the errors
+    of `IndexedTokens`.
     """
-    pair = IndexedTokens(prefix)
-    if pair.sidecar is None:
-        yield f"{prefix}.json: no sidecar; sums and vocabulary cannot be checked"
-    told = pair.sidecar or {}
-    sums = told.get("sha256") or {}
-    if pair.sidecar is not None and not {"bin", "idx"} <= set(sums):
-        yield f"{prefix}.json: has no sums; what was changed since cannot be told"
-    yield from _wrong_counts(pair, told)
+    dataset = IndexedTokens(prefix)
+    if dataset.sidecar is None:
+        yield f"{prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
+    sidecar = dataset.sidecar or {}
+    sums = sidecar.get("sha256") or {}
+    if dataset.sidecar is not None and not {"bin", "idx"} <= set(sums):
+        yield f"{prefix}.json: no hashes; later changes cannot be detected"
+    yield from _find_wrong_counts(dataset, sidecar)
     with Path(f"{prefix}.idx").open("rb") as file:
         if "idx" in sums and hashlib.file_digest(file, "sha256").hexdigest() != sums["idx"]:
-            yield f"{prefix}.idx: its sum is not the sidecar's; the file has changed"
-    yield from _wrong_tokens(pair, told, sums.get("bin"), advance)
+            yield f"{prefix}.idx: its hash differs from the sidecar's; the file has changed"
+    yield from _find_wrong_tokens(dataset, sidecar, sums.get("bin"), advance)
 
 
-def _wrong_counts(pair: IndexedTokens, told: dict[str, Any]) -> Iterator[str]:
-    """What the sidecar says of documents and is not so."""
-    lengths, counts = _lengths(pair)
-    ends = bool(told.get("append_eod"))
-    found = {
-        "documents": pair.n_documents,
-        "tokens": pair.n_tokens,
-        "dtype": pair.dtype.name,
+def _find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for every count of the sidecar that the files contradict."""
+    lengths, counts = _count_lengths(dataset)
+    ends = bool(sidecar.get("append_eod"))
+    actual = {
+        "documents": dataset.n_documents,
+        "tokens": dataset.n_tokens,
+        "dtype": dataset.dtype.name,
         "longest_document": int(lengths.max(initial=0)),
         "empty_documents": int(counts[lengths == int(ends)].sum()),
     }
-    for name, value in found.items():
-        if name in told and told[name] != value:
-            yield f"{pair.prefix}.json: says {told[name]} {name}, the pair has {value}"
+    for name, value in actual.items():
+        if name in sidecar and sidecar[name] != value:
+            yield f"{dataset.prefix}.json: got {sidecar[name]} for {name}, expected {value} as in the files"
 
 
-def _wrong_tokens(
-    pair: IndexedTokens, told: dict[str, Any], wanted: str | None, advance: Callable[[int], object]
+def _find_wrong_tokens(
+    dataset: IndexedTokens,
+    sidecar: dict[str, Any],
+    expected_sha256: str | None,
+    advance: Callable[[int], object],
 ) -> Iterator[str]:
-    """One walk through the data: its sum, and ids that no token has."""
-    tokenizer = told.get("tokenizer") or {}
-    n_known, eod = tokenizer.get("n_tokens"), tokenizer.get("eod_id") if told.get("append_eod") else None
+    """Read the data once; check its hash, the range of ids and the last token of each document."""
+    tokenizer = sidecar.get("tokenizer") or {}
+    vocab_size, eod = (
+        tokenizer.get("n_tokens"),
+        tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
+    )
     sum_, least, most = hashlib.sha256(), 0, -1
-    ends, n_ended, odd = _Ends(pair), 0, None
-    for begin in range(0, pair.n_tokens, BLOCK_TOKENS):
-        ids = pair.copied(begin, BLOCK_TOKENS)
+    ends, n_ended, odd = _DocumentEnds(dataset), 0, None
+    for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
+        ids = dataset.read_copy(begin, BLOCK_TOKENS)
         sum_.update(ids.data)
         least, most = min(least, int(ids.min())), max(most, int(ids.max()))
         if eod is not None and odd is None:
-            here = ends.upto(begin + len(ids))
-            wrong = np.flatnonzero(ids[here - 1 - begin] != eod)
+            block_ends = ends.pop_until(begin + len(ids))
+            # the last token of a document that ends in this block is in this block, at end - 1
+            wrong = np.flatnonzero(ids[block_ends - 1 - begin] != eod)
             odd = n_ended + int(wrong[0]) if len(wrong) else None
-            n_ended += len(here)
+            n_ended += len(block_ends)
         advance(ids.nbytes)
-    if wanted is not None and sum_.hexdigest() != wanted:
-        yield f"{pair.prefix}.bin: its sum is not the sidecar's; the file has changed"
-    if n_known is not None and most >= n_known:
-        yield f"{pair.prefix}.bin: id {most} is past the tokenizer's {n_known}"
+    if expected_sha256 is not None and sum_.hexdigest() != expected_sha256:
+        yield f"{dataset.prefix}.bin: its hash differs from the sidecar's; the file has changed"
+    if vocab_size is not None and most >= vocab_size:
+        yield f"{dataset.prefix}.bin: got id {most}, expected ids below the tokenizer's {vocab_size}"
     if least < 0:
-        yield f"{pair.prefix}.bin: id {least} is negative"
+        yield f"{dataset.prefix}.bin: got negative id {least}"
     if odd is not None:
-        yield f"{pair.prefix}.bin: document {odd} does not end with id {eod}, as the sidecar says of all"
+        yield f"{dataset.prefix}.bin: document {odd} does not end with id {eod} as in the sidecar"
 
 
-class _Ends:
-    """Where documents with tokens end, in order, without holding all of it."""
+class _DocumentEnds:
+    """Ends of non-empty documents, in order, in bounded memory."""
 
-    def __init__(self, pair: IndexedTokens) -> None:
-        self.more = (begins[n > 0] + n[n > 0] for begins, n in _documents(pair))
-        self.held = np.zeros(0, dtype=np.int64)
+    def __init__(self, dataset: IndexedTokens) -> None:
+        self._blocks = (begins[n > 0] + n[n > 0] for begins, n in _iter_document_spans(dataset))
+        self._pending = np.zeros(0, dtype=np.int64)
 
-    def upto(self, token: int) -> np.ndarray:
-        """The next ones, up to `token`."""
-        while not len(self.held) or self.held[-1] <= token:
-            if (block := next(self.more, None)) is None:
+    def pop_until(self, token: int) -> np.ndarray:
+        """Return and remove the ends up to and including `token`."""
+        while not len(self._pending) or self._pending[-1] <= token:
+            if (block := next(self._blocks, None)) is None:
                 break
-            self.held = np.concatenate([self.held, block])
-        n = int(np.searchsorted(self.held, token, side="right"))
-        found, self.held = self.held[:n], self.held[n:]
-        return found
+            self._pending = np.concatenate([self._pending, block])
+        # `_pending` now contains an end after `token`, or all remaining ends
+        n = int(np.searchsorted(self._pending, token, side="right"))
+        ends, self._pending = self._pending[:n], self._pending[n:]
+        return ends

@@ -1,4 +1,4 @@
-"""Text of a machine without a network: Python's standard library and the sources of installed packages."""
+"""Text that is available offline: Python's standard library and the sources of installed packages."""
 
 import base64
 import csv
@@ -15,30 +15,30 @@ from importlib import metadata
 from pathlib import Path
 
 PYTHON = "python"
-# The packages of requirements.txt that every training run and every fit import: where a study can run, these
-# are installed. With the standard library they hold 50 MB within the limits below, twice what the longest
-# study on two cores reads. Larger packages are mostly generated (plotly) or near copies (transformers).
+# Packages of requirements.txt that every training run and every fit imports, so every machine for studies has
+# them. With the standard library they have 50 MB within the limits below, twice what the longest study on two
+# cores reads. Larger packages are mostly generated code (plotly) or near copies (transformers).
 PACKAGES = ("torch", "numpy", "scipy")
-LOCAL = (PYTHON, *PACKAGES)
-# Longer files are mostly tables and generated code, and a few of them would make the mean loss of a held-out
-# text depend on which were drawn; shorter ones are empty __init__.py or a licence line.
+LOCAL_SOURCES = (PYTHON, *PACKAGES)
+# Longer files are mostly tables and generated code; a few of them would make the mean loss of held-out text
+# depend on the draw. Shorter files are empty __init__.py or a licence line.
 MIN_BYTES, MAX_BYTES = 256, 65_536
 REASONS = ("too_large", "too_small", "not_utf8", "unreadable", "unverified", "copies")
-TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python leave these out
+TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
 
 
 @dataclass(frozen=True)
 class LocalText:
-    """Documents as (source, text) in a fixed order, and what was left out by source."""
+    """Documents as (source, text) in a fixed order, and skipped files by source."""
 
     documents: list[tuple[str, str]]
     skipped: dict[str, dict[str, int]]  # source -> one of REASONS -> files
-    missing: dict[str, str]  # source -> why it gives no text
+    missing: dict[str, str]  # source -> why it has no text
 
 
 @dataclass
-class _Reader:
-    """Reads files once, counts those that are left out, and keeps the first of equal texts."""
+class _SourceReader:
+    """Collect the texts of files, count skipped files, and keep the first of equal texts."""
 
     entries: list[tuple[bytes, str, str]] = field(default_factory=list)
     digests: set[bytes] = field(default_factory=set)
@@ -58,25 +58,27 @@ class _Reader:
             skipped["copies"] += 1
             return
         self.digests.add(digest)
-        self.entries.append((digest[8:], source, text))  # the first 8 bytes decide which side of the split
+        self.entries.append((digest[8:], source, text))  # sort key: bytes 0 to 7 select the side of the split
 
 
-def read_local_text(sources: Sequence[str] = LOCAL) -> LocalText:
+def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> LocalText:
     """Read the .py files of `sources`: "python" is the standard library, others are installed packages.
 
-    The order is that of bytes 8 to 31 of each text's sha256: random for a reader, the same on all machines
-    with the same versions, and independent of the first 8 bytes, which decide whether a document is held
-    out. Equal texts count for the first source. A file of a package is read only if it has the sha256 that
-    the installer recorded. What cannot be read is counted, and a source without any text is in `missing`.
+    Documents are sorted by bytes 8 to 31 of their sha256: a pseudorandom order, equal on all machines with
+    the same versions, and independent of the first 8 bytes, which decide whether a document is held out.
+    Equal texts count for the first source. A file of a package is read only if it has the sha256 that the
+    installer recorded. Unreadable files are counted, and a source without any text is in `missing`.
     """
-    reader = _Reader()
+    reader = _SourceReader()
     skipped: dict[str, dict[str, int]] = {}
     missing: dict[str, str] = {}
     for source in sources:
         counts = dict.fromkeys(REASONS, 0)
         n_before = len(reader.entries)
         try:
-            for path, recorded in _standard_library() if source == PYTHON else _package_files(source):
+            for path, recorded in (
+                _iter_standard_library() if source == PYTHON else _iter_package_files(source)
+            ):
                 reader.read(source, path, recorded, counts)
         except LookupError as error:
             missing[source] = str(error.args[0])
@@ -92,7 +94,7 @@ def read_local_text(sources: Sequence[str] = LOCAL) -> LocalText:
 
 
 def installed_version(source: str) -> str | None:
-    """The version of a package or of Python, None where there is none."""
+    """Return the version of a package or of Python, None if it is not installed."""
     if source == PYTHON:
         return platform.python_version()
     try:
@@ -102,7 +104,7 @@ def installed_version(source: str) -> str | None:
 
 
 def describe_sources(sources: Sequence[str]) -> str:
-    """'the standard library of Python 3.11.7 and the sources of torch 2.13.0 and numpy 2.4.6'."""
+    """Describe sources: 'the standard library of Python 3.11.7 and the sources of torch 2.13.0'."""
     parts = [f"the standard library of Python {installed_version(PYTHON)}"] if PYTHON in sources else []
     names = [f"{name} {installed_version(name)}" for name in sources if name != PYTHON]
     if names:
@@ -112,7 +114,7 @@ def describe_sources(sources: Sequence[str]) -> str:
 
 
 def _read_file(path: Path, recorded: str | None) -> tuple[bytes, str]:
-    """The bytes and "", or b"" and why the file is left out. `recorded`: its sha256 as a RECORD has it."""
+    """Return the bytes and "", or b"" and a reason to skip the file. `recorded`: sha256 as in RECORD."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a folder named x.py, a pipe that would block
@@ -131,12 +133,12 @@ def _read_file(path: Path, recorded: str | None) -> tuple[bytes, str]:
     return raw, ""
 
 
-def _standard_library() -> Iterator[tuple[Path, None]]:
-    """Modules that every Python of this version has: no tests, no build settings, no site-packages."""
+def _iter_standard_library() -> Iterator[tuple[Path, None]]:
+    """Yield the modules that every Python of this version has: no tests, build settings or site-packages."""
     root = sysconfig.get_path("stdlib")
     if not os.path.isdir(root):
         raise LookupError(f"{root} is not a folder of sources")
-    for place, folders, names in os.walk(root):  # links to folders are not followed, so no loop is entered
+    for place, folders, names in os.walk(root):  # os.walk does not follow links, so there are no loops
         if place == root:
             folders[:] = [name for name in folders if name in sys.stdlib_module_names]
             names = [name for name in names if name.removesuffix(".py") in sys.stdlib_module_names]
@@ -144,17 +146,17 @@ def _standard_library() -> Iterator[tuple[Path, None]]:
         yield from ((Path(place, name), None) for name in names if name.endswith(".py"))
 
 
-def _package_files(name: str) -> Iterator[tuple[Path, str]]:
-    """The .py files of an installed wheel with their recorded sha256, "" where none is recorded.
+def _iter_package_files(name: str) -> Iterator[tuple[Path, str]]:
+    """Yield the .py files of an installed wheel with their recorded sha256, "" if none is recorded.
 
-    LookupError for a package that is not installed, is installed in place, or has no list of files.
+    Raises LookupError for a package that is not installed, is an editable install, or has no list of files.
     """
     try:
         package = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         raise LookupError("not installed") from None
     if installed_version(name) is None:
-        raise LookupError("its metadata have no version")
+        raise LookupError("its metadata has no version")
     try:
         origin = json.loads(package.read_text("direct_url.json") or "{}")
         files = package.files
@@ -162,7 +164,7 @@ def _package_files(name: str) -> Iterator[tuple[Path, str]]:
         raise LookupError(f"its metadata cannot be read: {error}") from error
     directory = origin.get("dir_info") if isinstance(origin, dict) else None
     if isinstance(directory, dict) and directory.get("editable"):
-        raise LookupError("an editable install, whose files are not those of a release")
+        raise LookupError("an editable install, whose files are not from a release")
     if files is None:
         raise LookupError("installed without a list of its files (RECORD)")
     for file in files:

@@ -1,4 +1,4 @@
-"""Join .bin/.idx pairs into one, in order, without holding more than a block of them in memory."""
+"""Merge .bin/.idx datasets into one, in order, with one block in memory at a time."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,123 +9,142 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from megatron.config.sidecar import EodUse, eod_use
-from megatron.data.indexed import IndexedTokens, prefix_of
+from megatron.config.sidecar import EodUse, parse_eod_use
+from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.output_names import check_free, dataset_files
+from megatron.data.output_names import check_not_exists, dataset_files
 from megatron.log import get_logger
 
 log = get_logger(__name__)
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 1 << 18
-DOCUMENTS_AHEAD = 1 << 12  # as many of them as may be a block
-SEEN_DOCUMENTS = 1000
+LOOKAHEAD_DOCUMENTS = 1 << 12  # maximum documents per block
+SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
 
 
 @dataclass(frozen=True)
-class Merged:
-    """What is in the output. `is_new`: whether it was written now."""
+class MergeResult:
+    """Counts of the output. `is_new`: whether this call has written it."""
 
     n_documents: int
     n_tokens: int
     is_new: bool
 
 
-def merge(prefixes: Sequence[str], output: Path, mixed_eod: bool = False, overwrite: bool = False) -> Merged:
-    """Write the documents of all pairs, one pair after another, as one.
+def merge_datasets(
+    prefixes: Sequence[str], output: Path, mixed_eod: bool = False, overwrite: bool = False
+) -> MergeResult:
+    """Write the documents of all datasets, one dataset after another, as one dataset.
 
-    mixed_eod   join pairs although their documents end differently; the sidecar then tells no end for all
+    mixed_eod   allow datasets whose documents end differently; the sidecar then has no end token for all
 
-    An output that is there, made of the same pairs, is left as it is.
+    An existing output from the same datasets stays unchanged.
 
-    Raises FileNotFoundError or ValueError for a pair that cannot be read, and ValueError where two were
-    made by different tokenizers or in different dtypes or end their documents differently, where the output
-    is one of the inputs, or is there and not to be overwritten.
+    Raises FileNotFoundError or ValueError for a dataset that cannot be read. Raises ValueError if tokenizers,
+    dtypes or ends of documents differ, if the output is one of the inputs, or if it exists and `overwrite` is
+    false.
     """
-    pairs = [IndexedTokens(prefix_of(prefix)) for prefix in prefixes]
-    if any(Path(pair.prefix).resolve() == output.resolve() for pair in pairs):
-        raise ValueError(f"{output}: is one of the inputs; choose another name")
-    for pair in pairs[1:]:
-        if pair.dtype != pairs[0].dtype:
+    datasets = [IndexedTokens(resolve_prefix(prefix)) for prefix in prefixes]
+    if any(Path(dataset.prefix).resolve() == output.resolve() for dataset in datasets):
+        raise ValueError(f"{output}: is one of the inputs. Choose another name.")
+    for dataset in datasets[1:]:
+        if dataset.dtype != datasets[0].dtype:
             raise ValueError(
-                f"{pair.prefix}: holds {pair.dtype}, {pairs[0].prefix} {pairs[0].dtype}; tokenise them alike"
+                f"{dataset.prefix}: got {dataset.dtype}, expected {datasets[0].dtype} as in "
+                f"{datasets[0].prefix}. Tokenise them with the same settings."
             )
-        sums = [_tokenizer(one).get("sha256") for one in (pairs[0], pair)]
+        sums = [_tokenizer_meta(other).get("sha256") for other in (datasets[0], dataset)]
         if not all(sums):
-            unknown = pair if sums[0] else pairs[0]
+            unknown = dataset if sums[0] else datasets[0]
             log.warning(
-                "%s: no sidecar names its tokenizer; see that it is that of the others", unknown.prefix
+                "%s: its tokenizer is unknown, no sidecar names it; make sure that it is that of the others",
+                unknown.prefix,
             )
         elif sums[0] != sums[1]:
             raise ValueError(
-                f"{pair.prefix}: made by another tokenizer than {pairs[0].prefix}; tokenise them alike"
+                f"{dataset.prefix}: got another tokenizer than {datasets[0].prefix}. "
+                "Tokenise them with the same tokenizer."
             )
-    use = _common_eod(pairs, mixed_eod)
-    origins = [origin(pair) for pair in pairs]
-    if is_made_of(output, {"merged_from": origins}):
-        there = IndexedTokens(output)
-        return Merged(there.n_documents, there.n_tokens, is_new=False)
+    use = _find_common_eod(datasets, mixed_eod)
+    origins = [describe_origin(dataset) for dataset in datasets]
+    if is_built_from(output, {"merged_from": origins}):
+        existing = IndexedTokens(output)
+        return MergeResult(existing.n_documents, existing.n_tokens, is_new=False)
     if not overwrite:
-        check_free(*dataset_files(output))
-    about: dict[str, Any] = {"merged_from": origins}
-    if known := next((_tokenizer(pair) for pair in pairs if _tokenizer(pair)), None):
-        ends = [_tokenizer(pair).get("eod_id") for pair in pairs if _tokenizer(pair)]
-        if use is None and len(set(ends)) > 1:  # then none of them is that of all
-            known = {name: value for name, value in known.items() if not name.startswith("eod_")}
-        about["tokenizer"] = known
-    told = [pair.sidecar or {} for pair in pairs]
-    for name in ("append_eod", "special_text", "json_key"):  # what is so of all
-        if name == "append_eod" and use is None and len({str(eod_use(one)) for one in told}) > 1:
-            continue  # they end differently
-        if name in told[0] and all(one.get(name) == told[0][name] for one in told):
-            about[name] = told[0][name]
-    if "append_eod" in about and all("empty_documents" in one for one in told):
-        about["empty_documents"] = sum(one["empty_documents"] for one in told)
-    total = sum(pair.n_tokens for pair in pairs)
-    with (
-        tqdm(total=total, unit=" tokens", unit_scale=True, disable=None, desc="joining") as bar,
-        IndexedWriter(output, pairs[0].dtype, about) as writer,
+        check_not_exists(*dataset_files(output))
+    meta: dict[str, Any] = {"merged_from": origins}
+    if tokenizer := next(
+        (_tokenizer_meta(dataset) for dataset in datasets if _tokenizer_meta(dataset)), None
     ):
-        for pair in pairs:
-            for first in range(0, pair.n_documents, BLOCK_DOCUMENTS):
-                chosen = np.arange(first, min(first + BLOCK_DOCUMENTS, pair.n_documents))
-                append(pair, chosen, writer, bar.update)
-    return Merged(writer.n_documents, writer.n_tokens, is_new=True)
+        ends = [_tokenizer_meta(dataset).get("eod_id") for dataset in datasets if _tokenizer_meta(dataset)]
+        if use is None and len(set(ends)) > 1:  # no end token is valid for all documents
+            tokenizer = {name: value for name, value in tokenizer.items() if not name.startswith("eod_")}
+        meta["tokenizer"] = tokenizer
+    sidecars = [dataset.sidecar or {} for dataset in datasets]
+    for name in ("append_eod", "special_text", "json_key"):  # keep entries that all sidecars share
+        if (
+            name == "append_eod"
+            and use is None
+            and len({str(parse_eod_use(sidecar)) for sidecar in sidecars}) > 1
+        ):
+            continue  # they end differently
+        if name in sidecars[0] and all(sidecar.get(name) == sidecars[0][name] for sidecar in sidecars):
+            meta[name] = sidecars[0][name]
+    if "append_eod" in meta and all("empty_documents" in sidecar for sidecar in sidecars):
+        meta["empty_documents"] = sum(sidecar["empty_documents"] for sidecar in sidecars)
+    total = sum(dataset.n_tokens for dataset in datasets)
+    with (
+        tqdm(total=total, unit=" tokens", unit_scale=True, disable=None, desc="merging") as bar,
+        IndexedWriter(output, datasets[0].dtype, meta) as writer,
+    ):
+        for dataset in datasets:
+            for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
+                numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents))
+                copy_documents(dataset, numbers, writer, bar.update)
+    return MergeResult(writer.n_documents, writer.n_tokens, is_new=True)
 
 
-def is_made_of(output: Path, about: dict[str, Any]) -> bool:
-    """Whether a whole dataset is there whose sidecar says what `about` does, with the sums of its origins."""
+def is_built_from(output: Path, meta: dict[str, Any]) -> bool:
+    """Return whether a complete dataset exists whose sidecar has the entries `meta` with hashes."""
     try:
         sidecar = IndexedTokens(output).sidecar or {}
     except (OSError, ValueError):
         return False
-    content = json.loads(json.dumps(about))
+    content = json.loads(json.dumps(meta))  # as it would be read back: tuples become lists
     origins = content.get("merged_from") or [content.get("subset_of")]
-    return all(one and one["sha256"] for one in origins) and content.items() <= sidecar.items()
+    return all(origin and origin["sha256"] for origin in origins) and content.items() <= sidecar.items()
 
 
-def _common_eod(pairs: Sequence[IndexedTokens], mixed_eod: bool) -> EodUse | None:
-    """How the documents of all pairs end; None where they differ, as `mixed_eod` allows, or nothing shows it.
+def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodUse | None:
+    """Return how the documents of all datasets end; None if it differs (with `mixed_eod`) or is unknown.
 
-    ValueError where they differ and may not.
+    Raises ValueError if it differs without `mixed_eod`.
     """
-    uses = [eod_use(pair.sidecar) for pair in pairs]
-    known = next((i for i, use in enumerate(uses) if use is not None), None)
-    named = next((i for i, pair in enumerate(pairs) if _tokenizer(pair).get("eod_id") is not None), None)
-    likely = None if named is None else _tokenizer(pairs[named])["eod_id"]
-    for i, pair in enumerate(pairs):
+    # 1. what the sidecars state; 2. for datasets without one, what the last tokens show
+    uses = [parse_eod_use(dataset.sidecar) for dataset in datasets]
+    first_known = next((i for i, use in enumerate(uses) if use is not None), None)
+    named = next(
+        (i for i, dataset in enumerate(datasets) if _tokenizer_meta(dataset).get("eod_id") is not None), None
+    )
+    likely = None if named is None else _tokenizer_meta(datasets[named])["eod_id"]
+    for i, dataset in enumerate(datasets):
         if uses[i] is None:
-            uses[i] = observed_eod(pair, likely)
-    first = next((i for i, use in enumerate(uses) if use is not None), None) if known is None else known
+            uses[i] = detect_eod(dataset, likely)
+    first = (
+        next((i for i, use in enumerate(uses) if use is not None), None)
+        if first_known is None
+        else first_known
+    )
     if first is None:
         return None
-    for pair, use in zip(pairs, uses, strict=True):
+    for dataset, use in zip(datasets, uses, strict=True):
         if use is None:
             log.warning(
-                "%s: nothing shows how its documents end; see that it is as in the others", pair.prefix
+                "%s: the end of its documents is unknown; make sure that it is as in the others",
+                dataset.prefix,
             )
         elif use != uses[first]:
-            words = f"{pair.prefix}: got {use}, expected {uses[first]} as in {pairs[first].prefix}."
+            words = f"{dataset.prefix}: got {use}, expected {uses[first]} as in {datasets[first].prefix}."
             if not mixed_eod:
                 raise ValueError(
                     f"{words} Tokenise both with the same --append-eod and --eod-token, or give --mixed-eod."
@@ -135,14 +154,16 @@ def _common_eod(pairs: Sequence[IndexedTokens], mixed_eod: bool) -> EodUse | Non
     return uses[first] if same else None
 
 
-def observed_eod(pair: IndexedTokens, likely: int | None) -> EodUse | None:
-    """How the documents of a pair without a sidecar end, by the last tokens of up to SEEN_DOCUMENTS of them.
+def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:
+    """Detect how documents end without a sidecar, from the last tokens of up to SAMPLED_DOCUMENTS documents.
 
-    likely   the id that should end them. Without it the id that ends all of several documents.
+    likely   the expected end id. None: the id that ends all of several documents, if there is one.
     """
-    n = pair.n_documents
-    begins, lengths = pair.document_spans(np.unique(np.linspace(0, n - 1, SEEN_DOCUMENTS).astype(np.int64)))
-    last = pair.tokens[(begins + lengths - 1)[lengths > 0]] if n else np.empty(0)
+    n = dataset.n_documents
+    begins, lengths = dataset.document_spans(
+        np.unique(np.linspace(0, n - 1, SAMPLED_DOCUMENTS).astype(np.int64))
+    )
+    last = dataset.tokens[(begins + lengths - 1)[lengths > 0]] if n else np.empty(0)
     if not len(last):
         return None
     if likely is not None:
@@ -150,35 +171,36 @@ def observed_eod(pair: IndexedTokens, likely: int | None) -> EodUse | None:
     return EodUse(int(last[0])) if len(last) > 1 and bool((last == last[0]).all()) else None
 
 
-def append(
-    pair: IndexedTokens,
-    chosen: np.ndarray,
+def copy_documents(
+    dataset: IndexedTokens,
+    documents: np.ndarray,
     writer: IndexedWriter,
     advance: Callable[[int], object] = lambda n_tokens: None,
 ) -> None:
-    """Write documents of a pair, `chosen` int64 rising; `advance` hears of the tokens of each block."""
+    """Copy documents, int64 ascending, of a dataset; call `advance` with the tokens of each block."""
     begin = 0
-    while begin < len(chosen):
-        begins, lengths = pair.document_spans(chosen[begin : begin + DOCUMENTS_AHEAD])
+    while begin < len(documents):
+        begins, lengths = dataset.document_spans(documents[begin : begin + LOOKAHEAD_DOCUMENTS])
         sizes = np.cumsum(lengths)
+        # as many documents as fit into BLOCK_TOKENS, and at least one
         n = max(1, int(np.searchsorted(sizes, BLOCK_TOKENS, side="right")))
-        part, total = chosen[begin : begin + n], int(sizes[n - 1])
+        part, total = documents[begin : begin + n], int(sizes[n - 1])
         if not total:
-            ids = np.empty(0, pair.dtype)
-        elif part[-1] - part[0] == n - 1:  # one after another: no need to gather
-            ids = pair.copied(int(begins[0]), total)
+            ids = np.empty(0, dataset.dtype)
+        elif part[-1] - part[0] == n - 1:  # consecutive: a single read, no gather
+            ids = dataset.read_copy(int(begins[0]), total)
         else:
-            ids = np.concatenate([pair.document(i) for i in part.tolist()])
+            ids = np.concatenate([dataset.get_document(i) for i in part.tolist()])
         writer.add_documents(ids, lengths[:n])
         advance(total)
         begin += n
 
 
-def _tokenizer(pair: IndexedTokens) -> dict[str, Any]:
-    return (pair.sidecar or {}).get("tokenizer") or {}
+def _tokenizer_meta(dataset: IndexedTokens) -> dict[str, Any]:
+    return (dataset.sidecar or {}).get("tokenizer") or {}
 
 
-def origin(pair: IndexedTokens) -> dict[str, Any]:
-    """What a sidecar says of a pair that another was made from."""
-    told = {"path": Path(pair.prefix).name, "documents": pair.n_documents, "tokens": pair.n_tokens}
-    return told | {"sha256": (pair.sidecar or {}).get("sha256")}
+def describe_origin(dataset: IndexedTokens) -> dict[str, Any]:
+    """Return the entry for a source dataset in the sidecar of a derived dataset."""
+    entry = {"path": Path(dataset.prefix).name, "documents": dataset.n_documents, "tokens": dataset.n_tokens}
+    return entry | {"sha256": (dataset.sidecar or {}).get("sha256")}

@@ -1,8 +1,8 @@
-"""A shuffle without an array: where position i of an epoch goes, computed from a key.
+"""Keyed permutation of 0..n-1 without an array.
 
-A Feistel network permutes the numbers of 2b bits; walking along its cycle until the number is below n makes
-it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). b is the
-least that fits, so that a walk takes fewer than 4 steps on average.
+A Feistel network permutes the numbers of 2b bits. Cycle walking, that is applying it until the result is
+below n, makes it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+b is the smallest value with 2^(2b) >= n, so that a walk takes fewer than 4 steps on average.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ PLAIN_MIX, WORD = int(MIX), (1 << 64) - 1
 
 
 class Permutation:
-    """The permutation of 0..n-1 that belongs to a key of whole numbers."""
+    """Permutation of 0..n-1 that a key of integers selects."""
 
     def __init__(self, n: int, key: Sequence[int]) -> None:
-        assert n >= 1, "nothing to permute"
+        assert n >= 1, "expected n >= 1"
         self.n = n
+        # b = half: bits per side of the Feistel network, the smallest with 2^(2b) >= n
         half = max(1, ((n - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
         self._mask = np.uint64((1 << half) - 1)
@@ -29,34 +30,35 @@ class Permutation:
         self._plain_keys = self._keys.tolist()
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Where positions (int64, any shape, 0 <= position < n) go; the same shape."""
+        """Map positions (int64, any shape, 0 <= position < n); the result has the same shape."""
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
-        x = self._network(x.reshape(-1))
+        x = self._apply_rounds(x.reshape(-1))
         outside = np.flatnonzero(x >= self.n)
-        while len(outside):
-            x[outside] = self._network(x[outside])
+        while len(outside):  # cycle walking, for the values that are still outside 0..n-1
+            x[outside] = self._apply_rounds(x[outside])
             outside = outside[x[outside] >= self.n]
         return x.astype(np.int64).reshape(shape)
 
-    def one(self, position: int) -> int:
-        """Where one position goes: the same as calling, twenty times faster than an array of one."""
-        assert 0 <= position < self.n, "a position of the epoch"
-        x = self._network_of_one(position)
+    def permute_index(self, position: int) -> int:
+        """Map a single position; twenty times faster than a call with an array of one element."""
+        assert 0 <= position < self.n, "expected 0 <= position < n"
+        x = self._apply_rounds_scalar(position)
         while x >= self.n:
-            x = self._network_of_one(x)
+            x = self._apply_rounds_scalar(x)
         return x
 
-    def _network(self, x: np.ndarray) -> np.ndarray:
+    def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
-            mixed = (right ^ key) * MIX  # uint64 arithmetic wraps, as a hash wants
+            mixed = (right ^ key) * MIX  # uint64 arithmetic wraps around, as intended
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
+            # a Feistel round is invertible for any round function, so the network is a permutation
             left, right = right, left ^ ((mixed >> np.uint64(29)) & self._mask)
         return (left << self._half) | right
 
-    def _network_of_one(self, x: int) -> int:
+    def _apply_rounds_scalar(self, x: int) -> int:
         half, mask = int(self._half), int(self._mask)
         left, right = x >> half, x & mask
         for key in self._plain_keys:
@@ -67,29 +69,29 @@ class Permutation:
         return left << half | right
 
 
-class Epochs:
-    """Positions 0, 1, 2, ... without end over n things: each n of them visit all, in their own order."""
+class ShuffledEpochs:
+    """Infinite sequence over n items in epochs: each epoch visits all items once, in its own order."""
 
     def __init__(self, n: int, key: Sequence[int]) -> None:
         self.n, self._key = n, list(key)
-        self._order: tuple[int, Permutation] | None = None  # of the epoch last asked for
+        self._order: tuple[int, Permutation] | None = None  # cache: (epoch, its permutation)
 
-    def one(self, i: int) -> int:
-        """Which of the things stands at position i."""
+    def index_at(self, i: int) -> int:
+        """Return the item at position i."""
         epoch, position = divmod(i, self.n)
-        return self._order_of(epoch).one(position)
+        return self._epoch_order(epoch).permute_index(position)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """`one` of positions int64 [n] of any epochs."""
+        """Return the items at positions int64 [n] of any epochs."""
         epochs, positions = np.divmod(numbers, self.n)
-        found = np.empty_like(positions)
+        indices = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            of_epoch = epochs == epoch
-            found[of_epoch] = self._order_of(int(epoch))(positions[of_epoch])
-        return found
+            in_epoch = epochs == epoch
+            indices[in_epoch] = self._epoch_order(int(epoch))(positions[in_epoch])
+        return indices
 
-    def _order_of(self, epoch: int) -> Permutation:
-        held = self._order
-        if held is None or held[0] != epoch:
-            held = self._order = epoch, Permutation(self.n, [*self._key, epoch])
-        return held[1]
+    def _epoch_order(self, epoch: int) -> Permutation:
+        cached = self._order
+        if cached is None or cached[0] != epoch:
+            cached = self._order = epoch, Permutation(self.n, [*self._key, epoch])
+        return cached[1]

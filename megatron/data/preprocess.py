@@ -1,8 +1,8 @@
-"""Text to tokens on disk, on many cores, in the order of the input, from where it stopped.
+"""Resumable parallel tokenisation of text to datasets on disk, in the order of the input.
 
-The input is cut into pieces. Each becomes a shard in a folder beside the output, by a thread where the C++
-encoder is exact for the tokenizer, else by a process; the shards are joined in order. No ids travel between
-processes.
+The input is split into pieces. Each piece is encoded to a shard in a folder beside the output: in a thread if
+the C++ encoder is exact for the tokenizer, else in a process. The shards are joined in order. Ids are never
+sent between processes.
 """
 
 import functools
@@ -13,49 +13,46 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from megatron.data.damage import DamagedFileError
-from megatron.data.documents import STDIN, Piece, cut, find_inputs, named
-from megatron.data.encode_piece import Hear, encode_piece, ignore
-from megatron.data.indexed_writer import dtype_for, publish
+from megatron.data.encode_piece import ProgressCallback, encode_piece, ignore_progress
+from megatron.data.indexed_writer import dtype_for, publish_dataset
 from megatron.data.join import (
-    Joining,
-    Output,
-    Rejected,
-    finished,
-    is_of_job,
-    may_go_on,
-    pair_prefix,
-    rejects_of,
+    OutputDataset,
+    RejectSummary,
+    ShardJoiner,
+    dataset_prefix,
+    find_finished,
+    is_from_job,
+    is_resumable,
+    rejects_path,
 )
-from megatron.data.output_names import check_free, dataset_files
-from megatron.data.progress import Progress
-from megatron.data.shards import Done, Shards, job_of
-from megatron.data.sink import Settings
+from megatron.data.output_names import check_not_exists, dataset_files
+from megatron.data.progress_bar import ProgressBar
+from megatron.data.shard_writer import EncodeSettings
+from megatron.data.shards import PieceResult, ShardFolder, hash_job
+from megatron.data.text_readers import STDIN, InputPiece, describe_inputs, find_inputs, split_into_pieces
 from megatron.log import get_logger
-from megatron.run_dir import FULL
-from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, fast_of
+from megatron.run_dir import DISK_FULL_ERRNOS
+from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, build_fast_bpe
 from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe
-from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load
-
-if TYPE_CHECKING:
-    pass
+from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 PIECE_BYTES = 8 << 20
-INDEX_BYTES = 24  # of a document: 20 in the index, 4 in the spool of lengths
+INDEX_BYTES = 24  # per document: 20 in the index, 4 in the spool of lengths
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to make of the input. `special_text`: a special token's text becomes its id, as in tokenizers.
+class PreprocessOptions:
+    """Options of a job. `special_text`: the text of a special token becomes its id, as in `tokenizers`.
 
-    overwrite   replace outputs that another job has made
+    overwrite   replace outputs of another job
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -69,170 +66,182 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What came out, an output for each key."""
+class PreprocessResult:
+    """Result of a job: an output per key."""
 
-    outputs: list[Output]
-    rejected: Rejected
+    outputs: list[OutputDataset]
+    rejected: RejectSummary
     cpu_s: dict[str, float]  # CPU seconds of this process by stage
 
     @property
     def n_rejected(self) -> int:
-        """Lines that were passed over."""
+        """Number of skipped lines."""
         return self.rejected.n_lines
 
     @property
     def rejects(self) -> Path | None:
-        """The file that lists what was passed over, if anything was."""
+        """The file that lists skipped lines and files, or None."""
         return self.rejected.path
 
 
 def preprocess(
-    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: Options
-) -> Totals:
-    """Tokenise the documents of `inputs` into `<prefix>_<key>_document.bin/.idx/.json`, one triple a key.
+    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
+) -> PreprocessResult:
+    """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
-    Killed at any moment, the same call goes on from the last finished piece, and the outputs are byte for
-    byte those of an undisturbed one. `max_tokens` keeps the fewest first documents that reach so many (of
-    the first key). A blank line is no document. An empty text is one, without tokens or with the
-    end-of-document token alone, and the sidecar counts those.
+    After a kill at any moment, the same call resumes from the last finished piece, and the outputs are byte
+    for byte those of an uninterrupted call. `max_tokens` uses the smallest number of first documents with at
+    least so many tokens of the first key. A blank line is not a document. An empty text is a document without
+    tokens, or with the end-of-document token only; the sidecar counts these.
 
-    Raises FileNotFoundError, and ValueError with file, line and reason for a line that is not JSON, has no
-    such key or no string under it, unless those are skipped, or where there is no document at all; OSError
-    for a full disk. Then no output exists that was not there, and none that was has changed.
+    Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
+    the key or has no string under it, unless bad lines are skipped; also if there is no document. Raises
+    OSError for a full disk. After an error no new output exists, and existing outputs are unchanged.
     """
-    clock = _Clock()
+    clock = _StageTimer()
     paths = find_inputs(inputs)
-    _check(options, prefix, paths)
-    known = load(tokenizer)
-    settings = _settings(known, options)
-    made_by = [known.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
-    if known.eod is not None and known.eod.source.startswith("--"):
-        made_by.append(known.eod.id)  # the sidecar tells it, whether documents end with it or not
-    job = job_of(paths, [*made_by, options.max_tokens, *options.keys])
-    shards = Shards(prefix.with_name(f".{prefix.name}.shards"), options.keys)
-    with shards.take(prefix):
-        if shards.is_prepared(job):  # killed while the outputs got their names
+    _check_options(options, prefix, paths)
+    loaded = load_tokenizer(tokenizer)
+    settings = _make_settings(loaded, options)
+    job_settings = [loaded.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
+    if loaded.eod is not None and loaded.eod.source.startswith("--"):
+        job_settings.append(loaded.eod.id)  # the sidecar contains it, whether documents end with it or not
+    # `job` identifies the outputs: equal inputs and settings may resume or reuse earlier work
+    job = hash_job(paths, [*job_settings, options.max_tokens, *options.keys])
+    shards = ShardFolder(prefix.with_name(f".{prefix.name}.shards"), options.keys)
+    with shards.lock(prefix):
+        if shards.is_prepared(job):  # an earlier call was killed during the final renames
             for key in options.keys:
-                publish(pair_prefix(prefix, key), shards.folder)
-        if found := finished(prefix, options.keys, job):
+                publish_dataset(dataset_prefix(prefix, key), shards.folder)
+        if finished := find_finished(prefix, options.keys, job):
             shards.remove()
-            log.info("%s: is there already, made of the same files in the same way", prefix)
-            return Totals(*found, clock.cpu_s)
+            log.info("%s: exists already, from the same files and settings", prefix)
+            return PreprocessResult(*finished, clock.cpu_s)
         if not options.overwrite:
-            _refuse_to_replace(prefix, options.keys, job, shards)
-        if options.append_eod and known.eod is not None:
-            log.info("documents end with id %d (%s)", known.eod_id, _words_of(known.eod))
-        fast = _fast_of(known)
-        clock.lap("tokenizer")
-        pieces = cut(paths, PIECE_BYTES)
-        about = {"append_eod": options.append_eod, "special_text": options.special_text} | _about(known)
-        done = shards.open_folder(pieces, job)
+            _check_replaceable(prefix, options.keys, job, shards)
+        if options.append_eod and loaded.eod is not None:
+            log.info("documents end with id %d (%s)", loaded.eod_id, _describe_eod(loaded.eod))
+        fast = _load_fast_bpe(loaded)
+        clock.end_stage("tokenizer")
+        pieces = split_into_pieces(paths, PIECE_BYTES)
+        meta = {"append_eod": options.append_eod, "special_text": options.special_text} | _tokenizer_meta(
+            loaded
+        )
+        results = shards.resume_or_clear(pieces, job)
         try:
-            joining = Joining(
-                pieces, shards, prefix, np.dtype(settings.dtype), about, options.max_tokens, done
+            joiner = ShardJoiner(
+                pieces, shards, prefix, np.dtype(settings.dtype), meta, options.max_tokens, results
             )
-            with joining:
-                _Work(pieces, shards, settings, options, tokenizer, fast, done, joining).run()
-                _check_any(inputs, pieces, done)
-                rejected = joining.finish(paths, job)
-                clock.lap("encoding, joining and sums")
+            with joiner:
+                _EncodeJob(pieces, shards, settings, options, tokenizer, fast, results, joiner).run()
+                _check_not_empty(inputs, pieces, results)
+                rejected = joiner.finish(paths, job)
+                clock.end_stage("encoding, joining and sums")
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in FULL:
-                error.n_bytes = _bytes_needed(pieces, done)  # type: ignore[attr-defined]  # for room_in
-            if not may_go_on(error):
+            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+                error.n_bytes = _estimate_bytes_left(pieces, results)  # type: ignore[attr-defined]  # for explain_disk_full
+            if not is_resumable(error):
                 shards.remove()
             raise
         shards.remove()
-    clock.lap("names")
-    if options.max_tokens is not None and not joining.has_enough:
-        wanted = f"{options.max_tokens:,}"
-        log.warning("%s: holds less than the %s tokens asked for; all is kept", named(inputs), wanted)
-    return Totals(joining.outputs(), rejected, clock.cpu_s)
+    clock.end_stage("names")
+    if options.max_tokens is not None and not joiner.has_enough:
+        requested = f"{options.max_tokens:,}"
+        log.warning(
+            "%s: got fewer than the requested %s tokens; all are used", describe_inputs(inputs), requested
+        )
+    return PreprocessResult(joiner.list_outputs(), rejected, clock.cpu_s)
 
 
-def _refuse_to_replace(prefix: Path, keys: Sequence[str], job: str | None, shards: Shards) -> None:
-    """ValueError where an output of another job is there; no new folder is left then.
+def _check_replaceable(prefix: Path, keys: Sequence[str], job: str | None, shards: ShardFolder) -> None:
+    """Raise ValueError if an output of another job exists; a new shard folder is then removed.
 
-    What is left of an output of the same job, of which a file was changed or deleted, is made again.
+    An incomplete or modified output of the same job is written again.
     """
     try:
         for key in keys:
-            if not is_of_job(pair_prefix(prefix, key), job):
-                check_free(*dataset_files(pair_prefix(prefix, key)))
+            if not is_from_job(dataset_prefix(prefix, key), job):
+                check_not_exists(*dataset_files(dataset_prefix(prefix, key)))
     except ValueError:
-        if not shards.has_begun():
+        if not shards.has_work():
             shards.remove()
         raise
 
 
-def _bytes_needed(pieces: Sequence[Piece], done: dict[int, Done]) -> int | None:
-    """Bytes of output that are still to come, in the proportion of what is done; None where nothing is."""
+def _estimate_bytes_left(pieces: Sequence[InputPiece], results: dict[int, PieceResult]) -> int | None:
+    """Estimate the remaining bytes of output from the finished pieces; None if there are none."""
     sizes = [piece.end - piece.begin for piece in pieces]
-    n_read = sum(sizes[number] for number in done)
+    n_read = sum(sizes[number] for number in results)
     if not n_read:
         return None
-    n_written = sum(one.n_bytes + INDEX_BYTES * one.n_documents for one in done.values())
+    n_written = sum(result.n_bytes + INDEX_BYTES * result.n_documents for result in results.values())
     return n_written * (sum(sizes) - n_read) // n_read
 
 
-def _words_of(end: Eod) -> str:
+def _describe_eod(end: Eod) -> str:
     return end.source if end.token is None else f"{end.token}, {end.source}"
 
 
-def _fast_of(known: Tokenizer) -> FastBpe | None:
-    """The C++ encoder; None, with a warning, where only the tokenizer's library is exact."""
-    fast, reason = fast_of(known)
+def _load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
+    """Return the C++ encoder, or None with a warning if only the tokenizer's library is exact."""
+    fast, reason = build_fast_bpe(loaded)
     if fast is None:
         log.warning(
-            "%s: encoded by its own library, which took some 60 times the CPU time of C++ where it was "
-            "measured, as %s", known.name, reason,
+            "%s: using its own library, which took about 60 times the CPU time of C++ in a measurement; "
+            "reason: %s", loaded.name, reason,
         )  # fmt: skip
     return fast
 
 
-def _check_any(inputs: Sequence[str], pieces: Sequence[Piece], done: dict[int, Done]) -> None:
-    """ValueError where the inputs have neither a document nor a line that was rejected."""
-    if any(one.n_documents or one.n_rejected for one in done.values()):
+def _check_not_empty(
+    inputs: Sequence[str], pieces: Sequence[InputPiece], results: dict[int, PieceResult]
+) -> None:
+    """Raise ValueError if the inputs have neither a document nor a rejected line."""
+    if any(result.n_documents or result.n_rejected for result in results.values()):
         return
-    damaged = [(pieces[i].path, one.damage) for i, one in sorted(done.items()) if one.damage is not None]
+    damaged = [
+        (pieces[i].path, result.damage) for i, result in sorted(results.items()) if result.damage is not None
+    ]
     if damaged:
         raise DamagedFileError(*damaged[0])
-    raise ValueError(f"{named(inputs)}: no document there; what made it may have failed")
-
-
-def _settings(known: Tokenizer, options: Options) -> Settings:
-    """What every piece is encoded with."""
-    return Settings(
-        eod=known.eod_id if options.append_eod else NO_EOD,
-        dtype=dtype_for(known.n_tokens).str,
-        skip_bad_lines=options.skip_bad_lines,
-        enough=options.max_tokens,
+    raise ValueError(
+        f"{describe_inputs(inputs)}: got no document. The program that wrote it may have failed."
     )
 
 
-def _check(options: Options, prefix: Path, paths: Sequence[Path]) -> None:
-    """ValueError for options that make no sense together, and for an output that is an input."""
+def _make_settings(loaded: Tokenizer, options: PreprocessOptions) -> EncodeSettings:
+    """Return the settings that every piece is encoded with."""
+    return EncodeSettings(
+        eod=loaded.eod_id if options.append_eod else NO_EOD,
+        dtype=dtype_for(loaded.n_tokens).str,
+        skip_bad_lines=options.skip_bad_lines,
+        max_tokens=options.max_tokens,
+    )
+
+
+def _check_options(options: PreprocessOptions, prefix: Path, paths: Sequence[Path]) -> None:
+    """Raise ValueError for inconsistent options, and for an output that is an input."""
     if options.n_workers < 1:
-        raise ValueError(f"workers: found {options.n_workers}, wanted 1 or more")
+        raise ValueError(f"workers: got {options.n_workers}, expected 1 or more")
     if len(set(options.keys)) < len(options.keys):
-        raise ValueError(f"json keys: {', '.join(options.keys)} has one twice; an output is made for each")
+        raise ValueError(f"json keys: got a key twice in {', '.join(options.keys)}, expected distinct keys")
     for key in options.keys:
         if "/" in key:
             raise ValueError(
-                f"json keys: '{key}' has a slash, which no file may have in its name; rename the key"
+                f"json keys: got '{key}', expected a key without a slash, as it is part of a file name. "
+                "Rename the key."
             )
-    outputs = {Path(f"{pair_prefix(prefix, key)}.json").resolve() for key in options.keys}
+    outputs = {Path(f"{dataset_prefix(prefix, key)}.json").resolve() for key in options.keys}
     for path in paths:
-        if path.resolve() in outputs | {rejects_of(prefix).resolve()}:
+        if path.resolve() in outputs | {rejects_path(prefix).resolve()}:
             raise ValueError(
-                f"{path}: is an input, and would be written over; choose another --output-prefix"
+                f"{path}: is an input, and would be overwritten. Choose another --output-prefix."
             )
 
 
-def _about(tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_meta(tokenizer: Tokenizer) -> dict[str, Any]:
     end = tokenizer.eod
-    told = {
+    meta = {
         "name": tokenizer.name,
         "sha256": tokenizer.sha256,
         "n_tokens": tokenizer.n_tokens,
@@ -240,109 +249,127 @@ def _about(tokenizer: Tokenizer) -> dict[str, Any]:
         "eod_token": None if end is None else end.token,
         "eod_from": None if end is None else end.source,
     }
-    return {"tokenizer": told}
+    return {"tokenizer": meta}
 
 
-class _Clock:
-    """CPU seconds by stage; the start of the program is the first."""
+class _StageTimer:
+    """CPU seconds by stage; the first stage is the start of the program."""
 
     def __init__(self) -> None:
         self.last = time.process_time()
         self.cpu_s = {"start": self.last}
 
-    def lap(self, stage: str) -> None:
-        """Ends a stage."""
+    def end_stage(self, stage: str) -> None:
+        """End the current stage."""
         now = time.process_time()
         self.cpu_s[stage] = now - self.last
         self.last = now
 
 
-class _Work:
-    """The pieces that are still to be encoded, and how."""
+class _EncodeJob:
+    """Encoding of the remaining pieces of a job."""
 
     def __init__(
-        self, pieces: Sequence[Piece], shards: Shards, settings: Settings, options: Options,
-        tokenizer: TokenizerSpec | str, fast: FastBpe | None, done: dict[int, Done], joining: Joining,
+        self, pieces: Sequence[InputPiece], shards: ShardFolder, settings: EncodeSettings,
+        options: PreprocessOptions, tokenizer: TokenizerSpec | str, fast: FastBpe | None,
+        results: dict[int, PieceResult], joiner: ShardJoiner,
     ) -> None:  # fmt: skip
         self.pieces, self.shards, self.settings, self.options = pieces, shards, settings, options
-        self.tokenizer, self.fast, self.done, self.joining = tokenizer, fast, done, joining
+        self.tokenizer, self.fast, self.results, self.joiner = tokenizer, fast, results, joiner
 
     def run(self) -> None:
-        """Encode what is not done, add it to `done`, join what is, and show how far it is."""
-        waiting = [i for i in range(len(self.pieces)) if i not in self.done]
-        if self.done:
-            log.info("going on: %d of %d pieces are done already", len(self.done), len(self.pieces))
+        """Encode the remaining pieces, store their results, join finished shards and show progress."""
+        remaining = [i for i in range(len(self.pieces)) if i not in self.results]
+        if self.results:
+            log.info("resuming: %d of %d pieces are done already", len(self.results), len(self.pieces))
         sizes = [piece.end - piece.begin for piece in self.pieces]
+        # the size of standard input is unknown: then the bar has no total
         total = None if any(piece.path == STDIN for piece in self.pieces) else sum(sizes)
-        begun = sum(sizes[number] for number in self.done)
-        with Progress("tokenising", total, begun, self.options.quiet) as progress:
-            progress.n_documents = sum(one.n_documents for one in self.done.values())
-            progress.n_tokens = sum(one.n_tokens for one in self.done.values())
-            self.joining.take()
-            for number, one in self._encoded(waiting, progress):
-                self.done[number] = one
-                self.joining.take()
+        begun = sum(sizes[number] for number in self.results)
+        with ProgressBar("tokenising", total, begun, self.options.quiet) as progress:
+            progress.n_documents = sum(result.n_documents for result in self.results.values())
+            progress.n_tokens = sum(result.n_tokens for result in self.results.values())
+            self.joiner.join_ready()
+            for number, result in self._encode_pieces(remaining, progress):
+                self.results[number] = result
+                self.joiner.join_ready()
                 if self.pieces[number].path != STDIN:
-                    progress.hear(number, sizes[number], one.n_documents, one.n_tokens)
+                    progress.update(number, sizes[number], result.n_documents, result.n_tokens)
 
-    def _encoded(self, waiting: Sequence[int], progress: Progress) -> Iterator[tuple[int, Done]]:
-        """Encode pieces, and give them as they are finished; none is begun once max_tokens are there."""
+    def _encode_pieces(
+        self, remaining: Sequence[int], progress: ProgressBar
+    ) -> Iterator[tuple[int, PieceResult]]:
+        """Encode pieces; yield results in the order of completion. Start no piece after max_tokens."""
         fast = self.fast
         if fast is None:
-            yield from self._by_processes(waiting, progress)
+            yield from self._encode_in_processes(remaining, progress)
             return
-        own = local()
+        thread_state = local()
 
-        def encode(number: int) -> tuple[int, Done]:
-            if self.joining.has_enough:
-                return number, Done(0, 0, 0, 0, 0)
-            if not hasattr(own, "encoder"):
-                own.encoder = FastEncoder(fast, self.options.special_text)
-            hear = functools.partial(progress.hear, number)
+        def encode_number(number: int) -> tuple[int, PieceResult]:
+            if self.joiner.has_enough:  # read without a lock: a stale value only costs one more piece
+                return number, PieceResult(0, 0, 0, 0, 0)
+            if not hasattr(thread_state, "encoder"):  # one encoder per thread: it has a cache and buffers
+                thread_state.encoder = FastEncoder(fast, self.options.special_text)
+            on_progress = functools.partial(progress.update, number)
             piece = self.pieces[number]
-            return number, encode_piece(piece, number, self.shards, self.settings, own.encoder, hear)
+            return number, encode_piece(
+                piece, number, self.shards, self.settings, thread_state.encoder, on_progress
+            )
 
         if any(piece.path == STDIN for piece in self.pieces):
-            yield from map(encode, waiting)  # a signal ends the wait for a pipe in the main thread only
+            # in the main thread: only there a signal interrupts a read of a pipe
+            yield from map(encode_number, remaining)
             return
         with ThreadPoolExecutor(self.options.n_workers) as pool:
-            futures: list[Future[tuple[int, Done]]] = [pool.submit(encode, number) for number in waiting]
+            futures: list[Future[tuple[int, PieceResult]]] = [
+                pool.submit(encode_number, number) for number in remaining
+            ]
             try:
                 for future in as_completed(futures):
                     yield future.result()
             except BaseException:
-                progress.end()
+                progress.stop()  # running threads raise StoppedError at their next progress report
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _by_processes(self, waiting: Sequence[int], progress: Progress) -> Iterator[tuple[int, Done]]:
-        from megatron.data.workers import as_finished  # threads need no processes, nor their slow import
+    def _encode_in_processes(
+        self, remaining: Sequence[int], progress: ProgressBar
+    ) -> Iterator[tuple[int, PieceResult]]:
+        from megatron.data.workers import map_unordered  # slow to import, and not needed for threads
 
-        begin = functools.partial(
-            _LibraryWork, self.tokenizer, self.options.special_text, self.shards, self.settings
+        make_worker = functools.partial(
+            _LibraryWorker, self.tokenizer, self.options.special_text, self.shards, self.settings
         )
-        jobs = ((number, self.pieces[number]) for number in waiting if not self.joining.has_enough)
-        n_workers = min(self.options.n_workers, len(waiting))
+        # a generator, evaluated when a process is free: it ends once max_tokens are joined
+        jobs = ((number, self.pieces[number]) for number in remaining if not self.joiner.has_enough)
+        n_workers = min(self.options.n_workers, len(remaining))
         if n_workers < 2 or any(piece.path == STDIN for piece in self.pieces):
-            work = begin()
-            yield from (work(job, functools.partial(progress.hear, job[0])) for job in jobs)
+            worker = make_worker()
+            yield from (worker(job, functools.partial(progress.update, job[0])) for job in jobs)
         else:
-            yield from as_finished(begin, jobs, n_workers)
+            yield from map_unordered(make_worker, jobs, n_workers)
 
 
-class _LibraryWork:
-    """What a process does with each piece: encode it with the tokenizers library."""
+class _LibraryWorker:
+    """Worker of a process: encode pieces with the tokenizers library."""
 
     def __init__(
-        self, tokenizer: TokenizerSpec | str, special_text: bool, shards: Shards, settings: Settings
+        self,
+        tokenizer: TokenizerSpec | str,
+        special_text: bool,
+        shards: ShardFolder,
+        settings: EncodeSettings,
     ) -> None:
-        import multiprocessing  # as above
+        import multiprocessing  # slow to import
 
         if multiprocessing.parent_process() is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker keeps to one core
-        self.encoder: Encoder = LibraryEncoder(load(tokenizer), special_text)
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
+        self.encoder: Encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
         self.shards, self.settings = shards, settings
 
-    def __call__(self, job: tuple[int, Piece], hear: Hear = ignore) -> tuple[int, Done]:
+    def __call__(
+        self, job: tuple[int, InputPiece], on_progress: ProgressCallback = ignore_progress
+    ) -> tuple[int, PieceResult]:
         number, piece = job
-        return number, encode_piece(piece, number, self.shards, self.settings, self.encoder, hear)
+        return number, encode_piece(piece, number, self.shards, self.settings, self.encoder, on_progress)

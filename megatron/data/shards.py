@@ -1,7 +1,7 @@
-"""What workers leave for the one who joins, and what a restart finds: a shard for each piece.
+"""Folder of shards, one per piece: output of workers, input of the joiner, and state for a restart.
 
-A shard counts once its marker is there; the marker is renamed into place after the shard is closed, so that
-a process killed at any moment leaves whole shards and rubbish that is written anew, nothing in between.
+A shard is valid once its marker exists. The marker is renamed into place after the shard is closed. So a
+process that is killed at any moment leaves complete shards, and incomplete ones that are written again.
 """
 
 import hashlib
@@ -12,32 +12,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from megatron.data.documents import STDIN, Piece
+from megatron.data.text_readers import STDIN, InputPiece
 from megatron.io import OWNER
-from megatron.run_dir import open_alone, read_json, write_json
+from megatron.run_dir import open_exclusive, read_json, write_json
 
-PLAN = "plan.json"
-JOINED = "joined.json"
-PREPARED = "prepared.json"
-LOCK = ".lock"
+PLAN_FILE = "plan.json"
+JOIN_STATE_FILE = "joined.json"
+PREPARED_FILE = "prepared.json"
+LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True)
-class Done:
-    """What became of one piece; tokens and bytes are of its shards, over all keys."""
+class PieceResult:
+    """Result of one piece. Tokens and bytes are those of its shards, summed over keys."""
 
     n_lines: int
     n_documents: int
     n_tokens: int
     n_rejected: int
     n_bytes: int
-    error: str | None = None  # what ended the piece early
-    damage: str | None = None  # why a whole file was passed over; then nothing of it is in the shards
+    error: str | None = None  # the error that ended the piece early
+    damage: str | None = None  # why a whole file was skipped; its shards are then empty
 
 
 @dataclass(frozen=True)
-class Joined:
-    """How far the shards are joined: the first n_pieces. By key (documents, tokens), and empty documents."""
+class JoinState:
+    """Progress of joining: the first n_pieces. By key: (documents, tokens), and empty documents."""
 
     n_pieces: int
     outputs: dict[str, tuple[int, int]]
@@ -45,132 +45,141 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Shards:
-    """The folder of shards of one job."""
+class ShardFolder:
+    """Folder of the shards of one job."""
 
     folder: Path
     keys: tuple[str, ...]
 
-    def take(self, name: Path) -> IO[bytes]:
-        """Make the folder, for this process alone until what is given is closed.
+    def lock(self, name: Path) -> IO[bytes]:
+        """Create the folder and lock it for this process until the returned file is closed.
 
-        ValueError, which says `name`, where another process has it.
+        Raises ValueError, which contains `name`, if another process has the lock.
         """
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # removed in between by who had it
-                return open_alone(self.folder / LOCK, name)
+            with suppress(
+                FileNotFoundError
+            ):  # the previous owner has removed the folder in between: try again
+                return open_exclusive(self.folder / LOCK_FILE, name)
 
-    def open_folder(self, pieces: Sequence[Piece], job: str | None) -> dict[int, Done]:
-        """The pieces that are done in the folder already, by the same job; None is never the same.
+    def resume_or_clear(self, pieces: Sequence[InputPiece], job: str | None) -> dict[int, PieceResult]:
+        """Return the finished pieces in the folder if they are from the same job; `job` None never matches.
 
         A folder of another job is emptied: its outputs are about to be replaced anyway.
         """
+        # the plan includes the boundaries of pieces: another piece size must not reuse shards
         plan = [job, [[piece.begin, piece.end] for piece in pieces]]
-        wanted = hashlib.sha256(json.dumps(plan).encode()).hexdigest()
-        held = read_json(self.folder / PLAN)
-        if held is None or held.get("sha256") != wanted or job is None:
-            self._empty(set())
-            write_json(self.folder / PLAN, {"sha256": wanted})
+        plan_sha256 = hashlib.sha256(json.dumps(plan).encode()).hexdigest()
+        existing = read_json(self.folder / PLAN_FILE)
+        if existing is None or existing.get("sha256") != plan_sha256 or job is None:
+            self._delete_files(set())
+            write_json(self.folder / PLAN_FILE, {"sha256": plan_sha256})
             return {}
-        joined = self.read_joined()
-        n_joined = joined.n_pieces if joined else 0  # their shards are gone
-        found = {i: self.read_done(i, has_shard=i >= n_joined) for i in range(len(pieces))}
-        return {i: done for i, done in found.items() if done is not None}
+        joined = self.read_join_state()
+        n_joined = joined.n_pieces if joined else 0  # joined shards are deleted
+        results = {i: self.read_result(i, has_shard=i >= n_joined) for i in range(len(pieces))}
+        return {i: result for i, result in results.items() if result is not None}
 
-    def has_begun(self) -> bool:
-        """Whether a job has left work in the folder."""
-        return (self.folder / PLAN).is_file()
+    def has_work(self) -> bool:
+        """Return whether the folder has work of an interrupted job."""
+        return (self.folder / PLAN_FILE).is_file()
 
-    def ids(self, piece: int, key: str) -> Path:
-        """Ids of one piece, in the output's dtype."""
+    def ids_path(self, piece: int, key: str) -> Path:
+        """Return the file of ids of one piece, in the output's dtype."""
         return self.folder / f"{self.keys.index(key)}-{piece:08d}.ids"
 
-    def lengths(self, piece: int, key: str) -> Path:
-        """Tokens of each of its documents, int32."""
-        return self.ids(piece, key).with_suffix(".lengths")
+    def lengths_path(self, piece: int, key: str) -> Path:
+        """Return the file of document lengths of one piece, int32."""
+        return self.ids_path(piece, key).with_suffix(".lengths")
 
-    def rejects(self, piece: int) -> Path:
-        """Its lines that were no documents: JSON lines of {"line" within the piece, "reason"}."""
+    def rejects_path(self, piece: int) -> Path:
+        """Return the file of rejected lines of one piece: JSON lines {"line" within the piece, "reason"}."""
         return self.folder / f"{piece:08d}.rejects"
 
-    def long_line(self, piece: int) -> Path:
-        """A line of a stream that is too long to be held, while it is encoded."""
+    def long_line_path(self, piece: int) -> Path:
+        """Return the spool file for a line of a stream that is too long for memory."""
         return self.folder / f"{piece:08d}.line"
 
-    def _marker(self, piece: int) -> Path:
+    def _marker_path(self, piece: int) -> Path:
         return self.folder / f"{piece:08d}.done"
 
-    def mark_done(self, piece: int, done: Done) -> None:
-        """Say that a piece is whole."""
-        partial = self._marker(piece).with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(done)))
-        partial.rename(self._marker(piece))
+    def write_result(self, piece: int, result: PieceResult) -> None:
+        """Write the marker of a finished piece, atomically."""
+        partial = self._marker_path(piece).with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(result)))
+        partial.rename(self._marker_path(piece))
 
-    def read_done(self, piece: int, has_shard: bool = True) -> Done | None:
-        """What became of a piece, None while it is not whole."""
-        held = read_json(self._marker(piece))
-        if held is None:
+    def read_result(self, piece: int, has_shard: bool = True) -> PieceResult | None:
+        """Return the result of a piece, None if it is not finished or its shards are incomplete."""
+        record = read_json(self._marker_path(piece))
+        if record is None:
             return None
         if not has_shard:
-            return Done(**held)
+            return PieceResult(**record)
         sizes = sum(
-            self.ids(piece, key).stat().st_size for key in self.keys if self.ids(piece, key).is_file()
+            self.ids_path(piece, key).stat().st_size
+            for key in self.keys
+            if self.ids_path(piece, key).is_file()
         )
-        return Done(**held) if sizes == held["n_bytes"] else None
+        # the shards of a marker may be missing or incomplete, for example after a crash of the system
+        return PieceResult(**record) if sizes == record["n_bytes"] else None
 
-    def mark_joined(self, joined: Joined) -> None:
-        """Say how far the joining has come."""
-        partial = self.folder / f"{JOINED}.partial"
-        partial.write_text(json.dumps(asdict(joined)))
-        partial.rename(self.folder / JOINED)
+    def write_join_state(self, state: JoinState) -> None:
+        """Write the progress of joining, atomically."""
+        partial = self.folder / f"{JOIN_STATE_FILE}.partial"
+        partial.write_text(json.dumps(asdict(state)))
+        partial.rename(self.folder / JOIN_STATE_FILE)
 
-    def read_joined(self) -> Joined | None:
-        """How far the joining has come, None before its first piece."""
-        held = read_json(self.folder / JOINED)
-        if held is None:
+    def read_join_state(self) -> JoinState | None:
+        """Return the progress of joining, None before its first piece."""
+        record = read_json(self.folder / JOIN_STATE_FILE)
+        if record is None:
             return None
-        outputs = {key: (told[0], told[1]) for key, told in held["outputs"].items()}
-        return Joined(held["n_pieces"], outputs, held["empty"])
+        outputs = {key: (counts[0], counts[1]) for key, counts in record["outputs"].items()}
+        return JoinState(record["n_pieces"], outputs, record["empty"])
 
-    def forget(self, piece: int) -> None:
-        """Delete the shards of a piece that is joined; that it is done, and its rejects, stay known."""
+    def delete_shards(self, piece: int) -> None:
+        """Delete the shards of a joined piece, but not its marker and its rejects."""
         for key in self.keys:
-            self.ids(piece, key).unlink(missing_ok=True)
-            self.lengths(piece, key).unlink(missing_ok=True)
+            self.ids_path(piece, key).unlink(missing_ok=True)
+            self.lengths_path(piece, key).unlink(missing_ok=True)
 
     def mark_prepared(self, job: str | None) -> None:
-        """Say that only the names of the outputs are missing."""
-        write_json(self.folder / PREPARED, {"job": job})
+        """Record that the outputs are complete except for the final renames."""
+        write_json(self.folder / PREPARED_FILE, {"job": job})
 
     def is_prepared(self, job: str | None) -> bool:
-        """Whether only the names of this job's outputs are missing."""
-        held = read_json(self.folder / PREPARED)
-        return job is not None and held is not None and held["job"] == job
+        """Return whether this job's outputs are complete except for the final renames."""
+        record = read_json(self.folder / PREPARED_FILE)
+        return job is not None and record is not None and record["job"] == job
 
-    def forget_all(self) -> None:
-        """Delete what any piece has left."""
-        self._empty({PLAN})
+    def delete_all(self) -> None:
+        """Delete the files of all pieces."""
+        self._delete_files({PLAN_FILE})
 
     def remove(self) -> None:
-        """Delete the folder with all that is in it."""
-        self._empty(set())
-        (self.folder / LOCK).unlink(missing_ok=True)  # last: until then no other process begins
-        (self.folder / (LOCK + OWNER)).unlink(missing_ok=True)
+        """Delete the folder and its content."""
+        self._delete_files(set())
+        (self.folder / LOCK_FILE).unlink(
+            missing_ok=True
+        )  # last: the lock file excludes other processes until then
+        (self.folder / (LOCK_FILE + OWNER)).unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
-    def _empty(self, but: set[str]) -> None:
-        """Delete all other files, locks excepted."""
+    def _delete_files(self, keep: set[str]) -> None:
+        """Delete all files except `keep` and locks."""
         for path in self.folder.iterdir():
-            if path.name not in but and not path.name.startswith(LOCK):
+            if path.name not in keep and not path.name.startswith(LOCK_FILE):
                 path.unlink(missing_ok=True)
 
 
-def job_of(paths: Sequence[Path], settings: Sequence[Any]) -> str | None:
-    """What is equal for two jobs whose outputs are: a sum over the files as they are now and the settings.
+def hash_job(paths: Sequence[Path], settings: Sequence[Any]) -> str | None:
+    """Return a hash of the settings and of the path, size and mtime of each file.
 
-    None where standard input is read, of which nobody knows what it will be.
+    Jobs with equal hashes have equal outputs. Returns None if standard input is read, whose content is not
+    known in advance.
     """
     if STDIN in paths:
         return None

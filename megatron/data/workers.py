@@ -1,6 +1,6 @@
-"""Work spread over processes: none is waited for in vain, and none outlives its parent.
+"""Parallel map over processes that detects killed workers and leaves none running after its parent.
 
-`multiprocessing.Pool` waits for ever for a worker that was killed, for want of memory perhaps.
+`multiprocessing.Pool` waits forever for a worker that was killed, for example by the out-of-memory killer.
 """
 
 import contextlib
@@ -12,30 +12,30 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+ItemT = TypeVar("Item")
+ResultT = TypeVar("Result")
 
 
-def as_finished(
-    begin: Callable[[], Callable[[Item], Result]], items: Iterable[Item], n_workers: int
-) -> Iterator[Result]:
-    """The results for all items, as they are finished, from `n_workers` processes.
+def map_unordered(
+    make_worker: Callable[[], Callable[[ItemT], ResultT]], items: Iterable[ItemT], n_workers: int
+) -> Iterator[ResultT]:
+    """Yield the results for all items, in the order of completion, from `n_workers` processes.
 
-    Each process calls `begin` once and what it gave for each item that it is dealt; items are taken only when
-    a process is free. Raises what that call raised, and ChildProcessError where a process was killed; either
-    way, and when the caller goes away, all processes are ended first.
+    Each process calls `make_worker` once, and the returned function for each item. An item is drawn from
+    `items` only when a process is free. Raises the exception of a call, or ChildProcessError if a process was
+    killed. All processes are killed before that, and also when the generator is closed.
     """
-    # spawn: a fork would copy the locks of whatever threads the parent runs
+    # spawn: a fork would copy locks that other threads of the parent may hold
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
     try:
         for _ in range(n_workers):
-            ours, theirs = context.Pipe()
-            worker = context.Process(target=_serve, args=(begin, theirs), daemon=True)
+            parent_end, child_end = context.Pipe()
+            worker = context.Process(target=_run_worker, args=(make_worker, child_end), daemon=True)
             worker.start()
-            theirs.close()
-            workers[ours] = worker
-        yield from _deal(iter(items), workers)
+            child_end.close()  # the child has its own copy; recv must raise EOFError when it dies
+            workers[parent_end] = worker
+        yield from _dispatch_items(iter(items), workers)
     finally:
         for connection, worker in workers.items():
             worker.kill()
@@ -43,7 +43,7 @@ def as_finished(
             connection.close()
 
 
-def _deal(items: Iterator[Item], workers: dict[Connection, BaseProcess]) -> Iterator[Any]:
+def _dispatch_items(items: Iterator[ItemT], workers: dict[Connection, BaseProcess]) -> Iterator[Any]:
     free, busy = list(workers), set[Connection]()
     is_more = True
     while True:
@@ -54,13 +54,13 @@ def _deal(items: Iterator[Item], workers: dict[Connection, BaseProcess]) -> Iter
                 is_more = False
                 break
             connection = free.pop()
-            with _Watch(workers[connection]):
+            with _DeadWorkerCheck(workers[connection]):  # a dead process closes its pipe end
                 connection.send(item)
             busy.add(connection)
         if not busy:
             return
         for connection in wait(list(busy)):
-            with _Watch(workers[connection]):
+            with _DeadWorkerCheck(workers[connection]):
                 error, result = connection.recv()
             if error is not None:
                 raise error
@@ -69,8 +69,8 @@ def _deal(items: Iterator[Item], workers: dict[Connection, BaseProcess]) -> Iter
             yield result
 
 
-class _Watch:
-    """Turns the silence of a dead worker into a sentence."""
+class _DeadWorkerCheck:
+    """Convert the pipe errors of a dead worker to ChildProcessError."""
 
     def __init__(self, worker: BaseProcess) -> None:
         self.worker = worker
@@ -82,25 +82,25 @@ class _Watch:
         if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
             self.worker.join()
             raise ChildProcessError(
-                f"a worker ended with exit code {self.worker.exitcode} before its work was done, for want of "
-                "memory perhaps; run the same command again, with fewer workers, to go on"
+                f"a worker ended with exit code {self.worker.exitcode} before it finished, perhaps out of "
+                "memory. Run the same command again, with fewer workers, to resume."
             ) from error
 
 
-def _serve(begin: Callable[[], Callable[[Any], Any]], connection: Connection) -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):  # the parent gets them too, and ends its workers
+def _run_worker(make_worker: Callable[[], Callable[[Any], Any]], connection: Connection) -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent receives them too, and kills its workers
         signal.signal(number, signal.SIG_IGN)
     function: Callable[[Any], Any] | None = None
     while True:
         try:
             item = connection.recv()
         except (EOFError, ConnectionResetError):
-            return  # the parent is gone
+            return  # the parent has ended
         try:
-            function = function or begin()
-            answer = None, function(item)
-        except Exception as error:  # it is raised again in the parent
+            function = function or make_worker()
+            reply = None, function(item)
+        except Exception as error:  # raised again in the parent
             error.add_note(traceback.format_exc())
-            answer = error, None
-        with contextlib.suppress(BrokenPipeError):
-            connection.send(answer)
+            reply = error, None
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended
+            connection.send(reply)

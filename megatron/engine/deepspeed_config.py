@@ -1,4 +1,4 @@
-"""Our settings as DeepSpeed's JSON, and a user's own JSON laid over them."""
+"""DeepSpeed's JSON from the run's settings, merged with the JSON of a user."""
 
 import json
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from typing import Any
 from megatron.config.schema import DistConfig, OptimConfig
 
 STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-# sections whose work is done elsewhere: the key that does it
-OURS = {
+# DeepSpeed sections that this code base configures elsewhere: section -> the key of the run's configuration
+OWNED_SECTIONS = {
     "scheduler": "lr_scheduler",
     "amp": "dist.dtype",
     "checkpoint": "checkpoint",
@@ -28,7 +28,7 @@ OURS = {
     "weight_quantization": "model",
     "hybrid_engine": "model",
 }
-# what we leave to DeepSpeed's default and count on
+# DeepSpeed defaults that the engine relies on without setting them
 DEFAULTS = {
     "gradient_allreduce_op": "mean",
     "managed_gradient_accumulation": True,
@@ -37,15 +37,15 @@ DEFAULTS = {
     "zero_optimization.cpu_offload_param": False,
 }
 ALIASES = {"bfloat16": "bf16"}
-ADAMW = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}  # theirs -> optim's
+ADAMW = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}  # key of DeepSpeed -> key of `optim`
 
 
-def translate(
+def build_deepspeed_config(
     dist: DistConfig, optim: OptimConfig, n_ranks: int, microbatch_rows: int, n_microbatches: int
 ) -> dict[str, Any]:
-    """What `deepspeed.initialize` takes; config/engines.py has refused what it cannot honour.
+    """Build the `config` of `deepspeed.initialize`; config/engines.py has refused unsupported settings.
 
-    Gradients are accumulated and added over ranks in float32 whatever the products are in.
+    Gradients are accumulated and reduced over ranks in float32 for every `dist.dtype`.
     """
     stage = STAGES[dist.sharding_stage]
     in_half = stage > 0 and dist.dtype != "float32"  # stage 0 keeps float32 weights under autocast
@@ -61,7 +61,7 @@ def translate(
         },
         "bf16": {"enabled": in_half and dist.dtype == "bfloat16", "check_grad_overflow": True},
         "fp16": {"enabled": in_half and dist.dtype == "float16"},
-        "torch_autocast": _autocast(stage == 0 and dist.dtype != "float32", dist.dtype),
+        "torch_autocast": _build_autocast_section(stage == 0 and dist.dtype != "float32", dist.dtype),
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
@@ -70,8 +70,8 @@ def translate(
     }
 
 
-def _autocast(enabled: bool, dtype: str) -> dict[str, Any]:
-    # no module is "safe": for those DeepSpeed would add gradients over ranks in half precision
+def _build_autocast_section(enabled: bool, dtype: str) -> dict[str, Any]:
+    # no module is "safe": DeepSpeed would reduce the gradients of such modules in half precision
     return (
         {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
         if enabled
@@ -79,8 +79,8 @@ def _autocast(enabled: bool, dtype: str) -> dict[str, Any]:
     )
 
 
-# what a user's JSON may set otherwise: it changes how, not what is computed
-FREE = (
+# keys that a user's JSON may set to other values: they do not change the result
+OVERRIDABLE = (
     "steps_per_print",
     "zero_force_ds_cpu_optimizer",
     "zero_allow_untested_optimizer",
@@ -88,89 +88,96 @@ FREE = (
 )
 
 
-def with_users_own(ours: dict[str, Any], path: str | Path, optim: OptimConfig) -> dict[str, Any]:
-    """`ours` with a user's JSON over it; `"auto"` stands for ours, as in transformers.
+def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig) -> dict[str, Any]:
+    """Merge a user's JSON into `ours`; the value `"auto"` keeps that of `ours`, as in transformers.
 
-    Raises FileNotFoundError, or ValueError that names each key on which the two disagree.
+    Raises FileNotFoundError, or ValueError with every key on which the two disagree.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"dist.deepspeed_config: {path}: no such file")
     try:
-        theirs = json.loads(path.read_text())
+        user = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"dist.deepspeed_config: {path}: not JSON ({error})") from error
-    if not isinstance(theirs, dict):
-        raise ValueError(f"dist.deepspeed_config: {path}: wanted an object, found {type(theirs).__name__}")
-    theirs = {ALIASES.get(key, key): value for key, value in theirs.items()}
-    wrong = [f"{key} is for {ours_is} to say" for key, ours_is in OURS.items() if _asks(theirs.get(key))]
-    wrong += _optimizer_contradictions(theirs.pop("optimizer", None), optim)
-    wrong += _misspelt(theirs, ours)
-    leaves = DEFAULTS | dict(_leaves(ours))
-    for key, value in _leaves(theirs):
-        if value == "auto" or key in FREE or key in leaves and value == leaves[key]:
+    if not isinstance(user, dict):
+        raise ValueError(f"dist.deepspeed_config: {path}: got {type(user).__name__}, expected a JSON object")
+    user = {ALIASES.get(key, key): value for key, value in user.items()}
+    problems = [
+        f"{key}: set {owner} instead" for key, owner in OWNED_SECTIONS.items() if _is_enabled(user.get(key))
+    ]
+    problems += _find_optimizer_conflicts(user.pop("optimizer", None), optim)
+    problems += _find_misspelled_keys(user, ours)
+    # Compare leaf by leaf under dotted keys. A key unknown to us is passed on to DeepSpeed unchanged.
+    leaves = DEFAULTS | dict(_iterate_leaves(ours))
+    for key, value in _iterate_leaves(user):
+        if value == "auto" or key in OVERRIDABLE or key in leaves and value == leaves[key]:
             continue
         if key in leaves:
-            wrong.append(f"{key} is {value!r}, ours {leaves[key]!r}")
+            problems.append(f"{key}: got {value!r}, expected {leaves[key]!r}")
         elif any(leaf.startswith(f"{key}.") for leaf in leaves):
-            wrong.append(f"{key} is {value!r}, wanted a section of keys")
+            problems.append(f"{key}: got {value!r}, expected a section of keys")
         elif any(key.startswith(f"{leaf}.") for leaf in leaves):
-            wrong.append(f"{key} is {value!r}, wanted no section there")
-    if wrong:
+            problems.append(f"{key}: got {value!r}, expected no section")
+    if problems:
         raise ValueError(
-            f"dist.deepspeed_config: {path} contradicts the run's settings: {'; '.join(wrong)}; "
-            'change one side, or write "auto" there'
+            f"dist.deepspeed_config: {path} conflicts with the run's settings: {'; '.join(problems)}. "
+            'Change one of them, or write "auto" in the file.'
         )
-    return _merged(ours, theirs)
+    return _merge_configs(ours, user)
 
 
-def _asks(section: Any) -> bool:
-    """Whether a section of theirs wants anything at all."""
+def _is_enabled(section: Any) -> bool:
+    """Return whether a section of the user's JSON enables anything."""
     return section not in (None, False, {}) and not (
         isinstance(section, dict) and section.get("enabled") is False
     )
 
 
-def _misspelt(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    """Keys that DeepSpeed would pass over in silence, and that are nearly one of those we know."""
-    known = [*ours, *OURS, "optimizer"]
-    near = {key: get_close_matches(key, known, 1, 0.85) for key in theirs if key not in known}
-    return [f"{key} is no key, did you mean {names[0]}?" for key, names in near.items() if names]
+def _find_misspelled_keys(user: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """Return errors for unknown keys that resemble a valid one; DeepSpeed would ignore them silently."""
+    valid_keys = [*ours, *OWNED_SECTIONS, "optimizer"]
+    near = {key: get_close_matches(key, valid_keys, 1, 0.85) for key in user if key not in valid_keys}
+    return [f"unknown key {key}, did you mean {names[0]}?" for key, names in near.items() if names]
 
 
-def _optimizer_contradictions(section: Any, optim: OptimConfig) -> list[str]:
+def _find_optimizer_conflicts(section: Any, optim: OptimConfig) -> list[str]:
+    """Return errors for an `optimizer` section that differs from the run's AdamW.
+
+    Equal values are allowed.
+    """
     if section is None:
         return []
-    told = (section.get("params") or {}) if isinstance(section, dict) else None
-    if not isinstance(told, dict):
-        return [f"optimizer is {section!r}, wanted a section with type and params"]
+    params = (section.get("params") or {}) if isinstance(section, dict) else None
+    if not isinstance(params, dict):
+        return [f"optimizer: got {section!r}, expected a section with type and params"]
     if str(section.get("type", "AdamW")).lower() not in ("adamw", "adam"):
-        return [f"optimizer.type is {section['type']!r}, ours 'AdamW'"]
-    ours: dict[str, Any] = {name: getattr(optim, mine) for name, mine in ADAMW.items()}
+        return [f"optimizer.type: got {section['type']!r}, expected 'AdamW'"]
+    ours: dict[str, Any] = {name: getattr(optim, key) for name, key in ADAMW.items()}
     ours["betas"] = [optim.beta1, optim.beta2]
     ours |= {"adam_w_mode": True, "bias_correction": True, "amsgrad": False, "maximize": False}
     return [
-        f"optimizer.params.{key} is {told[key]!r}, ours {value!r}"
+        f"optimizer.params.{key}: got {params[key]!r}, expected {value!r}"
         for key, value in ours.items()
-        if key in told and told[key] not in ("auto", value)
+        if key in params and params[key] not in ("auto", value)
     ]
 
 
-def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
+            yield from _iterate_leaves(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 
 
-def _merged(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Both trees as one; theirs where both have a leaf, unless it is "auto"."""
+def _merge_configs(ours: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:
+    """Merge two trees; the user's value wins where both have a leaf, unless it is "auto"."""
     merged = dict(ours)
-    for key, value in theirs.items():
+    for key, value in user.items():
         if isinstance(value, dict):
-            held = merged.get(key)
-            merged[key] = _merged(held if isinstance(held, dict) else {}, value)
+            section = merged.get(key)
+            merged[key] = _merge_configs(section if isinstance(section, dict) else {}, value)
         elif value != "auto":
             merged[key] = value
     return merged

@@ -1,7 +1,7 @@
-"""Where DeepSpeed keeps the float32 weights and AdamW's moments of each parameter, read and written by name.
+"""Access by name to the float32 weights and AdamW moments inside DeepSpeed's flat tensors.
 
-ZeRO cuts flattened parameters over the ranks: a rank holds, of each parameter, one run of its elements (or
-none) somewhere in a flat float32 tensor. Stage 0 leaves parameters whole on every rank.
+ZeRO splits flattened parameters over the ranks: a rank holds one contiguous range of the elements of each
+parameter (or none), at some offset of a flat float32 tensor. Stage 0 keeps full parameters on every rank.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from megatron.optim.adamw import MOMENTS
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterFragment:
     """Elements [start, start + n) of a parameter are flat[offset : offset + n] on this rank."""
 
     flat: Tensor
@@ -26,97 +26,109 @@ class Piece:
 
 
 class ShardedState:
-    """The state of a DeepSpeed engine by the one-GPU model's parameter names, whatever the stage."""
+    """The state of a DeepSpeed engine under the single-GPU model's parameter names, for every stage."""
 
     def __init__(self, model: nn.Module, optimizer: Any, stage: int) -> None:
-        """`optimizer`: from deepspeed.initialize; torch's own at stage 0, else DeepSpeed's around it."""
+        """optimizer: result of deepspeed.initialize; torch's at stage 0, otherwise a wrapper of it."""
         self.parameters = dict(model.named_parameters())
         self.stage = stage
-        self.around = optimizer
+        self.zero_optimizer = optimizer
         self.torch_optimizer = optimizer if stage == 0 else optimizer.optimizer
-        self.pieces = {name: self._piece(parameter) for name, parameter in self.parameters.items()}
+        self.fragments = {
+            name: self._locate_fragment(parameter) for name, parameter in self.parameters.items()
+        }
 
-    def _piece(self, parameter: nn.Parameter) -> Piece | None:
+    def _locate_fragment(self, parameter: nn.Parameter) -> ParameterFragment | None:
         if self.stage == 0:
-            return Piece(parameter, 0, parameter.numel(), 0)
+            return ParameterFragment(parameter, 0, parameter.numel(), 0)
         if self.stage == 3:
-            group, offset, n = self.around.grad_position[self.around.get_param_id(parameter)]
+            group, offset, n = self.zero_optimizer.grad_position[self.zero_optimizer.get_param_id(parameter)]
+            # stage 3 splits every parameter into equal ranges of n elements: rank r holds [r n, (r + 1) n),
+            # and the last ranks may hold padding beyond the end of the parameter
             start = dist.get_rank() * n
-            held = max(0, min(n, parameter.ds_numel - start))  # the last ranks may hold padding
-            return Piece(self.around.fp32_partitioned_groups_flat[group], offset, held, start)
-        mapped = parameter._hp_mapping
-        if mapped is None:
+            n_local = max(0, min(n, parameter.ds_numel - start))  # padding is not counted
+            return ParameterFragment(
+                self.zero_optimizer.fp32_partitioned_groups_flat[group], offset, n_local, start
+            )
+        # stages 1 and 2: DeepSpeed links each low-precision parameter to its range of the float32 partition
+        mapping = parameter._hp_mapping
+        if mapping is None:
             return None
-        flats = getattr(self.around, "single_partition_of_fp32_groups", None)
-        if flats is None:  # the optimizer that DeepSpeed takes for bfloat16 at stage 1
-            flats = self.around.fp32_groups_flat_partition
-        held, begins = mapped.hp_fragment_address, mapped.lp_fragment_address.start
-        return Piece(flats[mapped.param_group_index], held.start, held.numel, begins)
+        flats = getattr(self.zero_optimizer, "single_partition_of_fp32_groups", None)
+        if flats is None:  # stage 1 with bfloat16 uses another optimizer class
+            flats = self.zero_optimizer.fp32_groups_flat_partition
+        n_local, begins = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+        return ParameterFragment(flats[mapping.param_group_index], n_local.start, n_local.numel, begins)
 
-    def shape(self, name: str) -> torch.Size:
-        """Of the whole parameter."""
+    def full_shape(self, name: str) -> torch.Size:
+        """Return the shape of the full parameter."""
         parameter = self.parameters[name]
         return parameter.ds_shape if self.stage == 3 else parameter.shape
 
-    def steps_taken(self) -> int:
-        """Updates that the optimizer has behind it; 0 before the first."""
+    def get_step_count(self) -> int:
+        """Return the number of updates of the optimizer; 0 before the first."""
         for state in self.torch_optimizer.state.values():
             if "step" in state:
                 return int(state["step"])
         return 0
 
     @torch.no_grad()
-    def whole(self) -> Iterator[tuple[str, str, Tensor]]:
-        """(name, "weight" or a moment, the whole float32 tensor), one at a time, on all ranks: collective.
+    def iterate_full_tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield (name, "weight" or a moment, full float32 tensor) on all ranks. Collective.
 
-        Moments are zeros before the first update. Every rank goes through all of it, in the same order.
+        Only one full tensor exists at a time. Moments are zeros before the first update. Every rank must
+        consume the whole iterator, since each item is an all-reduce.
         """
-        for name, piece in self.pieces.items():
+        for name, fragment in self.fragments.items():
             for kind in ("weight", *MOMENTS):
-                yield name, kind, self._assemble(name, kind, piece)
+                yield name, kind, self._gather_full_tensor(name, kind, fragment)
 
-    def _assemble(self, name: str, kind: str, piece: Piece | None) -> Tensor:
-        shape = self.shape(name)
-        whole = torch.zeros(shape.numel(), dtype=torch.float32, device=_device_of_group())
-        if piece is not None and piece.n:
-            moments = self.torch_optimizer.state.get(piece.flat, {})
-            source = piece.flat if kind == "weight" else moments.get(kind, torch.zeros_like(piece.flat))
-            part = source.detach().view(-1)[piece.offset : piece.offset + piece.n]
-            whole[piece.start : piece.start + piece.n].copy_(part)
+    def _gather_full_tensor(self, name: str, kind: str, fragment: ParameterFragment | None) -> Tensor:
+        shape = self.full_shape(name)
+        whole = torch.zeros(shape.numel(), dtype=torch.float32, device=_get_collective_device())
+        if fragment is not None and fragment.n:
+            moments = self.torch_optimizer.state.get(fragment.flat, {})
+            source = fragment.flat if kind == "weight" else moments.get(kind, torch.zeros_like(fragment.flat))
+            part = source.detach().view(-1)[fragment.offset : fragment.offset + fragment.n]
+            whole[fragment.start : fragment.start + fragment.n].copy_(part)
         if self.stage:
+            # the ranges of the ranks are disjoint and the rest is 0: the sum concatenates them
             dist.all_reduce(whole)
         return whole.view(shape)
 
     @torch.no_grad()
-    def put(self, name: str, kind: str, whole: Tensor) -> None:
+    def load_tensor(self, name: str, kind: str, whole: Tensor) -> None:
         """Take over one whole tensor, on every rank; moments after `set_steps_taken`."""
-        piece, values = self.pieces[name], whole.reshape(-1)
-        if piece is not None and piece.n:
-            target = piece.flat if kind == "weight" else self.torch_optimizer.state[piece.flat][kind]
-            part = values[piece.start : piece.start + piece.n]
-            target.detach().view(-1)[piece.offset : piece.offset + piece.n].copy_(part)
+        fragment, values = self.fragments[name], whole.reshape(-1)
+        if fragment is not None and fragment.n:
+            target = fragment.flat if kind == "weight" else self.torch_optimizer.state[fragment.flat][kind]
+            part = values[fragment.start : fragment.start + fragment.n]
+            target.detach().view(-1)[fragment.offset : fragment.offset + fragment.n].copy_(part)
         if kind == "weight" and self.stage:
-            self._put_in_working_precision(self.parameters[name], values, piece)
+            self._update_working_weights(self.parameters[name], values, fragment)
 
-    def _put_in_working_precision(self, parameter: Any, values: Tensor, piece: Piece | None) -> None:
+    def _update_working_weights(
+        self, parameter: Any, values: Tensor, fragment: ParameterFragment | None
+    ) -> None:
         if self.stage < 3:
             parameter.data.copy_(values.view(parameter.shape))
             return
-        if piece is not None and piece.n:
-            parameter.ds_tensor.data[: piece.n].copy_(values[piece.start : piece.start + piece.n])
-        if parameter.data.numel() == parameter.ds_numel:  # small ones stay gathered between steps
+        if fragment is not None and fragment.n:
+            parameter.ds_tensor.data[: fragment.n].copy_(values[fragment.start : fragment.start + fragment.n])
+        # DeepSpeed keeps small parameters gathered between steps
+        if parameter.data.numel() == parameter.ds_numel:
             parameter.data.copy_(values.view(parameter.ds_shape))
 
-    def set_steps_taken(self, n_steps: int) -> None:
-        """Let the optimizer count from here, with moments of zero."""
+    def set_step_count(self, n_steps: int) -> None:
+        """Reset the optimizer to `n_steps` updates and zero moments."""
         self.torch_optimizer.state.clear()
-        for flat in self._flats():
+        for flat in self._list_flat_tensors():
             fused = self.torch_optimizer.defaults.get("fused")
             step = torch.tensor(float(n_steps), device=flat.device if fused else "cpu")
             zeros = {kind: torch.zeros_like(flat.detach()) for kind in MOMENTS}
             self.torch_optimizer.state[flat] = {"step": step, **zeros}
 
-    def _flats(self) -> list[Tensor]:
+    def _list_flat_tensors(self) -> list[Tensor]:
         if self.stage == 0:
             return list(self.parameters.values())
         for name in (
@@ -124,14 +136,15 @@ class ShardedState:
             "single_partition_of_fp32_groups",
             "fp32_groups_flat_partition",
         ):
-            if hasattr(self.around, name):
-                return list(getattr(self.around, name))
+            if hasattr(self.zero_optimizer, name):
+                return list(getattr(self.zero_optimizer, name))
         raise AssertionError(
-            "DeepSpeed's optimizer keeps its weights elsewhere; is its version the pinned one?"
+            "DeepSpeed's optimizer has no known weight attribute. "
+            "Install the version pinned in requirements.txt."
         )
 
 
-def _device_of_group() -> torch.device:
-    """Where collectives of the default group want their tensors."""
+def _get_collective_device() -> torch.device:
+    """Return the device required for tensors in collectives of the default group."""
     on_gpu = "nccl" in dist.get_backend() and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Gradients lifted above float16's smallest numbers (Micikevicius et al., arXiv 1710.03740, 3.2)."""
+"""Dynamic loss scaling for float16 (Micikevicius et al., arXiv 1710.03740, section 3.2)."""
 
 import torch
 import torch.distributed as dist
@@ -6,30 +6,34 @@ from torch import Tensor
 
 from megatron.parallel.world import World
 
-START, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0, 0.5, 2000
+INITIAL_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0, 0.5, 2000
 
 
 class LossScale:
-    """The factor on the loss: halved after a step whose gradient overflowed, doubled after 2000 that did not.
+    """Factor on the loss: halved after a step with an overflow, doubled after 2000 steps without one.
 
-    It stays on the device: no step waits for it.
+    The scale stays on the device, so no step synchronizes with it.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.scale = torch.tensor(START, device=device)
+        self.scale = torch.tensor(INITIAL_SCALE, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
-    def after(self, is_finite: Tensor) -> None:
-        """Count a step, whose gradient overflowed unless is_finite."""
+    def update(self, is_finite: Tensor) -> None:
+        """Update the scale after a step; the gradient overflowed unless `is_finite`."""
+        # torch's kernel for GradScaler: updates scale and good_steps in place, without synchronization
         overflowed = 1.0 - is_finite.float()
         torch._amp_update_scale_(self.scale, self.good_steps, overflowed, GROWTH, BACKOFF, GROWTH_STEPS)
 
-    def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint."""
         return {"scale": self.scale.cpu(), "good_steps": self.good_steps.cpu()}
 
     def load(self, state: dict[str, Tensor] | None, world: World | None) -> None:
-        """Undo `state`, from rank 0's where a world is given; None leaves the scale as it is."""
+        """Load the result of `state_dict`; None leaves the scale unchanged.
+
+        With a world, rank 0's is broadcast.
+        """
         if state is not None:
             self.scale.copy_(state["scale"])
             self.good_steps.copy_(state["good_steps"])

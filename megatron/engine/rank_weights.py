@@ -1,4 +1,4 @@
-"""The weights that a rank owns: plain tensors for the optimizer and one norm, whatever the layout."""
+"""The local weights of a rank as plain tensors for the optimizer, and the gradient norm, for every layout."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -8,74 +8,80 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.parallel.dtensor import is_dtensor, lay_as_weight, local
+from megatron.parallel.dtensor import is_dtensor, match_placements, to_local
 from megatron.parallel.world import World
 
-# torch warns that several collectives in a row may round otherwise on each rank; `whole` only gathers
+# torch warns that consecutive collectives may round differently on each rank; `gather_full` only gathers
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
-# elements of all gradients up to which their norms are taken in float64: fewer calls, and more arithmetic
-SMALL = 1 << 17
+# up to this many gradient elements the norms are computed in float64: fewer calls but more arithmetic
+FLOAT64_NORM_ELEMENTS = 1 << 17
 
 
 class RankWeights:
-    """Parameters under the one-GPU model's names, of which this rank holds all or a shard.
+    """Parameters under the single-GPU model's names, each full or sharded on this rank.
 
-    The optimizer works on `own`, plain tensors that share the memory of the parameters: it need not know of
-    DTensors, which neither clipping nor every fused kernel can mix with plain ones.
+    The optimizer updates `local_tensors`, plain tensors that share the memory of the parameters. Clipping
+    and some fused kernels cannot mix DTensors with plain tensors.
     """
 
     @torch.no_grad()
-    def __init__(self, named: Mapping[str, nn.Parameter], world: World, copied: frozenset[str]) -> None:
-        """copied: names that another stage of the pipeline holds too, and counts."""
-        self.named, self.world = dict(named), world
-        self.own = {name: nn.Parameter(local(p).detach()) for name, p in self.named.items()}
-        of_stage = world.n_ranks // world.layout.pipeline
-        # how many ranks of the stage hold what this one holds: its squares are counted so many times
-        counted = [0.0 if n in copied else _pieces(p) / of_stage for n, p in self.named.items()]
-        self.share = torch.tensor(counted, dtype=torch.float64, device=world.device)
-        self.split = world.layout.pipeline > 1 or any(is_dtensor(p) for p in self.named.values())
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], world: World, duplicated: frozenset[str]
+    ) -> None:
+        """duplicated: names of parameters that are also on another pipeline stage and counted there."""
+        self.parameters, self.world = dict(parameters), world
+        self.local_tensors = {name: nn.Parameter(to_local(p).detach()) for name, p in self.parameters.items()}
+        ranks_per_stage = world.n_ranks // world.layout.pipeline
+        # A parameter in k shards over the n ranks of a stage is on n / k ranks. Its squared norm is weighted
+        # by k / n, so that the sum over all ranks counts each element once.
+        weights = [
+            0.0 if n in duplicated else _count_shards(p) / ranks_per_stage for n, p in self.parameters.items()
+        ]
+        self.square_weights = torch.tensor(weights, dtype=torch.float64, device=world.device)
+        self.is_split = world.layout.pipeline > 1 or any(is_dtensor(p) for p in self.parameters.values())
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Find the parameters' memory again: FSDP may have moved it when it first ran."""
-        for name, parameter in self.named.items():
-            self.own[name].data = local(parameter).detach()
+        """Refresh the references to the parameters' memory: FSDP may move it in its first forward."""
+        for name, parameter in self.parameters.items():
+            self.local_tensors[name].data = to_local(parameter).detach()
 
     @torch.no_grad()
-    def take_gradients(self) -> list[Tensor]:
-        """Hand the gradients from the parameters to `own`; gives them, in order."""
+    def move_gradients(self) -> list[Tensor]:
+        """Move the gradients from the parameters to `local_tensors` and return them in order."""
         self.refresh()
-        for name, parameter in self.named.items():
+        for name, parameter in self.parameters.items():
             assert parameter.grad is not None, f"{name} has no gradient"
-            lay_as_weight(parameter)
-            mine = self.own[name]
-            mine.grad, parameter.grad = local(parameter.grad), None
-        return [mine.grad for mine in self.own.values()]
+            # Partial gradients must be summed before clipping: the norm of a part is not that of the sum
+            match_placements(parameter)
+            tensor = self.local_tensors[name]
+            tensor.grad, parameter.grad = to_local(parameter.grad), None
+        return [tensor.grad for tensor in self.local_tensors.values()]
 
-    def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Of the whole gradient over all ranks, each element counted once: float64 scalar."""
-        norms = _norms(gradients).to(self.world.device)
-        if not self.split:
+    def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of the full gradient over all ranks, each element counted once: float64 scalar."""
+        norms = _compute_norms(gradients).to(self.world.device)
+        if not self.is_split:
             return norms.square().sum().sqrt()
-        total = (norms.square() * self.share).sum()
+        total = (norms.square() * self.square_weights).sum()
         dist.all_reduce(total)
         return total.sqrt()
 
     def drop_gradients(self) -> None:
-        """Free them."""
-        for mine in self.own.values():
-            mine.grad = None
+        """Free the gradients."""
+        for tensor in self.local_tensors.values():
+            tensor.grad = None
 
-    def sharded(self, name: str, mine: Tensor) -> Tensor:
-        """What belongs to a parameter and lies as it does (a moment, say), as a DTensor where that is one."""
-        parameter = self.named[name]
+    def wrap_as_dtensor(self, name: str, local: Tensor) -> Tensor:
+        """Wrap a local weight or moment as a DTensor with the parameter's placements, if it has any."""
+        parameter = self.parameters[name]
         if not is_dtensor(parameter):
-            return mine
+            return local
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(
-            mine,
+            local,
             parameter.device_mesh,
             parameter.placements,
             run_check=False,
@@ -83,41 +89,44 @@ class RankWeights:
             stride=parameter.stride(),
         )
 
-    def whole(self, name: str, mine: Tensor) -> Tensor:
-        """The same in one piece, on every rank that holds a part of it. Collective over those."""
-        lies = self.sharded(name, mine.to(self.world.device))
-        return lies.full_tensor() if is_dtensor(lies) else lies
+    def gather_full(self, name: str, local: Tensor) -> Tensor:
+        """Return the full tensor on every rank that holds a part of it. Collective over those ranks."""
+        dtensor = self.wrap_as_dtensor(name, local.to(self.world.device))
+        return dtensor.full_tensor() if is_dtensor(dtensor) else dtensor
 
-    def mine(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of something in one piece. No communication: every rank has the whole."""
-        parameter = self.named[name]
+    def slice_local(self, name: str, full: Tensor) -> Tensor:
+        """Return this rank's part of a full tensor, without communication: every rank has the full tensor."""
+        parameter = self.parameters[name]
         if not is_dtensor(parameter):
-            return whole
+            return full
         from torch.distributed.tensor import distribute_tensor
 
         return distribute_tensor(
-            whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+            full, parameter.device_mesh, parameter.placements, src_data_rank=None
         ).to_local()
 
     def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return iter(self.own.items())
+        return iter(self.local_tensors.items())
 
 
-def _norms(tensors: list[Tensor]) -> Tensor:
-    """Of each tensor, float64 [n]."""
+def _compute_norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, float64 [n]."""
     if tensors[0].is_cuda:
         return torch.stack(torch._foreach_norm(tensors)).double()
-    # on the CPU torch adds a whole tensor up in float32: an embedding of 50,304 x 512 comes out 0.16 % short
-    if sum(t.numel() for t in tensors) <= SMALL:
+    # On the CPU torch accumulates the whole tensor in float32: for an embedding of 50,304 x 512 the norm is
+    # 0.16 % too small. Norms per row in float32, combined in float64, avoid that.
+    if sum(t.numel() for t in tensors) <= FLOAT64_NORM_ELEMENTS:
         return torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
     return torch.stack([torch.linalg.vector_norm(t, dim=-1).double().norm() for t in tensors])
 
 
-def _pieces(parameter: Tensor) -> int:
-    """Into how many shards a parameter is cut."""
+def _count_shards(parameter: Tensor) -> int:
+    """Return the number of shards of a parameter."""
     if not is_dtensor(parameter):
         return 1
     sizes = parameter.device_mesh.shape
     return prod(
-        size for size, lies in zip(sizes, parameter.placements, strict=True) if not lies.is_replicate()
+        size
+        for size, placement in zip(sizes, parameter.placements, strict=True)
+        if not placement.is_replicate()
     )

@@ -1,22 +1,26 @@
-"""Model and loss in one forward."""
+"""Module that combines model and loss."""
 
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from megatron.model.gpt import Gpt
-from megatron.objective.base import Task, loss, sample_nats
-from megatron.parallel.dtensor import local
+from megatron.objective.task import Task, compute_sample_nats, compute_task_loss
+from megatron.parallel.dtensor import to_local
 
 if TYPE_CHECKING:
-    from megatron.parallel.tensor import Vocabulary
+    from megatron.parallel.tensor import TensorVocabularyShard
 
 
 class TaskLoss(nn.Module):
-    """Model and loss in one forward, so that data parallelism and ZeRO wrap what a step really calls."""
+    """Model and loss in one forward: data parallelism and ZeRO wrap the module that a step calls."""
 
     def __init__(
-        self, model: Gpt, causal: bool, vocabulary: "Vocabulary | None" = None, context_rank: int = 0
+        self,
+        model: Gpt,
+        causal: bool,
+        vocabulary: "TensorVocabularyShard | None" = None,
+        context_rank: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -24,13 +28,15 @@ class TaskLoss(nn.Module):
         self.vocabulary = vocabulary
         self.context_rank = context_rank
 
-    def forward(self, task: Task, each_sample: bool = False) -> Tensor:
-        """The sum of the task's nats; with `each_sample` that of each sample, without gradients."""
+    def forward(self, task: Task, per_sample: bool = False) -> Tensor:
+        """Return the sum of the task's nats; with `per_sample` the nats of each sample, without gradients."""
         first_position = self.context_rank * task.inputs.shape[1]
-        hidden = self.model.hidden(task.inputs, self.causal, first_position=first_position, **task.reading)
+        hidden = self.model.hidden_states(
+            task.inputs, self.causal, first_position=first_position, **task.model_kwargs
+        )
         if self.vocabulary is not None:
-            hidden = self.vocabulary.all_positions(hidden)
-        head = local(self.model.head_weight)
-        if each_sample:
-            return sample_nats(hidden, head, task, self.vocabulary)
-        return loss(hidden, head, task, self.vocabulary)[0]
+            hidden = self.vocabulary.gather_sequence(hidden)
+        head = to_local(self.model.head_weight)
+        if per_sample:
+            return compute_sample_nats(hidden, head, task, self.vocabulary)
+        return compute_task_loss(hidden, head, task, self.vocabulary)[0]

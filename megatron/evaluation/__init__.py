@@ -1,1 +1,1 @@
-"""What a checkpoint is worth."""
+"""Evaluation: held-out losses, downstream tasks, and text generation."""

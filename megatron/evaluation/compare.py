@@ -1,25 +1,25 @@
-"""Whether one model is better than another on the same documents: a paired bootstrap."""
+"""Compare two models on the same documents with a paired bootstrap."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from megatron.data.documents import read_parquet
-from megatron.objective.noise import Purpose, generator
+from megatron.data.text_readers import read_parquet_columns
+from megatron.objective.sample_noise import Purpose, make_generator
 
-UNLIKE = 0.1  # share of the documents that both need not have scored token for token
-ENDS = 2  # documents of a domain, its first and last, that may differ however few there are
-ELEMENTS = 1 << 22  # resampled weights held at a time
+UNLIKE = 0.1  # largest share of documents with different numbers of scored tokens
+ENDS = 2  # first and last document of a domain, which may always differ
+ELEMENTS = 1 << 22  # resampled weights in memory at a time
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Losses in nats a token of A and B, and what is known of their difference.
+    """Losses of models A and B in nats per token, and statistics of their difference.
 
-    difference   A - B: below 0, A is better
-    low, high    percentile interval of 95 %
-    p_value      two-sided: how often resampled differences lie on the other side of 0, doubled
+    difference   A - B; A is better if it is negative
+    low, high    95 % percentile interval
+    p_value      two-sided: twice the share of resampled differences on the other side of 0
     """
 
     loss_a: float
@@ -39,58 +39,64 @@ class Comparison:
         )
 
     def as_dict(self) -> dict[str, float | int]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
 def compare_documents(a: Path, b: Path, *, n_bootstrap: int = 10_000, seed: int = 0) -> Comparison:
-    """Compare two files that tools/validate.py --save-per-document wrote.
+    """Compare two files written by tools/validate.py --save-per-document.
 
-    A document is left out where one model scored a token more of it than the other: an autoregressive one
-    does not score the first of a corpus. ValueError where that is more than the ends of the corpora and a
-    tenth of the documents, or the documents are others.
+    Documents with different numbers of scored tokens are skipped: an autoregressive model does not score the
+    first token of a corpus. Raises ValueError if these are more than the first and last documents of the
+    domains and more than a tenth of all, or if the documents differ.
     """
-    one, two = read_parquet(a), read_parquet(b)
+    first, second = read_parquet_columns(a), read_parquet_columns(b)
     for name in ("domain", "document"):
-        if name not in one or name not in two or not np.array_equal(one[name], two[name]):
-            raise ValueError(f"{a} and {b}: differ in {name!r}; score both on the same data")
-    either = (one["tokens"] > 0) | (two["tokens"] > 0)
-    alike = either & (one["tokens"] == two["tokens"])
-    unlike, ends = either.sum() - alike.sum(), ENDS * len(np.unique(one["domain"]))
+        if name not in first or name not in second or not np.array_equal(first[name], second[name]):
+            raise ValueError(
+                f"{a} and {b}: got different {name!r}, expected equal. Score both on the same data."
+            )
+    either = (first["tokens"] > 0) | (second["tokens"] > 0)
+    comparable = either & (first["tokens"] == second["tokens"])
+    unlike, ends = either.sum() - comparable.sum(), ENDS * len(np.unique(first["domain"]))
     if unlike > max(ends, UNLIKE * either.sum()):
         raise ValueError(
-            f"{a} and {b}: differ in the tokens of {unlike} of {either.sum()} documents; "
-            "score both on the same data with the same options"
+            f"{a} and {b}: got different numbers of tokens for {unlike} of {either.sum()} documents. "
+            "Score both on the same data with the same options."
         )
-    return paired_bootstrap(one["nats"][alike], two["nats"][alike], one["tokens"][alike], n_bootstrap, seed)
+    return paired_bootstrap(
+        first["nats"][comparable], second["nats"][comparable], first["tokens"][comparable], n_bootstrap, seed
+    )
 
 
 def paired_bootstrap(
     nats_a: np.ndarray, nats_b: np.ndarray, tokens: np.ndarray, n_bootstrap: int, seed: int
 ) -> Comparison:
-    """Resample documents, the same ones for both models: all float64 or int64 [n_documents].
+    """Resample documents, the same ones for both models; all arrays are [n_documents].
 
-    Pairing takes out what makes documents hard for both (Koehn, Statistical Significance Tests for Machine
-    Translation Evaluation, 2004). A p-value is at least 2 / (n_bootstrap + 1).
+    Pairing removes the variance of document difficulty that both models share (Koehn, Statistical
+    Significance Tests for Machine Translation Evaluation, 2004). A p-value is at least 2 / (n_bootstrap + 1).
     """
     if len(tokens) < 2:
-        raise ValueError(f"{len(tokens)} documents: a bootstrap wants two or more")
+        raise ValueError(f"got {len(tokens)} documents, expected at least 2 for a bootstrap")
     n = len(tokens)
-    rng = generator(seed, Purpose.BOOTSTRAP, 0)
-    apart = nats_a - nats_b
-    drawn = np.empty(n_bootstrap)
+    rng = make_generator(seed, Purpose.BOOTSTRAP, 0)
+    differences = nats_a - nats_b
+    resampled = np.empty(n_bootstrap)
+    # resamples in blocks of at most ELEMENTS indices
     rows = max(1, ELEMENTS // n)
     for begin in range(0, n_bootstrap, rows):
         end = min(begin + rows, n_bootstrap)
         picked = rng.integers(0, n, size=(end - begin, n))
-        drawn[begin:end] = apart[picked].sum(axis=1) / tokens[picked].sum(axis=1)
-    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    low, high = np.percentile(drawn, [2.5, 97.5])
+        resampled[begin:end] = differences[picked].sum(axis=1) / tokens[picked].sum(axis=1)
+    # +1 below: the observed data count as one resample, so p is never 0
+    beyond = min((resampled <= 0).sum(), (resampled >= 0).sum())
+    low, high = np.percentile(resampled, [2.5, 97.5])
     total = tokens.sum()
     return Comparison(
         loss_a=float(nats_a.sum() / total),
         loss_b=float(nats_b.sum() / total),
-        difference=float(apart.sum() / total),
+        difference=float(differences.sum() / total),
         low=float(low),
         high=float(high),
         p_value=float(min(1.0, 2 * (beyond + 1) / (n_bootstrap + 1))),

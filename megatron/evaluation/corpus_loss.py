@@ -1,11 +1,11 @@
-"""The loss of a whole held-out corpus, document by document. windows.py has what is read together.
+"""Losses of a whole held-out corpus, per document. The windows are defined in windows.py.
 
-autoregressive   exactly: a window scores what the one before has not, so that every token but a corpus's
-                 first is scored once, and with a smaller stride on a longer context: at least seq_len -
-                 stride tokens after the first window. Of documents read alone the first is scored too
-masked diffusion windows end to end, each scored under num_mc masks (the bound that training validates with,
-                 the same masks too), or token after token from the left, which is exact for that order and
-                 costs a forward for each token
+autoregressive   exact: a window scores the tokens that the previous one did not, so every token but the
+                 first of a corpus is scored once. A smaller stride gives longer contexts: at least seq_len -
+                 stride tokens after the first window. In documents read alone, the first token is scored too
+masked diffusion disjoint windows, each scored under num_mc masks (the bound and the masks of validation
+                 during training), or token by token from the left, which is exact for that order and needs
+                 one forward pass per token
 """
 
 import math
@@ -17,37 +17,37 @@ import numpy as np
 import torch
 
 from megatron.data.indexed import IndexedTokens
-from megatron.evaluation.likelihood import Progress, Request
-from megatron.evaluation.likelihood_diffusion import tokens_left_to_right
+from megatron.evaluation.likelihood import ProgressCallback, Request
+from megatron.evaluation.likelihood_diffusion import score_tokens_left_to_right
 from megatron.evaluation.windows import (
     TextIds,
     Window,
-    batches,
-    end_to_end,
-    of_documents,
-    padded,
-    read,
-    scored_tokens,
-    strided,
+    count_scored_tokens,
+    iter_disjoint_windows,
+    iter_document_windows,
+    iter_strided_windows,
+    iter_window_batches,
+    pad_rows,
+    read_window,
 )
 from megatron.model.gpt import Gpt
 from megatron.objective.linear_cross_entropy import linear_nll
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.reduce import sum_over_ranks
+from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import Tokenizer
 
 
 @dataclass(frozen=True)
 class CorpusLoss:
-    """Nats and tokens of each document; nats of a bound are the mean over its masks.
+    """Nats and tokens per document; the nats of a bound are averaged over its masks.
 
     nats      float64 [n_documents]
-    tokens    int64 [n_documents]    scored ones
-    draws     float64 [num_mc]       nats of the whole corpus under each draw; None where the loss is exact
-    n_bytes   of the text that was scored, None where no tokenizer is known
-    eod_nats  of all nats, those of end-of-document tokens, which are no bytes of text
-    n_eod     how many of the tokens are such
+    tokens    int64 [n_documents]    number of scored tokens
+    draws     float64 [num_mc]       nats of the whole corpus under each draw; None if the loss is exact
+    n_bytes   UTF-8 bytes of the scored text; None without a tokenizer
+    eod_nats  nats of end-of-document tokens, which have no text bytes
+    n_eod     number of scored end-of-document tokens
     """
 
     nats: np.ndarray
@@ -57,22 +57,25 @@ class CorpusLoss:
     eod_nats: float = 0.0
     n_eod: int = 0
 
-    def told(self) -> dict[str, float | int | list[float] | None]:
-        """The figures.
+    def metrics(self) -> dict[str, float | int | list[float] | None]:
+        """Return the metrics of the corpus.
 
-        loss, perplexity, bits_per_token: of all scored tokens, end-of-document tokens among them.
-        bits_per_byte: the nats of all scored tokens but those, over the UTF-8 bytes of their text.
-        loss_se: over documents, another text of the same kind; mc_se: over masks. mc_interval: of 95 % for
-        the bound of this text under all masks, by Student's t of the draws, which are independent.
+        loss, perplexity, bits_per_token: over all scored tokens, including end-of-document tokens
+        bits_per_byte: nats of all other scored tokens, in bits, divided by the UTF-8 bytes of their text
+        loss_se: standard error over documents, for text of the same distribution
+        mc_se: standard error over masks
+        mc_interval: 95 % interval of this text's bound, by Student's t of the independent draws
         """
         total, n = float(self.nats.sum()), int(self.tokens.sum())
         loss, scored = total / n, int((self.tokens > 0).sum())
         loss_se = mc_se = interval = None
         if scored > 1:
+            # linearized standard error of the ratio estimator sum(nats) / sum(tokens) over documents
             spread = float(((self.nats - loss * self.tokens) ** 2).sum())
             loss_se = math.sqrt(spread * scored / (scored - 1)) / n
         if self.draws is not None and len(self.draws) > 1:
             mc_se = float(self.draws.std(ddof=1)) / math.sqrt(len(self.draws)) / n
+            # half width of the interval
             reach = _t_quantile(len(self.draws) - 1) * mc_se
             interval = [loss - reach, loss + reach]
         per_byte = None if not self.n_bytes else (total - self.eod_nats) / math.log(2) / self.n_bytes
@@ -83,7 +86,7 @@ class CorpusLoss:
             "mc_interval": interval,
             "bits_per_token": loss / math.log(2),
             "bits_per_byte": per_byte,
-            "perplexity": math.exp(loss) if loss < 700 else None,  # beyond, no float has it, nor JSON
+            "perplexity": math.exp(loss) if loss < 700 else None,  # larger values overflow float64
             "n_tokens": n,
             "n_documents": scored,
             "n_bytes": self.n_bytes,
@@ -92,13 +95,13 @@ class CorpusLoss:
 
 
 def _t_quantile(freedom: int) -> float:
-    """97.5 % of Student's t, so that an interval from two draws is as honest as one from many."""
-    from scipy.stats import t  # imports slowly
+    """Return the 97.5 % quantile of Student's t, so that the interval is valid for two draws too."""
+    from scipy.stats import t  # slow import
 
     return float(t.ppf(0.975, freedom))
 
 
-def autoregressive_loss(
+def compute_autoregressive_loss(
     model: Gpt,
     corpus: IndexedTokens,
     *,
@@ -107,31 +110,33 @@ def autoregressive_loss(
     batch_size: int,
     world: World,
     max_samples: int | None = None,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
     text: TextIds | None = None,
     eod_id: int | None = None,
 ) -> CorpusLoss:
-    """Exact; of documents read alone where their ids are given by `text`.
+    """Compute the exact loss; with `text`, of documents read alone.
 
-    ValueError for a stride that leaves tokens out, or a corpus of less than two tokens.
+    Raises ValueError for a stride that skips tokens, or a corpus of fewer than two tokens.
     """
-    windows = windows_of(corpus, True, seq_len, stride, max_samples, text)
-    sums = _Sums(corpus, eod_id)
+    windows = select_windows(corpus, True, seq_len, stride, max_samples, text)
+    sums = _DocumentSums(corpus, eod_id)
     device = model.embedding.weight.device
-    for batch in batches(windows, batch_size, world, progress):
-        ids, lengths = padded([read(corpus, window) for window in batch])
+    for batch in iter_window_batches(windows, batch_size, world, progress):
+        ids, lengths = pad_rows([read_window(corpus, window) for window in batch])
         inputs = torch.from_numpy(ids[:, :-1].copy()).to(device)
         with torch.inference_mode():
-            hidden = model.hidden(inputs, causal=True)  # what is padded is behind all and seen by none
+            hidden = model.hidden_states(
+                inputs, causal=True
+            )  # padding follows all tokens, so none attends to it
             for states, window, row, length in zip(hidden, batch, ids, lengths, strict=True):
                 scored = row[window.n_context : length]
                 targets = torch.from_numpy(scored.copy()).to(device)
                 nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
                 sums.add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
-    return sums.reduced(world, windows)
+    return sums.reduce(world, windows)
 
 
-def bound_loss(
+def compute_bound_loss(
     model: Gpt,
     objective: MaskedDiffusion,
     corpus: IndexedTokens,
@@ -141,44 +146,48 @@ def bound_loss(
     batch_size: int,
     world: World,
     max_samples: int | None = None,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
     text: TextIds | None = None,
     eod_id: int | None = None,
 ) -> CorpusLoss:
-    """The bound by `num_mc` masks for each window; a batch holds windows under several masks.
+    """Estimate the bound from `num_mc` masks per window; a batch contains (window, mask) rows.
 
-    Context, which documents read alone have, is seen under every mask: the bound is of what follows it.
+    Context tokens, which exist in documents read alone, are never masked: the bound excludes them.
     """
     if num_mc < 1:
-        raise ValueError(f"--num-mc: found {num_mc}, wanted 1 or more")
-    windows = windows_of(corpus, False, seq_len, None, max_samples, text)
-    sums = _Sums(corpus, eod_id, num_mc)
+        raise ValueError(f"--num-mc: got {num_mc}, expected 1 or more")
+    windows = select_windows(corpus, False, seq_len, None, max_samples, text)
+    sums = _DocumentSums(corpus, eod_id, num_mc)
     device = model.embedding.weight.device
     rows = [(window, draw) for window in windows for draw in range(num_mc)]
-    for batch in batches(rows, batch_size, world, progress):
-        inputs, columns, scales, of = [], [], [], []
+    for batch in iter_window_batches(rows, batch_size, world, progress):
+        inputs, columns, scales, row_numbers = [], [], [], []
         for b, (window, draw) in enumerate(batch):
-            ids = read(corpus, window)
+            ids = read_window(corpus, window)
             context, scored = np.split(ids, [window.n_context])
-            # the objective leaves out a sample's last token, which is there for the other objective
+            # corrupt() drops a sample's last token, a target of the other objective: append a dummy
             task = objective.corrupt(np.append(scored, 0)[None], np.array([window.number]), draw)
-            assert task.positions is not None and task.scale is not None, "hidden tokens alone are scored"
+            assert task.positions is not None and task.scale is not None, (
+                "masked diffusion scores masked tokens only"
+            )
             inputs.append(np.concatenate([context, task.inputs[0].numpy()]))
             columns.append(task.positions.numpy() + window.n_context)
             scales.append(task.scale.double().numpy())
-            of += [b] * len(task.positions)
-        rows_of, column = np.array(of), np.concatenate(columns)
+            row_numbers += [b] * len(task.positions)
+        target_rows, target_columns = np.array(row_numbers), np.concatenate(columns)
         # column n_context of a row is the token at `scored`
-        at = np.array([window.scored - window.n_context for window, _ in batch])[rows_of] + column
-        targets = corpus.tokens[at].astype(np.int64)
-        nll = _nll_of_hidden(model, inputs, rows_of, column, targets, device)
+        token_places = (
+            np.array([window.scored - window.n_context for window, _ in batch])[target_rows] + target_columns
+        )
+        targets = corpus.tokens[token_places].astype(np.int64)
+        nll = _compute_masked_nll(model, inputs, target_rows, target_columns, targets, device)
         nats = nll * np.concatenate(scales)
-        sums.add(at, nats, targets, np.array([draw for _, draw in batch])[rows_of])
-    return sums.reduced(world, windows)
+        sums.add(token_places, nats, targets, np.array([draw for _, draw in batch])[target_rows])
+    return sums.reduce(world, windows)
 
 
 @torch.inference_mode()
-def _nll_of_hidden(
+def _compute_masked_nll(
     model: Gpt,
     inputs: Sequence[np.ndarray],
     row: np.ndarray,
@@ -186,19 +195,19 @@ def _nll_of_hidden(
     targets: np.ndarray,
     device: torch.device,
 ) -> np.ndarray:
-    """-log p of `targets` [T] at (row, column) of inputs of unlike lengths, seen from both sides: float64."""
-    ids, lengths = padded(inputs)
+    """Return -log p, float64 [T], of `targets` [T] at (row, column) of padded inputs."""
+    ids, lengths = pad_rows(inputs)
     width, reading = ids.shape[1], {}
-    if lengths.min() < width:  # padding would be read too
-        there = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
-        reading["visible"] = there[:, None, :].expand(-1, width, -1)
-    states = model.hidden(torch.from_numpy(ids).to(device), causal=False, **reading).flatten(0, 1)
+    if lengths.min() < width:  # bidirectional attention would read the padding
+        is_token = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
+        reading["visible"] = is_token[:, None, :].expand(-1, width, -1)
+    states = model.hidden_states(torch.from_numpy(ids).to(device), causal=False, **reading).flatten(0, 1)
     chosen = states.index_select(0, torch.from_numpy(row * width + column).to(device))
     nll = linear_nll(chosen, model.head_weight, torch.from_numpy(targets).to(device))
     return nll.double().cpu().numpy()
 
 
-def left_to_right_loss(
+def compute_left_to_right_loss(
     model: Gpt,
     corpus: IndexedTokens,
     *,
@@ -206,27 +215,27 @@ def left_to_right_loss(
     batch_size: int,
     world: World,
     max_samples: int | None = None,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
     text: TextIds | None = None,
     eod_id: int | None = None,
 ) -> CorpusLoss:
-    """Exact for a diffusion model that writes from the left: a forward for every token."""
-    windows = windows_of(corpus, False, seq_len, None, max_samples, text)
+    """Compute the exact loss of a diffusion model under left-to-right generation, a forward per token."""
+    windows = select_windows(corpus, False, seq_len, None, max_samples, text)
     requests = []
     for window in windows:
-        ids = read(corpus, window).tolist()
+        ids = read_window(corpus, window).tolist()
         requests.append(Request(tuple(ids[: window.n_context]), tuple(ids[window.n_context :])))
-    log_p, _ = tokens_left_to_right(
+    log_p, _ = score_tokens_left_to_right(
         model, requests, batch_size=batch_size, max_length=seq_len + 1, world=world, progress=progress
     )
-    sums = _Sums(corpus, eod_id)
-    if world.is_first:  # all ranks have all of it already
+    sums = _DocumentSums(corpus, eod_id)
+    if world.is_first:  # every rank has all values; the sum below must count them once
         places = np.concatenate([np.arange(window.scored, window.end) for window in windows])
         sums.add(places, -log_p, np.concatenate([request.continuation for request in requests]))
-    return sums.reduced(world, windows)
+    return sums.reduce(world, windows)
 
 
-def windows_of(
+def select_windows(
     corpus: IndexedTokens,
     causal: bool,
     seq_len: int,
@@ -234,69 +243,75 @@ def windows_of(
     max_samples: int | None,
     text: TextIds | None,
 ) -> list[Window]:
-    """The windows that are scored. A diffusion model reads what it predicts, so its windows have seq_len ids.
+    """Return the windows to score.
 
-    ValueError for a stride that leaves tokens out, for windows without room for a context, or no tokens.
+    A diffusion model reads the positions that it predicts, so its windows have seq_len ids, not seq_len + 1.
+    Raises ValueError for a stride that skips tokens, windows without room for a context, or an empty corpus.
     """
     stride = seq_len if stride is None else stride
     if not 1 <= stride <= seq_len:
-        raise ValueError(f"--stride: found {stride}, wanted 1 to {seq_len}, the positions of a window")
+        raise ValueError(f"--stride: got {stride}, expected 1 to {seq_len}, the positions of a window")
     if text is None:
-        found = strided(corpus, seq_len, stride) if causal else end_to_end(corpus, seq_len)
+        windows = (
+            iter_strided_windows(corpus, seq_len, stride)
+            if causal
+            else iter_disjoint_windows(corpus, seq_len)
+        )
     elif causal:
-        found = of_documents(corpus, seq_len + 1, stride, text)
+        windows = iter_document_windows(corpus, seq_len + 1, stride, text)
     elif seq_len < 2:
-        raise ValueError(f"--seq-len: got {seq_len}, expected 2 or more, of which one is context")
+        raise ValueError(f"--seq-len: got {seq_len}, expected 2 or more, because one is context")
     else:
-        found = of_documents(corpus, seq_len, seq_len - 1, text)
-    return list(found if max_samples is None else islice(found, max_samples))
+        windows = iter_document_windows(corpus, seq_len, seq_len - 1, text)
+    return list(windows if max_samples is None else islice(windows, max_samples))
 
 
-def text_bytes(
+def count_text_bytes(
     corpus: IndexedTokens, tokenizer: Tokenizer, first: int, tokens: np.ndarray, eod_id: int, world: World
 ) -> tuple[int, int]:
-    """(UTF-8 bytes of the text that was scored, its end-of-document tokens, which are no text).
+    """Return (UTF-8 bytes of the scored text, number of scored end-of-document tokens).
 
-    first    token of the corpus that was scored first
-    tokens   how many of each document were, int64 [n_documents]
+    first    index of the first scored token in the corpus
+    tokens   scored tokens per document, int64 [n_documents]
 
-    Shared by all ranks.
+    The ranks share the work; all return the total.
     """
     begins = np.cumsum(corpus.document_tokens) - corpus.document_tokens
     n_bytes = n_eod = 0
     for i in np.flatnonzero(tokens)[world.rank :: world.n_ranks].tolist():
         begin = max(0, first - int(begins[i]))
-        ids = corpus.document(i)[begin : begin + int(tokens[i])].tolist()
+        ids = corpus.get_document(i)[begin : begin + int(tokens[i])].tolist()
         words = [token for token in ids if token != eod_id]
         n_eod += len(ids) - len(words)
         n_bytes += len(tokenizer.decode(words).encode())
-    found = sum_over_ranks(torch.tensor([n_bytes, n_eod], device=world.device), world)
-    return int(found[0]), int(found[1])
+    totals = sum_over_ranks(torch.tensor([n_bytes, n_eod], device=world.device), world)
+    return int(totals[0]), int(totals[1])
 
 
-class _Sums:
-    """Nats of each document, of ends of documents and of each draw, added up window after window."""
+class _DocumentSums:
+    """Accumulates nats per document, of end-of-document tokens, and per draw."""
 
     def __init__(self, corpus: IndexedTokens, eod_id: int | None, num_mc: int | None = None) -> None:
         self.corpus, self.eod_id = corpus, eod_id
         self.ends = np.cumsum(corpus.document_tokens)
-        self.nats = np.zeros(len(self.ends) + 1)  # the last is of ends of documents
+        self.nats = np.zeros(len(self.ends) + 1)  # the last element is for end-of-document tokens
         self.draws = None if num_mc is None else np.zeros(num_mc)
 
     def add(
         self, places: np.ndarray, nats: np.ndarray, ids: np.ndarray, draws: np.ndarray | None = None
     ) -> None:
-        """`nats` of the tokens `ids` at `places` of the corpus, all [T]; under which draw each."""
-        of = np.searchsorted(self.ends, places, side="right")
-        self.nats[:-1] += np.bincount(of, nats, len(self.ends))
+        """Add the nats of tokens `ids` at `places` of the corpus, under `draws`; all [T]."""
+        documents = np.searchsorted(self.ends, places, side="right")
+        # bincount sums in float64 and handles documents that occur several times
+        self.nats[:-1] += np.bincount(documents, nats, len(self.ends))
         if self.eod_id is not None:
             self.nats[-1] += nats[ids == self.eod_id].sum()
         if self.draws is not None and draws is not None:
             self.draws += np.bincount(draws, nats, len(self.draws))
 
-    def reduced(self, world: World, windows: Sequence[Window]) -> CorpusLoss:
-        """Over all ranks; tokens are those that `windows` score."""
-        tokens = scored_tokens(self.corpus, windows)
+    def reduce(self, world: World, windows: Sequence[Window]) -> CorpusLoss:
+        """Sum over ranks and return the loss; `windows` determine the number of scored tokens."""
+        tokens = count_scored_tokens(self.corpus, windows)
         nats = sum_over_ranks(torch.from_numpy(self.nats).to(world.device), world).cpu().numpy()
         draws = None
         if self.draws is not None:

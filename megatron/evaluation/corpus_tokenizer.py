@@ -1,92 +1,94 @@
-"""Which tokenizer a corpus was made with, whether it is the model's, and what its text is counted with."""
+"""Compare the tokenizers of corpus and model, and load the tokenizer that counts text bytes."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.checkpoint.weights import Weights
-from megatron.config.datapaths import Corpus
+from megatron.checkpoint.model_weights import Weights
+from megatron.config.datapaths import WeightedCorpus
 from megatron.data.indexed import IndexedTokens
 from megatron.evaluation.windows import TextIds
 from megatron.log import get_logger
-from megatron.parallel.reduce import any_rank
+from megatron.parallel.collectives import any_rank
 from megatron.parallel.world import World
-from megatron.tokenizer.kinds import Tokenizer, load_by_name
+from megatron.tokenizer.kinds import Tokenizer, load_tokenizer_by_name
 
 log = get_logger(__name__)
 
 
-def sidecar_tokenizer(corpus: IndexedTokens) -> dict[str, Any]:
-    found = (corpus.sidecar or {}).get("tokenizer")
-    return found if isinstance(found, dict) else {}
+def get_sidecar_tokenizer(corpus: IndexedTokens) -> dict[str, Any]:
+    """Return the `tokenizer` entry of a corpus sidecar, or an empty dictionary."""
+    value = (corpus.sidecar or {}).get("tokenizer")
+    return value if isinstance(value, dict) else {}
 
 
-def find_other_tokenizers(
-    opened: Mapping[Corpus, IndexedTokens], weights: Weights, allowed: bool, world: World
+def find_mismatched_tokenizers(
+    opened: Mapping[WeightedCorpus, IndexedTokens], weights: Weights, allowed: bool, world: World
 ) -> list[str]:
-    """Corpora made with another tokenizer than the model's, where both sums are known, for the result.
+    """Return messages about corpora whose tokenizer differs from the model's, if both sha256 are known.
 
-    ValueError where there is one and it was not allowed.
+    Raises ValueError for such a corpus unless `allowed`.
     """
-    known = {corpus: sidecar_tokenizer(tokens).get("sha256") for corpus, tokens in opened.items()}
-    if not any(known.values()):
+    digests = {corpus: get_sidecar_tokenizer(tokens).get("sha256") for corpus, tokens in opened.items()}
+    if not any(digests.values()):
         return []
-    wanted = weights.tokenizer_sha256
-    if wanted is None and weights.tokenizer is not None:
+    expected = weights.tokenizer_sha256
+    if expected is None and weights.tokenizer is not None:
         try:
-            wanted = load_by_name(weights.tokenizer).sha256
+            expected = load_tokenizer_by_name(weights.tokenizer).sha256
         except (OSError, ValueError):
-            wanted = None
-    if any_rank(wanted is None, world):  # what one rank cannot compare, none does
+            expected = None
+    if any_rank(expected is None, world):  # all ranks compare, or none: they must return the same list
         return []
-    other = []
-    for corpus, found in known.items():
-        if found is None or found == wanted:
+    mismatched = []
+    for corpus, digest in digests.items():
+        if digest is None or digest == expected:
             continue
-        told = (
-            f"{corpus.prefix}: got a corpus of tokenizer {found[:12]}, expected {str(wanted)[:12]}, "
+        message = (
+            f"{corpus.prefix}: got a corpus of tokenizer {digest[:12]}, expected {str(expected)[:12]}, "
             f"that of {weights.source}"
         )
         if not allowed:
             raise ValueError(
-                f"{told}. Preprocess with the model's tokenizer, or pass --allow-other-tokenizer."
+                f"{message}. Preprocess with the model's tokenizer, or pass --allow-other-tokenizer."
             )
         if world.is_first:
-            log.warning("%s; its ids may mean other text to the model", told)
-        other.append(told)
-    return other
+            log.warning("%s; the model may read its ids as other text", message)
+        mismatched.append(message)
+    return mismatched
 
 
 def load_byte_tokenizer(
-    corpus: IndexedTokens, weights: Weights, asked: str | None, world: World
+    corpus: IndexedTokens, weights: Weights, requested: str | None, world: World
 ) -> Tokenizer | None:
-    """To count bytes with: as asked, or what corpus or model say; None, told, where a rank has none.
+    """Load the tokenizer for counting text bytes: `requested`, else that of the corpus, else of the model.
 
-    Raises ValueError or FileNotFoundError where the one asked for is not to be had.
+    Returns None with a warning if any rank has none. Raises ValueError or FileNotFoundError if `requested`
+    cannot be loaded.
     """
-    if asked is not None:
-        return load_by_name(asked)
-    named = [sidecar_tokenizer(corpus).get("name"), weights.tokenizer]
-    why, found = "neither corpus nor model names a tokenizer", None
-    for name in (name for name in named if name):
+    if requested is not None:
+        return load_tokenizer_by_name(requested)
+    candidates = [get_sidecar_tokenizer(corpus).get("name"), weights.tokenizer]
+    reason, tokenizer = "neither corpus nor model names a tokenizer", None
+    for name in (name for name in candidates if name):
         try:
-            found = load_by_name(name)
+            tokenizer = load_tokenizer_by_name(name)
             break
         except (OSError, ValueError) as error:
-            why = str(error)
-    if not any_rank(found is None, world):  # they count together, or not at all
-        return found
-    why = why if found is None else f"a rank has no {found.name}"
+            reason = str(error)
+    if not any_rank(tokenizer is None, world):  # the count is a sum over ranks: all take part, or none
+        return tokenizer
+    reason = reason if tokenizer is None else f"a rank cannot load {tokenizer.name}"
     if world.is_first:
-        log.warning("no bits per byte: %s; --tokenizer names one", why)
+        log.warning("no bits per byte: %s; give --tokenizer", reason)
     return None
 
 
-def text_ids(corpus: IndexedTokens, eod_id: int | None, tokenizer: Tokenizer | None) -> TextIds:
-    """The ids before and behind a text, as for downstream tasks. ValueError where none is known."""
+def resolve_text_ids(corpus: IndexedTokens, eod_id: int | None, tokenizer: Tokenizer | None) -> TextIds:
+    """Return the ids before and after a text, as for downstream tasks. Raises ValueError if unknown."""
     if eod_id is None:
         raise ValueError(
             f"--windows document: got no end-of-document id for {corpus.prefix}, expected one in its sidecar "
-            "or its tokenizer. Name the tokenizer with --tokenizer."
+            "or its tokenizer. Give --tokenizer."
         )
     begin_id = getattr(tokenizer, "bos_id", None)
     return TextIds(eod_id if begin_id is None else begin_id, eod_id)

@@ -1,4 +1,4 @@
-"""Held-out losses of checkpoints, kept beside them, so that a second call scores only what is missing."""
+"""Held-out losses of checkpoints, stored next to them, so that a second call scores only missing ones."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,31 +9,31 @@ import numpy as np
 from tqdm import tqdm
 
 from megatron.checkpoint.convert import read_any
-from megatron.checkpoint.weights import Weights
-from megatron.config.choices import WINDOWS
-from megatron.config.datapaths import SUFFIX, Corpus, read_corpora, read_sidecar
-from megatron.data.documents import write_parquet
+from megatron.checkpoint.model_weights import Weights
+from megatron.config.cli_choices import WINDOWS
+from megatron.config.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
 from megatron.data.indexed import IndexedTokens
+from megatron.data.text_readers import write_parquet_columns
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
-    autoregressive_loss,
-    bound_loss,
-    left_to_right_loss,
-    text_bytes,
-    windows_of,
+    compute_autoregressive_loss,
+    compute_bound_loss,
+    compute_left_to_right_loss,
+    count_text_bytes,
+    select_windows,
 )
 from megatron.evaluation.corpus_tokenizer import (
-    find_other_tokenizers,
+    find_mismatched_tokenizers,
+    get_sidecar_tokenizer,
     load_byte_tokenizer,
-    sidecar_tokenizer,
-    text_ids,
+    resolve_text_ids,
 )
-from megatron.evaluation.nonfinite import CAUSE, NonFiniteError
-from megatron.evaluation.scores import Scored, fingerprint, identity
-from megatron.evaluation.trained_length import warn_past_trained
+from megatron.evaluation.nonfinite_scores import CAUSE, NonFiniteError
+from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
+from megatron.evaluation.trained_length import check_trained_length
 from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.reduce import wait_for_all
+from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
 from megatron.run_dir import TENSORBOARD, read_json, write_json
 from megatron.tokenizer.kinds import Tokenizer
@@ -42,23 +42,23 @@ from megatron.tokenizer.vocabulary import VocabularyRows
 log = get_logger(__name__)
 
 KIND = "validation"
-VERSION = 2  # of what the figures mean; it is part of their file's name
-RATE_MIN = 1e-3  # of a model whose run does not say; no score depends on it
+VERSION = 2  # version of the metrics' definitions; part of the file name's hash
+RATE_MIN = 1e-3  # for a model without a recorded rate_min; no score depends on it
 BITS_PER_BYTE = "nats of scored tokens without end-of-document tokens / ln 2 / UTF-8 bytes of their text"
 DOCUMENTS = ".documents.parquet"
-FIGURES = ("loss", "perplexity", "bits_per_token", "bits_per_byte")  # that TensorBoard gets
+FIGURES = ("loss", "perplexity", "bits_per_token", "bits_per_byte")  # metrics logged to TensorBoard
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """What is scored, and how.
+class HeldOutScoring:
+    """Settings of a held-out score.
 
-    data     prefix of a .bin/.idx pair, or a data-path file of several
-    method   ar: exact; mc: masked diffusion's bound. None: what the objective has
+    data     prefix of a .bin/.idx dataset, or a data-path file of several
+    method   ar: exact; mc: masked diffusion's bound. None: the objective's default
     stride   autoregressive: tokens between two windows; None: seq_len
-    seq_len  positions of a window; None: as trained
-    windows  corpus: across the ends of documents; document: each document alone (windows.py)
-    allow_other_tokenizer   score a corpus of another tokenizer than the model's all the same
+    seq_len  positions of a window; None: as in training
+    windows  corpus: across document ends; document: each document alone (windows.py)
+    allow_other_tokenizer   score a corpus even if its tokenizer is not the model's
     """
 
     data: str
@@ -73,175 +73,203 @@ class Held:
     windows: str = "corpus"
     allow_other_tokenizer: bool = False
 
-    def resolved(self, weights: Weights) -> "Held":
-        """With everything filled in. ValueError where the model has no such score."""
+    def resolve(self, weights: Weights) -> "HeldOutScoring":
+        """Return a copy with all defaults resolved. Raises ValueError if they do not apply to the model."""
         causal = weights.objective == "autoregressive"
         method = self.method or ("ar" if causal else "mc")
         if causal and method == "mc":
-            raise ValueError(f"{weights.source}: autoregressive, its loss is exact; leave --method mc out")
+            raise ValueError(f"{weights.source}: autoregressive, so its loss is exact. Omit --method mc.")
         if not causal and self.stride is not None:
-            raise ValueError(f"{weights.source}: --stride is for autoregressive models; leave it out")
+            raise ValueError(f"{weights.source}: --stride applies to autoregressive models only. Omit it.")
         for name in ("batch_size", "max_samples", "seq_len", "stride", "num_mc"):
-            if (found := getattr(self, name)) is not None and found < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: found {found}, wanted 1 or more")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: got {value}, expected 1 or more")
         if self.windows not in WINDOWS:
             raise ValueError(f"--windows: got {self.windows!r}, expected {' or '.join(WINDOWS)}")
         seq_len = self.seq_len or weights.seq_len
         if seq_len is None:
-            raise ValueError(f"{weights.source}: does not say how many positions it reads; give --seq-len")
+            raise ValueError(f"{weights.source}: its sequence length is unknown. Give --seq-len.")
         room = weights.config.n_positions if weights.config.positions == "learned" else None
         if room is not None and seq_len > room:
-            raise ValueError(f"--seq-len: {seq_len} positions, {weights.source} has learned {room}")
-        told = {**asdict(self), "method": method, "seq_len": seq_len}
-        told["stride"] = (self.stride or seq_len) if causal else None
-        told["num_mc"] = self.num_mc if method == "mc" else 1
-        told["seed"] = self.seed if method == "mc" else None  # nothing is drawn
-        return Held(**told)
+            raise ValueError(
+                f"--seq-len: got {seq_len}, expected at most the {room} positions of {weights.source}"
+            )
+        fields = {**asdict(self), "method": method, "seq_len": seq_len}
+        fields["stride"] = (self.stride or seq_len) if causal else None
+        fields["num_mc"] = self.num_mc if method == "mc" else 1
+        fields["seed"] = self.seed if method == "mc" else None  # no random numbers are used
+        return HeldOutScoring(**fields)
 
     def settings(self) -> dict[str, Any]:
-        """What changes a figure, but for the data and the model."""
+        """Return the settings that affect a score, except data and model."""
         without = ("data", "batch_size", "per_document", "allow_other_tokenizer")
-        told = {key: value for key, value in asdict(self).items() if key not in without}
-        return {**told, "version": VERSION}
+        fields = {key: value for key, value in asdict(self).items() if key not in without}
+        return {**fields, "version": VERSION}
 
-    def label(self, corpora: Sequence[Corpus]) -> str:
-        """A file's name: the data, the way of scoring, and a hash of all that changes a figure."""
+    def label(self, corpora: Sequence[WeightedCorpus]) -> str:
+        """Return a file name: data, scoring method, and a hash of all settings that affect a score."""
         name = Path(self.data).name.removesuffix(SUFFIX)
         words = [name, self.method if self.method != "mc" else f"mc{self.num_mc}"]
         words += ["documents"] if self.windows == "document" else []
         words += [] if self.stride in (None, self.seq_len) else [f"stride{self.stride}"]
         words += [] if self.max_samples is None else [f"first{self.max_samples}"]
-        content = [[Path(one.prefix).name, str(one.weight), *_content(one)] for one in corpora]
-        words.append(identity([self.settings(), content])[:8])
+        content = [
+            [Path(corpus.prefix).name, str(corpus.weight), *_identify_corpus(corpus)] for corpus in corpora
+        ]
+        words.append(hash_json([self.settings(), content])[:8])
         return "-".join(str(word) for word in words)
 
 
-def _content(corpus: Corpus) -> list[Any]:
-    """What a corpus is, wherever it is: the sums of its sidecar, or else its path, and its sizes."""
+def _identify_corpus(corpus: WeightedCorpus) -> list[Any]:
+    """Identify a corpus, wherever it is: the checksums of its sidecar, else its path; and its sizes."""
     files = [Path(f"{corpus.prefix}{end}") for end in (".bin", ".idx")]
     sums = read_sidecar(corpus.prefix).get("sha256") if Path(f"{corpus.prefix}.json").is_file() else None
     return [sums or str(files[0].resolve()), *(file.stat().st_size for file in files)]
 
 
 def score_held_out(
-    model: Scored, held: Held, world: World, *, tokenizer: str | None = None, out: Path | None = None
+    model: ScoredModel,
+    scoring: HeldOutScoring,
+    world: World,
+    *,
+    tokenizer: str | None = None,
+    out: Path | None = None,
 ) -> tuple[dict[str, Any], Path, bool]:
-    """(what was found, the file it is in, whether it had been found before).
+    """Score a model, or reuse a stored score. Return (result, its file, True if it was reused).
 
-    tokenizer   for bytes of text, instead of what corpus and model say; where none was to be had before
-                and one is now, or it is another than before, the model is scored again
+    tokenizer   for counting text bytes, instead of the tokenizer of corpus or model. The model is scored
+                again if the stored score had no tokenizer and there is one now, or if it changed.
 
-    Raises ValueError or FileNotFoundError, NonFiniteError for a loss that is NaN or Inf; then nothing is
-    written.
+    Raises ValueError or FileNotFoundError, and NonFiniteError for a loss that is NaN or Inf. In these cases
+    nothing is written.
     """
     weights = read_any(model.path, tokenizer=tokenizer)
-    held = held.resolved(weights)
-    corpora = read_corpora(held.data)
+    scoring = scoring.resolve(weights)
+    corpora = read_corpora(scoring.data)
     opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
-    other = find_other_tokenizers(opened, weights, held.allow_other_tokenizer, world)
-    label = held.label(corpora)
+    mismatched = find_mismatched_tokenizers(opened, weights, scoring.allow_other_tokenizer, world)
+    label = scoring.label(corpora)
     folder = out or model.folder(KIND)
     path = folder / f"{label}.json"
-    pairs = [[Path(corpus.prefix).name, fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora]
-    assert held.seq_len is not None, "resolved"
-    warnings = warn_past_trained(weights, held.seq_len, "--seq-len")
+    fingerprints = [
+        [Path(corpus.prefix).name, compute_fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora
+    ]
+    assert scoring.seq_len is not None, "resolved"
+    warnings = check_trained_length(weights, scoring.seq_len, "--seq-len")
     for warning in warnings if world.is_first else ():
         log.warning("%s", warning)
-    settings = identity([held.settings(), fingerprint(model.path), pairs, *warnings])
-    before = read_json(path)
-    same = before is not None and before.get("settings") == settings
-    known = same and (path.with_suffix(DOCUMENTS).is_file() or not held.per_document)
-    tokenizers: dict[Corpus, Tokenizer | None] = {}
-    if not known or before is None or before.get("bits_per_byte") is None or tokenizer is not None:
+    settings = hash_json([scoring.settings(), compute_fingerprint(model.path), fingerprints, *warnings])
+    previous = read_json(path)
+    same = previous is not None and previous.get("settings") == settings
+    is_current = same and (path.with_suffix(DOCUMENTS).is_file() or not scoring.per_document)
+    tokenizers: dict[WeightedCorpus, Tokenizer | None] = {}
+    if not is_current or previous is None or previous.get("bits_per_byte") is None or tokenizer is not None:
         tokenizers = {
-            one: load_byte_tokenizer(tokens, weights, tokenizer, world) for one, tokens in opened.items()
+            corpus: load_byte_tokenizer(tokens, weights, tokenizer, world)
+            for corpus, tokens in opened.items()
         }
-        sums = [None if one is None else one.sha256 for one in tokenizers.values()]
-        known = known and before is not None and (None in sums or sums == before.get("tokenizers"))
-    wait_for_all(world)  # all ranks have seen the same files before one writes another
-    if known and before is not None:
-        return before, path, True
+        # If no tokenizer can be loaded now, the stored score is at least as good.
+        sums = [None if item is None else item.sha256 for item in tokenizers.values()]
+        is_current = (
+            is_current and previous is not None and (None in sums or sums == previous.get("tokenizers"))
+        )
+    barrier(world)  # no rank may write before all have checked which files exist
+    if is_current and previous is not None:
+        return previous, path, True
     losses = {}
-    net = weights.model().to(world.device)
+    net = weights.build_model().to(world.device)
     for corpus, tokens in opened.items():
-        losses[corpus] = _score(net, weights, held, tokens, tokenizers[corpus], world)
-    found = {
+        losses[corpus] = _score_corpus(net, weights, scoring, tokens, tokenizers[corpus], world)
+    result = {
         "checkpoint": str(model.path),
         "step": model.step,
         "objective": weights.objective,
-        "data": held.data,
-        **held.settings(),
-        **_figures(losses),
+        "data": scoring.data,
+        **scoring.settings(),
+        **_summarize_losses(losses),
         "bits_per_byte_of": BITS_PER_BYTE,
-        "corpora": [{"prefix": str(Path(one.prefix).resolve()), **_about(one)} for one in corpora],
-        "tokenizers": [None if one is None else one.sha256 for one in tokenizers.values()],
-        **({"other_tokenizer": other} if other else {}),
+        "corpora": [
+            {"prefix": str(Path(corpus.prefix).resolve()), **_describe_corpus(corpus)} for corpus in corpora
+        ],
+        "tokenizers": [None if item is None else item.sha256 for item in tokenizers.values()],
+        **({"other_tokenizer": mismatched} if mismatched else {}),
         "warnings": warnings,
         "settings": settings,
     }
     if world.is_first:
-        if before is not None and not same:
-            log.warning("%s: replaced; it was of other weights or files under the same names", path)
-        _write(path, found, losses, held, keep=same)
-        if out is None:  # the run's folder is left alone where results go elsewhere
-            _to_tensorboard(model, label, found)
-    return found, path, False
+        if previous is not None and not same:
+            log.warning("%s: replaced; it was of other weights or data under the same names", path)
+        _write_results(path, result, losses, scoring, keep=same)
+        if out is None:  # with --out, the run folder stays unchanged
+            _log_to_tensorboard(model, label, result)
+    return result, path, False
 
 
-def _about(corpus: Corpus) -> dict[str, Any]:
-    content = _content(corpus)
+def _describe_corpus(corpus: WeightedCorpus) -> dict[str, Any]:
+    content = _identify_corpus(corpus)
     return {"weight": float(corpus.weight), "sums": content[0], "bytes": content[1:]}
 
 
-def _write(
-    path: Path, found: dict[str, Any], losses: dict[Corpus, CorpusLoss], held: Held, keep: bool
+def _write_results(
+    path: Path,
+    result: dict[str, Any],
+    losses: dict[WeightedCorpus, CorpusLoss],
+    scoring: HeldOutScoring,
+    keep: bool,
 ) -> None:
-    """The figures, and with them the documents; `keep`: those that are there are of the same figures."""
+    """Write the result and the per-document losses; `keep`: an existing document file is still valid."""
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = path.with_suffix(DOCUMENTS)
-    if held.per_document:
-        write_parquet(documents, _documents(losses))
+    if scoring.per_document:
+        write_parquet_columns(documents, _build_document_table(losses))
     elif not keep:
-        documents.unlink(missing_ok=True)  # they belong to the figures that are replaced now
-    write_json(path, found)
+        documents.unlink(missing_ok=True)  # they belong to the replaced result
+    write_json(path, result)
 
 
-def _score(
-    net: Any, weights: Weights, held: Held, corpus: IndexedTokens, tokenizer: Tokenizer | None, world: World
+def _score_corpus(
+    net: Any,
+    weights: Weights,
+    scoring: HeldOutScoring,
+    corpus: IndexedTokens,
+    tokenizer: Tokenizer | None,
+    world: World,
 ) -> CorpusLoss:
-    told = sidecar_tokenizer(corpus)
-    if told.get("n_tokens", 0) > weights.config.n_tokens:
+    tokenizer_info = get_sidecar_tokenizer(corpus)
+    if tokenizer_info.get("n_tokens", 0) > weights.config.n_tokens:
         raise ValueError(
-            f"{corpus.prefix}: has ids up to {told['n_tokens'] - 1}, {weights.source} knows "
-            f"{weights.config.n_tokens}; preprocess with the model's tokenizer"
+            f"{corpus.prefix}: got ids up to {tokenizer_info['n_tokens'] - 1}, expected below "
+            f"{weights.config.n_tokens}. Preprocess with the tokenizer of {weights.source}."
         )
-    assert held.seq_len is not None and held.method is not None, "resolved"
+    assert scoring.seq_len is not None and scoring.method is not None, "resolved"
     corpus.n_ids = weights.config.n_tokens
     causal = weights.objective == "autoregressive"
-    eod_id = told.get("eod_id")
+    eod_id = tokenizer_info.get("eod_id")
     if eod_id is None and tokenizer is not None:
         eod_id = tokenizer.eod_id
-    text = None if held.windows == "corpus" else text_ids(corpus, eod_id, tokenizer)
-    windows = windows_of(corpus, causal, held.seq_len, held.stride, held.max_samples, text)
-    name, total = Path(corpus.prefix).name, len(windows) * held.num_mc
+    text = None if scoring.windows == "corpus" else resolve_text_ids(corpus, eod_id, tokenizer)
+    windows = select_windows(corpus, causal, scoring.seq_len, scoring.stride, scoring.max_samples, text)
+    name, total = Path(corpus.prefix).name, len(windows) * scoring.num_mc
     with tqdm(total=total, desc=name, disable=None if world.is_first else True, mininterval=0.5) as bar:
-        asked: dict[str, Any] = {
-            "seq_len": held.seq_len,
-            "batch_size": held.batch_size,
-            "max_samples": held.max_samples,
+        options: dict[str, Any] = {
+            "seq_len": scoring.seq_len,
+            "batch_size": scoring.batch_size,
+            "max_samples": scoring.max_samples,
             "world": world,
             "progress": bar.update,
             "text": text,
             "eod_id": eod_id,
         }
         if causal:
-            loss = autoregressive_loss(net, corpus, stride=held.stride or held.seq_len, **asked)
-        elif held.method == "ar":
-            loss = left_to_right_loss(net, corpus, **asked)
+            loss = compute_autoregressive_loss(
+                net, corpus, stride=scoring.stride or scoring.seq_len, **options
+            )
+        elif scoring.method == "ar":
+            loss = compute_left_to_right_loss(net, corpus, **options)
         else:
             mask_id = VocabularyRows(weights.config.n_tokens).mask_id
-            objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, held.seed)
-            loss = bound_loss(net, objective, corpus, num_mc=held.num_mc, **asked)
+            objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, scoring.seed)
+            loss = compute_bound_loss(net, objective, corpus, num_mc=scoring.num_mc, **options)
     if len(bad := np.flatnonzero(~np.isfinite(loss.nats))):
         raise NonFiniteError(
             f"{weights.source}: got a loss of {loss.nats[bad[0]]} for document {bad[0]} of {corpus.prefix}, "
@@ -249,58 +277,61 @@ def _score(
         )
     if tokenizer is None:
         return loss
-    n_bytes, n_eod = text_bytes(corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world)
+    n_bytes, n_eod = count_text_bytes(corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world)
     return replace(loss, n_bytes=n_bytes, n_eod=n_eod)
 
 
-def _figures(losses: dict[Corpus, CorpusLoss]) -> dict[str, Any]:
-    """Of all tokens together, and of several domains each by itself and the mean by their weights."""
+def _summarize_losses(losses: dict[WeightedCorpus, CorpusLoss]) -> dict[str, Any]:
+    """Return metrics over all tokens and, for several corpora, per domain and averaged by weight."""
     domains = {}
     for corpus, loss in losses.items():
-        domains[_domain(corpus, losses)] = {"weight": float(corpus.weight), **loss.told()}
-    known = [loss.n_bytes for loss in losses.values() if loss.n_bytes is not None]
+        domains[_get_domain_name(corpus, losses)] = {"weight": float(corpus.weight), **loss.metrics()}
+    n_bytes = [loss.n_bytes for loss in losses.values() if loss.n_bytes is not None]
     draws = [loss.draws for loss in losses.values() if loss.draws is not None]
+    # nats of draw m of all corpora are the sums over corpora
     whole = CorpusLoss(
         np.concatenate([loss.nats for loss in losses.values()]),
         np.concatenate([loss.tokens for loss in losses.values()]),
         np.sum(draws, axis=0) if draws else None,
-        sum(known) if len(known) == len(losses) else None,
+        sum(n_bytes) if len(n_bytes) == len(losses) else None,
         sum(loss.eod_nats for loss in losses.values()),
         sum(loss.n_eod for loss in losses.values()),
     )
     if len(domains) == 1:
-        return whole.told()
+        return whole.metrics()
     weights = np.array([float(corpus.weight) for corpus in losses])
-    by_weight = float(weights @ [one["loss"] for one in domains.values()] / weights.sum())
-    return {**whole.told(), "loss_by_weight": by_weight, "domains": domains}
+    by_weight = float(weights @ [domain["loss"] for domain in domains.values()] / weights.sum())
+    return {**whole.metrics(), "loss_by_weight": by_weight, "domains": domains}
 
 
-def _domain(corpus: Corpus, among: Sequence[Corpus] | dict[Corpus, CorpusLoss]) -> str:
-    """The name of a pair's file, or its whole prefix where two have one name."""
+def _get_domain_name(
+    corpus: WeightedCorpus, among: Sequence[WeightedCorpus] | dict[WeightedCorpus, CorpusLoss]
+) -> str:
+    """Return the file name of a dataset, or its whole prefix if several datasets have that name."""
     name = Path(corpus.prefix).name
-    return corpus.prefix if sum(Path(one.prefix).name == name for one in among) > 1 else name
+    return corpus.prefix if sum(Path(other.prefix).name == name for other in among) > 1 else name
 
 
-def _documents(losses: dict[Corpus, CorpusLoss]) -> dict[str, np.ndarray | list[str]]:
-    """A row a document."""
+def _build_document_table(losses: dict[WeightedCorpus, CorpusLoss]) -> dict[str, np.ndarray | list[str]]:
+    """Return columns with one row per document."""
     return {
-        "domain": [_domain(corpus, losses) for corpus, loss in losses.items() for _ in loss.nats],
+        "domain": [_get_domain_name(corpus, losses) for corpus, loss in losses.items() for _ in loss.nats],
         "document": np.concatenate([np.arange(len(loss.nats)) for loss in losses.values()]),
         "tokens": np.concatenate([loss.tokens for loss in losses.values()]),
         "nats": np.concatenate([loss.nats for loss in losses.values()]),
     }
 
 
-def _to_tensorboard(model: Scored, label: str, found: dict[str, Any]) -> None:
-    """Scalars at the checkpoint's step, beside those of training."""
+def _log_to_tensorboard(model: ScoredModel, label: str, result: dict[str, Any]) -> None:
+    """Log scalars at the checkpoint's step, next to those of training."""
     if model.run is None or model.step is None:
         return
-    from torch.utils.tensorboard import SummaryWriter  # imports slowly
+    from torch.utils.tensorboard import SummaryWriter  # slow import
 
     writer = SummaryWriter(str(model.run / TENSORBOARD))
-    for domain, told in {"": found, **found.get("domains", {})}.items():
+    for domain, metrics in {"": result, **result.get("domains", {})}.items():
         for name in FIGURES:
-            if told[name] is not None:
+            if metrics[name] is not None:
                 place = "/".join(word for word in (label, domain, name) if word)
-                writer.add_scalar(place, told[name], model.step)
+                writer.add_scalar(place, metrics[name], model.step)
     writer.close()

@@ -1,9 +1,9 @@
-"""Log-likelihoods of continuations under an autoregressive model: what is shared is read once.
+"""Log-likelihoods of continuations under an autoregressive model, with shared prefixes read once.
 
-Requests whose tokens begin alike, the choices of a question or questions behind the same examples, are laid
-into one row: first what they share, then what each adds. An added part sees what is shared and itself, and
-stands at the positions it would have alone, so that keys and values of a context are computed once, and
-choices of one token add nothing to the forward at all.
+Requests with a common prefix (the choices of a question, or questions after the same examples) are packed
+into one row: the prefix, then the rest of each request. Each rest attends to the prefix and to itself, at the
+positions that it would have alone. Keys and values of a context are therefore computed once, and choices of
+one token add nothing to the forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,47 +15,55 @@ from torch import Tensor
 
 from megatron.model.gpt import Gpt
 from megatron.objective.linear_cross_entropy import linear_log_p
-from megatron.parallel.reduce import sum_over_ranks
+from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
-WORTH_SHARING = 4  # what is shared is at least one part in so many of a sequence
-Progress = Callable[[int], None]  # told how many requests were just finished
+WORTH_SHARING = 4  # a shared prefix is at least 1 / WORTH_SHARING of a sequence
+ProgressCallback = Callable[[int], None]  # called with the number of newly finished requests
 
 
 @dataclass(frozen=True)
 class Request:
-    """Ids of a context, at least one, and of what may follow it."""
+    """Ids of a context (at least one) and of a continuation."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
 
-    def cut(self, n: int) -> tuple[int, ...]:
-        """The last n tokens of both. ValueError where the continuation alone would be cut."""
+    def truncate(self, n: int) -> tuple[int, ...]:
+        """Return the last n tokens of context and continuation.
+
+        Raises ValueError if that leaves no token of the context.
+        """
         if len(self.continuation) >= n:
             raise ValueError(
-                f"a continuation of {len(self.continuation)} tokens leaves no room for any context: "
-                f"the model scores {n - 1} at most after one token of it"
+                f"a continuation of {len(self.continuation)} tokens leaves no room for a context: "
+                f"the model scores at most {n - 1} tokens after one token of context"
             )
         return (self.context + self.continuation)[-n:]
 
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Of n requests, in their order.
+    """Scores of n requests, in their order.
 
-    log_p    float64 [n]  nats; not a number where it was not asked for
-    greedy   bool [n]     whether the model itself would have written the continuation
-    n_cut    requests whose context was cut from the left, since the model has not so many positions
+    log_p        float64 [n]  nats; NaN if it was not requested
+    greedy       bool [n]     whether greedy generation gives the continuation
+    n_truncated  number of requests whose context was truncated on the left to the model's positions
     """
 
     log_p: np.ndarray
     greedy: np.ndarray
-    n_cut: int
+    n_truncated: int
 
 
 @dataclass
 class _Row:
-    """Requests `numbers` in one row: `shared` tokens, then what each adds; `inputs` are their own tokens."""
+    """Requests packed into one row: `shared` tokens, then the rest of each request.
+
+    numbers   indices of the requests
+    inputs    all input tokens of each request
+    shared    length of the common prefix
+    """
 
     numbers: list[int]
     inputs: list[tuple[int, ...]]
@@ -66,48 +74,57 @@ class _Row:
         return self.shared + sum(len(tokens) - self.shared for tokens in self.inputs)
 
 
-def cut_from_left(requests: Sequence[Request], n: int) -> tuple[list[tuple[int, ...]], int]:
-    """The last n tokens of each request, and of how many that is not all."""
-    sequences = [request.cut(n) for request in requests]
+def truncate_left(requests: Sequence[Request], n: int) -> tuple[list[tuple[int, ...]], int]:
+    """Return the last n tokens of each request, and the number of requests that were truncated."""
+    sequences = [request.truncate(n) for request in requests]
     whole = (len(request.context) + len(request.continuation) for request in requests)
-    return sequences, sum(len(one) < length for one, length in zip(sequences, whole, strict=True))
+    return sequences, sum(len(sequence) < length for sequence, length in zip(sequences, whole, strict=True))
 
 
-def autoregressive_likelihoods(
+def score_autoregressive(
     model: Gpt,
     requests: Sequence[Request],
     *,
     batch_size: int,
     max_length: int,
     world: World,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
 ) -> Likelihoods:
-    """log p(continuation | context) of each request; `batch_size` requests a forward, `max_length` positions.
+    """Compute log p(continuation | context) of each request.
 
-    Batches do not depend on the number of ranks, which share them, so neither does any figure.
+    batch_size   requests per forward pass
+    max_length   positions of the model
+
+    The batches are shared by the ranks but do not depend on their number, so neither do the results.
     """
-    sequences, n_cut = cut_from_left(requests, max_length + 1)  # the last token is not read
-    found = torch.zeros(len(requests), 2, dtype=torch.float64)
-    # a model that keeps documents apart counts positions by itself
-    rows = _rows([sequence[:-1] for sequence in sequences], 1 if model.config.document_mask else batch_size)
-    for turn, batch in enumerate(_batches(rows, batch_size)):
+    sequences, n_truncated = truncate_left(requests, max_length + 1)  # the last token is only predicted
+    scores = torch.zeros(len(requests), 2, dtype=torch.float64)
+    # a document mask excludes packing, because the model then computes positions itself
+    rows = _build_rows(
+        [sequence[:-1] for sequence in sequences], 1 if model.config.document_mask else batch_size
+    )
+    for turn, batch in enumerate(_iter_batches(rows, batch_size)):
         if turn % world.n_ranks == world.rank:
-            numbers, log_p, greedy = _score(model, batch, requests)
-            found[numbers, 0], found[numbers, 1] = log_p, greedy.double()
+            numbers, log_p, greedy = _score_rows(model, batch, requests)
+            scores[numbers, 0], scores[numbers, 1] = log_p, greedy.double()
         progress(sum(len(row.numbers) for row in batch))
-    found = sum_over_ranks(found.to(world.device), world).cpu()
-    return Likelihoods(found[:, 0].numpy(), found[:, 1].numpy() > 0, n_cut)
+    scores = sum_over_ranks(scores.to(world.device), world).cpu()
+    return Likelihoods(scores[:, 0].numpy(), scores[:, 1].numpy() > 0, n_truncated)
 
 
-def _rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
-    """Requests laid together where that is less to read, at most `most` in a row; the longest rows first."""
+def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
+    """Pack requests into rows where that reduces the tokens to read, at most `most` per row; longest first.
+
+    Requests are visited in lexicographic order, so that those with a long common prefix are adjacent.
+    """
     rows: list[_Row] = []
     for i in sorted(range(len(inputs)), key=lambda i: inputs[i]):
         tokens = inputs[i]
         if rows:
             row = rows[-1]
-            shared, n = _alike(row.inputs[-1][: row.shared], tokens), len(row.numbers)
-            # n + 1 requests share less than n did: joining must not undo more than it saves
+            shared, n = _count_common_prefix(row.inputs[-1][: row.shared], tokens), len(row.numbers)
+            # n + 1 requests may share less than n did. Packing saves (n - 1) * row.shared tokens before
+            # this request and n * shared with it, and must not save less.
             if n < most and shared * n > row.shared * (n - 1) and shared * WORTH_SHARING >= len(tokens):
                 row.numbers.append(i)
                 row.inputs.append(tokens)
@@ -117,16 +134,16 @@ def _rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
     return sorted(rows, key=lambda row: -row.length)
 
 
-def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens are equal."""
+def _count_common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
     for n, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return n
     return min(len(a), len(b))
 
 
-def _batches(rows: Sequence[_Row], batch_size: int) -> Iterator[list[_Row]]:
-    """Rows of nearly one length, as many as hold `batch_size` requests, or one row."""
+def _iter_batches(rows: Sequence[_Row], batch_size: int) -> Iterator[list[_Row]]:
+    """Yield batches of consecutive rows with at most `batch_size` requests, or of a single row."""
     batch: list[_Row] = []
     n = 0
     for row in rows:
@@ -140,38 +157,43 @@ def _batches(rows: Sequence[_Row], batch_size: int) -> Iterator[list[_Row]]:
 
 
 @torch.inference_mode()
-def _score(model: Gpt, rows: Sequence[_Row], requests: Sequence[Request]) -> tuple[list[int], Tensor, Tensor]:
-    """(request numbers, log p float64, greedy bool) of the requests in a few rows, by one forward."""
+def _score_rows(
+    model: Gpt, rows: Sequence[_Row], requests: Sequence[Request]
+) -> tuple[list[int], Tensor, Tensor]:
+    """Score the requests of a few rows in one forward pass: (request indices, log p float64, greedy bool)."""
     width = max(row.length for row in rows)
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros_like(tokens)
-    parts = np.zeros_like(tokens)  # 0: shared, and padding, which is behind all and seen by none
-    places: list[np.ndarray] = []  # for each request, which rows of the flat [B * S] predict its continuation
+    parts = np.zeros_like(tokens)  # number of the request in its row; 0: shared prefix and padding
+    places: list[np.ndarray] = []  # per request: flat indices in [B * S] that predict its continuation
     numbers: list[int] = []
     for b, row in enumerate(rows):
         end = row.shared
         tokens[b, :end] = row.inputs[0][:end]
         positions[b, :end] = np.arange(end)
-        for part, (number, own) in enumerate(zip(row.numbers, row.inputs, strict=True), 1):
-            here = slice(end, end + len(own) - row.shared)
-            tokens[b, here] = own[row.shared :]
-            positions[b, here] = np.arange(row.shared, len(own))
-            parts[b, here] = part
-            where = np.concatenate([np.arange(row.shared), np.arange(here.start, here.stop)])
+        for part, (number, sequence) in enumerate(zip(row.numbers, row.inputs, strict=True), 1):
+            span = slice(end, end + len(sequence) - row.shared)
+            tokens[b, span] = sequence[row.shared :]
+            positions[b, span] = np.arange(row.shared, len(sequence))
+            parts[b, span] = part
+            columns = np.concatenate([np.arange(row.shared), np.arange(span.start, span.stop)])
             n = len(requests[number].continuation)
-            places.append(b * width + where[len(own) - n :])
+            # position i predicts token i + 1, so the last n inputs predict the n tokens of the continuation
+            places.append(b * width + columns[len(sequence) - n :])
             numbers.append(number)
-            end = here.stop
+            end = span.stop
     device = model.embedding.weight.device
     reading = {}
-    if parts.any():
-        of = torch.from_numpy(parts).to(device)
-        reading["visible"] = (of[:, None, :] == 0) | (of[:, None, :] == of[:, :, None])
+    if parts.any():  # a position attends to the shared prefix and to its own request
+        part_of = torch.from_numpy(parts).to(device)
+        # [B, S, S], causal mask applies in addition
+        reading["visible"] = (part_of[:, None, :] == 0) | (part_of[:, None, :] == part_of[:, :, None])
         reading["positions"] = torch.from_numpy(positions).to(device)
-    wanted, place = np.unique(np.concatenate(places), return_inverse=True)
+    # several requests may use the same position (the end of a shared context): compute it once
+    unique_places, place = np.unique(np.concatenate(places), return_inverse=True)
     targets = np.concatenate([requests[number].continuation for number in numbers]).astype(np.int64)
     log_p, best = linear_log_p(
-        hidden_at(model, tokens, wanted, causal=True, **reading),
+        compute_hidden_at(model, tokens, unique_places, causal=True, **reading),
         model.head_weight,
         torch.from_numpy(place).to(device),
         torch.from_numpy(targets).to(device),
@@ -182,21 +204,24 @@ def _score(model: Gpt, rows: Sequence[_Row], requests: Sequence[Request]) -> tup
     return numbers, log_p, greedy
 
 
-def hidden_at(model: Gpt, tokens: np.ndarray, places: np.ndarray, causal: bool, **reading: Tensor) -> Tensor:
-    """What the head reads at some places of tokens int64 [B, S], none other of which is computed to the end.
+def compute_hidden_at(
+    model: Gpt, tokens: np.ndarray, places: np.ndarray, causal: bool, **reading: Tensor
+) -> Tensor:
+    """Return the final hidden states [T, D] at some places of tokens int64 [B, S].
 
-    places   int64 [T], rising: position p of row b is b * S + p
-    reading  as for `Gpt.hidden`
+    places   int64 [T], increasing: position p of row b is b * S + p
+    reading  keyword arguments of `Gpt.hidden_states`
 
-    Returns [T, D].
+    Only these places are computed through the last layer.
     """
     n_rows, width = tokens.shape
     row, position = np.divmod(places, width)
-    n_asked = np.bincount(row, minlength=n_rows)
-    column = np.arange(len(places)) - (n_asked.cumsum() - n_asked)[row]
-    asked = np.zeros((n_rows, int(n_asked.max(initial=0))), dtype=np.int64)
-    asked[row, column] = position
+    n_queries = np.bincount(row, minlength=n_rows)
+    # places -> (row, column) of a rectangular table of query positions, padded with position 0
+    column = np.arange(len(places)) - (n_queries.cumsum() - n_queries)[row]
+    query_positions = np.zeros((n_rows, int(n_queries.max(initial=0))), dtype=np.int64)
+    query_positions[row, column] = position
     device = model.embedding.weight.device
-    read, wanted = torch.from_numpy(tokens).to(device), torch.from_numpy(asked).to(device)
-    states = model.hidden(read, causal, asked=wanted, **reading).flatten(0, 1)
-    return states.index_select(0, torch.from_numpy(row * asked.shape[1] + column).to(device))
+    read, queries = torch.from_numpy(tokens).to(device), torch.from_numpy(query_positions).to(device)
+    states = model.hidden_states(read, causal, query_positions=queries, **reading).flatten(0, 1)
+    return states.index_select(0, torch.from_numpy(row * query_positions.shape[1] + column).to(device))

@@ -1,12 +1,12 @@
 """Log-likelihoods of continuations under a masked-diffusion model.
 
-left to right   log p = sum_i log p(a_i | context, a_1 .. a_{i-1}, the rest hidden): a forward for each token,
-                and in every one all later tokens of the answer are [MASK], so that none can leak
-bound           -log p <= E_l E_mask [L / l sum over the l hidden tokens of -log p(token | the others)] with l
-                uniform in 1 .. L: masked diffusion's bound by the number of hidden tokens, which has less
-                variance than by t (LLaDA, arXiv 2502.09992, eq. 6)
+left to right   log p = sum_i log p(a_i | context, a_1 .. a_{i-1}, the rest masked): one forward pass per
+                token, in which all later tokens of the answer are [MASK], so that none can leak
+bound           -log p <= E_l E_mask [L / l sum over the l masked tokens of -log p(token | the others)] with l
+                uniform in 1 .. L: masked diffusion's bound in terms of the number of masked tokens, which has
+                less variance than in terms of t (LLaDA, arXiv 2502.09992, eq. 6)
 
-Questions and masks are batched together: a row is one question under one mask.
+Requests and masks are batched together: a row is one request under one mask.
 """
 
 import math
@@ -17,67 +17,76 @@ import torch
 from torch import Tensor
 
 from megatron.evaluation.generate_diffusion import generate_diffusion
-from megatron.evaluation.likelihood import Likelihoods, Progress, Request, cut_from_left, hidden_at
+from megatron.evaluation.likelihood import (
+    Likelihoods,
+    ProgressCallback,
+    Request,
+    compute_hidden_at,
+    truncate_left,
+)
 from megatron.evaluation.sampling import Sampling
 from megatron.model.gpt import Gpt
 from megatron.objective.linear_cross_entropy import linear_log_p
-from megatron.objective.noise import Purpose, generator
-from megatron.parallel.reduce import sum_over_ranks
+from megatron.objective.sample_noise import Purpose, make_generator
+from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 from megatron.tokenizer.vocabulary import VocabularyRows
 
 
-def left_to_right(
+def score_left_to_right(
     model: Gpt,
     requests: Sequence[Request],
     *,
     batch_size: int,
     max_length: int,
     world: World,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
 ) -> Likelihoods:
-    """Exact log p of each continuation when it is written from the left, and whether it would be, greedily.
+    """Compute the exact log p of each continuation under left-to-right generation, and its greedy flag.
 
-    `batch_size` rows a forward, of which a request has one for each token of its continuation.
+    `batch_size` is in rows per forward pass. A request has one row per token of its continuation.
     """
-    log_p, best = tokens_left_to_right(
+    log_p, best = score_tokens_left_to_right(
         model, requests, batch_size=batch_size, max_length=max_length, world=world, progress=progress
     )
     ends = np.cumsum([len(request.continuation) for request in requests])
-    each = np.split(np.arange(len(log_p)), ends[:-1])
-    greedy = np.array([best[tokens].all() for tokens in each], dtype=bool)
+    request_tokens = np.split(np.arange(len(log_p)), ends[:-1])
+    greedy = np.array([best[tokens].all() for tokens in request_tokens], dtype=bool)
     return Likelihoods(
-        np.array([log_p[tokens].sum() for tokens in each]), greedy, cut_from_left(requests, max_length)[1]
+        np.array([log_p[tokens].sum() for tokens in request_tokens]),
+        greedy,
+        truncate_left(requests, max_length)[1],
     )
 
 
-def tokens_left_to_right(
+def score_tokens_left_to_right(
     model: Gpt,
     requests: Sequence[Request],
     *,
     batch_size: int,
     max_length: int,
     world: World,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """log p of every token of the continuations, end to end, float64, and whether it is the likeliest.
+    """Return log p (float64) of every token of the concatenated continuations, and whether it is the argmax.
 
-    A request may be without context here.
+    A request may have an empty context.
     """
-    sequences, _ = cut_from_left(requests, max_length)
+    sequences, _ = truncate_left(requests, max_length)
     n_rows = np.array([len(request.continuation) for request in requests], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(n_rows)])
-    found = torch.zeros(2, int(begins[-1]), dtype=torch.float64)
-    for batch in _shares(sequences, n_rows, batch_size, world, progress):
+    scores = torch.zeros(2, int(begins[-1]), dtype=torch.float64)
+    for batch in _iter_rank_batches(sequences, n_rows, batch_size, world, progress):
+        # row r of a request: tokens r, r + 1, ... of the answer are masked, and token r is scored
         hidden = [np.arange(n_rows[number]) >= row for number, row in batch]
-        log_p, best, _ = _score(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
+        log_p, best, _ = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
         places = torch.tensor([begins[number] + row for number, row in batch])
-        found[0, places], found[1, places] = log_p, best.double()
-    found = sum_over_ranks(found.to(world.device), world).cpu().numpy()
-    return found[0], found[1] > 0
+        scores[0, places], scores[1, places] = log_p, best.double()
+    scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
+    return scores[0], scores[1] > 0
 
 
-def bound(
+def score_bound(
     model: Gpt,
     requests: Sequence[Request],
     *,
@@ -86,144 +95,151 @@ def bound(
     batch_size: int,
     max_length: int,
     world: World,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
 ) -> Likelihoods:
-    """The bound from `num_mc` masks for each request, keyed by seed and place in the list.
+    """Estimate the bound from `num_mc` masks per request, keyed by seed and index in the list.
 
-    An answer so short that it has no more than num_mc masks is bounded exactly, by all of them. `greedy` is
-    False throughout: `decoded_greedily` tells it.
+    For an answer with at most num_mc different masks, the bound is computed exactly from all of them.
+    `greedy` is False for all requests; `decode_greedily` computes it.
     """
     if num_mc < 1:
-        raise ValueError(f"num_mc: found {num_mc}, wanted 1 or more")
-    sequences, n_cut = cut_from_left(requests, max_length)
+        raise ValueError(f"num_mc: got {num_mc}, expected 1 or more")
+    sequences, n_truncated = truncate_left(requests, max_length)
     lengths = [len(request.continuation) for request in requests]
-    n_rows = np.array([_n_masks(length, num_mc) for length in lengths], dtype=np.int64)
-    found = torch.zeros(len(requests), dtype=torch.float64)
-    for batch in _shares(sequences, n_rows, batch_size, world, progress):
-        masks = {n: answer_masks(lengths[n], num_mc, seed, n) for n in {n for n, _ in batch}}
+    n_rows = np.array([_count_masks(length, num_mc) for length in lengths], dtype=np.int64)
+    log_p_bounds = torch.zeros(len(requests), dtype=torch.float64)
+    for batch in _iter_rank_batches(sequences, n_rows, batch_size, world, progress):
+        masks = {n: draw_answer_masks(lengths[n], num_mc, seed, n) for n in {n for n, _ in batch}}
         hidden = [masks[number][0][row] for number, row in batch]
         weights = torch.tensor([masks[number][1][row] for number, row in batch], dtype=torch.float64)
-        log_p, _, of = _score(model, [sequences[n] for n, _ in batch], hidden)
-        found.index_add_(0, torch.tensor([n for n, _ in batch])[of], log_p * weights[of])
-    found = sum_over_ranks(found.to(world.device), world).cpu().numpy()
-    return Likelihoods(found, np.zeros(len(requests), dtype=bool), n_cut)
+        log_p, _, row_of = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden)
+        log_p_bounds.index_add_(0, torch.tensor([n for n, _ in batch])[row_of], log_p * weights[row_of])
+    log_p_bounds = sum_over_ranks(log_p_bounds.to(world.device), world).cpu().numpy()
+    return Likelihoods(log_p_bounds, np.zeros(len(requests), dtype=bool), n_truncated)
 
 
-def decoded_greedily(
+def decode_greedily(
     model: Gpt,
     requests: Sequence[Request],
     *,
     batch_size: int,
     max_length: int,
     world: World,
-    progress: Progress = lambda n: None,
+    progress: ProgressCallback = lambda n: None,
 ) -> Likelihoods:
-    """Whether the model writes each continuation when it fills in the likeliest token first, one a forward.
+    """Check whether greedy generation, most confident token first, gives each continuation.
 
-    `log_p` is not a number.
+    One token per forward pass. `log_p` is NaN.
     """
-    sequences, n_cut = cut_from_left(requests, max_length)
+    sequences, n_truncated = truncate_left(requests, max_length)
     lengths = [len(request.continuation) for request in requests]
-    alike: dict[tuple[int, int], list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for i, sequence in enumerate(sequences):
-        alike.setdefault((len(sequence), lengths[i]), []).append(i)
-    found = torch.zeros(len(requests), dtype=torch.float64)
+        groups.setdefault((len(sequence), lengths[i]), []).append(i)
+    matches = torch.zeros(len(requests), dtype=torch.float64)
     turn = 0
-    for (_, n_new), members in sorted(alike.items(), reverse=True):
+    for (_, n_new), members in sorted(groups.items(), reverse=True):
         for begin in range(0, len(members), batch_size):
             batch = members[begin : begin + batch_size]
             if turn % world.n_ranks == world.rank:
                 prompts = [sequences[i][: len(sequences[i]) - n_new] for i in batch]
-                written = _fill(model, prompts, n_new)
+                written = _generate_greedily(model, prompts, n_new)
                 for i, tokens in zip(batch, written, strict=True):
-                    found[i] = float(tuple(tokens) == tuple(requests[i].continuation))
+                    matches[i] = float(tuple(tokens) == tuple(requests[i].continuation))
             turn += 1
             progress(len(batch))
-    found = sum_over_ranks(found.to(world.device), world).cpu().numpy()
-    return Likelihoods(np.full(len(requests), math.nan), found > 0, n_cut)
+    matches = sum_over_ranks(matches.to(world.device), world).cpu().numpy()
+    return Likelihoods(np.full(len(requests), math.nan), matches > 0, n_truncated)
 
 
-def _fill(model: Gpt, prompts: list[tuple[int, ...]], n_new: int) -> list[list[int]]:
+def _generate_greedily(model: Gpt, prompts: list[tuple[int, ...]], n_new: int) -> list[list[int]]:
     if not n_new:
         return [[] for _ in prompts]
-    how = Sampling(temperature=0)
-    return generate_diffusion(model, prompts, n_new_tokens=n_new, n_steps=n_new, how=how)
+    sampling = Sampling(temperature=0)
+    return generate_diffusion(model, prompts, n_new_tokens=n_new, n_steps=n_new, sampling=sampling)
 
 
-def answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(hidden bool [M, length], weight float64 [M]) such that the bound is sum_m weight_m CE(hidden_m).
+def draw_answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (hidden bool [M, length], weight float64 [M]) for the bound sum_m weight_m CE(hidden_m).
 
-    M = 2^length - 1 where that is at most num_mc: all masks with their chances, sum_l 1 / (l C(length, l)).
-    Else M = num_mc, and how many are hidden follows t, one draw in each of num_mc equal parts of (0, 1).
+    M = 2^length - 1 if that is at most num_mc: all masks. A mask of l tokens has probability
+    1 / (length C(length, l)) and factor length / l, so its weight is 1 / (l C(length, l)).
+    Else M = num_mc: the number of masked tokens follows t, stratified with one draw in each of num_mc equal
+    parts of (0, 1), and the weight is length / l / num_mc.
     """
-    n_masks = _n_masks(length, num_mc)
+    n_masks = _count_masks(length, num_mc)
     if n_masks == 2**length - 1:
         codes = np.arange(1, n_masks + 1)
         hidden = (codes[:, None] >> np.arange(length)) & 1 > 0
         ways = np.array([1] + [n * math.comb(length, n) for n in range(1, length + 1)])
         return hidden, 1.0 / ways[hidden.sum(axis=1)]
-    rng = generator(seed, Purpose.ANSWER, number)
+    rng = make_generator(seed, Purpose.ANSWER, number)
     t = (np.arange(num_mc) + rng.random(num_mc)) / num_mc
-    n_hidden = np.minimum(1 + np.floor(t * length).astype(np.int64), length)  # t may be rounded up to 1
+    n_hidden = np.minimum(1 + np.floor(t * length).astype(np.int64), length)  # t can be rounded up to 1
+    # argsort of argsort: random ranks; the n_hidden smallest ranks are a uniform subset
     order = rng.random((num_mc, length)).argsort(axis=1).argsort(axis=1)
     return order < n_hidden[:, None], length / n_hidden / num_mc
 
 
-def _n_masks(length: int, num_mc: int) -> int:
-    """Rows that the bound of one answer takes."""
+def _count_masks(length: int, num_mc: int) -> int:
+    """Return the number of masks, which is the number of rows, for the bound of one answer."""
     return min(num_mc, 2**length - 1) if length < 63 else num_mc
 
 
-def _shares(
+def _iter_rank_batches(
     sequences: Sequence[Sequence[int]],
     n_rows: np.ndarray,
     batch_size: int,
     world: World,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> Iterator[list[tuple[int, int]]]:
-    """This rank's batches of (request, row of it), the longest first; batches are the same for all ranks."""
+    """Yield this rank's batches of (request, row of the request), longest first.
+
+    The division into batches does not depend on the number of ranks.
+    """
     order = np.array(sorted(range(len(sequences)), key=lambda i: -len(sequences[i])), dtype=np.int64)
+    # All rows of all requests are numbered consecutively in this order; a batch is a range of numbers.
     ends = np.cumsum(n_rows[order])
-    told = 0
+    n_reported = 0
     for turn, begin in enumerate(range(0, int(ends[-1]) if len(ends) else 0, batch_size)):
         rows = np.arange(begin, min(begin + batch_size, int(ends[-1])))
         at = np.searchsorted(ends, rows, side="right")
         if turn % world.n_ranks == world.rank:
-            inside = rows - (ends[at] - n_rows[order[at]])
-            yield list(zip(order[at].tolist(), inside.tolist(), strict=True))
+            row_in_request = rows - (ends[at] - n_rows[order[at]])
+            yield list(zip(order[at].tolist(), row_in_request.tolist(), strict=True))
         done = int(np.searchsorted(ends, rows[-1] + 1, side="right"))
-        progress(done - told)
-        told = done
+        progress(done - n_reported)
+        n_reported = done
 
 
 @torch.inference_mode()
-def _score(
+def _score_masked_rows(
     model: Gpt, sequences: Sequence[Sequence[int]], hidden: Sequence[np.ndarray], first_only: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One forward over rows whose last tokens are hidden where `hidden` [answer] says.
+    """Run one forward pass over rows whose last tokens are masked according to `hidden` (bool [answer] each).
 
-    Returns for each hidden token, or for the first of each row: log p float64 [T], whether it is the
-    likeliest, and its row.
+    Returns for every masked token (first_only: for the first of each row): log p float64 [T], whether it is
+    the argmax, and its row.
     """
     width = max(map(len, sequences))
     mask_id = VocabularyRows(model.config.n_tokens).mask_id
     tokens = np.zeros((len(sequences), width), dtype=np.int64)
     lengths = np.array([len(sequence) for sequence in sequences])
-    places, targets, of = [], [], []
-    for b, (sequence, gone) in enumerate(zip(sequences, hidden, strict=True)):
+    places, targets, row_of = [], [], []
+    for b, (sequence, is_hidden) in enumerate(zip(sequences, hidden, strict=True)):
         tokens[b, : len(sequence)] = sequence
-        where = len(sequence) - len(gone) + np.flatnonzero(gone)
-        asked = where[:1] if first_only else where
-        places.append(b * width + asked)
-        targets.append(tokens[b, asked])
-        of += [b] * len(asked)
-        tokens[b, where] = mask_id
+        hidden_columns = len(sequence) - len(is_hidden) + np.flatnonzero(is_hidden)
+        scored_columns = hidden_columns[:1] if first_only else hidden_columns
+        places.append(b * width + scored_columns)
+        targets.append(tokens[b, scored_columns])
+        row_of += [b] * len(scored_columns)
+        tokens[b, hidden_columns] = mask_id
     device = model.embedding.weight.device
     reading = {}
-    if lengths.min() < width:  # padding would be read from the left too
-        there = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
-        reading["visible"] = there[:, None, :].expand(-1, width, -1)
-    rows = hidden_at(model, tokens, np.concatenate(places), causal=False, **reading)
-    asked = torch.from_numpy(np.concatenate(targets)).to(device)
-    log_p, best = linear_log_p(rows, model.head_weight, torch.arange(len(rows), device=device), asked)
-    return log_p.cpu().double(), best.cpu(), torch.tensor(of)
+    if lengths.min() < width:  # bidirectional attention would read the padding
+        is_token = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
+        reading["visible"] = is_token[:, None, :].expand(-1, width, -1)
+    rows = compute_hidden_at(model, tokens, np.concatenate(places), causal=False, **reading)
+    target_ids = torch.from_numpy(np.concatenate(targets)).to(device)
+    log_p, best = linear_log_p(rows, model.head_weight, torch.arange(len(rows), device=device), target_ids)
+    return log_p.cpu().double(), best.cpu(), torch.tensor(row_of)

@@ -1,4 +1,4 @@
-"""A model with its tokenizer, asked about text: how likely a continuation is, and what it would write."""
+"""Score and generate text with a model and its tokenizer: log-likelihoods and continuations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,30 +6,30 @@ from typing import Any
 
 import torch
 
-from megatron.checkpoint.weights import Weights
-from megatron.config.choices import METHODS
-from megatron.evaluation.generate import stream
+from megatron.checkpoint.model_weights import Weights
+from megatron.config.cli_choices import METHODS
+from megatron.evaluation.generate import stream_tokens
 from megatron.evaluation.generate_diffusion import generate_diffusion
-from megatron.evaluation.likelihood import Likelihoods, Progress, Request, autoregressive_likelihoods
-from megatron.evaluation.likelihood_diffusion import bound, decoded_greedily, left_to_right
-from megatron.evaluation.nonfinite import check_log_p
+from megatron.evaluation.likelihood import Likelihoods, ProgressCallback, Request, score_autoregressive
+from megatron.evaluation.likelihood_diffusion import decode_greedily, score_bound, score_left_to_right
+from megatron.evaluation.nonfinite_scores import check_log_p
 from megatron.evaluation.sampling import Sampling
-from megatron.evaluation.text import Writer
-from megatron.parallel.reduce import sum_over_ranks
+from megatron.evaluation.text import TextGenerator
+from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
-DEFAULT_LENGTH = 2048  # of a model that nobody says the length of, as in lm-eval
+DEFAULT_LENGTH = 2048  # for a model of unknown length, as in lm-eval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How a log-likelihood is found.
+    """Settings for computing log-likelihoods.
 
-    method         ar: exact, token after token; mc: masked diffusion's bound. None: what the objective has
-    num_mc         mc: masks for an answer
-    only_generate  masked diffusion: ask only whether the model writes the continuation itself
-    only_mc_nll    masked diffusion: the bound alone, without writing
-    batch_size     requests (masked diffusion: rows, a request under one mask) of a forward
+    method         ar: exact, token by token; mc: masked diffusion's bound. None: the objective's default
+    num_mc         mc: masks per answer
+    only_generate  masked diffusion: only check whether greedy generation gives the continuation
+    only_mc_nll    masked diffusion: only the bound, without generation
+    batch_size     requests per forward pass (masked diffusion: rows; a row is a request under one mask)
     """
 
     method: str | None = None
@@ -39,105 +39,108 @@ class Scoring:
     seed: int = 0
     batch_size: int = 32
 
-    def resolved(self, objective: str) -> "Scoring":
-        """With the method filled in. ValueError where objective and options do not go together."""
+    def resolve(self, objective: str) -> "Scoring":
+        """Return a copy with the method resolved. Raises ValueError if options and objective conflict."""
         causal = objective == "autoregressive"
         method = self.method or ("ar" if causal else "mc")
         if method not in METHODS:
-            raise ValueError(f"--method: found {method!r}, wanted {' or '.join(METHODS)}")
+            raise ValueError(f"--method: got {method!r}, expected {' or '.join(METHODS)}")
         if causal and (method != "ar" or self.only_generate or self.only_mc_nll):
             raise ValueError(
                 "--method mc, --only-generate and --only-mc-nll are for masked diffusion, "
-                "and the model is autoregressive; leave them out"
+                "but the model is autoregressive. Omit them."
             )
         if self.only_generate and self.only_mc_nll:
-            raise ValueError("--only-generate and --only-mc-nll: each leaves out what the other is; take one")
+            raise ValueError("--only-generate and --only-mc-nll exclude each other. Give one of them.")
         if self.only_mc_nll and method != "mc":
-            raise ValueError("--only-mc-nll is --method mc without writing; leave --method ar out")
-        for name, found in (("--num-mc", self.num_mc), ("--batch-size", self.batch_size)):
-            if found < 1:
-                raise ValueError(f"{name}: found {found}, wanted 1 or more")
+            raise ValueError("--only-mc-nll requires --method mc. Omit --method ar.")
+        for name, value in (("--num-mc", self.num_mc), ("--batch-size", self.batch_size)):
+            if value < 1:
+                raise ValueError(f"{name}: got {value}, expected 1 or more")
         return replace(self, method=method)
 
 
 class Reader:
-    """Text in, log-likelihoods and text out; the work is shared by all ranks, and all have the result.
+    """Computes log-likelihoods and continuations of texts. All ranks share the work and return all results.
 
-    max_length   positions that the model reads: longer contexts lose their beginning
-    n_cut        how many have done so by now
+    max_length   positions that the model reads; longer contexts are truncated on the left
+    n_truncated  number of contexts truncated so far
     """
 
     def __init__(self, weights: Weights, scoring: Scoring, world: World) -> None:
-        """ValueError where no tokenizer is known, or scoring is not for this objective."""
-        self.scoring, self.world = scoring.resolved(weights.objective), world
-        self.writer = Writer(weights, str(world.device))
+        """Raise ValueError if the tokenizer is unknown or the scoring is not for this objective."""
+        self.scoring, self.world = scoring.resolve(weights.objective), world
+        self.writer = TextGenerator(weights, str(world.device))
         self.model, self.tokenizer, self.causal = self.writer.model, self.writer.tokenizer, self.writer.causal
         learned = weights.config.n_positions if weights.config.positions == "learned" else None
         self.max_length = learned or weights.seq_len or DEFAULT_LENGTH
         self.end_id = self.tokenizer.eod_id
-        self.begin_id: int | None = self.writer.begins_with
-        self.n_cut = 0
+        self.begin_id: int | None = self.writer.bos_id
+        self.n_truncated = 0
 
     @property
     def prefix_id(self) -> int:
-        """What stands before a text that has no context: lm-eval's `prefix_token_id` (see `Writer`)."""
+        """Id before a text without context: lm-eval's `prefix_token_id` (see `TextGenerator`)."""
         return self.writer.prefix_id
 
     def encode(self, texts: Sequence[str], begin: bool = True) -> list[tuple[int, ...]]:
-        """The ids of each text; `begin`: after the id that begins a text, where the tokenizer has one."""
+        """Return the ids of each text; `begin`: put bos_id first, if the tokenizer has one."""
         unique = list(dict.fromkeys(texts))
-        found = dict(zip(unique, self.tokenizer.encode_batch(unique), strict=True))
+        encoded = dict(zip(unique, self.tokenizer.encode_batch(unique), strict=True))
         first = () if self.begin_id is None or not begin else (self.begin_id,)
-        return [(*(() if tuple(found[t][:1]) == first else first), *found[t]) for t in texts]
+        return [(*(() if tuple(encoded[t][:1]) == first else first), *encoded[t]) for t in texts]
 
-    def requests(self, pairs: Sequence[tuple[str, str]]) -> list[Request]:
-        """(context, continuation) as ids, split as lm-eval splits them.
+    def make_requests(self, pairs: Sequence[tuple[str, str]]) -> list[Request]:
+        """Encode (context, continuation) pairs and split them as lm-eval does.
 
-        Both are encoded as one text and cut where the context alone ends; spaces at the context's end belong
-        to the continuation.
+        Both are encoded as one text, which is split after as many ids as the context alone has. Spaces at the
+        end of the context are moved to the continuation.
         """
+        # moved: pairs after moving the spaces at the end of a context to its continuation
         moved = []
         for context, continuation in pairs:
-            kept = context.rstrip() if context else ""
-            moved.append((kept, context[len(kept) :] + continuation) if context else ("", continuation))
+            stripped = context.rstrip() if context else ""
+            moved.append(
+                (stripped, context[len(stripped) :] + continuation) if context else ("", continuation)
+            )
         whole = self.encode([context + continuation for context, continuation in moved])
         bare = self.encode([continuation for _, continuation in moved], begin=False)
         contexts = self.encode([context for context, _ in moved])
         requests = []
-        for (context, _), told, both, alone in zip(pairs, contexts, whole, bare, strict=True):
+        for (context, _), context_ids, whole_ids, bare_ids in zip(pairs, contexts, whole, bare, strict=True):
             if context:
-                requests.append(Request(told or (self.prefix_id,), both[len(told) :]))
-            elif alone[:1] == (self.prefix_id,):
-                requests.append(Request(alone[:1], alone[1:]))
+                requests.append(Request(context_ids or (self.prefix_id,), whole_ids[len(context_ids) :]))
+            elif bare_ids[:1] == (self.prefix_id,):
+                requests.append(Request(bare_ids[:1], bare_ids[1:]))
             else:
-                requests.append(Request((self.prefix_id,), alone))
+                requests.append(Request((self.prefix_id,), bare_ids))
         return requests
 
-    def likelihoods(
-        self, requests: Sequence[Request], progress: Progress = lambda n: None, decode: bool = True
+    def compute_likelihoods(
+        self, requests: Sequence[Request], progress: ProgressCallback = lambda n: None, decode: bool = True
     ) -> Likelihoods:
-        """Score requests as `scoring` says. `decode` False: nobody wants `greedy` of masked diffusion.
+        """Score requests with the method of `scoring`. `decode` False: skip `greedy` of masked diffusion.
 
-        NonFiniteRequestError for a log-likelihood that is NaN or Inf, though it was asked for.
+        Raises NonFiniteRequestError if a requested log-likelihood is NaN or Inf.
         """
-        how, size = self.scoring, self.scoring.batch_size
+        scoring, size = self.scoring, self.scoring.batch_size
         shared: dict[str, Any] = {"batch_size": size, "max_length": self.max_length, "world": self.world}
-        asked = {**shared, "progress": progress}
+        options = {**shared, "progress": progress}
         if self.causal:
-            found = autoregressive_likelihoods(self.model, requests, **asked)
-        elif how.only_generate:
-            found = decoded_greedily(self.model, requests, **asked)
-        elif how.method == "ar":
-            found = left_to_right(self.model, requests, **asked)
+            result = score_autoregressive(self.model, requests, **options)
+        elif scoring.only_generate:
+            result = decode_greedily(self.model, requests, **options)
+        elif scoring.method == "ar":
+            result = score_left_to_right(self.model, requests, **options)
         else:
-            found = bound(self.model, requests, num_mc=how.num_mc, seed=how.seed, **asked)
-            if decode and not how.only_mc_nll:
-                written = decoded_greedily(self.model, requests, **shared)
-                found = Likelihoods(found.log_p, written.greedy, found.n_cut)
-        if not how.only_generate or self.causal:
-            check_log_p(found.log_p)
-        self.n_cut += found.n_cut
-        return found
+            result = score_bound(self.model, requests, num_mc=scoring.num_mc, seed=scoring.seed, **options)
+            if decode and not scoring.only_mc_nll:
+                written = decode_greedily(self.model, requests, **shared)
+                result = Likelihoods(result.log_p, written.greedy, result.n_truncated)
+        if not scoring.only_generate or self.causal:
+            check_log_p(result.log_p)
+        self.n_truncated += result.n_truncated
+        return result
 
     def continue_texts(
         self,
@@ -145,65 +148,72 @@ class Reader:
         *,
         max_new_tokens: int,
         until: Sequence[str],
-        how: Sampling,
-        progress: Progress = lambda n: None,
+        sampling: Sampling,
+        progress: ProgressCallback = lambda n: None,
     ) -> list[str]:
-        """What the model writes after each context, up to one of `until` or the end of its document.
+        """Generate text after each context, up to one of `until` or the end of its document.
 
-        A context that leaves no room for `max_new_tokens` loses its beginning. ValueError where there is no
-        room for any.
+        A context is truncated on the left to leave room for `max_new_tokens`. Raises ValueError if that
+        leaves no position for a context.
         """
         room = self.max_length - max_new_tokens
         if room < 1:
             raise ValueError(
                 f"{max_new_tokens} new tokens leave no room for a context in {self.max_length} positions"
             )
-        ids = [list(told) or [self.prefix_id] for told in self.encode(contexts)]
-        self.n_cut += sum(len(told) > room for told in ids)
-        prompts = [told[-room:] for told in ids]
+        ids = [list(sequence) or [self.prefix_id] for sequence in self.encode(contexts)]
+        self.n_truncated += sum(len(sequence) > room for sequence in ids)
+        prompts = [sequence[-room:] for sequence in ids]
+        # longest first; batch t belongs to rank t mod n_ranks
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         size = self.scoring.batch_size
-        written = torch.zeros(len(prompts), max_new_tokens, dtype=torch.int32)  # ids + 1, so that 0 is none
+        written = torch.zeros(
+            len(prompts), max_new_tokens, dtype=torch.int32
+        )  # ids + 1, so that 0 is padding
         for turn, begin in enumerate(range(0, len(order), size)):
             batch = order[begin : begin + size]
             if turn % self.world.n_ranks == self.world.rank:
-                new = self._continue([prompts[i] for i in batch], max_new_tokens, until, how)
+                new = self._generate([prompts[i] for i in batch], max_new_tokens, until, sampling)
                 for i, tokens in zip(batch, new, strict=True):
                     written[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32) + 1
             progress(len(batch))
         all_ids = sum_over_ranks(written.to(self.world.device), self.world).long().cpu()
         texts = []
         for prompt, row in zip(prompts, all_ids, strict=True):
-            text = self.writer.tail(prompt, (row[row > 0] - 1).tolist())
-            texts.append(text[: _first_of(until, text)])
+            text = self.writer.decode_new(prompt, (row[row > 0] - 1).tolist())
+            texts.append(text[: _find_first(until, text)])
         return texts
 
-    def _continue(
-        self, prompts: list[list[int]], n_new: int, until: Sequence[str], how: Sampling
+    def _generate(
+        self, prompts: list[list[int]], n_new: int, until: Sequence[str], sampling: Sampling
     ) -> list[list[int]]:
         if not self.causal:
-            new = generate_diffusion(self.model, prompts, n_new_tokens=n_new, n_steps=n_new, how=how)
+            new = generate_diffusion(
+                self.model, prompts, n_new_tokens=n_new, n_steps=n_new, sampling=sampling
+            )
             return [
                 tokens[: tokens.index(self.end_id)] if self.end_id in tokens else tokens for tokens in new
             ]
-        found: list[list[int]] = [[] for _ in prompts]
+        written: list[list[int]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
-        for step in stream(self.model, prompts, max_new_tokens=n_new, how=how, stop_ids=[self.end_id]):
+        for step in stream_tokens(
+            self.model, prompts, max_new_tokens=n_new, sampling=sampling, stop_ids=[self.end_id]
+        ):
             for i, token in enumerate(step):
                 if token is None or ended[i]:
                     continue
                 if token == self.end_id:
                     ended[i] = True
                     continue
-                found[i].append(token)
-                text = self.writer.tail(prompts[i], found[i])
-                ended[i] = _first_of(until, text) < len(text)
+                written[i].append(token)
+                text = self.writer.decode_new(prompts[i], written[i])
+                ended[i] = _find_first(until, text) < len(text)
             if all(ended):
                 break
-        return found
+        return written
 
 
-def _first_of(words: Sequence[str], text: str) -> int:
-    """Where the first of some words begins in a text; its length where none does."""
+def _find_first(words: Sequence[str], text: str) -> int:
+    """Return the smallest index of any of the words in the text, or its length if there is none."""
     places = [text.find(word) for word in words if word]
     return min([place for place in places if place >= 0], default=len(text))

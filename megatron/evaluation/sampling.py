@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, with numbers that belong to a sequence."""
+"""Sample tokens from logits, with random numbers keyed by sequence."""
 
 from dataclasses import dataclass
 
@@ -6,17 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.objective.noise import Purpose, generator
+from megatron.objective.sample_noise import Purpose, make_generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn.
+    """Settings for sampling a token.
 
-    temperature  logits are divided by it; 0: always the likeliest token
-    top_k        only the k likeliest
-    top_p        only the likeliest that together reach this probability (Holtzman et al., arXiv 1904.09751)
-    seed         of the draws
+    temperature  divisor of the logits; 0: greedy
+    top_k        sample only from the k most probable tokens
+    top_p        sample only from the most probable tokens whose probabilities sum to top_p (nucleus sampling,
+                 Holtzman et al., arXiv 1904.09751)
+    seed         seed of the random numbers
     """
 
     temperature: float = 1.0
@@ -25,45 +26,56 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """ValueError for what is no way to draw."""
+        """Raise ValueError for values out of range."""
         if not self.temperature >= 0:
-            raise ValueError(f"temperature: found {self.temperature}, wanted 0 (greedy) or more")
+            raise ValueError(f"temperature: got {self.temperature}, expected 0 (greedy) or more")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: found {self.top_k}, wanted 1 or more")
+            raise ValueError(f"top_k: got {self.top_k}, expected 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: found {self.top_p}, wanted more than 0, at most 1")
+            raise ValueError(f"top_p: got {self.top_p}, expected more than 0 and at most 1")
 
     @property
-    def greedy(self) -> bool:
-        """Whether nothing is drawn at all."""
+    def is_greedy(self) -> bool:
+        """True if the most probable token is always chosen."""
         return self.temperature == 0 or self.top_k == 1
 
 
-def uniforms(seed: int, sequence: int, *shape: int) -> np.ndarray:
-    """Numbers in [0, 1) for one sequence, float64 multiples of 2^-24: whatever batch it is generated in."""
-    drawn = generator(seed, Purpose.GENERATE, sequence).random(shape, dtype=np.float32)
-    return drawn.astype(np.float64)
+def draw_uniforms(seed: int, sequence: int, *shape: int) -> np.ndarray:
+    """Return float64 numbers in [0, 1), multiples of 2^-24, keyed by seed and sequence.
 
-
-def choose(logits: Tensor, u: Tensor | None, how: Sampling) -> Tensor:
-    """A token for each row: logits [N, V], u float64 [N] in [0, 1) (None where greedy) -> int64 [N].
-
-    The token at which the cumulative probability passes u: equal u and logits give equal tokens.
+    They do not depend on the batch in which the sequence is generated.
     """
-    if how.greedy:
+    uniforms = make_generator(seed, Purpose.GENERATE, sequence).random(shape, dtype=np.float32)
+    return uniforms.astype(np.float64)
+
+
+def sample_tokens(logits: Tensor, u: Tensor | None, sampling: Sampling) -> Tensor:
+    """Sample one token per row by inverting the cumulative distribution at u.
+
+    logits [N, V]
+    u      [N]     float64 in [0, 1); None if greedy
+
+    Returns int64 [N]. Equal u and logits give equal tokens.
+    """
+    if sampling.is_greedy:
         return logits.argmax(-1)
-    assert u is not None, "drawing wants a number a row"
-    scaled = logits.double() / how.temperature
+    assert u is not None, "sampling requires one number per row"
+    # float64, because the cumulative sum is compared with u, a multiple of 2^-24
+    scaled = logits.double() / sampling.temperature
     ids = None
-    if how.top_k is not None and how.top_k < scaled.shape[-1]:
-        scaled, ids = scaled.topk(how.top_k, dim=-1)
-    elif how.top_p is not None:
+    if sampling.top_k is not None and sampling.top_k < scaled.shape[-1]:
+        scaled, ids = scaled.topk(sampling.top_k, dim=-1)
+    elif sampling.top_p is not None:
         scaled, ids = scaled.sort(dim=-1, descending=True)
-    chances = scaled.softmax(-1)
-    if how.top_p is not None:
-        before = chances.cumsum(-1) - chances
-        chances = chances * (before < how.top_p)  # the likeliest always stays: nothing is before it
-    passed = chances.cumsum(-1)
-    at = torch.searchsorted(passed, (u * passed[:, -1])[:, None], right=True)
-    at = at.clamp_max(scaled.shape[-1] - 1)
-    return at[:, 0] if ids is None else ids.gather(-1, at)[:, 0]
+    probabilities = scaled.softmax(-1)
+    if sampling.top_p is not None:
+        # sum of all more probable tokens; the token that crosses top_p is included
+        preceding = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities * (
+            preceding < sampling.top_p
+        )  # keeps at least the first: the sum before it is 0
+    cumulative = probabilities.cumsum(-1)
+    # u is scaled by the total, so that truncated probabilities need no normalization
+    indices = torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)
+    indices = indices.clamp_max(scaled.shape[-1] - 1)
+    return indices[:, 0] if ids is None else ids.gather(-1, indices)[:, 0]

@@ -1,9 +1,9 @@
-"""Which tokens of a corpus are read and scored together, and in which batches.
+"""Windows of a corpus that are read and scored together, and their batches.
 
-corpus     documents are laid end to end, and windows run across their ends
-document   a document is read alone, behind the id that begins a text; its end-of-document token is no text
-           and is left out. The windows are those of lm-eval's rolling log-likelihood: a window scores what
-           the one before has not, and the last reads as much as the others
+corpus     documents are concatenated, and windows cross document ends
+document   each document is read alone, after the id that begins a text; its end-of-document token is not text
+           and is skipped. The windows are those of lm-eval's rolling log-likelihood: a window scores the
+           tokens that the previous one did not, and the last window is as long as the others
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,16 @@ from typing import TypeVar
 import numpy as np
 
 from megatron.data.indexed import IndexedTokens
-from megatron.evaluation.likelihood import Progress
+from megatron.evaluation.likelihood import ProgressCallback
 from megatron.parallel.world import World
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens begin..end of a corpus are read, those from `scored` on are scored; `number` keys the noise.
+    """Tokens [begin, end) of a corpus that are read; those from `scored` on are scored.
 
-    prefix_id   id that is read before `begin`, None: none is
+    number      index of the window, which keys the noise
+    prefix_id   id that is read before `begin`; None: none
     """
 
     number: int
@@ -32,82 +33,84 @@ class Window:
 
     @property
     def n_context(self) -> int:
-        """Ids that are read and not scored."""
+        """Number of ids that are read but not scored."""
         return self.scored - self.begin + (self.prefix_id is not None)
 
     @property
     def n_read(self) -> int:
-        """Ids that are read."""
+        """Number of ids that are read."""
         return self.n_context + self.end - self.scored
 
 
 @dataclass(frozen=True)
 class TextIds:
-    """The ids between which a document is text.
+    """Ids that delimit the text of a document.
 
-    prefix_id   read before each document, as before a text without context
-    eod_id      what ends a document in the corpus
+    prefix_id   id read before each document, as before a text without context
+    eod_id      end-of-document id in the corpus
     """
 
     prefix_id: int
     eod_id: int
 
 
-def strided(corpus: IndexedTokens, seq_len: int, stride: int) -> Iterator[Window]:
-    """Windows of seq_len + 1 tokens, the first of which is context, a new one every `stride`.
+def iter_strided_windows(corpus: IndexedTokens, seq_len: int, stride: int) -> Iterator[Window]:
+    """Yield windows of seq_len + 1 tokens with one context token, one window per `stride` tokens.
 
-    The last window ends with the corpus, on a full context. ValueError for fewer than two tokens.
+    The last window ends at the end of the corpus and has the full length. Raises ValueError for fewer than
+    two tokens.
     """
     if corpus.n_tokens < 2:
-        raise ValueError(f"{corpus.prefix}: {corpus.n_tokens} tokens, of which none can be predicted")
-    for number, (begin, scored, end) in enumerate(_spans(corpus.n_tokens, seq_len + 1, stride)):
+        raise ValueError(f"{corpus.prefix}: got {corpus.n_tokens} tokens, expected at least 2")
+    for number, (begin, scored, end) in enumerate(_iter_spans(corpus.n_tokens, seq_len + 1, stride)):
         yield Window(number, begin, scored, end)
 
 
-def end_to_end(corpus: IndexedTokens, seq_len: int) -> Iterator[Window]:
-    """Windows of seq_len tokens, all scored; the last has the rest. ValueError for an empty corpus."""
+def iter_disjoint_windows(corpus: IndexedTokens, seq_len: int) -> Iterator[Window]:
+    """Yield disjoint windows of seq_len tokens, all scored. Raises ValueError for an empty corpus."""
     if not corpus.n_tokens:
-        raise ValueError(f"{corpus.prefix}: holds no token")
+        raise ValueError(f"{corpus.prefix}: got an empty corpus, expected at least one token")
     for number, begin in enumerate(range(0, corpus.n_tokens, seq_len)):
         yield Window(number, begin, begin, min(begin + seq_len, corpus.n_tokens))
 
 
-def of_documents(corpus: IndexedTokens, n_read: int, stride: int, text: TextIds) -> Iterator[Window]:
-    """Windows of up to n_read ids, the first of which is context, a new one every `stride`.
+def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text: TextIds) -> Iterator[Window]:
+    """Yield windows of up to n_read ids with one context id, one window per `stride` tokens of a document.
 
-    ValueError where no document has any text.
+    Raises ValueError if no document has any text.
     """
     number = end = 0
     for n in corpus.document_tokens.tolist():
         first, end = end, end + n
         if n and int(corpus.read(0, end - 1, 1)[0]) == text.eod_id:
             n -= 1
-        # place p of the document with its prefix is token first + p - 1
-        for a, b, c in _spans(n + 1, n_read, stride):
+        # The spans index the document with its prefix id at place 0: place p is token first + p - 1.
+        for a, b, c in _iter_spans(n + 1, n_read, stride):
             prefix_id = text.prefix_id if a == 0 else None
             yield Window(number, first + max(a - 1, 0), first + b - 1, first + c - 1, prefix_id)
             number += 1
     if not number:
-        raise ValueError(f"{corpus.prefix}: got no document with text, expected one or more")
+        raise ValueError(f"{corpus.prefix}: got no document with text, expected at least one")
 
 
-def _spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, scored, end) of windows over n tokens, of which all but the first are scored."""
+def _iter_spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (begin, scored, end) of windows over n tokens; all tokens but the first are scored once."""
+    # [begin, end) are read, [scored, end) are scored; `scored` continues where the previous window ended
     scored, end = 1, min(n_read, n)
     while scored < n:
         yield max(0, end - n_read), scored, end
         scored, end = end, min(end + stride, n)
 
 
-def read(corpus: IndexedTokens, window: Window) -> np.ndarray:
-    """The ids of a window, int64 [n_read]."""
+def read_window(corpus: IndexedTokens, window: Window) -> np.ndarray:
+    """Return the ids of a window, int64 [n_read]."""
     ids = corpus.read(0, window.begin, window.end - window.begin).astype(np.int64)
     corpus.check_ids(ids)
     return ids if window.prefix_id is None else np.concatenate([[window.prefix_id], ids])
 
 
-def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(rows of unlike lengths with zeros behind them, int64 [B, S]; how long each was, int64 [B])."""
+def pad_rows(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of different lengths padded with zeros, int64 [B, S], and their lengths, int64 [B]."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     whole = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
     for target, row in zip(whole, rows, strict=True):
@@ -115,24 +118,30 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return whole, lengths
 
 
-def scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.ndarray:
-    """How many tokens of each document `windows`, in the order of the corpus, score: int64 [n_documents]."""
+def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.ndarray:
+    """Return the number of scored tokens per document, int64 [n_documents]; `windows` are in corpus order."""
     begins = np.array([window.scored for window in windows], dtype=np.int64)
     lengths = np.array([window.end - window.scored for window in windows], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
     edges = np.concatenate([[0], np.cumsum(corpus.document_tokens)])
-    of = np.searchsorted(begins, edges, side="right") - 1  # the last window that begins at an edge or before
-    there = np.maximum(of, 0)
-    until = before[there] + np.clip(edges - begins[there], 0, lengths[there])
-    return np.diff(np.where(of < 0, 0, until))
+    # Scored tokens before an edge: all of earlier windows, plus the part of the window in which the edge is.
+    # last_window: index of the last window that begins at the edge or before it, -1 if none does.
+    last_window = np.searchsorted(begins, edges, side="right") - 1
+    clipped = np.maximum(last_window, 0)
+    until = before[clipped] + np.clip(edges - begins[clipped], 0, lengths[clipped])
+    # cumulative count at every document edge; edges before the first window have count 0
+    return np.diff(np.where(last_window < 0, 0, until))
 
 
-Row = TypeVar("Row", Window, tuple[Window, int])
+WindowRow = TypeVar("Row", Window, tuple[Window, int])
 
 
-def batches(rows: Sequence[Row], batch_size: int, world: World, progress: Progress) -> Iterator[list[Row]]:
-    """This rank's batches of rows, the longest first; batches are the same whatever the number of ranks."""
-    order = sorted(range(len(rows)), key=lambda i: -_window_of(rows[i]).n_read)  # stable
+def iter_window_batches(
+    rows: Sequence[WindowRow], batch_size: int, world: World, progress: ProgressCallback
+) -> Iterator[list[WindowRow]]:
+    """Yield this rank's batches of rows, longest first. The batches do not depend on the number of ranks."""
+    # Longest first: little padding, and memory peaks at the first batch. Batch t belongs to rank t mod n.
+    order = sorted(range(len(rows)), key=lambda i: -_get_window(rows[i]).n_read)  # stable
     for turn, begin in enumerate(range(0, len(order), batch_size)):
         batch = [rows[i] for i in order[begin : begin + batch_size]]
         if turn % world.n_ranks == world.rank:
@@ -140,5 +149,5 @@ def batches(rows: Sequence[Row], batch_size: int, world: World, progress: Progre
         progress(len(batch))
 
 
-def _window_of(row: Window | tuple[Window, int]) -> Window:
+def _get_window(row: Window | tuple[Window, int]) -> Window:
     return row[0] if isinstance(row, tuple) else row

@@ -1,1 +1,1 @@
-"""Training data by its properties: which documents there are, which are wanted, and in which proportions."""
+"""Training data selected by its properties: the catalog, queries over it, and mixtures of domains."""

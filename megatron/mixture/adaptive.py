@@ -1,7 +1,7 @@
-"""Weights that follow the model: Adaptive Data Optimization, and shares in proportion to the losses.
+"""Weights that follow the model: Adaptive Data Optimization, and weights in proportion to the losses.
 
-ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss of each domain while it
-trains, and prefers the domains that learn fastest, discounted by how much of the learning they were given.
+ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss of each domain during
+training. It prefers the domains that learn fastest, discounted by how much of the learning they were given.
 For domain k with law L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h and policy pi:
 
     speed   -dL_k/dn = alpha_k (L_k(n) - eps_k) / n          rho_k ~ mu_k h_k^s (-dL_k/dn)
@@ -18,47 +18,57 @@ from typing import Any, Protocol
 
 import numpy as np
 
-MOST_POINTS = 1000  # of a fit, evenly spread: a long run has no longer re-fits
-ALPHA, LOG_BETA_MOST, LOG_EPS_LEAST = (0.001, 0.8), 6.5, 0.5  # the authors' penalties, as bounds
-HUBER = 1e-3
-STARTS = np.linspace(0.02, 0.78, 9)  # of alpha; for each, the law is linear in eps and beta
-ROUNDS = 60
-SLOWEST_ALPHA = 0.05  # in the speed
+MAX_FIT_POINTS = 1000  # per fit, evenly spaced, so that the time of a fit does not grow with the run
+ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5  # bounds in place of the authors' penalties
+HUBER_DELTA = 1e-3
+ALPHA_STARTS = np.linspace(0.02, 0.78, 9)  # for a fixed alpha the law is linear in eps and beta
+MAX_ITERATIONS = 60
+MIN_SPEED_ALPHA = 0.05  # the authors' minimum of alpha in the speed
 
 
-class Adaptive(Protocol):
-    """Finds weights from what the model has lost on each domain. One's own only has to look like this."""
+class WeightRule(Protocol):
+    """Rule that computes weights from the loss of the model on each domain.
+
+    A custom rule is any class with these three methods; it need not inherit from this one.
+    """
 
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Weights float64 [K] that sum to 1, after `n` samples in all; `nats` and `counts` (tokens) float64
-        [K] are of the batch just seen, 0 for a domain that was not in it."""
+        """Return the weights float64 [K], of sum 1, after `n` samples in all.
+
+        nats     float64 [K]   loss of the latest batch, summed over tokens; 0 for a domain that is not in it
+        counts   float64 [K]   tokens of the latest batch
+        """
         ...
 
     def as_dict(self) -> dict[str, Any]:
-        """All that is needed to go on, for JSON."""
+        """Return the whole state of the rule, ready for JSON."""
         ...
 
-    def restore(self, told: dict[str, Any]) -> None:
-        """Undo `as_dict`."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that `as_dict` returned."""
         ...
 
 
 @dataclass(frozen=True)
 class AdoConfig:
-    """The constants, with the authors' values. Counted in observations: one every `every_steps` steps."""
+    """Constants of ADO, with the authors' values.
+
+    Intervals are counted in observations. There is one observation every `every_steps` steps.
+    """
 
     g1: float = 0.1
     g2: float = 0.1
     s: float = 0.5
-    least: float = 0.01
-    refit_every: int = 100  # at one observation in 10 steps, the authors' 1000 steps
-    ignored: int = 50  # the first, while the loss falls from that of a random model
-    smoothed: int = 11  # observations under the Savitzky-Golay filter; the authors' 101 steps
+    min_weight: float = 0.01
+    refit_every: int = 100  # the authors' 1000 steps, at one observation in 10 steps
+    n_ignored: int = 50  # first observations, while the loss falls from that of a random model
+    # observations in the window of the Savitzky-Golay filter; the authors' 101 steps
+    smoothing_window: int = 11
 
 
 @dataclass(frozen=True)
-class Law:
-    """L(n) = exp(e) + exp(a) n^-alpha, with its Huber objective."""
+class DomainLaw:
+    """Power law of one domain, L(n) = exp(e) + exp(a) n^-alpha, with the value of its Huber objective."""
 
     a: float
     e: float
@@ -66,134 +76,154 @@ class Law:
     objective: float
 
     def loss(self, n: np.ndarray | float) -> np.ndarray:
-        """In nats."""
+        """Return the loss in nats after n samples."""
         return np.exp(self.e) + np.exp(self.a) * np.asarray(n, dtype=np.float64) ** -self.alpha
 
     def speed(self, n: float) -> float:
-        """-dL/dn, with alpha no slower than the authors' least."""
-        return max(self.alpha, SLOWEST_ALPHA) * float(self.loss(n) - np.exp(self.e)) / n
+        """Return -dL/dn, computed with alpha no smaller than the authors' minimum."""
+        return max(self.alpha, MIN_SPEED_ALPHA) * float(self.loss(n) - np.exp(self.e)) / n
 
 
-def fit_law(n: np.ndarray, losses: np.ndarray) -> Law:
-    """The law that fits losses [T] (above 0) after n [T] samples best, by the authors' objective.
+def fit_domain_law(n: np.ndarray, losses: np.ndarray) -> DomainLaw:
+    """Fit a law to losses [T] (above 0) after n [T] samples, with the authors' objective.
 
-    sum_t Huber(log L_t - log(exp(e) + exp(a) n^-alpha)) is brought down by damped Gauss-Newton steps, from a
-    linear fit at each of several alpha. The penalties of the authors on parameters beyond their bounds are
-    steeper than the objective for fewer than 1 / HUBER points; here the bounds are kept exactly.
+    Damped Gauss-Newton steps minimize sum_t Huber(log L_t - log(exp(e) + exp(a) n^-alpha)). They start from a
+    linear fit at each of several alpha. The authors penalize parameters beyond their bounds. For fewer than
+    1 / HUBER_DELTA points these penalties are steeper than the objective, so the bounds are exact here.
     """
     log_n, log_l = np.log(n), np.log(losses)
-    best: Law | None = None
-    for alpha in STARTS:
+    best: DomainLaw | None = None
+    for alpha in ALPHA_STARTS:
         powers = n**-alpha
+        # rows divided by the loss: the linear fit minimizes relative errors, like the objective in log L
         design = np.column_stack([np.ones_like(powers), powers]) / losses[:, None]
         eps, beta = np.linalg.lstsq(design, np.ones_like(losses), rcond=None)[0]
         start = np.array([np.log(max(beta, 1e-3)), np.log(max(eps, 1e-3)), alpha])
-        found = _polish(log_n, log_l, start)
-        if best is None or found.objective < best.objective:
-            best = found
-    assert best is not None, "there are starts"
+        candidate = _refine_fit(log_n, log_l, start)
+        if best is None or candidate.objective < best.objective:
+            best = candidate
+    assert best is not None, "ALPHA_STARTS is not empty"
     return best
 
 
-def _polish(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> Law:
-    """Levenberg-Marquardt with Huber's weights, inside the bounds."""
-    low = np.array([-np.inf, LOG_EPS_LEAST, ALPHA[0]])
-    high = np.array([LOG_BETA_MOST, np.inf, ALPHA[1]])
-    at = np.clip(start, low, high)
-    damping, (objective, residuals, share) = 1e-3, _objective(log_n, log_l, at)
-    for _ in range(ROUNDS):
-        # the model is log(exp(e) + exp(a - alpha log n)); share is the second part of the sum
+def _refine_fit(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> DomainLaw:
+    """Minimize the objective by Levenberg-Marquardt steps with Huber's weights, within the bounds."""
+    low = np.array([-np.inf, MIN_LOG_EPS, ALPHA_BOUNDS[0]])
+    high = np.array([MAX_LOG_BETA, np.inf, ALPHA_BOUNDS[1]])
+    params = np.clip(start, low, high)
+    damping, (objective, residuals, share) = 1e-3, _compute_objective(log_n, log_l, params)
+    for _ in range(MAX_ITERATIONS):
+        # the model is log(exp(e) + exp(a - alpha log n)); share is the second term divided by the sum
         slopes = np.column_stack([share, 1 - share, -share * log_n])
-        weights = np.minimum(1, HUBER / np.maximum(np.abs(residuals), 1e-300))
+        # iteratively reweighted least squares: Huber's weight is 1 inside delta and delta / |r| outside
+        weights = np.minimum(1, HUBER_DELTA / np.maximum(np.abs(residuals), 1e-300))
         normal = slopes.T @ (slopes * weights[:, None])
         gradient = slopes.T @ (weights * residuals)
+        # damping relative to the diagonal (Marquardt), plus a constant for a column of zeros
         step = np.linalg.lstsq(normal + damping * np.diag(np.diag(normal) + 1e-12), gradient, rcond=None)[0]
-        there = np.clip(at + step, low, high)
-        tried = _objective(log_n, log_l, there)
-        if tried[0] < objective:
-            gain = objective - tried[0]
-            at, (objective, residuals, share), damping = there, tried, max(damping / 5, 1e-12)
+        # projection onto the bounds replaces the penalties
+        trial = np.clip(params + step, low, high)
+        outcome = _compute_objective(log_n, log_l, trial)
+        if outcome[0] < objective:
+            gain = objective - outcome[0]
+            params, (objective, residuals, share), damping = trial, outcome, max(damping / 5, 1e-12)
             if gain < 1e-10 * objective:
                 break
         else:
             damping *= 4
             if damping > 1e8:
                 break
-    return Law(float(at[0]), float(at[1]), float(at[2]), objective)
+    return DomainLaw(float(params[0]), float(params[1]), float(params[2]), objective)
 
 
-def _objective(log_n: np.ndarray, log_l: np.ndarray, at: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    a, e, alpha = at
+def _compute_objective(
+    log_n: np.ndarray, log_l: np.ndarray, params: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return the Huber objective, the residuals [T], and the share [T] of exp(a) n^-alpha in the loss."""
+    a, e, alpha = params
     power = a - alpha * log_n
     model = np.logaddexp(power, e)
     residuals = log_l - model
     size = np.abs(residuals)
-    huber = np.where(size <= HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))
+    huber = np.where(size <= HUBER_DELTA, 0.5 * size**2, HUBER_DELTA * (size - 0.5 * HUBER_DELTA))
     return float(huber.sum()), residuals, np.exp(power - model)
 
 
-def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """Savitzky and Golay's filter of third order: the middle of a cubic fitted to each window (odd)."""
+def smooth_losses(values: np.ndarray, window: int) -> np.ndarray:
+    """Apply a Savitzky-Golay filter of third order.
+
+    Each value becomes the value at its position of a cubic, fitted to the window (odd length) around it. The
+    first and last half window are values of the cubic of the first and last whole window.
+    """
     half = window // 2
     if len(values) < window:
         return values
-    places = np.arange(-half, half + 1)
-    fit = np.linalg.pinv(np.vander(places, 4, increasing=True))
-    inside = np.convolve(values, fit[0][::-1], mode="valid")
+    offsets = np.arange(-half, half + 1)
+    # row 0 of the pseudoinverse maps a window to the constant term of its cubic: its value at offset 0
+    fit = np.linalg.pinv(np.vander(offsets, 4, increasing=True))
+    # np.convolve reverses its second argument, so that reversing it first gives a correlation
+    interior = np.convolve(values, fit[0][::-1], mode="valid")
     first, last = fit @ values[:window], fit @ values[-window:]
-    powers = np.vander(places, 4, increasing=True)
-    return np.concatenate([(powers @ first)[:half], inside, (powers @ last)[half + 1 :]])
+    powers = np.vander(offsets, 4, increasing=True)
+    return np.concatenate([(powers @ first)[:half], interior, (powers @ last)[half + 1 :]])
 
 
 class Ado:
     """Adaptive Data Optimization over K domains."""
 
     def __init__(self, prior: Sequence[float], config: AdoConfig | None = None) -> None:
-        """`prior`: the natural shares of the domains, float64 [K]; a domain of 0 stays at 0."""
+        """`prior`: the natural shares of the domains, float64 [K]; a domain with prior 0 keeps weight 0."""
         self.config = config or AdoConfig()
         self.prior = np.asarray(prior, dtype=np.float64) / np.sum(prior)
         self.history, self.mean_policy = self.prior.copy(), self.prior.copy()
         self.n_updates = self.n_observed = 0
-        self.seen: list[list[list[float]]] = [[[], []] for _ in self.prior]  # of each domain: n, loss
-        self.laws: list[Law | None] = [None] * len(self.prior)
+        self.seen: list[list[list[float]]] = [[[], []] for _ in self.prior]  # for each domain: n, loss
+        self.laws: list[DomainLaw | None] = [None] * len(self.prior)
 
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """As in `Adaptive`. The prior, until every domain has a law."""
+        """Return the weights, as in `WeightRule`: the prior until every domain has a law."""
         self.n_observed += 1
         self.history = self.config.g1 * counts / counts.sum() + (1 - self.config.g1) * self.history
-        if self.n_observed > self.config.ignored:
+        # the first observations, with the steep fall from a random model, follow no power law
+        if self.n_observed > self.config.n_ignored:
             for k in np.flatnonzero(counts):
                 self.seen[k][0].append(float(n))
                 self.seen[k][1].append(float(nats[k] / counts[k]))
-            if (self.n_observed - self.config.ignored) % self.config.refit_every == 0:
+            if (self.n_observed - self.config.n_ignored) % self.config.refit_every == 0:
                 self.refit()
         if any(law is None for law, share in zip(self.laws, self.prior, strict=True) if share > 0):
             return self.prior
-        return self._update(float(n))
+        return self._update_policy(float(n))
 
     def refit(self) -> None:
-        """Fit the laws of the domains with enough points anew."""
+        """Fit the laws of the domains with enough points again."""
         for k, (n, losses) in enumerate(self.seen):
-            if len(n) >= max(10, self.config.smoothed):
-                told = smoothed(np.array(losses), self.config.smoothed)
-                kept = np.unique(np.linspace(0, len(n) - 1, min(len(n), MOST_POINTS)).round().astype(int))
-                self.laws[k] = fit_law(np.array(n)[kept], told[kept])
+            if len(n) >= max(10, self.config.smoothing_window):
+                smoothed_losses = smooth_losses(np.array(losses), self.config.smoothing_window)
+                indices = np.unique(
+                    np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS)).round().astype(int)
+                )
+                self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed_losses[indices])
 
-    def _update(self, n: float) -> np.ndarray:
-        config, live = self.config, self.prior > 0
+    def _update_policy(self, n: float) -> np.ndarray:
+        """Return the policy pi(t) from the current laws, and update the mean policy pibar."""
+        config, active = self.config, self.prior > 0
         speeds = np.array([0.0 if law is None else law.speed(n) for law in self.laws])
+        # rho_k ~ mu_k h_k^s (-dL_k/dn), eq. in the module docstring
         rho = self.prior * self.history**config.s * speeds
         rho = rho / rho.sum() if rho.sum() > 0 else self.prior
-        rho = np.where(live, np.maximum(rho, min(config.least, 1 / live.sum())), 0)
+        # a minimum for every domain with a prior, so that none is lost; at most a uniform share
+        rho = np.where(active, np.maximum(rho, min(config.min_weight, 1 / active.sum())), 0)
         rho /= rho.sum()
         policy = config.g2 * rho + (1 - config.g2) * self.mean_policy
         self.n_updates += 1
+        # running mean of all rho, including the initial value
         share = 1 / (self.n_updates + 1)
         self.mean_policy = share * rho + (1 - share) * self.mean_policy
         return policy
 
     def as_dict(self) -> dict[str, Any]:
-        """As in `Adaptive`."""
+        """Return the whole state, as in `WeightRule`."""
         return {
             "n_updates": self.n_updates,
             "n_observed": self.n_observed,
@@ -203,12 +233,12 @@ class Ado:
             "laws": [None if law is None else list(vars(law).values()) for law in self.laws],
         }
 
-    def restore(self, told: dict[str, Any]) -> None:
-        """As in `Adaptive`."""
-        self.n_updates, self.n_observed = told["n_updates"], told["n_observed"]
-        self.history, self.mean_policy = np.array(told["history"]), np.array(told["mean_policy"])
-        self.seen = [[list(n), list(losses)] for n, losses in told["seen"]]
-        self.laws = [None if law is None else Law(*law) for law in told["laws"]]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state, as in `WeightRule`."""
+        self.n_updates, self.n_observed = state["n_updates"], state["n_observed"]
+        self.history, self.mean_policy = np.array(state["history"]), np.array(state["mean_policy"])
+        self.seen = [[list(n), list(losses)] for n, losses in state["seen"]]
+        self.laws = [None if law is None else DomainLaw(*law) for law in state["laws"]]
 
 
 class LossProportional:
@@ -220,7 +250,11 @@ class LossProportional:
         self.losses = np.full(len(self.prior), np.nan)
 
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """As in `Adaptive`. A domain not seen yet is taken to lose what the others do."""
+        """Return the weights, as in `WeightRule`.
+
+        A domain without an observation is assigned the mean loss of the others.
+        """
+        # keeps the old loss (NaN at first) of a domain without tokens in this batch
         new = np.divide(nats, counts, out=self.losses.copy(), where=counts > 0)
         smooth = self.smoothing * new + (1 - self.smoothing) * self.losses
         self.losses = np.where(np.isnan(self.losses), new, smooth)
@@ -228,54 +262,59 @@ class LossProportional:
         return weights / weights.sum()
 
     def as_dict(self) -> dict[str, Any]:
-        """As in `Adaptive`."""
+        """Return the whole state, as in `WeightRule`."""
         return {"losses": [None if np.isnan(loss) else loss for loss in self.losses.tolist()]}
 
-    def restore(self, told: dict[str, Any]) -> None:
-        """As in `Adaptive`."""
-        self.losses = np.array([np.nan if loss is None else loss for loss in told["losses"]])
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state, as in `WeightRule`."""
+        self.losses = np.array([np.nan if loss is None else loss for loss in state["losses"]])
 
 
-class NotYetError(ValueError):
-    """Weights that nobody has found yet are asked for."""
+class NotReadyError(ValueError):
+    """The requested weights are not computed yet."""
 
 
-class Log:
-    """Weights as they were found: entries (from which chunk, weights), in order. The mixture log."""
+class WeightLog:
+    """Mixture log: entries (first chunk, weights) in order, in the order in which they were computed."""
 
     def __init__(self, first: np.ndarray, known_to: int | None) -> None:
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to = known_to
-        self.coming: Callable[[], None] | None = None  # waits for weights that are being found
+        self.wait_pending: Callable[[], None] | None = None  # waits for weights that are being computed
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
-        """Weights from a chunk on. Nobody may have asked for that chunk before."""
-        assert self.known_to is not None and chunk >= self.known_to, "weights of chunks that are known stay"
+        """Add weights that hold from a chunk on. The chunk must not have been requested before."""
+        assert self.known_to is not None and chunk >= self.known_to, "weights that are known must not change"
+        # entries first: a reader that gets the new known_to must also get the entry
         self.entries.append((chunk, weights))
         self.known_to = known_to
 
-    def at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """(weights, the first later chunk with others). NotYetError where they are not found yet."""
-        if self.coming is not None and self.known_to is not None and chunk >= self.known_to:
-            self.coming()
-        known_to, entries = self.known_to, self.entries  # in this order: another thread may be adding
+    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
+        """Return (weights of a chunk, the first later chunk with other weights).
+
+        Raises NotReadyError if the weights of the chunk are not computed yet.
+        """
+        if self.wait_pending is not None and self.known_to is not None and chunk >= self.known_to:
+            self.wait_pending()
+        # read in this order, because `append` of another thread writes in the opposite order
+        known_to, entries = (self.known_to, self.entries)
         if known_to is not None and chunk >= known_to:
-            raise NotYetError(
-                f"weights of chunk {chunk} are not known yet, only those before {known_to}; "
-                "make fewer batches ahead (dataset.num_workers) or raise adaptive.delay_steps"
+            raise NotReadyError(
+                f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
+                "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
             )
-        here = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
-        assert here >= 0, "a restored log begins where its checkpoint was"
-        later = entries[here + 1][0] if here + 1 < len(entries) else known_to
-        return entries[here][1], later
+        index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
+        assert index >= 0, "a restored log begins at its checkpoint"
+        later = entries[index + 1][0] if index + 1 < len(entries) else known_to
+        return entries[index][1], later
 
     def as_dict(self, chunk: int) -> dict[str, Any]:
-        """What is needed from a chunk on, for JSON."""
-        here = bisect_right(self.entries, chunk, key=lambda entry: entry[0]) - 1
-        kept = [[begin, weights.tolist()] for begin, weights in self.entries[here:]]
-        return {"entries": kept, "known_to": self.known_to}
+        """Return the entries that are needed from a chunk on, ready for JSON."""
+        index = bisect_right(self.entries, chunk, key=lambda entry: entry[0]) - 1
+        entries = [[begin, weights.tolist()] for begin, weights in self.entries[index:]]
+        return {"entries": entries, "known_to": self.known_to}
 
-    def restore(self, told: dict[str, Any]) -> None:
-        """Undo `as_dict`."""
-        self.entries = [(begin, np.array(weights)) for begin, weights in told["entries"]]
-        self.known_to = told["known_to"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that `as_dict` returned."""
+        self.entries = [(begin, np.array(weights)) for begin, weights in state["entries"]]
+        self.known_to = state["known_to"]

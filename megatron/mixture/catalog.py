@@ -1,8 +1,8 @@
-"""The catalog: which documents there are, where each stands, and with which properties. One DuckDB file.
+"""The catalog: a DuckDB file with the location and the properties of every document.
 
-A corpus is a set of files that share properties; each has a table of its own, one row a document. Text stays
-where it is. Every file is taken in one transaction, so that a registration that was killed goes on with the
-file it was at.
+A corpus is a set of files that share properties. Each corpus has its own table, with one row per document.
+The text stays in the original files. Every file is registered in one transaction, so that a registration
+that was killed resumes with the file that it had not finished.
 """
 
 import json
@@ -16,17 +16,17 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
-from megatron.config.presets import nearest
-from megatron.data.documents import COMPRESSED, PLAIN, find_inputs
+from megatron.config.presets import suggest_nearest
+from megatron.data.text_readers import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
 from megatron.data.token_counts import TokenCounter
-from megatron.mixture.catalog_access import columns_of_table, connect_catalog
+from megatron.mixture.catalog_access import connect_catalog, list_columns
 from megatron.mixture.content import hash_content
-from megatron.mixture.histogram import Row, histogram
-from megatron.mixture.libraries import connect_scratch, pyarrow, rows
-from megatron.mixture.properties import Property, quoted
-from megatron.mixture.records import Records, Target, take_file
-from megatron.mixture.small_files import batch_files, take_small_files
-from megatron.mixture.tars import MEMBER_BYTES, TARS
+from megatron.mixture.histogram import HistogramRow, count_values
+from megatron.mixture.lazy_imports import connect_scratch, fetch_rows, import_pyarrow
+from megatron.mixture.properties import Property, quote_identifier
+from megatron.mixture.records import FileTarget, RecordCounts, register_file
+from megatron.mixture.small_files import batch_files, register_small_files
+from megatron.mixture.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES
 
 SCHEMA = """
 CREATE SEQUENCE IF NOT EXISTS numbers START 1;
@@ -38,12 +38,15 @@ ALTER TABLE files ADD COLUMN IF NOT EXISTS sha256 VARCHAR;
 CREATE TABLE IF NOT EXISTS broken (file INTEGER, line BIGINT, reason VARCHAR);
 """
 FILE_COLUMNS = ("id", "corpus", "path", "bytes", "mtime_ns", "n_documents", "n_broken", "sha256")
-INPUTS = (*PLAIN, *COMPRESSED, ".parquet", *TARS, ".bin")
+INPUTS = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, ".bin")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is kept of a corpus beside its documents. `tokenizer`: what counted its tokens, if any did."""
+    """Entry of a corpus in the catalog.
+
+    tokenizer   the tokenizer that counted the tokens; None if they are not counted
+    """
 
     id: int
     name: str
@@ -53,21 +56,25 @@ class Corpus:
 
     @property
     def table(self) -> str:
-        """Of its documents."""
+        """Name of the table of its documents."""
         return f"documents_{self.id}"
 
     @property
-    def alike(self) -> tuple[Any, ...]:
-        """What must be the same when files are added; a tokenizer may have another path."""
+    def compatibility_key(self) -> tuple[Any, ...]:
+        """Properties that must be equal when files are added.
+
+        The tokenizer is compared without its name, because its path may differ.
+        """
         return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
 
 
 @dataclass
-class Registered:
-    """What a registration did. `n_known` files were there already, as they are.
+class RegistrationResult:
+    """Counts of one registration.
 
-    n_edited  files of `n_files` that have the size and the time of change they had, and other content
-    absent    properties that no document of the corpus has: misspelt, more often than not
+    n_known   files that were registered before and have not changed
+    n_edited  those of `n_files` that kept size and modification time, but have other content
+    absent    properties that no document of the corpus has, usually because they are misspelt
     """
 
     n_files: int = 0
@@ -79,8 +86,8 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A corpus in a few numbers."""
+class CorpusSummary:
+    """Totals of one corpus."""
 
     name: str
     n_files: int
@@ -91,71 +98,78 @@ class Listed:
 
 
 class Catalog:
-    """An open catalog; a context manager. One process may write to it, or any number may read."""
+    """Open catalog; a context manager. One process may write to it, or any number of processes may read."""
 
     def __init__(self, path: Path, read_only: bool = False, n_threads: int | None = None) -> None:
-        """Open, and make it where it is not there. ValueError for what is none or is being written to."""
+        """Open a catalog, and create it if it is missing and not `read_only`.
+
+        Raises ValueError for a file that is not a catalog, or to which another process is writing.
+        """
         self.path, self._n_threads = path, n_threads
-        self._evaluating: Any = None
+        self._scratch_connection: Any = None
         self.connection = connect_catalog(path, read_only, n_threads)
         if not read_only:
-            rows(self.connection, SCHEMA)
-        self.has_sums = "sha256" in columns_of_table(self.connection, "files")  # older catalogs have none
+            fetch_rows(self.connection, SCHEMA)
+        self.has_checksums = "sha256" in list_columns(self.connection, "files")  # older catalogs have none
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._evaluating is not None:
-            self._evaluating.close()
+        if self._scratch_connection is not None:
+            self._scratch_connection.close()
         self.connection.close()
 
-    def corpora(self) -> list[Corpus]:
-        """All, in the order in which they came."""
-        found = rows(self.connection, "SELECT * FROM corpora ORDER BY id")
+    def list_corpora(self) -> list[Corpus]:
+        """Return all corpora in the order in which they were registered."""
+        records = fetch_rows(self.connection, "SELECT * FROM corpora ORDER BY id")
         return [
             Corpus(
                 id,
                 name,
                 key,
-                tuple(Property(**one) for one in json.loads(told)),
-                json.loads(counted[0]) if counted and counted[0] else None,
+                tuple(Property(**fields) for fields in json.loads(properties_json)),
+                json.loads(tokenizer_json[0]) if tokenizer_json and tokenizer_json[0] else None,
             )  # fmt: skip
-            for id, name, key, told, *counted in found  # older catalogs have no tokenizers
+            for id, name, key, properties_json, *tokenizer_json in records  # older catalogs have no tokenizer
         ]
 
-    def corpus(self, name: str) -> Corpus:
-        """The one of a name. ValueError offers the nearest."""
-        known = {one.name: one for one in self.corpora()}
-        if name not in known:
-            raise ValueError(f"{self.path}: no corpus {name!r}; {nearest(name, list(known))}")
-        return known[name]
+    def get_corpus(self, name: str) -> Corpus:
+        """Return the corpus of that name. The ValueError for an unknown name suggests the nearest one."""
+        by_name = {corpus.name: corpus for corpus in self.list_corpora()}
+        if name not in by_name:
+            raise ValueError(f"{self.path}: no corpus {name!r}; {suggest_nearest(name, list(by_name))}")
+        return by_name[name]
 
     def register(
         self, name: str, inputs: Sequence[str], properties: Sequence[Property],
         text_key: str = "text", quiet: bool = False, counter: TokenCounter | None = None,
-        verify: bool = False, member_bytes: int = MEMBER_BYTES,
-    ) -> Registered:  # fmt: skip
-        """Take new and changed files into a corpus: lines of JSON, parquet, tars, or pairs (.bin).
+        verify: bool = False, member_bytes: int = MAX_SAMPLE_BYTES,
+    ) -> RegistrationResult:  # fmt: skip
+        """Add new and changed files to a corpus: JSON lines, parquet, tar archives, or .bin/.idx datasets.
 
-        `counter` counts the tokens of each document; of a pair they are known. Files that are there already,
-        with the size and the time of change they had, are passed over; `verify`: with the content they had,
-        which is read. `member_bytes`: of a tar's largest sample. Broken lines are counted and located;
-        `broken` lists them. ValueError for a corpus that has other properties or another tokenizer, or for a
-        file that cannot be read; the files before it stay registered (small ones of one batch: all or none).
+        counter        counts the tokens of each document; those of a .bin/.idx dataset are in its index
+        verify         read registered files too, and compare their content; by default a file with the same
+                       size and modification time is skipped
+        member_bytes   size limit of one sample of a tar archive
+
+        Broken lines are counted and located; `list_broken` returns them. Raises ValueError if the corpus has
+        other properties or another tokenizer, or if a file cannot be read. The files before it stay
+        registered. Small files are registered in batches: all files of a batch, or none.
         """
-        paths = [path.resolve() for path in _inputs(inputs)]
-        told = None if counter is None else counter.told
-        corpus = self._corpus_to_fill(Corpus(0, name, text_key, tuple(properties), told))
-        known = {
-            path: (id, (size, mtime), sums)
-            for id, path, size, mtime, sums in rows(
+        paths = [path.resolve() for path in _find_input_files(inputs)]
+        tokenizer = None if counter is None else counter.settings
+        corpus = self._get_or_create_corpus(Corpus(0, name, text_key, tuple(properties), tokenizer))
+        registered = {
+            path: (id, (size, mtime), sha256)
+            for id, path, size, mtime, sha256 in fetch_rows(
                 self.connection,
                 "SELECT id, path, bytes, mtime_ns, sha256 FROM files WHERE corpus = ?",
                 [corpus.id],
             )
         }
-        done = Registered()
+        result = RegistrationResult()
+        # in bytes, because the number of documents is not known before the files are read
         total = sum(path.stat().st_size for path in paths)
         with (
             tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, desc="registering") as bar,
@@ -163,197 +177,229 @@ class Catalog:
         ):
             new = []
             for path in paths:
-                old = known.get(str(path))
-                if old is not None and old[1] == _stamp(path) and (not verify or self._is_same(path, *old)):
-                    done.n_known += 1
+                old = registered.get(str(path))
+                if (
+                    old is not None
+                    and old[1] == _stat_file(path)
+                    and (not verify or self._has_same_content(path, *old))
+                ):
+                    result.n_known += 1
                     bar.update(old[1][0])
                 else:
-                    done.n_edited += old is not None and old[1] == _stamp(path)
+                    result.n_edited += old is not None and old[1] == _stat_file(path)
                     new.append(path)
+            # one transaction per batch: a killed registration keeps its finished batches
             for batch in batch_files(new):
-                ids = [known[str(path)][0] if str(path) in known else None for path in batch]
-                for records in self._take(corpus, batch, ids, counter, member_bytes, hashing):
-                    done.n_documents += records.n_documents
-                    done.n_broken += records.n_broken
-                done.n_files += len(batch)
+                ids = [registered[str(path)][0] if str(path) in registered else None for path in batch]
+                for records in self._register_files(corpus, batch, ids, counter, member_bytes, hashing):
+                    result.n_documents += records.n_documents
+                    result.n_broken += records.n_broken
+                result.n_files += len(batch)
                 bar.update(sum(path.stat().st_size for path in batch))
-        done.absent = self._absent(corpus)
-        return done
+        result.absent = self._find_absent_properties(corpus)
+        return result
 
-    def _absent(self, corpus: Corpus) -> tuple[str, ...]:
-        """Properties that none of its documents has."""
-        counts = "".join(f", count({quoted(one.name)})" for one in corpus.properties)
-        ((n_documents, *n_having),) = rows(self.connection, f"SELECT count(*){counts} FROM {corpus.table}")
+    def _find_absent_properties(self, corpus: Corpus) -> tuple[str, ...]:
+        """Return the properties that no document of the corpus has."""
+        counts = "".join(f", count({quote_identifier(prop.name)})" for prop in corpus.properties)
+        ((n_documents, *n_having),) = fetch_rows(
+            self.connection, f"SELECT count(*){counts} FROM {corpus.table}"
+        )
         named = zip(corpus.properties, n_having, strict=True)
-        return tuple(one.name for one, n in named if n_documents and not n)
+        return tuple(prop.name for prop, n in named if n_documents and not n)
 
-    def summary(self) -> list[Listed]:
-        """Every corpus in numbers."""
-        told = []
-        for corpus in self.corpora():
-            ((n_files, n_documents, n_broken),) = rows(self.connection, 
+    def summarize_corpora(self) -> list[CorpusSummary]:
+        """Return the totals of every corpus."""
+        summaries = []
+        for corpus in self.list_corpora():
+            ((n_files, n_documents, n_broken),) = fetch_rows(self.connection, 
                 "SELECT count(*), coalesce(sum(n_documents), 0), coalesce(sum(n_broken), 0) "
                 "FROM files WHERE corpus = ?", [corpus.id],
             )  # fmt: skip
-            ((n_tokens,),) = rows(self.connection, f"SELECT sum(tokens) FROM {corpus.table}")
-            names = tuple(one.name for one in corpus.properties)
-            told.append(Listed(corpus.name, n_files, int(n_documents), int(n_broken), n_tokens, names))
-        return told
+            ((n_tokens,),) = fetch_rows(self.connection, f"SELECT sum(tokens) FROM {corpus.table}")
+            names = tuple(prop.name for prop in corpus.properties)
+            summaries.append(
+                CorpusSummary(corpus.name, n_files, int(n_documents), int(n_broken), n_tokens, names)
+            )
+        return summaries
 
-    def describe(self, name: str) -> dict[str, list[Row]]:
-        """(value, documents, tokens) of each property of a corpus: see `histogram`."""
-        corpus = self.corpus(name)
-        return {one.name: histogram(self.connection, corpus.table, one) for one in corpus.properties}
+    def describe_corpus(self, name: str) -> dict[str, list[HistogramRow]]:
+        """Return (value, documents, tokens) for each property of a corpus: see `count_values`."""
+        corpus = self.get_corpus(name)
+        return {prop.name: count_values(self.connection, corpus.table, prop) for prop in corpus.properties}
 
-    def broken(self, name: str) -> list[tuple[str, int, str]]:
-        """(file, line or row from 1, why) of what was no document; the first thousand of each file."""
-        return rows(self.connection, 
+    def list_broken(self, name: str) -> list[tuple[str, int, str]]:
+        """Return (file, line or row from 1, reason) of the records that are not documents.
+
+        At most the first thousand of each file are listed.
+        """
+        return fetch_rows(self.connection, 
             "SELECT path, line, reason FROM broken JOIN files ON files.id = broken.file "
-            "WHERE corpus = ? ORDER BY path, line", [self.corpus(name).id],
+            "WHERE corpus = ? ORDER BY path, line", [self.get_corpus(name).id],
         )  # fmt: skip
 
-    def n_documents(self, corpora: Sequence[Corpus]) -> int:
-        """Of some corpora together."""
-        told = "SELECT corpus, CAST(sum(n_documents) AS BIGINT) FROM files GROUP BY 1"
-        counts = dict(rows(self.connection, told))
+    def count_documents(self, corpora: Sequence[Corpus]) -> int:
+        """Return the number of documents of some corpora together."""
+        query = "SELECT corpus, CAST(sum(n_documents) AS BIGINT) FROM files GROUP BY 1"
+        counts = dict(fetch_rows(self.connection, query))
         return sum(counts.get(corpus.id, 0) for corpus in corpora)
 
-    def text_places(self, files: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(begin int64, size int64, int32 where that does) of the documents of files.
+    def locate_texts(self, files: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return (begin int64, size int64, or int32 if that suffices) of the documents of each file.
 
-        Bytes of a line or a sample; of parquet `begin` is the row.
+        Begin and size are the bytes of a line or a sample. In parquet, begin is the row.
         """
-        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        tables, wanted = {corpus.id: corpus.table for corpus in self.corpora()}, set(files)
-        for file, corpus in rows(self.connection, "SELECT id, corpus FROM files"):
-            if file in wanted:
-                told = self.connection.sql(
+        spans: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        tables, requested = {corpus.id: corpus.table for corpus in self.list_corpora()}, set(files)
+        for file, corpus in fetch_rows(self.connection, "SELECT id, corpus FROM files"):
+            if file in requested:
+                table = self.connection.sql(
                     f"SELECT begin, size FROM {tables[corpus]} WHERE file = {int(file)} ORDER BY row"
                 ).to_arrow_table()
-                begins, sizes = (told.column(name).to_numpy() for name in ("begin", "size"))
+                begins, sizes = (table.column(name).to_numpy() for name in ("begin", "size"))
                 narrow = not len(sizes) or sizes.max() <= np.iinfo(np.int32).max
-                found[file] = begins.copy(), sizes.astype(np.int32 if narrow else np.int64)
-        return found
+                spans[file] = begins.copy(), sizes.astype(np.int32 if narrow else np.int64)
+        return spans
 
     def remove(self, name: str) -> None:
-        """Forget a corpus; its files are left alone."""
-        corpus = self.corpus(name)
+        """Remove a corpus from the catalog. Its files stay as they are."""
+        corpus = self.get_corpus(name)
         with self._transaction():
-            for (file,) in rows(self.connection, "SELECT id FROM files WHERE corpus = ?", [corpus.id]):
-                rows(self.connection, "DELETE FROM broken WHERE file = ?", [file])
-            rows(self.connection, "DELETE FROM files WHERE corpus = ?", [corpus.id])
-            rows(self.connection, "DELETE FROM corpora WHERE id = ?", [corpus.id])
-            rows(self.connection, f"DROP TABLE {corpus.table}")
+            for (file,) in fetch_rows(self.connection, "SELECT id FROM files WHERE corpus = ?", [corpus.id]):
+                fetch_rows(self.connection, "DELETE FROM broken WHERE file = ?", [file])
+            fetch_rows(self.connection, "DELETE FROM files WHERE corpus = ?", [corpus.id])
+            fetch_rows(self.connection, "DELETE FROM corpora WHERE id = ?", [corpus.id])
+            fetch_rows(self.connection, f"DROP TABLE {corpus.table}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        rows(self.connection, "BEGIN")
+        fetch_rows(self.connection, "BEGIN")
         try:
             yield
         except BaseException:
-            rows(self.connection, "ROLLBACK")
+            fetch_rows(self.connection, "ROLLBACK")
             raise
-        rows(self.connection, "COMMIT")
+        fetch_rows(self.connection, "COMMIT")
 
-    def _scratch(self) -> Any:
-        if self._evaluating is None:
-            self._evaluating = connect_scratch(self._n_threads)
-        return self._evaluating
+    def _open_scratch(self) -> Any:
+        if self._scratch_connection is None:
+            self._scratch_connection = connect_scratch(self._n_threads)
+        return self._scratch_connection
 
-    def _next(self) -> int:
-        return rows(self.connection, "SELECT nextval('numbers')")[0][0]
+    def _next_id(self) -> int:
+        return fetch_rows(self.connection, "SELECT nextval('numbers')")[0][0]
 
-    def _corpus_to_fill(self, wanted: Corpus) -> Corpus:
-        """The corpus of that name, made where there is none; the id of `wanted` is not looked at."""
-        for known in self.corpora():
-            if known.name == wanted.name:
-                if known.alike != wanted.alike:
-                    counted = (known.tokenizer or {}).get("name")
+    def _get_or_create_corpus(self, requested: Corpus) -> Corpus:
+        """Return the corpus with the name of `requested`, created if missing. Its id is ignored."""
+        for existing in self.list_corpora():
+            if existing.name == requested.name:
+                if existing.compatibility_key != requested.compatibility_key:
+                    tokenizer = (existing.tokenizer or {}).get("name")
                     raise ValueError(
-                        f"{self.path}: corpus '{known.name}' has the properties "
-                        f"{'; '.join(map(str, known.properties)) or 'none'}, its text under "
-                        f"'{known.text_key}', {f'tokens of {counted}' if counted else 'no tokenizer'}; "
-                        "give the same, another name, or remove it first"
+                        f"{self.path}: corpus '{existing.name}' has the properties "
+                        f"{'; '.join(map(str, existing.properties)) or 'none'}, its text under "
+                        f"'{existing.text_key}', "
+                        f"{f'tokens of {tokenizer}' if tokenizer else 'no tokenizer'}. "
+                        "Use the same settings or another name, or remove the corpus first."
                     )
-                return known
+                return existing
         with self._transaction():
-            corpus = replace(wanted, id=self._next())
-            told = json.dumps([asdict(one) for one in corpus.properties])
-            rows(
+            corpus = replace(requested, id=self._next_id())
+            properties_json = json.dumps([asdict(prop) for prop in corpus.properties])
+            fetch_rows(
                 self.connection,
                 "INSERT INTO corpora VALUES (?, ?, ?, ?, ?)",
-                [corpus.id, corpus.name, corpus.text_key, told, json.dumps(corpus.tokenizer)],
+                [corpus.id, corpus.name, corpus.text_key, properties_json, json.dumps(corpus.tokenizer)],
             )
-            columns = "".join(f", {quoted(one.name)} {one.sql_type}" for one in corpus.properties)
-            rows(
+            columns = "".join(
+                f", {quote_identifier(prop.name)} {prop.sql_type}" for prop in corpus.properties
+            )
+            fetch_rows(
                 self.connection,
                 f"CREATE TABLE {corpus.table} "
                 f"(file INTEGER, row BIGINT, begin BIGINT, size BIGINT, tokens BIGINT{columns})",
             )
         return corpus
 
-    def _is_same(self, path: Path, id: int, stamp: tuple[int, int], sums: str | None) -> bool:
-        """Whether a known file has the content it had; it gets a sum where an older catalog has none."""
-        own = hash_content(path)
-        if sums is None:
-            rows(self.connection, "UPDATE files SET sha256 = ? WHERE id = ?", [own, id])
-        return sums in (None, own)
+    def _has_same_content(
+        self, path: Path, id: int, stamp: tuple[int, int], registered_sha256: str | None
+    ) -> bool:
+        """Return whether a registered file still has its content.
 
-    def _take(
+        The checksum is added if the file comes from an older catalog without checksums.
+        """
+        sha256 = hash_content(path)
+        if registered_sha256 is None:
+            fetch_rows(self.connection, "UPDATE files SET sha256 = ? WHERE id = ?", [sha256, id])
+        return registered_sha256 in (None, sha256)
+
+    def _register_files(
         self, corpus: Corpus, paths: Sequence[Path], old: Sequence[int | None], counter: TokenCounter | None,
         member_bytes: int, hashing: Executor,
-    ) -> list[Records]:  # fmt: skip
-        """Put files into a corpus, in place of those that were `old`: all of them, or none."""
-        stamps, sums = [_stamp(path) for path in paths], hashing.map(hash_content, paths)
+    ) -> list[RecordCounts]:  # fmt: skip
+        """Add files to a corpus, all of them or none.
+
+        old   the ids of the entries that the files replace; None for a new file
+        """
+        # sizes and times are read before the content, and compared again at the end: a file that changes in
+        # between fails the transaction
+        stamps, checksums = [_stat_file(path) for path in paths], hashing.map(hash_content, paths)
         with self._transaction():
             for id in filter(None, old):
-                rows(self.connection, f"DELETE FROM {corpus.table} WHERE file = ?", [id])
-                rows(self.connection, "DELETE FROM broken WHERE file = ?", [id])
-                rows(self.connection, "DELETE FROM files WHERE id = ?", [id])
+                fetch_rows(self.connection, f"DELETE FROM {corpus.table} WHERE file = ?", [id])
+                fetch_rows(self.connection, "DELETE FROM broken WHERE file = ?", [id])
+                fetch_rows(self.connection, "DELETE FROM files WHERE id = ?", [id])
             ids = [
-                id for (id,) in rows(self.connection, f"SELECT nextval('numbers') FROM range({len(paths)})")
+                id
+                for (id,) in fetch_rows(
+                    self.connection, f"SELECT nextval('numbers') FROM range({len(paths)})"
+                )
             ]
             targets = [
-                Target(
-                    path, self.connection, self._scratch(), corpus.table, id, corpus.text_key,
+                FileTarget(
+                    path, self.connection, self._open_scratch(), corpus.table, id, corpus.text_key,
                     corpus.properties, counter, member_bytes,
                 )
                 for path, id in zip(paths, ids, strict=True)
             ]  # fmt: skip
-            found = take_small_files(targets) if len(targets) > 1 else None
-            found = found or [take_file(target) for target in targets]
+            results = register_small_files(targets) if len(targets) > 1 else None
+            results = results or [register_file(target) for target in targets]
             columns = (
                 ids, [corpus.id] * len(ids), list(map(str, paths)), *zip(*stamps, strict=True),
-                [one.n_documents for one in found], [one.n_broken for one in found], list(sums),
+                [records.n_documents for records in results],
+                [records.n_broken for records in results], list(checksums),
             )  # fmt: skip
-            table = pyarrow().table(dict(zip(FILE_COLUMNS, columns, strict=True)))
+            table = import_pyarrow().table(dict(zip(FILE_COLUMNS, columns, strict=True)))
             self.connection.register("new_files", table)
-            rows(self.connection, f"INSERT INTO files ({', '.join(FILE_COLUMNS)}) SELECT * FROM new_files")
+            fetch_rows(
+                self.connection, f"INSERT INTO files ({', '.join(FILE_COLUMNS)}) SELECT * FROM new_files"
+            )
             self.connection.unregister("new_files")
-            for id, records in zip(ids, found, strict=True):
+            for id, records in zip(ids, results, strict=True):
                 for line, reason in records.broken:
-                    rows(self.connection, "INSERT INTO broken VALUES (?, ?, ?)", [id, line, reason])
+                    fetch_rows(self.connection, "INSERT INTO broken VALUES (?, ?, ?)", [id, line, reason])
             for path, stamp in zip(paths, stamps, strict=True):
-                if _stamp(path) != stamp:
-                    raise ValueError(f"{path}: was written to while it was registered. Register it again.")
-        return found
+                if _stat_file(path) != stamp:
+                    raise ValueError(f"{path}: changed while it was registered. Register it again.")
+        return results
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """(bytes, time of the last change in ns) of a file: what is compared whenever it is opened."""
+def _stat_file(path: Path) -> tuple[int, int]:
+    """Return (bytes, modification time in ns) of a file, which are compared whenever it is opened."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
-def _inputs(words: Sequence[str]) -> list[Path]:
-    """Files that words name; the .bin of a pair, or its prefix, stands for the pair."""
-    named = [f"{word}.bin" if _is_pair(Path(f"{word}.bin")) else word for word in words]
+def _find_input_files(inputs: Sequence[str]) -> list[Path]:
+    """Return the files that the patterns match. A .bin, or its prefix, stands for its .bin/.idx dataset."""
+    patterns = [f"{word}.bin" if _is_indexed_dataset(Path(f"{word}.bin")) else word for word in inputs]
     return [
         path
-        for path in find_inputs(named, INPUTS)
-        if path.suffix not in (".parquet", ".json") or not _is_pair(path.with_suffix(".bin"))  # of that pair
+        for path in find_inputs(patterns, INPUTS)
+        # .parquet and .json beside a .bin/.idx dataset are parts of it
+        if path.suffix not in (".parquet", ".json") or not _is_indexed_dataset(path.with_suffix(".bin"))
     ]
 
 
-def _is_pair(path: Path) -> bool:
+def _is_indexed_dataset(path: Path) -> bool:
     return path.is_file() and path.with_suffix(".idx").is_file()

@@ -1,32 +1,32 @@
-"""Open the DuckDB file of a catalog that may come from a stranger.
+"""Open the DuckDB file of a catalog that may come from an untrusted source.
 
-Defended: statements over a catalog read no other file and load no extension; views, macros, types and
-generated columns, which would run in place of tables and functions, are refused when it is opened. Not
-defended: bytes that are made to break DuckDB's own reader of its format, and what the catalog says: it names
-the files to read (`roots` of a server says where they may be) and what is in them (`SourceFile.verify`).
+Protected: statements over a catalog read no other file and load no extension. Opening refuses views, macros,
+types and generated columns, which would run in place of tables and functions. Not protected: bytes that
+exploit DuckDB's reader of its own format, and the content of the catalog. The catalog names the files to
+read (`roots` of a server limits where they may be) and what they contain (`SourceFile.verify`).
 """
 
 import re
 from pathlib import Path
 from typing import Any
 
-from megatron.mixture.libraries import connect, duckdb, rows
+from megatron.mixture.lazy_imports import connect_database, fetch_rows, import_duckdb
 
-MAGIC = b"DUCK"  # of every DuckDB file, behind 8 bytes of a sum
-CLOSED = {
+MAGIC = b"DUCK"  # of every DuckDB file, after 8 bytes of a checksum
+LOCKED_CONFIG = {
     "enable_external_access": "false",
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
     "python_enable_replacements": "false",
 }
-TABLES = {  # columns that a table has at least
+REQUIRED_COLUMNS = {  # required columns; a table may have more
     "corpora": {"id", "name", "text_key", "properties"},
     "files": {"id", "corpus", "path", "bytes", "mtime_ns", "n_documents", "n_broken"},
     "broken": {"file", "line", "reason"},
 }
-GENERATED = re.compile(r"GENERATED\s+ALWAYS\s+AS\s*\(", re.IGNORECASE)
-# with the names of their schemas: a macro of the same name would be called else
-FOREIGN = (
+GENERATED_COLUMN = re.compile(r"GENERATED\s+ALWAYS\s+AS\s*\(", re.IGNORECASE)
+# qualified by schema: otherwise a macro of the same name in the catalog would be called instead
+FORBIDDEN_OBJECTS = (
     ("view", "SELECT view_name FROM system.main.duckdb_views() WHERE NOT internal"),
     ("macro", "SELECT function_name FROM system.main.duckdb_functions() WHERE NOT internal"),
     ("type", "SELECT type_name FROM system.main.duckdb_types() WHERE NOT internal"),
@@ -34,27 +34,31 @@ FOREIGN = (
 
 
 def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
-    """A connection to a catalog, which may be new unless `read_only`.
+    """Return a connection to a catalog. A missing catalog is created unless `read_only`.
 
-    FileNotFoundError, or ValueError for a file that is no catalog, holds more than tables, or is being
-    written to.
+    Raises FileNotFoundError, or ValueError for a file that is not a catalog, that holds more than tables, or
+    to which another process is writing.
     """
     if read_only and not path.is_file():
-        raise FileNotFoundError(f"{path}: no such catalog; make it with tools/register_corpus.py")
+        raise FileNotFoundError(f"{path}: no such catalog. Create it with tools/register_corpus.py.")
     if path.is_file() and path.stat().st_size and not _is_duckdb(path):
-        raise ValueError(f"{path}: no DuckDB file; wanted a catalog, or a name for a new one")
+        raise ValueError(
+            f"{path}: got a file of another format, expected a DuckDB catalog. Use it, or a path of no file."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    config = CLOSED if n_threads is None else {**CLOSED, "threads": n_threads}
+    # the restrictions apply before the file is read, and lock_configuration prevents later statements from
+    # lifting them
+    config = LOCKED_CONFIG if n_threads is None else {**LOCKED_CONFIG, "threads": n_threads}
     try:
-        connection = connect(str(path), read_only=read_only, config=config)
+        connection = connect_database(str(path), read_only=read_only, config=config)
         connection.execute("SET lock_configuration = true")
-    except duckdb().Error as error:
-        raise _cannot_be_opened(path, error) from error
+    except import_duckdb().Error as error:
+        raise _make_open_error(path, error) from error
     try:
         _check_objects(path, connection, read_only)
-    except duckdb().Error as error:
+    except import_duckdb().Error as error:
         connection.close()
-        raise _cannot_be_opened(path, error) from error
+        raise _make_open_error(path, error) from error
     except BaseException:
         connection.close()
         raise
@@ -62,39 +66,45 @@ def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
 
 
 def _check_objects(path: Path, connection: Any, read_only: bool) -> None:
-    for kind, statement in FOREIGN:
-        names = rows(connection, statement)
+    for kind, statement in FORBIDDEN_OBJECTS:
+        names = fetch_rows(connection, statement)
         if names:
             raise ValueError(
                 f"{path}: got the {kind} {names[0][0]!r}, expected a catalog of tables only. "
-                "Make the catalog again with tools/register_corpus.py."
+                "Create the catalog again with tools/register_corpus.py."
             )
     statement = "SELECT schema_name, table_name, sql FROM system.main.duckdb_tables() WHERE NOT internal"
-    tables = rows(connection, statement)
+    tables = fetch_rows(connection, statement)
     for schema, name, sql in tables:
-        if schema != "main" or GENERATED.search(sql):
+        if schema != "main" or GENERATED_COLUMN.search(sql):
             raise ValueError(
                 f"{path}: got the table {schema}.{name} in another schema, or with generated columns, "
-                "expected plain tables in main. Make the catalog again with tools/register_corpus.py."
+                "expected plain tables in main. Create the catalog again with tools/register_corpus.py."
             )
     names = {name for _, name, _ in tables}
-    for name, columns in TABLES.items():
+    for name, columns in REQUIRED_COLUMNS.items():
         if name not in names:
             if read_only or names:
-                raise ValueError(f"{path}: no table '{name}', expected a catalog of tools/register_corpus.py")
+                raise ValueError(
+                    f"{path}: no table '{name}', expected a catalog made by tools/register_corpus.py."
+                )
             continue
-        missing = columns - columns_of_table(connection, name)
+        missing = columns - list_columns(connection, name)
+        # columns beyond the required ones are accepted: later versions add some
         if missing:
-            raise ValueError(f"{path}: no column '{sorted(missing)[0]}' in '{name}', expected a catalog")
+            raise ValueError(
+                f"{path}: no column '{sorted(missing)[0]}' in '{name}', "
+                "expected a catalog made by tools/register_corpus.py."
+            )
 
 
-def columns_of_table(connection: Any, table: str) -> set[str]:
-    """Names of a table's columns."""
+def list_columns(connection: Any, table: str) -> set[str]:
+    """Return the names of a table's columns."""
     statement = "SELECT table_name, column_name FROM system.main.duckdb_columns() WHERE NOT internal"
-    return {column for name, column in rows(connection, statement) if name == table}
+    return {column for name, column in fetch_rows(connection, statement) if name == table}
 
 
-def _cannot_be_opened(path: Path, error: Exception) -> ValueError:
+def _make_open_error(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path}: cannot be opened as a catalog ({str(error).splitlines()[0]})")
 
 

@@ -1,4 +1,4 @@
-"""Sums of registered files: what a catalog knows of their content."""
+"""Checksums of registered files, by which a catalog detects other content."""
 
 import hashlib
 import json
@@ -8,14 +8,14 @@ PART_BYTES = 4 << 20
 
 
 def hash_content(path: Path) -> str:
-    """64 hex digits of a file's bytes (SHA-256); of a .bin those of its .idx as well, from one list."""
+    """Return the SHA-256 of a file as 64 hex digits. The hash of a .bin covers its .idx as well."""
     if path.suffix == ".bin":
-        sums = [_sha256(path), _sha256(path.with_suffix(".idx"))]
+        sums = [_hash_file(path), _hash_file(path.with_suffix(".idx"))]
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
-    return _sha256(path)
+    return _hash_file(path)
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     sums, part = hashlib.sha256(), bytearray(PART_BYTES)
     with path.open("rb", buffering=0) as file:
         while n := file.readinto(part):

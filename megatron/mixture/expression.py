@@ -1,9 +1,9 @@
-"""Conditions over properties as Python expressions, beside SQL's words.
+"""Conditions over properties as Python expressions, with the operators of SQL.
 
     (field("source") == "Github") & field("language").isin(["Python", "JavaScript"])
 
-Values go to DuckDB as parameters, never as text. What has no value satisfies no comparison and no `~` of one,
-as in SQL; ask for it with `is_null()`.
+Values are passed to DuckDB as parameters, never as text. As in SQL, a missing value satisfies no comparison
+and no `~` of one; select missing values with `is_null()`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from megatron.mixture.properties import quoted
+from megatron.mixture.properties import quote_identifier
 
-TAKES: dict[str, tuple[type, ...]] = {  # values that a property of each type is compared with
+VALUE_TYPES: dict[str, tuple[type, ...]] = {  # Python types that a property may be compared with
     "string": (str,), "category": (str,), "integer": (int, float), "float": (int, float),
     "boolean": (bool,), "date": (date,), "list": (str,),
 }  # fmt: skip
@@ -21,128 +21,133 @@ TAKES: dict[str, tuple[type, ...]] = {  # values that a property of each type is
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of one property with values, or other conditions joined by AND, OR or NOT."""
+    """Comparison of one property with values, or other conditions joined by AND, OR or NOT."""
 
-    word: str
+    operator: str
     name: str = ""
     values: tuple[Any, ...] = ()
     parts: tuple["Condition", ...] = ()
 
     def __and__(self, other: "Condition") -> "Condition":
-        return Condition("AND", parts=(self, _condition(other)))
+        return Condition("AND", parts=(self, _check_condition(other)))
 
     def __or__(self, other: "Condition") -> "Condition":
-        return Condition("OR", parts=(self, _condition(other)))
+        return Condition("OR", parts=(self, _check_condition(other)))
 
     def __invert__(self) -> "Condition":
         return Condition("NOT", parts=(self,))
 
     def __bool__(self) -> bool:
-        raise ValueError(f"{self}: neither true nor false by itself; join conditions with &, | and ~")
+        raise ValueError(f"{self}: a condition has no truth value. Join conditions with &, | and ~.")
 
     def __str__(self) -> str:
-        return self._write(lambda name, value: repr(value), lambda name: name)
+        return self._format(lambda name, value: repr(value), lambda name: name)
 
-    def sql(self, kinds: Mapping[str, str], given: dict[str, Any]) -> str:
-        """In SQL; values are added to `given`, under the names that stand for them.
+    def to_sql(self, kinds: Mapping[str, str], parameters: dict[str, Any]) -> str:
+        """Return the condition in SQL. Its values are added to `parameters` under their placeholders.
 
-        kinds: type of each property, all of `names` among them. ValueError for a value of another type.
+        kinds   type of each property, including all of `property_names`
+
+        Raises ValueError for a value of another type.
         """
 
-        def take(name: str, value: Any) -> str:
-            parameter = f"p{len(given)}"
-            given[parameter] = _fitting(name, kinds[name], value)
-            return f"${parameter}"
+        def add_parameter(name: str, value: Any) -> str:
+            placeholder = f"p{len(parameters)}"
+            parameters[placeholder] = _check_value(name, kinds[name], value)
+            return f"${placeholder}"
 
-        return self._write(take, quoted)
+        return self._format(add_parameter, quote_identifier)
 
-    def names(self) -> list[str]:
-        """Of the properties in it."""
-        return [name for part in self.parts for name in part.names()] + ([self.name] if self.name else [])
+    def property_names(self) -> list[str]:
+        """Return the names of the properties in the condition."""
+        return [name for part in self.parts for name in part.property_names()] + (
+            [self.name] if self.name else []
+        )
 
-    def _write(self, value: Callable[[str, Any], str], name: Callable[[str], str]) -> str:
+    def _format(self, format_value: Callable[[str, Any], str], format_name: Callable[[str], str]) -> str:
         if self.parts:
-            inner = [part._write(value, name) for part in self.parts]
-            return f"(NOT {inner[0]})" if self.word == "NOT" else f"({f' {self.word} '.join(inner)})"
-        values, own = [value(self.name, one) for one in self.values], name(self.name)
-        if self.word == "IN":
-            return f"({own} IN ({', '.join(values)}))"
-        if self.word == "contains":
-            return f"contains({own}, {values[0]})"
-        return f"({' '.join([own, self.word, ' AND '.join(values)]).strip()})"
+            inner = [part._format(format_value, format_name) for part in self.parts]
+            return f"(NOT {inner[0]})" if self.operator == "NOT" else f"({f' {self.operator} '.join(inner)})"
+        values, column = [format_value(self.name, value) for value in self.values], format_name(self.name)
+        if self.operator == "IN":
+            return f"({column} IN ({', '.join(values)}))"
+        if self.operator == "contains":
+            return f"contains({column}, {values[0]})"
+        return f"({' '.join([column, self.operator, ' AND '.join(values)]).strip()})"
 
 
 class Field:
-    """A property, to be compared."""
+    """A property, ready to be compared."""
 
-    __hash__ = None  # type: ignore[assignment]  # == makes a condition
+    __hash__ = None  # type: ignore[assignment]  # == returns a condition
 
     def __init__(self, name: str) -> None:
-        self.name = name.lower()  # as DuckDB has it
+        self.name = name.lower()  # names are not case-sensitive in DuckDB
 
     def __eq__(self, value: object) -> Condition:  # type: ignore[override]
-        return self._compared("=", value)
+        return self._compare("=", value)
 
     def __ne__(self, value: object) -> Condition:  # type: ignore[override]
-        return self._compared("<>", value)
+        return self._compare("<>", value)
 
     def __lt__(self, value: Any) -> Condition:
-        return self._compared("<", value)
+        return self._compare("<", value)
 
     def __le__(self, value: Any) -> Condition:
-        return self._compared("<=", value)
+        return self._compare("<=", value)
 
     def __gt__(self, value: Any) -> Condition:
-        return self._compared(">", value)
+        return self._compare(">", value)
 
     def __ge__(self, value: Any) -> Condition:
-        return self._compared(">=", value)
+        return self._compare(">=", value)
 
     def isin(self, values: Iterable[Any]) -> Condition:
-        """It has one of the values. ValueError for none."""
+        """Return the condition that the property has one of the values. Raises ValueError if empty."""
         given = tuple(values)
         if not given or isinstance(values, str):
-            raise ValueError(f"field '{self.name}': isin wants a list of values, found {values!r}")
-        return self._compared("IN", *given)
+            raise ValueError(f"field '{self.name}': got {values!r}, expected a list of values for isin.")
+        return self._compare("IN", *given)
 
     def between(self, low: Any, high: Any) -> Condition:
-        """It is neither below `low` nor above `high`."""
-        return self._compared("BETWEEN", low, high)
+        """Return the condition that the property is neither below `low` nor above `high`."""
+        return self._compare("BETWEEN", low, high)
 
     def contains(self, value: str) -> Condition:
-        """A list has the element, a string the part."""
-        return self._compared("contains", value)
+        """Return the condition that a list contains the element, or a string the substring."""
+        return self._compare("contains", value)
 
     def is_null(self) -> Condition:
-        """The document has no value of it."""
+        """Return the condition that the document has no value of the property."""
         return Condition("IS NULL", self.name)
 
-    def _compared(self, word: str, *values: Any) -> Condition:
+    def _compare(self, operator: str, *values: Any) -> Condition:
         if any(value is None for value in values):
-            raise ValueError(f"field '{self.name}': nothing is equal to None; use is_null()")
-        return Condition(word, self.name, values)
+            raise ValueError(f"field '{self.name}': got None, which no value is equal to. Use is_null().")
+        return Condition(operator, self.name, values)
 
 
 def field(name: str) -> Field:
-    """The property of a name, or `corpus`, `tokens`, `size`."""
+    """Return the property of that name, or one of `corpus`, `tokens` and `size`."""
     return Field(name)
 
 
-def _condition(other: Any) -> Condition:
+def _check_condition(other: Any) -> Condition:
     if not isinstance(other, Condition):
-        raise ValueError(f"{other!r}: wanted a condition; put each comparison in parentheses")
+        raise ValueError(f"got {other!r}, expected a condition. Put each comparison in parentheses.")
     return other
 
 
-def _fitting(name: str, kind: str, value: Any) -> Any:
-    """A value as DuckDB is given it. ValueError for one of another type."""
+def _check_value(name: str, kind: str, value: Any) -> Any:
+    """Return a value as DuckDB expects it. Raises ValueError for a value of another type."""
     if kind == "date" and isinstance(value, str):
         try:
             return date.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"field '{name}': found {value!r}, wanted a date such as 2024-02-29") from None
-    wanted: Sequence[type] = TAKES[kind]
-    odd = isinstance(value, bool) != (kind == "boolean") or isinstance(value, datetime)
-    if odd or not isinstance(value, tuple(wanted)):
-        raise ValueError(f"field '{name}': is {kind}, found {value!r}")
+            raise ValueError(f"field '{name}': got {value!r}, expected a date such as 2024-02-29.") from None
+    expected: Sequence[type] = VALUE_TYPES[kind]
+    # bool is a subclass of int, and datetime of date
+    is_other_type = isinstance(value, bool) != (kind == "boolean") or isinstance(value, datetime)
+    if is_other_type or not isinstance(value, tuple(expected)):
+        raise ValueError(f"field '{name}': got {value!r}, expected a value of type {kind}.")
     return value

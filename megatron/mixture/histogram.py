@@ -1,71 +1,79 @@
-"""How the documents of a corpus, and their tokens, are spread over the values of a property."""
+"""Histograms of properties: the documents and tokens of a corpus over the values of a property."""
 
 from datetime import date, timedelta
 from typing import Any
 
-from megatron.mixture.libraries import rows
-from megatron.mixture.properties import Property, quoted
+from megatron.mixture.lazy_imports import fetch_rows
+from megatron.mixture.properties import Property, quote_identifier
 
-MOST_VALUES = 20  # that are told one by one
-N_BINS = 10  # that numbers and dates fall into where there are more
-SCALES = ("integer", "float", "date")
+MAX_VALUES = 20  # listed separately
+N_BINS = 10  # for numbers and dates with more values
+BINNED_KINDS = ("integer", "float", "date")
 COUNTS = "count(*), CAST(sum(tokens) AS BIGINT)"
 
-Row = tuple[Any, int, int | None]  # value, documents, tokens where they are counted
+HistogramRow = tuple[Any, int, int | None]  # value, documents, tokens if they are counted
 
 
-def histogram(connection: Any, table: str, one: Property) -> list[Row]:
-    """Values of a property with documents and tokens, the most frequent first; what is left is one row more.
+def count_values(connection: Any, table: str, prop: Property) -> list[HistogramRow]:
+    """Return the values of a property with documents and tokens, the most frequent first.
 
-    Numbers and dates of more than MOST_VALUES values come in bins of one width, the lowest first. A document
-    counts once for each element of a list. None: no value, or an empty list.
+    The last row sums up the values beyond MAX_VALUES. Numbers and dates with more values than that are
+    counted in bins of equal width, the lowest first. A document counts once for each element of a list. The
+    value None means a missing value or an empty list.
     """
-    name = quoted(one.name)
-    if one.kind == "list":
+    name = quote_identifier(prop.name)
+    if prop.kind == "list":
         name = f"unnest(CASE WHEN len({name}) > 0 THEN {name} ELSE [NULL] END)"
     values = f"(SELECT {name} AS value, tokens FROM {table})"
-    ((n_values,),) = rows(connection, f"SELECT count(DISTINCT value) FROM {values}")
-    if n_values > MOST_VALUES and one.kind in SCALES:
-        return _bins(connection, values, one.kind)
-    found = rows(
+    ((n_values,),) = fetch_rows(connection, f"SELECT count(DISTINCT value) FROM {values}")
+    if n_values > MAX_VALUES and prop.kind in BINNED_KINDS:
+        return _count_bins(connection, values, prop.kind)
+    result = fetch_rows(
         connection,
-        f"SELECT value, {COUNTS} FROM {values} GROUP BY 1 ORDER BY 2 DESC, 1 NULLS LAST LIMIT {MOST_VALUES}",
+        f"SELECT value, {COUNTS} FROM {values} GROUP BY 1 ORDER BY 2 DESC, 1 NULLS LAST LIMIT {MAX_VALUES}",
     )
-    ((n_all, tokens_all),) = rows(connection, f"SELECT {COUNTS} FROM {values}")
-    n_left = n_all - sum(n for _, n, _ in found)
+    ((n_all, tokens_all),) = fetch_rows(connection, f"SELECT {COUNTS} FROM {values}")
+    n_left = n_all - sum(n for _, n, _ in result)
     if n_left:
-        n_others = n_values - sum(value is not None for value, _, _ in found)
-        tokens = None if tokens_all is None else tokens_all - sum(tokens or 0 for *_, tokens in found)
-        found.append((f"({n_others:,} other values)", n_left, tokens))
-    return found
+        n_others = n_values - sum(value is not None for value, _, _ in result)
+        tokens = None if tokens_all is None else tokens_all - sum(tokens or 0 for *_, tokens in result)
+        result.append((f"({n_others:,} other values)", n_left, tokens))
+    return result
 
 
-def _bins(connection: Any, values: str, kind: str) -> list[Row]:
-    ok = "isfinite(value)" if kind == "float" else "value IS NOT NULL"
-    ((low, high),) = rows(connection, f"SELECT min(value), max(value) FROM {values} WHERE {ok}")
+def _count_bins(connection: Any, values: str, kind: str) -> list[HistogramRow]:
+    is_valid = "isfinite(value)" if kind == "float" else "value IS NOT NULL"
+    ((low, high),) = fetch_rows(connection, f"SELECT min(value), max(value) FROM {values} WHERE {is_valid}")
     if kind == "float":
         width = (high - low) / N_BINS
-        place = f"least({N_BINS - 1}, CAST(floor((value - $low) / $width) AS INTEGER))"
+        # the maximum would fall into bin N_BINS; it belongs to the last one
+        bin_index = f"least({N_BINS - 1}, CAST(floor((value - $low) / $width) AS INTEGER))"
     else:
         span = (high - low).days if kind == "date" else high - low
+        # ceil, so that N_BINS bins of integer width cover all span + 1 values
         width = -(-(span + 1) // N_BINS)
-        place = "(value - $low) // $width"
-    given = {"low": low, "width": width}
-    found = rows(
-        connection, f"SELECT {place}, {COUNTS} FROM {values} WHERE {ok} GROUP BY 1 ORDER BY 1", given
+        bin_index = "(value - $low) // $width"
+    parameters = {"low": low, "width": width}
+    counts = fetch_rows(
+        connection,
+        f"SELECT {bin_index}, {COUNTS} FROM {values} WHERE {is_valid} GROUP BY 1 ORDER BY 1",
+        parameters,
     )
-    told: list[Row] = [(_bin(low, width, at), n, tokens) for at, n, tokens in found]
-    for condition, label in (("value IS NULL", None), (f"value IS NOT NULL AND NOT ({ok})", "not finite")):
-        ((n, tokens),) = rows(connection, f"SELECT {COUNTS} FROM {values} WHERE {condition}")
-        told += [(label, n, tokens)] if n else []
-    return told
+    result: list[HistogramRow] = [(_format_bin(low, width, index), n, tokens) for index, n, tokens in counts]
+    for condition, label in (
+        ("value IS NULL", None),
+        (f"value IS NOT NULL AND NOT ({is_valid})", "not finite"),
+    ):
+        ((n, tokens),) = fetch_rows(connection, f"SELECT {COUNTS} FROM {values} WHERE {condition}")
+        result += [(label, n, tokens)] if n else []
+    return result
 
 
-def _bin(low: Any, width: Any, at: int) -> str:
-    """What the at-th bin is called."""
+def _format_bin(low: Any, width: Any, index: int) -> str:
+    """Return the label of a bin."""
     if isinstance(low, date):
-        begin = low + timedelta(days=at * width)
+        begin = low + timedelta(days=index * width)
         return f"{begin} to {begin + timedelta(days=width - 1)}"
     if isinstance(low, float):
-        return f"{low + at * width:.4g} to {low + (at + 1) * width:.4g}"
-    return f"{low + at * width:,} to {low + (at + 1) * width - 1:,}"
+        return f"{low + index * width:.4g} to {low + (index + 1) * width:.4g}"
+    return f"{low + index * width:,} to {low + (index + 1) * width - 1:,}"

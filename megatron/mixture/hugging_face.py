@@ -7,24 +7,27 @@ from typing import Any
 
 from megatron.mixture.client import MixtureDataset
 
-COLUMN = {str: "text", dict: "sample"}  # else ids
+COLUMN_NAMES = {str: "text", dict: "sample"}  # column by type of the document; default: ids
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:
-    """A `datasets.IterableDataset` of the documents of one data-parallel group, in the mixture's order.
+    """Return the documents of one data-parallel group as a `datasets.IterableDataset`, in their order.
 
-    Rows: text, ids or (of tars) sample, domain (its name), chunk (its number). Its `state_dict` is a place,
-    and it goes on from there at once; saved at the end of a chunk, on any number of groups. A DataLoader's
-    first worker reads, the others idle: the order is that of one process. `shuffle` shuffles its buffer and
-    no more.
+    Columns: text, ids or (of tar archives) sample; domain (its name); chunk (its number). Its `state_dict` is
+    a position, from which it resumes without replaying documents. A state saved at the end of a chunk resumes
+    on any number of groups. In a DataLoader the first worker reads and the others idle, so that the order is
+    that of one process. `shuffle` shuffles the buffer of `datasets` only.
     """
     import datasets
 
-    return datasets.IterableDataset(_examples()(dataset))
+    return datasets.IterableDataset(_make_examples_class()(dataset))
 
 
-class Documents:
-    """What `datasets` iterates over: documents of a mixture, one shard. `_examples` adds the base class."""
+class DocumentExamples:
+    """Documents of a mixture as one shard for `datasets`.
+
+    `_make_examples_class` adds the base class.
+    """
 
     num_shards = 1
     sleep_on_threads_shutdown = False
@@ -34,7 +37,7 @@ class Documents:
         self.dataset = dataset
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.dataset, self._state_dict)
+        return _restore_examples, (self.dataset, self._state_dict)
 
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict = {
@@ -48,50 +51,55 @@ class Documents:
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict or self._init_state_dict()
-        one = copy(self.dataset)
-        if state["n_groups"] != one.n_groups and state["document"]:
+        dataset = copy(self.dataset)
+        if state["n_groups"] != dataset.n_groups and state["document"]:
             raise ValueError(
-                f"state: was saved inside a chunk by {state['n_groups']} groups, {one.n_groups} go on; "
-                "save at the end of a chunk, or go on with as many"
+                f"state: saved inside a chunk by {state['n_groups']} groups, got {dataset.n_groups} groups. "
+                "Save at the end of a chunk, or resume with as many groups."
             )
-        state["n_groups"] = one.n_groups
-        one.load_state_dict({"next_chunk": state["next_chunk"], "identity": state["identity"]})
-        source = one.open_source()
-        for chunk in one.chunks(source=source):
-            key = COLUMN.get(type(chunk.documents[0]), "ids")
+        state["n_groups"] = dataset.n_groups
+        dataset.load_state_dict({"next_chunk": state["next_chunk"], "identity": state["identity"]})
+        source = dataset.open_source()
+        for chunk in dataset.iter_chunks(source=source):
+            key = COLUMN_NAMES.get(type(chunk.documents[0]), "ids")
             state["identity"] = chunk.identity
             rows = list(zip(chunk.documents, chunk.domains, strict=True))
-            for place in range(state["document"], len(rows)):
-                last = place + 1 == len(rows)
-                state["document"] = 0 if last else place + 1
+            for index in range(state["document"], len(rows)):
+                last = index + 1 == len(rows)
+                # the state is set before the row is yielded, because the consumer may save it while it has
+                # the row
+                state["document"] = 0 if last else index + 1
                 if last:
-                    state |= one.state_dict(chunk)
-                document, domain = rows[place]
-                told = {key: document, "domain": source.names[domain], "chunk": chunk.number}
-                yield f"{chunk.number}-{place}", told
+                    state |= dataset.state_dict(chunk)
+                document, domain = rows[index]
+                row = {key: document, "domain": source.names[domain], "chunk": chunk.number}
+                yield f"{chunk.number}-{index}", row
 
-    def shuffle_data_sources(self, generator: Any) -> "Documents":
-        """The order within domains is the mixture's already."""
+    def shuffle_data_sources(self, generator: Any) -> "DocumentExamples":
+        """Return self: the mixture has shuffled the documents within domains already."""
         return self
 
-    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "Documents":
-        """The one shard there is."""
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "DocumentExamples":
+        """Return self, the only shard."""
         return self
 
-    def reshard_data_sources(self) -> "Documents":
-        """As it is."""
+    def reshard_data_sources(self) -> "DocumentExamples":
+        """Return self."""
         return self
 
 
 @cache
-def _examples() -> type:
-    """`Documents` as the class that `datasets` wants; made late, for that import takes seconds."""
+def _make_examples_class() -> type:
+    """Return `DocumentExamples` with the base class that `datasets` requires.
+
+    It is created on first use, because the import takes seconds.
+    """
     from datasets.iterable_dataset import _BaseExamplesIterable
 
-    return type("Documents", (Documents, _BaseExamplesIterable), {})
+    return type("Documents", (DocumentExamples, _BaseExamplesIterable), {})
 
 
-def _restored(dataset: MixtureDataset, state: dict[str, Any] | None) -> Any:
-    made = _examples()(dataset)
-    made._state_dict = state
-    return made
+def _restore_examples(dataset: MixtureDataset, state: dict[str, Any] | None) -> Any:
+    examples = _make_examples_class()(dataset)
+    examples._state_dict = state
+    return examples

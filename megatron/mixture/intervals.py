@@ -1,7 +1,7 @@
-"""Documents as they come from the catalog, a batch at a time, to intervals of each domain.
+"""Conversion of the documents of a query, which arrive in batches, to intervals of each domain.
 
-Twelve bytes a document are held until all have come, and then 24 an interval. No more is: neither a row of
-Python nor a copy in another order.
+12 bytes per document are in memory until all have arrived, and 24 bytes per interval afterwards. There are no
+Python objects per row and no copy in another order.
 """
 
 from collections.abc import Iterable
@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.mixture.libraries import pyarrow
+from megatron.mixture.lazy_imports import import_pyarrow
 
-OWN_TOKENS = "tokens of the document"  # no property's name
+TOKENS_COLUMN = "tokens of the document"  # has spaces, so that it is not the name of a property
 Values = tuple[Any, ...]
 
 
 @dataclass
-class Gathered:
-    """Documents of a query. domain, file, row: int32 [n]; `domains`: values of each, as they came."""
+class GatheredDocuments:
+    """Documents of a query.
+
+    domain, file, row   int32 [n]
+    domains             values of each domain, in order of arrival
+    """
 
     domain: np.ndarray
     file: np.ndarray
@@ -29,10 +33,13 @@ class Gathered:
     n_without_tokens: int = 0
 
     @classmethod
-    def of(cls, batches: Iterable[Any], n_most: int, by: tuple[str, ...]) -> "Gathered":
-        """From record batches: file, row, the properties `by`, and perhaps OWN_TOKENS; n_most documents."""
-        # what is not filled takes no memory
-        found, n, ordered = cls(*(np.empty(n_most, dtype=np.int32) for _ in range(3))), 0, True
+    def from_batches(cls, batches: Iterable[Any], n_most: int, by: tuple[str, ...]) -> "GatheredDocuments":
+        """Collect record batches with the columns file, row, the properties `by`, and perhaps TOKENS_COLUMN.
+
+        n_most   upper bound of the number of documents
+        """
+        # pages that are not written take no memory
+        gathered, n, ordered = cls(*(np.empty(n_most, dtype=np.int32) for _ in range(3))), 0, True
         last = -1
         for batch in batches:
             if not len(batch):
@@ -42,52 +49,79 @@ class Gathered:
             key = file.astype(np.int64) << 32 | row  # a file holds fewer than 2^31 documents
             ordered = ordered and bool(key[0] > last) and bool((key[1:] > key[:-1]).all())
             last = int(key[-1])
-            found.file[n:end], found.row[n:end] = file, row
-            found.domain[n:end] = found._codes(batch, by)
+            gathered.file[n:end], gathered.row[n:end] = file, row
+            gathered.domain[n:end] = gathered._encode_domains(batch, by)
             n = end
-        found.domain, found.file, found.row = found.domain[:n], found.file[:n], found.row[:n]
+        gathered.domain, gathered.file, gathered.row = (
+            gathered.domain[:n],
+            gathered.file[:n],
+            gathered.row[:n],
+        )
         if not ordered:
-            order = np.lexsort((found.row, found.file))
-            found.domain, found.file, found.row = (a[order] for a in (found.domain, found.file, found.row))
-        return found
+            # DuckDB may return batches of several threads in another order
+            order = np.lexsort((gathered.row, gathered.file))
+            gathered.domain, gathered.file, gathered.row = (
+                a[order] for a in (gathered.domain, gathered.file, gathered.row)
+            )
+        return gathered
 
-    def _codes(self, batch: Any, by: tuple[str, ...]) -> np.ndarray:
-        """Domain of each document of a batch; new ones are numbered on."""
-        codes, values = _domains_of(batch, by)
-        numbers = np.array([self.domains.setdefault(one, len(self.domains)) for one in values])
+    def _encode_domains(self, batch: Any, by: tuple[str, ...]) -> np.ndarray:
+        """Return the domain of each document of a batch. A new domain gets the next number."""
+        codes, values = _encode_batch_domains(batch, by)
+        numbers = np.array(
+            [self.domains.setdefault(domain_values, len(self.domains)) for domain_values in values]
+        )
         self.tokens += [0] * (len(self.domains) - len(self.tokens))
-        if OWN_TOKENS in batch.schema.names:
-            column = batch.column(OWN_TOKENS)
+        if TOKENS_COLUMN in batch.schema.names:
+            column = batch.column(TOKENS_COLUMN)
             self.n_without_tokens += column.null_count
             counts = column.fill_null(0).to_numpy(zero_copy_only=False)
-            # floats hold the sum of a batch exactly
+            # bincount sums in float64, which is exact for the tokens of a batch (below 2^53)
             for k, n in zip(numbers.tolist(), np.bincount(codes, counts, len(values)).tolist(), strict=True):
                 self.tokens[k] += int(n)
         return numbers[codes]
 
-    def intervals(self) -> tuple[tuple[Values, ...], list[int], list[int], Any]:
-        """(domains by their values, tokens of each, files in use, table of intervals as Result has it)."""
-        values = sorted(self.domains, key=lambda one: [(v is None, 0 if v is None else v) for v in one])
+    def compute_intervals(self) -> tuple[tuple[Values, ...], list[int], list[int], Any]:
+        """Return (values of each domain, tokens of each domain, files in use, table of intervals).
+
+        The table is that of `QueryResult`.
+        """
+        values = sorted(
+            self.domains,
+            key=lambda domain_values: [(v is None, 0 if v is None else v) for v in domain_values],
+        )
         place = np.empty(len(values), dtype=np.int32)
-        place[[self.domains[one] for one in values]] = np.arange(len(values), dtype=np.int32)
+        place[[self.domains[domain_values] for domain_values in values]] = np.arange(
+            len(values), dtype=np.int32
+        )
+        # in place: with mode="raise" numpy would make a buffer of the size of the output
         np.take(place, self.domain, out=self.domain, mode="clip")
         used = np.flatnonzero(np.bincount(self.file))
         of_file = np.zeros(int(used[-1]) + 1, dtype=np.int32)
         of_file[used] = np.arange(len(used), dtype=np.int32)
         np.take(of_file, self.file, out=self.file, mode="clip")
         columns = _csrc.domain_intervals(self.domain, self.file, self.row, len(values))
-        table = pyarrow().table(dict(zip(("domain", "file", "begin", "end"), columns, strict=True)))
-        return tuple(values), [self.tokens[self.domains[one]] for one in values], used.tolist(), table
+        table = import_pyarrow().table(dict(zip(("domain", "file", "begin", "end"), columns, strict=True)))
+        return (
+            tuple(values),
+            [self.tokens[self.domains[domain_values]] for domain_values in values],
+            used.tolist(),
+            table,
+        )
 
 
-def _domains_of(batch: Any, by: tuple[str, ...]) -> tuple[np.ndarray, list[Values]]:
-    """(domain of each document int64, values of each domain) within a batch."""
+def _encode_batch_domains(batch: Any, by: tuple[str, ...]) -> tuple[np.ndarray, list[Values]]:
+    """Return (domain of each document int64, values of each domain) within a batch."""
     codes, values = np.zeros(len(batch), dtype=np.int64), [()]
     for name in by:
         column = batch.column(name).dictionary_encode(null_encoding="encode")
-        own = column.dictionary.to_pylist()
-        codes = codes * len(own) + column.indices.to_numpy()
-        present = np.flatnonzero(np.bincount(codes))  # so that the product of the columns stays small
-        values = [(*values[code // len(own)], own[code % len(own)]) for code in present.tolist()]
+        distinct = column.dictionary.to_pylist()
+        # mixed radix: one integer for each combination of values
+        codes = codes * len(distinct) + column.indices.to_numpy()
+        # renumbered, so that the product of the columns stays small
+        present = np.flatnonzero(np.bincount(codes))
+        values = [
+            (*values[code // len(distinct)], distinct[code % len(distinct)]) for code in present.tolist()
+        ]
         codes = np.searchsorted(present, codes)
     return codes, values

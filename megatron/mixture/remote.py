@@ -1,4 +1,4 @@
-"""Where chunks come from: what gives them, here or on a server, and is told what the model lost on them."""
+"""Sources of chunks, local or on a server, which also receive the losses of the model."""
 
 import json
 import time
@@ -9,40 +9,42 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from megatron.mixture.access import check_location
-from megatron.mixture.adaptive import NotYetError
-from megatron.mixture.libraries import flight
+from megatron.mixture.adaptive import NotReadyError
+from megatron.mixture.lazy_imports import import_flight
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
-LOSSES_WAIT_S = 0.05  # between two questions for a chunk that waits for losses
+LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
 NOT_YET = "not yet: "
 
 
 class ChunkSource(Protocol):
-    """What gives chunks: documents.DocumentChunks here, `RemoteChunks` elsewhere."""
+    """Source of chunks: document_chunks.DocumentChunks locally, `RemoteChunks` from a server."""
 
     chunk_size: int
     identity: str
     names: tuple[str, ...]
-    at_once: int  # chunks to read in one go; 1 where the next may wait for losses
+    at_once: int  # chunks to read per call; 1 if the next chunk may wait for losses
 
     def read(self, first: int, n_chunks: int) -> Any:
-        """An Arrow table: domain, and text or ids; fewer rows where the data end."""
+        """Return an Arrow table with domain, and text or ids; fewer rows if the data end."""
         ...
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """What a model lost on a chunk: nats and tokens of each domain, float64 [K]. False where no weights
-        follow from it."""
+        """Report the loss on a chunk: nats and tokens of each domain, float64 [K].
+
+        Returns False if no weights follow from it.
+        """
         ...
 
 
 class Connection:
-    """A mixture server. ConnectionError where it stays away for `patience_s`."""
+    """Connection to a mixture server. Raises ConnectionError after `patience_s` without a response."""
 
     def __init__(
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls. ValueError for another form."""
+        """location: grpc+tcp://host:port, or grpc+tls. Raises ValueError for another form."""
         check_location(location)
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
@@ -55,112 +57,120 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Hang up; the next question connects again."""
+        """Close the connection. The next request connects again."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
-    def ask(self, action: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What the server says to `describe`, `status`, `metrics` or a `report`."""
-        body = b"" if told is None else json.dumps(told).encode()
+    def request(self, action: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the server's reply to `describe`, `status`, `metrics` or a `report`."""
+        body = b"" if payload is None else json.dumps(payload).encode()
 
-        def asked(client: Any, options: Any) -> bytes:
+        def send(client: Any, options: Any) -> bytes:
             return next(iter(client.do_action((action, body), options))).body.to_pybytes()
 
-        return json.loads(self.call(asked))
+        return json.loads(self.call(send))
 
-    def call(self, made: Callable[[Any, Any], Any]) -> Any:
-        """The answer to made(client, options), which is made again while the connection is lost."""
-        fl = flight()
+    ask = request  # former name, kept for existing scripts
+
+    def call(self, send: Callable[[Any, Any], Any]) -> Any:
+        """Return the result of send(client, options), which is called again while the connection is lost."""
+        fl = import_flight()
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
         while True:
             try:
                 if self._client is None:
                     self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
                 options = fl.FlightCallOptions(timeout=self.patience_s, headers=self._headers)
-                return made(self._client, options)
+                return send(self._client, options)
             except fl.FlightUnauthenticatedError as error:
-                raise ValueError(f"{self.location}: refuses the token; give the server's") from error
+                raise ValueError(f"{self.location}: refused the token. Use the server's token.") from error
             except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
                 self.close()
                 why = str(error).rpartition("last error: ")[2]
-                if "handshake" in why:  # waiting would not help
+                if "handshake" in why:  # not temporary: fail without waiting
                     raise ConnectionError(
-                        f"{self.location}: its certificate is not trusted ({why.rpartition(': ')[2]}); "
-                        "give it, or the authority's, as tls_roots (--tls-roots)"
+                        f"{self.location}: its certificate is not trusted ({why.rpartition(': ')[2]}). "
+                        "Pass it, or that of its authority, as tls_roots (--tls-roots)."
                     ) from error
+                # exponential backoff, without a wait beyond the deadline
                 if time.monotonic() + wait_s > until:
                     raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}); start the server "
-                        "again, then go on from the last checkpoint"
+                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). Restart the "
+                        "server, then resume from the last checkpoint."
                     ) from error
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             except fl.FlightServerError as error:
-                said = str(error).partition(". Detail:")[0]
-                if NOT_YET in said:
-                    raise NotYetError(f"{self.location}: {said}") from error
-                raise ValueError(f"{self.location}: {said}") from error
+                # without the details of the connection that follow the message
+                message = str(error).partition(". Detail:")[0]
+                if NOT_YET in message:
+                    raise NotReadyError(f"{self.location}: {message}") from error
+                raise ValueError(f"{self.location}: {message}") from error
 
 
 class RemoteChunks:
-    """The chunks of a mixture on a server; a lost connection is never taken for the end of the data.
+    """Chunks of a mixture on a server. A lost connection is never reported as the end of the data.
 
-    run   whose losses the weights follow, where they follow any
+    run   the run whose losses the weights follow, if they follow any
     """
 
     def __init__(self, connection: Connection, mixture: str, run: str = "main") -> None:
-        """ValueError for a mixture that the server has not."""
+        """Describe the mixture. Raises ValueError if the server does not have it."""
         self.connection, self.mixture = connection, mixture
-        told = connection.ask("describe")
-        if mixture not in told:
-            known = ", ".join(sorted(told))
-            raise ValueError(f"{connection.location}: has no mixture '{mixture}', only {known}")
-        self.identity, self.chunk_size = told[mixture]["identity"], told[mixture]["chunk_size"]
-        self.names, self.at_once = tuple(told[mixture]["domains"]), told[mixture]["at_once"]
-        self.every: int | None = told[mixture]["every"]
+        mixtures = connection.request("describe")
+        if mixture not in mixtures:
+            available = ", ".join(sorted(mixtures))
+            raise ValueError(f"{connection.location}: got mixture '{mixture}', expected one of {available}.")
+        self.identity, self.chunk_size = mixtures[mixture]["identity"], mixtures[mixture]["chunk_size"]
+        self.names, self.at_once = tuple(mixtures[mixture]["domains"]), mixtures[mixture]["at_once"]
+        self.every: int | None = mixtures[mixture]["every"]
         self._names = {"mixture": mixture, "identity": self.identity}
         if self.every is not None:
             self._names["run"] = run
 
     def read(self, first: int, n_chunks: int) -> Any:
-        """As `ChunkSource`. ValueError for what the server refuses, NotYetError for chunks whose weights
-        are not found after `patience_s`."""
-        ticket = flight().Ticket(json.dumps({**self._names, "first": first, "n": n_chunks}).encode())
+        """Read chunks, as `ChunkSource`.
+
+        Raises ValueError for a request that the server refuses, and NotReadyError for chunks whose weights
+        are not computed after `patience_s`.
+        """
+        ticket = import_flight().Ticket(json.dumps({**self._names, "first": first, "n": n_chunks}).encode())
         until = time.monotonic() + self.connection.patience_s
         while True:
             try:
                 return self.connection.call(lambda client, options: client.do_get(ticket, options).read_all())
-            except NotYetError:
+            except NotReadyError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(LOSSES_WAIT_S)
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """As `ChunkSource`; on the server's disk when this returns."""
+        """Report losses, as `ChunkSource`. They are on the server's disk when this returns."""
         if self.every is None or chunk % self.every:
             return False
-        told = {**self._names, "chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()}
-        return self.connection.ask("report", told)["taken"]
+        payload = {**self._names, "chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()}
+        return self.connection.request("report", payload)["taken"]
 
 
 class LossReports:
-    """Sends losses from a thread of its own: training does not wait. For one process of each group."""
+    """Background thread that sends losses, so that training does not wait. Use one per group."""
 
     def __init__(self, source: ChunkSource) -> None:
         self.source = source
-        self._one = ThreadPoolExecutor(1, thread_name_prefix="mixture-losses")
-        self._sent: list[Future[bool]] = []
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-losses")
+        self._futures: list[Future[bool]] = []
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-        """As `ChunkSource.report`, later. Raises what an earlier one raised."""
-        for done in [sent for sent in self._sent if sent.done()]:
-            self._sent.remove(done)
+        """Queue losses for `ChunkSource.report`. Raises the error of an earlier report, if any."""
+        # raise the error of a finished report to the caller
+        for done in [future for future in self._futures if future.done()]:
+            self._futures.remove(done)
             done.result()
-        self._sent.append(self._one.submit(self.source.report, chunk, nats.copy(), tokens.copy()))
+        self._futures.append(self._executor.submit(self.source.report, chunk, nats.copy(), tokens.copy()))
 
     def close(self) -> None:
-        """Wait until all are sent. Raises what one of them raised."""
-        self._one.shutdown()
-        for sent in self._sent:
-            sent.result()
+        """Wait until all reports are sent. Raises the error of one of them, if any."""
+        self._executor.shutdown()
+        for future in self._futures:
+            future.result()

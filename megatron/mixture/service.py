@@ -1,9 +1,9 @@
-"""A server of mixtures, for clusters whose ranks do not see the data: Arrow Flight.
+"""Server of mixtures over Arrow Flight, for clusters whose ranks cannot read the data.
 
-A client names a mixture that the server was started with, and chunks by number; it gets Arrow, and sends
-JSON. Nothing it sends is unpickled, executed, or used as a path. What a chunk holds follows from its number,
-and from the mixture log on disk where weights follow a model, so that a server that was killed and started
-again gives what the first would have given.
+A client names a mixture that the server was started with, and chunks by number. It receives Arrow and sends
+JSON. Nothing that it sends is unpickled, executed, or used as a path. The content of a chunk follows from its
+number, and from the mixture log on disk if weights follow a model. A server that was killed and started again
+therefore returns the same chunks.
 """
 
 import errno
@@ -22,31 +22,36 @@ from typing import Any
 
 import numpy as np
 
-from megatron.mixture.access import check_token, format_address, is_loopback, plain_host
-from megatron.mixture.adaptive import NotYetError
+from megatron.mixture.access import check_token, format_address, is_loopback, strip_brackets
+from megatron.mixture.adaptive import NotReadyError
 from megatron.mixture.chunk import Position
-from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.front import Front, tls_context
-from megatron.mixture.libraries import duckdb, flight
-from megatron.mixture.metrics import Sample, ServerCounts, listen
+from megatron.mixture.document_chunks import DocumentChunks
+from megatron.mixture.lazy_imports import import_duckdb, import_flight
+from megatron.mixture.metrics import MetricSample, ServerCounts, start_metrics_server
+from megatron.mixture.proxy import RequestProxy, make_tls_context
 from megatron.mixture.seek import SeekDeadlineError
 
-MOST_CHUNKS = 1024  # of one request
-MOST_RUNS = 64  # of one mixture, in one life of a server
-MOST_BYTES = 1 << 20  # of a request's JSON
-MOST_ANSWERS = 256  # that clients have not read to the end: each holds some MB
-NEAR_SEEK_S, SEEK_S = 0.1, 5.0  # for one request, to find the position of a chunk; the next request continues
-REQUEST_BYTES, DOMAIN_BYTES = 1 << 14, 64  # of any request, and of a domain's two numbers in a report
+MAX_CHUNKS = 1024  # per request
+MAX_RUNS = 64  # per mixture and server process
+MAX_BYTES = 1 << 20  # of a request's JSON
+MAX_ANSWERS = 256  # responses in progress; each keeps some MB in memory
+# time limits of one request for the position of a chunk; the next request continues
+NEAR_SEEK_S, SEEK_S = (0.1, 5.0)
+REQUEST_BYTES, DOMAIN_BYTES = 1 << 14, 64  # per request, and per domain in a report (two numbers)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REQUEST_KEYS = {"mixture", "identity", "first", "n"}
 REPORT_KEYS = {"mixture", "identity", "chunk", "nats", "tokens"}
-MAY_HAVE = {"run"}
-LARGEST = 1 << 40  # chunk number
+OPTIONAL_KEYS = {"run"}
+MAX_CHUNK = 1 << 40  # largest chunk number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
-    """Where a server listens, and to whom. `tls`: certificate and key; `metrics_port` None: no metrics."""
+class ListenOptions:
+    """Address of a server and its access control.
+
+    tls            certificate and key
+    metrics_port   None: no metrics
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -57,86 +62,93 @@ class Listening:
     metrics_port: int | None = None
 
     def check(self) -> None:
-        """ValueError for an address beyond this machine without a token, or TLS unless `allow_plain`, and for
-        a token that is none."""
+        """Raise ValueError for a non-local address without a token, or without TLS unless `allow_plain`.
+
+        An invalid token raises too.
+        """
         if self.token is not None:
-            check_token(self.token, "--token-file", is_loopback(plain_host(self.host)))
-        if is_loopback(plain_host(self.host)):
+            check_token(self.token, "--token-file", is_loopback(strip_brackets(self.host)))
+        if is_loopback(strip_brackets(self.host)):
             return
         if self.token is None:
             raise ValueError(
-                f"--host {self.host}: is beyond this machine; give --token-file, or use 127.0.0.1"
+                f"--host {self.host}: is not a local address. Add --token-file, or use 127.0.0.1."
             )
         if self.tls is None and not self.allow_plain:
             raise ValueError(
-                f"--host {self.host}: give --tls-cert and --tls-key, or --no-tls if it is trusted"
+                f"--host {self.host}: is not a local address. "
+                "Add --tls-cert and --tls-key, or --no-tls on a trusted network."
             )
 
-    def check_free(self) -> None:
-        """ValueError for a port that another has: gRPC would tell it late, and in words of its own."""
+    def check_ports_free(self) -> None:
+        """Raise ValueError for a port in use: gRPC would report it later, and less clearly."""
         for host, port in ((self.host, self.port), (self.metrics_host, self.metrics_port)):
             if not port:
                 continue
             try:
-                known = socket.getaddrinfo(plain_host(host), port, type=socket.SOCK_STREAM)
-                family, _, _, _, address = known[0]
-                with socket.socket(family, socket.SOCK_STREAM) as tried:
-                    tried.setsockopt(
-                        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                    )  # as servers do: see TIME_WAIT
-                    tried.bind(address)
-                    tried.listen()
+                addresses = socket.getaddrinfo(strip_brackets(host), port, type=socket.SOCK_STREAM)
+                family, _, _, _, address = addresses[0]
+                with socket.socket(family, socket.SOCK_STREAM) as probe:
+                    # as servers set it: ports in TIME_WAIT are free
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+                    probe.listen()
             except OSError as error:
                 raise ValueError(
-                    f"{format_address(host, port)}: cannot be listened on ({error.strerror}); give another "
-                    f"port, or 0"
+                    f"{format_address(host, port)}: cannot be listened on ({error.strerror}). Use another "
+                    f"port, or 0."
                 ) from error
 
 
 def serve(
-    mixtures: Sequence[Path], where: Listening, seed: int, roots: Sequence[Path],
-    ready: Callable[[int, int | None], None],
+    mixtures: Sequence[Path], where: ListenOptions, seed: int, roots: Sequence[Path],
+    on_ready: Callable[[int, int | None], None],
 ) -> None:  # fmt: skip
-    """Serve until the process is ended. `ready` is told the ports, of chunks and of metrics.
+    """Serve until the process is stopped. `on_ready` is called with the ports of chunks and of metrics.
 
-    `roots`: where files may lie; none: anywhere, as registered. ValueError as `Listening` raises.
+    roots   folders that must contain the files; empty: anywhere, as registered
+
+    Raises ValueError as `ListenOptions` does.
     """
     where.check()
-    where.check_free()
+    where.check_ports_free()
     opened: dict[str, DocumentChunks] = {}
     for path in mixtures:
         if path.stem in opened:
-            raise ValueError(f"{path}: two mixtures are named {path.stem}; rename one")
+            raise ValueError(f"{path}: got two mixtures named {path.stem}. Rename one of the files.")
         opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots)
-    desk = Desk(opened)
+    handler = RequestHandler(opened)
     with tempfile.TemporaryDirectory(prefix="mixture-", ignore_cleanup_errors=True) as folder:
         backend = Path(folder) / "flight"
-        tls = tls_context(*where.tls, Path(folder)) if where.tls else None
-        server = _server(desk, f"grpc+unix://{backend}", where.token)
-        front = Front(backend, largest_request(opened), tls, lambda why: desk.counts.error("", why))
-        port = front.start(plain_host(where.host), where.port)
+        tls = make_tls_context(*where.tls, Path(folder)) if where.tls else None
+        server = _make_server(handler, f"grpc+unix://{backend}", where.token)
+        proxy = RequestProxy(
+            backend, compute_request_limit(opened), tls, lambda why: handler.counts.count_error("", why)
+        )
+        port = proxy.start(strip_brackets(where.host), where.port)
         metrics = None
         try:
             if where.metrics_port is not None:
-                metrics = listen(plain_host(where.metrics_host), where.metrics_port, desk.exposition)
-            ready(port, None if metrics is None else metrics.server_address[1])
-            with _sigterm_as_interrupt():
-                threading.Event().wait()  # Flight answers in threads of its own
+                metrics = start_metrics_server(
+                    strip_brackets(where.metrics_host), where.metrics_port, handler.format_metrics
+                )
+            on_ready(port, None if metrics is None else metrics.server_address[1])
+            with _interrupt_on_sigterm():
+                threading.Event().wait()  # Flight serves from its own threads
         finally:
-            front.close()  # ends the answers in progress, for which the next line would wait
+            proxy.close()  # ends the responses in progress, for which shutdown would wait
             server.shutdown()
             if metrics is not None:
-                # a thread that outlives the interpreter would hold DuckDB, which then complains on the
-                # terminal
+                # a thread that outlives the interpreter would keep DuckDB open, which prints a warning then
                 metrics.shutdown()
                 metrics.server_close()
-            for one in [*desk.runs.values(), *opened.values()]:
-                one.close()
+            for source in [*handler.runs.values(), *opened.values()]:
+                source.close()
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A SIGTERM ends as Ctrl-C does, so that the folder of sockets does not stay."""
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that the folder of sockets is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -147,38 +159,43 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def largest_request(mixtures: dict[str, DocumentChunks]) -> int:
-    """Bytes of the largest request that any of the mixtures needs."""
-    return REQUEST_BYTES + DOMAIN_BYTES * max((len(one.names) for one in mixtures.values()), default=0)
+def compute_request_limit(mixtures: dict[str, DocumentChunks]) -> int:
+    """Return the bytes of the largest request that any of the mixtures needs."""
+    return REQUEST_BYTES + DOMAIN_BYTES * max((len(source.names) for source in mixtures.values()), default=0)
 
 
-class Desk:
-    """Answers what clients ask; knows no wire. `context` of every question: who asks."""
+class RequestHandler:
+    """Transport-independent handler of the requests of clients. `client` identifies the caller."""
 
     def __init__(self, mixtures: dict[str, DocumentChunks]) -> None:
         self.mixtures, self.counts = mixtures, ServerCounts()
         self.locks = {name: threading.Lock() for name in mixtures}
         self.runs: dict[tuple[str, str], DocumentChunks] = {}
         self._opening, self._seeking = threading.Lock(), threading.Lock()
-        self.answers = threading.BoundedSemaphore(MOST_ANSWERS)
+        self.answer_slots = threading.BoundedSemaphore(MAX_ANSWERS)
 
-    def chunks(self, ticket: bytes, client: str) -> Iterator[Any]:
-        """Arrow tables, at least one, each read when it is requested. ValueError for what is no request,
-        NotYetError where it comes before its losses or its position takes time to compute."""
+    def stream_chunks(self, ticket: bytes, client: str) -> Iterator[Any]:
+        """Yield Arrow tables, at least one, each read when it is requested.
+
+        Raises ValueError for an invalid request. Raises NotReadyError if it precedes its losses, or if the
+        computation of its position takes too long.
+        """
         begin = time.perf_counter()
-        asked = read_request(ticket, self.mixtures)
-        source = self._of_run(asked)
+        request = parse_request(ticket, self.mixtures)
+        source = self._open_run(request)
         known_to = source.distributor.weights.known_to
-        if known_to is not None and asked["first"] + asked["n"] > known_to:
-            source.settle(0)  # tells of a rule that failed
-            source.distributor.weights.at(asked["first"] + asked["n"] - 1)
-        start = self._seek(source, asked["first"])
-        pieces = source.read_pieces(start, asked["n"] if start.chunk == asked["first"] else 0)
+        if known_to is not None and request["first"] + request["n"] > known_to:
+            source.settle(0)  # raises the error of a rule that failed
+            # raises NotReadyError before anything is read
+            source.distributor.weights.weights_at(request["first"] + request["n"] - 1)
+        start = self._find_position(source, request["first"])
+        pieces = source.read_tables(start, request["n"] if start.chunk == request["first"] else 0)
         n_rows, seconds = 0, time.perf_counter() - begin
         try:
             while True:
                 begin = time.perf_counter()
-                with self.locks[asked["mixture"]]:
+                # the readers of a mixture share open files and a DuckDB connection
+                with self.locks[request["mixture"]]:
                     table = next(pieces, None)
                 seconds += time.perf_counter() - begin
                 if table is None:
@@ -186,157 +203,175 @@ class Desk:
                 n_rows += len(table)
                 yield table
         finally:
-            self.counts.request(client, seconds, -(-n_rows // source.chunk_size), n_rows)
+            self.counts.count_request(client, seconds, -(-n_rows // source.chunk_size), n_rows)
 
-    def _seek(self, source: DocumentChunks, chunk: int) -> Position:
-        """The position of a chunk. One request at a time computes for long: others are served meanwhile."""
+    def _find_position(self, source: DocumentChunks, chunk: int) -> Position:
+        """Return the position of a chunk.
+
+        Only one request at a time may compute for long, so that others are served meanwhile.
+        """
+        # most positions are found within NEAR_SEEK_S, without waiting for the lock below
         with suppress(SeekDeadlineError):
-            return source.distributor.position(chunk, time.monotonic() + NEAR_SEEK_S)
+            return source.distributor.find_position(chunk, time.monotonic() + NEAR_SEEK_S)
         deadline = time.monotonic() + SEEK_S
         if not self._seeking.acquire(timeout=SEEK_S):
-            raise NotYetError("positions of other requests are being computed. Request the chunk again.")
+            raise NotReadyError("positions of other requests are being computed. Request the chunk again.")
         try:
-            return source.distributor.position(chunk, deadline)
+            return source.distributor.find_position(chunk, deadline)
         finally:
             self._seeking.release()
 
-    def act(self, kind: str, body: bytes, client: str) -> dict[str, Any]:
-        """The answer to describe, status, metrics, or a report. ValueError for anything else."""
+    def handle_action(self, kind: str, body: bytes, client: str) -> dict[str, Any]:
+        """Return the reply to describe, status, metrics, or a report. Raises ValueError for other actions."""
         if kind == "describe":
-            return {name: self._told(one) for name, one in self.mixtures.items()}
+            return {name: self._describe_mixture(source) for name, source in self.mixtures.items()}
         if kind == "status":
-            return self.status()
+            return self.get_status()
         if kind == "metrics":
-            return {"text": self.exposition()}
+            return {"text": self.format_metrics()}
         if kind != "report":
-            raise ValueError("the actions are describe, status, metrics and report")
-        asked = read_report(body, self.mixtures)
-        taken = self._of_run(asked).report(asked["chunk"], asked["nats"], asked["tokens"])
-        self.counts.report(client)
-        return {"taken": taken}
+            raise ValueError("action: expected describe, status, metrics or report.")
+        report = parse_report(body, self.mixtures)
+        is_accepted = self._open_run(report).report(report["chunk"], report["nats"], report["tokens"])
+        self.counts.count_report(client)
+        return {"taken": is_accepted}
 
-    def status(self) -> dict[str, Any]:
-        """How the server is, in numbers."""
+    def get_status(self) -> dict[str, Any]:
+        """Return the counters of the server."""
         counts = self.counts
         return {
             "requests": counts.requests, "chunks": counts.chunks, "documents": counts.documents,
-            "reports": counts.reports, "errors": sum(counts.errors.values()), "clients": counts.clients(),
-            "documents_per_s": counts.documents_per_s(), "uptime_s": counts.clock() - counts.since,
+            "reports": counts.reports, "errors": sum(counts.errors.values()),
+            "clients": counts.count_clients(),
+            "documents_per_s": counts.documents_per_s(), "uptime_s": counts.clock() - counts.start_time,
             "mixtures": sorted(self.mixtures),
-            "runs": {f"{name}/{run}": one.distributor.weights.known_to
-                     for (name, run), one in sorted(self.runs.items())},
+            "runs": {f"{name}/{run}": source.distributor.weights.known_to
+                     for (name, run), source in sorted(self.runs.items())},
         }  # fmt: skip
 
-    def exposition(self) -> str:
-        """The metrics, for Prometheus."""
-        held: list[Sample] = []
-        weights: list[Sample] = []
-        known: list[Sample] = []
-        for name, one in self.mixtures.items():
-            of_domains = zip(one.names, one.counts.tolist(), strict=True)
-            held += [({"mixture": name, "domain": domain}, n) for domain, n in of_domains]
+    def format_metrics(self) -> str:
+        """Return the metrics as Prometheus text."""
+        documents: list[MetricSample] = []
+        weights: list[MetricSample] = []
+        known_chunks: list[MetricSample] = []
+        for name, source in self.mixtures.items():
+            of_domains = zip(source.names, source.counts.tolist(), strict=True)
+            documents += [({"mixture": name, "domain": domain}, n) for domain, n in of_domains]
         runs = dict(self.runs)
-        static = {(name, ""): one for name, one in self.mixtures.items() if one.spec.adaptive is None}
-        for (name, run), one in (static | runs).items():
+        static = {
+            (name, ""): source for name, source in self.mixtures.items() if source.spec.adaptive is None
+        }
+        for (name, run), source in (static | runs).items():
             labels = {"mixture": name, "run": run}
-            known_to = one.distributor.weights.known_to
-            now = one.distributor.weights.at(0 if known_to is None else known_to - 1)[0]
-            shares = zip(one.names, (now / now.sum()).tolist(), strict=True)
+            known_to = source.distributor.weights.known_to
+            now = source.distributor.weights.weights_at(0 if known_to is None else known_to - 1)[0]
+            shares = zip(source.names, (now / now.sum()).tolist(), strict=True)
             weights += [({**labels, "domain": domain}, share) for domain, share in shares]
             if known_to is not None:
-                known.append((labels, known_to))
-        return self.counts.exposition(
+                known_chunks.append((labels, known_to))
+        return self.counts.format_metrics(
             [
-                ("catalog_documents", "documents of a mixture's domains", held),
+                ("catalog_documents", "documents of a mixture's domains", documents),
                 (
                     "weight",
-                    "weight of a domain: the latest where it follows a model, else the first",
+                    "weight of a domain: the latest if it follows a model, else the first",
                     weights,
                 ),
-                ("known_chunks", "chunks whose weights are found", known),
+                ("known_chunks", "chunks whose weights are computed", known_chunks),
             ]
         )
 
-    def _told(self, one: DocumentChunks) -> dict[str, Any]:
-        told = {"identity": one.identity, "chunk_size": one.chunk_size, "domains": one.names}
-        every = None if one.spec.adaptive is None else one.spec.adaptive["every_steps"]
-        return {**told, "at_once": one.at_once, "every": every}
+    def _describe_mixture(self, source: DocumentChunks) -> dict[str, Any]:
+        description = {"identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names}
+        every = None if source.spec.adaptive is None else source.spec.adaptive["every_steps"]
+        return {**description, "at_once": source.at_once, "every": every}
 
-    def _of_run(self, asked: dict[str, Any]) -> DocumentChunks:
-        """The chunks of a run; its log is opened when it is first asked for."""
-        source = self.mixtures[asked["mixture"]]
+    def _open_run(self, request: dict[str, Any]) -> DocumentChunks:
+        """Return the chunks of a run. Its log is opened with its first request."""
+        source = self.mixtures[request["mixture"]]
         if source.spec.adaptive is None:
             return source
-        key = asked["mixture"], asked.get("run", "main")
+        key = request["mixture"], request.get("run", "main")
         with self._opening:
             if key not in self.runs:
-                if sum(name == key[0] for name, _ in self.runs) >= MOST_RUNS:
-                    raise ValueError(f"{MOST_RUNS} runs are open; start the server anew")
-                self.runs[key] = source.of_run(key[1])
+                if sum(name == key[0] for name, _ in self.runs) >= MAX_RUNS:
+                    raise ValueError(f"{MAX_RUNS} runs are open already. Restart the server.")
+                self.runs[key] = source.open_run(key[1])
             return self.runs[key]
 
 
-def _server(desk: Desk, location: str, token: str | None) -> Any:
-    fl = flight()
+def _make_server(handler: RequestHandler, location: str, token: str | None) -> Any:
+    fl = import_flight()
 
-    class Gate(fl.ServerMiddlewareFactory):
-        """Lets in who knows the token."""
+    class TokenMiddleware(fl.ServerMiddlewareFactory):
+        """Refuses calls without the token."""
 
         def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
             given = (headers.get("authorization") or [""])[0]
+            # compare_digest takes the same time for any wrong token
             if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                desk.counts.error("", "token")
-                raise fl.FlightUnauthenticatedError("no or wrong token")
+                handler.counts.count_error("", "token")
+                raise fl.FlightUnauthenticatedError("missing or wrong token")
 
     class Server(fl.FlightServerBase):
-        """`do_get` gives chunks; the actions tell about them, and take reports."""
+        """Flight server: `do_get` returns chunks, and actions describe them or report losses."""
 
         def __init__(self) -> None:
-            super().__init__(location, middleware={"gate": Gate()})
+            super().__init__(location, middleware={"gate": TokenMiddleware()})
 
         def do_get(self, context: Any, ticket: Any) -> Any:
-            pieces = self._pieces(context, ticket.ticket)
+            pieces = self._stream_tables(context, ticket.ticket)
+            # the schema must be known before the stream starts, and an early error becomes the error of the
+            # call
             first = next(pieces)
-            return fl.GeneratorStream(first.schema, _chain(first, pieces))
+            return fl.GeneratorStream(first.schema, _iter_batches(first, pieces))
 
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             body = action.body.to_pybytes()
-            told = self._answer(context, lambda client: desk.act(action.type, body, client))
-            return [json.dumps(told).encode()]
+            answer = self._translate_errors(
+                context, lambda client: handler.handle_action(action.type, body, client)
+            )
+            return [json.dumps(answer).encode()]
 
-        def _pieces(self, context: Any, ticket: bytes) -> Iterator[Any]:
-            """One answer, counted among those in progress until it is read or its client is gone."""
-            if not desk.answers.acquire(blocking=False):
-                desk.counts.error(context.peer(), "busy")
-                raise fl.FlightUnavailableError(f"{MOST_ANSWERS} answers are unread; read them, or ask again")
+        def _stream_tables(self, context: Any, ticket: bytes) -> Iterator[Any]:
+            """Yield one response, which holds an answer slot until it is read or its client is gone."""
+            if not handler.answer_slots.acquire(blocking=False):
+                handler.counts.count_error(context.peer(), "busy")
+                raise fl.FlightUnavailableError(
+                    f"{MAX_ANSWERS} responses are unread. Read them, or try again."
+                )
             try:
-                pieces = self._answer(context, lambda client: desk.chunks(ticket, client))
+                pieces = self._translate_errors(context, lambda client: handler.stream_chunks(ticket, client))
                 while True:
-                    table = self._answer(context, lambda _: next(pieces, None))
+                    table = self._translate_errors(context, lambda _: next(pieces, None))
                     if table is None:
                         return
                     yield table
             finally:
-                desk.answers.release()
+                handler.answer_slots.release()
 
-        def _answer(self, context: Any, make: Callable[[str], Any]) -> Any:
+        def _translate_errors(self, context: Any, make: Callable[[str], Any]) -> Any:
+            """Call `make`, and count and translate its errors to those of Flight."""
             try:
                 return make(context.peer())
-            except NotYetError as error:
-                desk.counts.error(context.peer(), "not yet")
+            except NotReadyError as error:
+                handler.counts.count_error(context.peer(), "not yet")
                 raise fl.FlightServerError(f"not yet: {error}") from error
-            except (ValueError, OSError, duckdb().Error) as error:
+            except (ValueError, OSError, import_duckdb().Error) as error:
                 if isinstance(error, OSError) and error.errno in FULL_DISK:
-                    desk.counts.error(context.peer(), "disk")
+                    handler.counts.count_error(context.peer(), "disk")
                     raise fl.FlightUnavailableError(f"the server's disk is full ({error})") from error
-                desk.counts.error(context.peer(), "refused")
+                handler.counts.count_error(context.peer(), "refused")
                 raise fl.FlightServerError(f"refused: {error}") from error
 
     return Server()
 
 
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    """Record batches of the tables. `rest` is closed with it: when it is read, or its client is gone."""
+def _iter_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Yield the record batches of the tables.
+
+    `rest` is closed with this generator: when it is exhausted, or when its client is gone.
+    """
     try:
         yield from first.to_batches()
         for table in rest:
@@ -346,43 +381,51 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
             rest.close()  # type: ignore[attr-defined]  # a generator
 
 
-def read_request(ticket: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
-    """What a ticket asks for: {mixture, identity, first, n}, perhaps run. ValueError for anything else."""
-    asked = _read(ticket, REQUEST_KEYS, mixtures)
-    for key, most in (("first", LARGEST), ("n", MOST_CHUNKS)):
-        _check_number(asked, key, most)
-    return asked
+def parse_request(ticket: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
+    """Return the content of a ticket: {mixture, identity, first, n}, and perhaps run.
+
+    Raises ValueError for other content.
+    """
+    request = _parse_json(ticket, REQUEST_KEYS, mixtures)
+    for key, most in (("first", MAX_CHUNK), ("n", MAX_CHUNKS)):
+        _check_number(request, key, most)
+    return request
 
 
-def read_report(body: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
-    """What a client lost on a chunk: {mixture, identity, chunk, nats, tokens}, perhaps run; the last two as
-    float64 [K]. ValueError for anything else."""
-    told = _read(body, REPORT_KEYS, mixtures)
-    _check_number(told, "chunk", LARGEST)
+def parse_report(body: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
+    """Return the losses on a chunk: {mixture, identity, chunk, nats, tokens}, and perhaps run.
+
+    nats and tokens are float64 [K]. Raises ValueError for other content.
+    """
+    report = _parse_json(body, REPORT_KEYS, mixtures)
+    _check_number(report, "chunk", MAX_CHUNK)
     for key in ("nats", "tokens"):
         try:
-            told[key] = np.array(told[key], dtype=np.float64)
+            report[key] = np.array(report[key], dtype=np.float64)
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"{key}: a list of numbers") from None
-    return told
+            raise ValueError(f"{key}: expected a list of numbers.") from None
+    return report
 
 
-def _read(content: bytes, keys: set[str], mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
+def _parse_json(content: bytes, keys: set[str], mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
     try:
-        asked = json.loads(content) if len(content) <= MOST_BYTES else None
+        request = json.loads(content) if len(content) <= MAX_BYTES else None
     except (ValueError, RecursionError):
-        raise ValueError("a request is JSON") from None
-    if not isinstance(asked, dict) or set(asked) - MAY_HAVE != keys:
-        raise ValueError(f"a request has the keys {', '.join(sorted(keys))}")
-    if not isinstance(asked["mixture"], str) or asked["mixture"] not in mixtures:
-        raise ValueError(f"no such mixture; there are {', '.join(sorted(mixtures))}")
-    if not isinstance(asked.get("run", ""), str):
-        raise ValueError("run: a name")
-    if asked["identity"] != mixtures[asked["mixture"]].identity:
-        raise ValueError("the documents of the mixture have changed; begin anew, or bring them back")
-    return asked
+        raise ValueError("request: expected JSON.") from None
+    if not isinstance(request, dict) or set(request) - OPTIONAL_KEYS != keys:
+        raise ValueError(f"request: expected the keys {', '.join(sorted(keys))}.")
+    if not isinstance(request["mixture"], str) or request["mixture"] not in mixtures:
+        raise ValueError(f"mixture: got an unknown name, expected one of {', '.join(sorted(mixtures))}.")
+    if not isinstance(request.get("run", ""), str):
+        raise ValueError("run: expected a name.")
+    if request["identity"] != mixtures[request["mixture"]].identity:
+        raise ValueError(
+            "the documents of the mixture have changed. Start a new run, or restore the documents."
+        )
+    return request
 
 
-def _check_number(asked: dict[str, Any], key: str, most: int) -> None:
-    if type(asked[key]) is not int or not 0 <= asked[key] <= most:
-        raise ValueError(f"{key} is a number from 0 to {most}")
+def _check_number(request: dict[str, Any], key: str, most: int) -> None:
+    # not isinstance: bool is a subclass of int
+    if type(request[key]) is not int or not 0 <= request[key] <= most:
+        raise ValueError(f"{key}: expected an integer from 0 to {most}.")

@@ -1,13 +1,20 @@
-"""Many small files of JSON lines at a time: a statement costs as much for one line as for a thousand."""
+"""Batches of small files of JSON lines: a statement takes as long for one line as for a thousand."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from megatron.data.documents import PLAIN
-from megatron.mixture.libraries import duckdb, pyarrow
-from megatron.mixture.records import Block, Records, Target, find_lines, find_not_blank, insert_block
+from megatron.data.text_readers import PLAIN_SUFFIXES
+from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
+from megatron.mixture.records import (
+    FileTarget,
+    LineBlock,
+    RecordCounts,
+    insert_block,
+    mask_nonblank,
+    split_lines,
+)
 
 SMALL_BYTES = 1 << 20
 BATCH_BYTES = 16 << 20
@@ -15,12 +22,12 @@ BATCH_FILES = 1000
 
 
 def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Files in their order: neighbouring small ones of plain lines together, each other one alone."""
+    """Yield files in order: adjacent small files of plain lines in one batch, every other file alone."""
     batch: list[Path] = []
     n_bytes = 0
     for path in paths:
         size = path.stat().st_size
-        is_small = path.name.endswith(PLAIN) and size <= SMALL_BYTES
+        is_small = path.name.endswith(PLAIN_SUFFIXES) and size <= SMALL_BYTES
         if batch and (not is_small or n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
             yield batch
             batch, n_bytes = [], 0
@@ -33,26 +40,29 @@ def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
         yield batch
 
 
-def take_small_files(targets: Sequence[Target]) -> list[Records] | None:
-    """Put the documents of small files of one corpus into the table.
+def register_small_files(targets: Sequence[FileTarget]) -> list[RecordCounts] | None:
+    """Insert the documents of small files of one corpus into the table.
 
-    None, and nothing in the table, where a line of one of them is broken: `take_file` says which.
+    Returns None, and inserts nothing, if a line of one of them is broken: `register_file` locates it.
     """
     parts = [target.path.read_bytes() for target in targets]
     parts = [part if not part or part.endswith(b"\n") else part + b"\n" for part in parts]
     ends = np.cumsum([len(part) for part in parts])
     block = np.frombuffer(b"".join(parts), dtype=np.uint8)
-    lines, begins, sizes = find_lines(block)
-    wanted = find_not_blank(block, begins, sizes)
-    lines, begins, sizes = lines.filter(pyarrow().array(wanted)), begins[wanted], sizes[wanted]
+    lines, begins, sizes = split_lines(block)
+    mask = mask_nonblank(block, begins, sizes)
+    lines, begins, sizes = lines.filter(import_pyarrow().array(mask)), begins[mask], sizes[mask]
+    # the files are concatenated: the end of each tells which file a line belongs to
     of_file = np.searchsorted(ends, begins, side="right")
     counts = np.bincount(of_file, minlength=len(targets))
+    # line number minus the number of the first line of its file
     rows = np.arange(len(begins)) - np.repeat(np.cumsum(counts) - counts, counts)
     ids = np.array([target.file for target in targets], dtype=np.int32)[of_file]
-    found = Records()
+    total = RecordCounts()
+    # offset in the concatenation minus the begin of the file
     begins = begins - (ends - [len(part) for part in parts])[of_file]
     try:
-        insert_block(Block(lines, begins, sizes, rows, files=ids), targets[0], found)
-    except (duckdb().Error, pyarrow().ArrowException, ValueError):
+        insert_block(LineBlock(lines, begins, sizes, rows, files=ids), targets[0], total)
+    except (import_duckdb().Error, import_pyarrow().ArrowException, ValueError):
         return None
-    return [Records(n_documents=n) for n in counts.tolist()]
+    return [RecordCounts(n_documents=n) for n in counts.tolist()]

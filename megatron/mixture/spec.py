@@ -1,17 +1,17 @@
-"""A mixture as a YAML file, and what it comes to: documents in domains, tokenised, with weights.
+"""Specification of a mixture as a YAML file, and its preparation as tokenized domains with weights.
 
 catalog: catalog.duckdb            relative to the file
-corpora: [slim]                    by itself all
+corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
-by: [source]                       properties that make a domain
+by: [source]                       properties that define a domain
 weights: {Github: 0.7, C4: 0.3}    see weights.py
-count: tokens                      what weights are shares of: tokens, or documents
+count: tokens                      unit of the weights' shares: tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
 adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule;
-                                                                 rule loss, or module:Class of one's own
+                                                                 rule loss, or a custom module:Class
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
-tokenizer: gpt2                    of text; pairs have theirs
+tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized already
 """
 
 import hashlib
@@ -25,20 +25,20 @@ from typing import Any
 import numpy as np
 
 from megatron.config.datapaths import compare_eods, read_sidecar
-from megatron.config.mixture_use import RESOLVED, Resolved, folder_of, read_resolved
+from megatron.config.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import Options, preprocess
+from megatron.data.preprocess import PreprocessOptions, preprocess
 from megatron.io import wait_for_lock
 from megatron.log import get_logger
-from megatron.mixture.adaptive import Adaptive, Ado, AdoConfig, Log, LossProportional
+from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.distributor import Constant, DomainWeights
-from megatron.mixture.own_rule import make_rule
-from megatron.mixture.query import Query, Result, SourceFile
+from megatron.mixture.custom_rule import make_rule
+from megatron.mixture.distributor import ConstantWeights, DomainWeights
+from megatron.mixture.query import Query, QueryResult, SourceFile
 from megatron.mixture.spec_check import check_spec
-from megatron.mixture.tars import TARS, write_texts
-from megatron.mixture.weights import Schedule, weights_of
+from megatron.mixture.tars import TAR_SUFFIXES, write_texts
+from megatron.mixture.weights import WeightSchedule, compute_weights
 from megatron.run_dir import write_json
 
 DOCUMENTS, TOKENS = "documents.arrow", "tokens"
@@ -47,79 +47,86 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Spec:
-    """The file, read and checked as far as that goes without the catalog."""
+class MixtureSpec:
+    """The file, read and checked as far as possible without the catalog.
+
+    raw   the keys and values of the file
+    """
 
     path: Path
-    told: dict[str, Any]
+    raw: dict[str, Any]
 
     @property
     def catalog(self) -> Path:
-        """Where the catalog is."""
-        return self.path.parent / self.told["catalog"]
+        """Path of the catalog."""
+        return self.path.parent / self.raw["catalog"]
 
     @property
     def by(self) -> tuple[str, ...]:
-        """Properties that make a domain."""
-        return tuple(_listed(self.told.get("by")))
+        """Properties that define a domain."""
+        return tuple(_as_list(self.raw.get("by")))
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether weights are shares of tokens, not of documents."""
-        return self.told.get("count", "tokens") == "tokens"
+        """True if weights are shares of tokens, False if they are shares of documents."""
+        return self.raw.get("count", "tokens") == "tokens"
 
     @property
     def adaptive(self) -> dict[str, Any] | None:
         """Rule, every_steps and delay_steps; None: weights do not follow the model."""
-        told = self.told.get("adaptive")
-        return None if told is None else {"every_steps": 10, "delay_steps": 8, **told}
+        section = self.raw.get("adaptive")
+        return None if section is None else {"every_steps": 10, "delay_steps": 8, **section}
 
-    def query(self) -> Query:
-        """Which documents."""
-        query = Query(tuple(_listed(self.told.get("corpora"))))
-        for condition in _listed(self.told.get("where")):
+    def make_query(self) -> Query:
+        """Return the query that selects the documents."""
+        query = Query(tuple(_as_list(self.raw.get("corpora"))))
+        for condition in _as_list(self.raw.get("where")):
             query = query.where(condition)
         return query
 
-    def sha256(self) -> str:
-        """Of what is asked for, wherever the catalog lies."""
-        told = {key: value for key, value in self.told.items() if key != "catalog"}
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    def compute_sha256(self) -> str:
+        """Return a hash of all keys except the location of the catalog."""
+        content = {key: value for key, value in self.raw.items() if key != "catalog"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read_spec(path: str | Path) -> Spec:
-    """Read a mixture. FileNotFoundError, or ValueError with the key that cannot be used."""
-    told = read_yaml(path)
-    check_spec(told, str(path))
-    return Spec(Path(path), told)
+def read_spec(path: str | Path) -> MixtureSpec:
+    """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
+    raw = read_yaml(path)
+    check_spec(raw, str(path))
+    return MixtureSpec(Path(path), raw)
 
 
-def prepare(path: str | Path, quiet: bool = False, verify: bool = False) -> Resolved:
-    """Ask the catalog, tokenise what is text, and write down beside the file what came of it.
+def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False) -> ResolvedMixture:
+    """Query the catalog, tokenize the text, and write the result to the folder beside the file.
 
-    What is there already is kept; several processes may ask at once, and one of them does the work. The size
-    and time of change of every file must be those of the catalog; `verify`: its content too. Raises what
-    reading, querying and tokenising raise.
+    Existing results are reused. Several processes may call this at once; one of them does the work. Size and
+    modification time of every file must be those of the catalog; with `verify` its content too. Raises what
+    reading, querying and tokenizing raise.
     """
     spec = read_spec(path)
-    folder = folder_of(path)
+    folder = mixture_folder(path)
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    # only one process prepares; the others wait and find the result
+    with _lock_folder(folder):
         with Catalog(spec.catalog, read_only=True) as catalog:
-            result = spec.query().run(catalog, spec.by)
-            result.warn_without_sums(spec.catalog)
+            result = spec.make_query().run(catalog, spec.by)
+            result.warn_missing_checksums(spec.catalog)
             for file in result.files if verify else ():
                 file.verify()
-            samples = catalog.text_places([one.id for one in result.files if one.path.endswith(TARS)])
-        pairs = [_tokens_of(file, spec, folder, quiet, samples.get(file.id)) for file in result.files]
-        tokenizer = _one_tokenizer(pairs)
-        sums = [result.identity(), spec.sha256(), tokenizer.get("sha256")]
+            samples = catalog.locate_texts(
+                [file.id for file in result.files if file.path.endswith(TAR_SUFFIXES)]
+            )
+        prefixes = [_tokenize_file(file, spec, folder, quiet, samples.get(file.id)) for file in result.files]
+        tokenizer = _check_tokenizer(prefixes)
+        # changes with the documents, the specification, or the tokenizer
+        sums = [result.compute_identity(), spec.compute_sha256(), tokenizer.get("sha256")]
         identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
         if (folder / RESOLVED).is_file() and read_resolved(path).identity == identity:
             return read_resolved(path)
         result.save(folder / DOCUMENTS)
-        tokens = tokens_of_domains(result, pairs)
-        weights = first_weights(spec, result, tokens)
+        tokens = count_domain_tokens(result, prefixes)
+        weights = compute_first_weights(spec, result, tokens)
         write_json(
             folder / RESOLVED,
             {
@@ -129,165 +136,196 @@ def prepare(path: str | Path, quiet: bool = False, verify: bool = False) -> Reso
                 "documents": result.n_documents.tolist(),
                 "tokens": tokens.tolist(),
                 "weights": weights.tolist(),
-                "pairs": pairs,
+                "pairs": prefixes,
             },
         )
     return read_resolved(path)
 
 
-def first_weights(spec: Spec, result: Result, tokens: np.ndarray) -> np.ndarray:
-    """Shares of the tokens at the beginning, float64 [K]."""
-    points = _listed((spec.told.get("schedule") or {}).get("points"))
-    written = points[0]["weights"] if points else spec.told.get("weights")
-    return _weights(spec, written, result, tokens)
+def compute_first_weights(spec: MixtureSpec, result: QueryResult, tokens: np.ndarray) -> np.ndarray:
+    """Return the shares of the tokens at the beginning, float64 [K]."""
+    points = _as_list((spec.raw.get("schedule") or {}).get("points"))
+    written = points[0]["weights"] if points else spec.raw.get("weights")
+    return _compute_token_shares(spec, written, result, tokens)
 
 
-def _weights(spec: Spec, written: Any, result: Result, tokens: np.ndarray) -> np.ndarray:
+def _compute_token_shares(
+    spec: MixtureSpec, written: Any, result: QueryResult, tokens: np.ndarray
+) -> np.ndarray:
+    """Return weights as shares of tokens, whether they are written for tokens or documents."""
     documents = result.n_documents
     if spec.counts_tokens:
-        return _shares(spec, written, result, tokens, np.ones(len(tokens)))
-    return _shares(spec, written, result, documents, tokens / documents)  # as shares of tokens
+        return _normalize_shares(spec, written, result, tokens, np.ones(len(tokens)))
+    # converted to shares of tokens
+    return _normalize_shares(spec, written, result, documents, tokens / documents)
 
 
-def _shares(spec: Spec, written: Any, result: Result, natural: np.ndarray, turned: np.ndarray) -> np.ndarray:
-    """Weights, each times `turned`, of sum 1; `natural`: what inferred ones follow."""
+def _normalize_shares(
+    spec: MixtureSpec, written: Any, result: QueryResult, natural: np.ndarray, factors: np.ndarray
+) -> np.ndarray:
+    """Return weights times `factors`, of sum 1.
+
+    natural   sizes of the domains, to which inferred weights are proportional
+    """
     try:
-        weights = weights_of(written, spec.by, result.domains, natural.astype(np.float64)) * turned
+        weights = compute_weights(written, spec.by, result.domains, natural.astype(np.float64)) * factors
     except ValueError as error:
         raise ValueError(f"{spec.path}: {error}") from error
     if not weights.sum() > 0:
-        raise ValueError(f"{spec.path}: got weights of domains without text alone. Give others a weight.")
+        raise ValueError(f"{spec.path}: got weights only for domains without text. Give a weight to others.")
     return weights / weights.sum()
 
 
-def weights_over_time(
-    spec: Spec, result: Result, tokens: np.ndarray, tokens_per_step: int
-) -> tuple[DomainWeights, Adaptive | None]:
-    """The weights of each step, and the rule that finds them if they follow the model."""
-    first = first_weights(spec, result, tokens)
-    schedule = spec.told.get("schedule")
+def build_step_weights(
+    spec: MixtureSpec, result: QueryResult, tokens: np.ndarray, tokens_per_step: int
+) -> tuple[DomainWeights, WeightRule | None]:
+    """Return the weights of each step, and the rule that computes them if they follow the model."""
+    first = compute_first_weights(spec, result, tokens)
+    schedule = spec.raw.get("schedule")
     if schedule is None:
-        return _following(spec, first, tokens)
+        return _build_adaptive(spec, first, tokens)
     per_step = tokens_per_step if schedule.get("unit") == "tokens" else 1
-    points = _listed(schedule.get("points"))
-    return Schedule(
+    points = _as_list(schedule.get("points"))
+    return WeightSchedule(
         [-(-int(point["at"]) // per_step) for point in points],
-        [_weights(spec, point["weights"], result, tokens) for point in points],
+        [_compute_token_shares(spec, point["weights"], result, tokens) for point in points],
         schedule.get("change") == "linear",
     ), None
 
 
-def document_weights(spec: Spec, result: Result) -> tuple[DomainWeights, Adaptive | None]:
-    """Weights of chunks of whole documents, over chunks where they have a schedule in steps, and the rule
-    that finds them if they follow the model: its every_steps and delay_steps are chunks.
+def build_chunk_weights(spec: MixtureSpec, result: QueryResult) -> tuple[DomainWeights, WeightRule | None]:
+    """Return the weights of chunks of documents, and the rule that computes them if they follow the model.
 
-    Shares of tokens become shares of documents by the mean tokens of a domain's documents, which the catalog
-    has. ValueError for a mixture whose weights follow the tokens of training, or a model and count tokens.
+    Steps of a schedule are chunks, and so are every_steps and delay_steps of a rule. Shares of tokens become
+    shares of documents by the mean tokens of a domain's documents, which are in the catalog. Raises
+    ValueError for a schedule in tokens, and for weights that follow a model and count tokens.
     """
-    schedule, documents = spec.told.get("schedule"), result.n_documents
+    schedule, documents = spec.raw.get("schedule"), result.n_documents
     if (schedule or {}).get("unit") == "tokens":
-        raise ValueError(f"{spec.path}: weights that follow training or its tokens; use dataset.mixture")
-    natural, turned = documents, np.ones(len(documents))
+        raise ValueError(
+            f"{spec.path}: got a schedule in tokens, expected steps for documents. Use dataset.mixture."
+        )
+    natural, factors = documents, np.ones(len(documents))
     if spec.counts_tokens:
         if spec.adaptive is not None:
-            raise ValueError(f"{spec.path}: weights of documents that follow a model; add count: documents")
-        assert result.n_tokens is not None, "the query counts tokens where weights do"
+            raise ValueError(
+                f"{spec.path}: got adaptive weights of documents that count tokens. Add count: documents."
+            )
+        assert result.n_tokens is not None, "the query counts tokens if the weights do"
         natural = np.array(result.n_tokens)
-        turned = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
+        factors = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
     if schedule is None:
-        first = _shares(spec, spec.told.get("weights"), result, natural, turned)
-        return _following(spec, first, natural)
-    points = _listed(schedule.get("points"))
-    weights = [_shares(spec, point["weights"], result, natural, turned) for point in points]
-    return Schedule([int(point["at"]) for point in points], weights, schedule.get("change") == "linear"), None
+        first = _normalize_shares(spec, spec.raw.get("weights"), result, natural, factors)
+        return _build_adaptive(spec, first, natural)
+    points = _as_list(schedule.get("points"))
+    weights = [_normalize_shares(spec, point["weights"], result, natural, factors) for point in points]
+    return WeightSchedule(
+        [int(point["at"]) for point in points], weights, schedule.get("change") == "linear"
+    ), None
 
 
-def _following(spec: Spec, first: np.ndarray, natural: np.ndarray) -> tuple[DomainWeights, Adaptive | None]:
-    told = spec.adaptive
-    if told is None:
-        return Constant(first), None
-    return Log(first, told["delay_steps"]), _rule(spec, told["rule"], first, natural)
+def _build_adaptive(
+    spec: MixtureSpec, first: np.ndarray, natural: np.ndarray
+) -> tuple[DomainWeights, WeightRule | None]:
+    adaptive = spec.adaptive
+    if adaptive is None:
+        return ConstantWeights(first), None
+    return WeightLog(first, adaptive["delay_steps"]), _make_rule(spec, adaptive["rule"], first, natural)
 
 
-def _rule(spec: Spec, name: str, first: np.ndarray, natural: np.ndarray) -> Adaptive:
-    """The rule of a name; one's own, module:Class, is made with the first weights, float64 [K]."""
+def _make_rule(spec: MixtureSpec, name: str, first: np.ndarray, natural: np.ndarray) -> WeightRule:
+    """Return the rule of that name. A custom rule, module:Class, gets the first weights, float64 [K]."""
     if name == "ado":
+        # a domain with weight 0 at the beginning has prior 0 and stays excluded
         return Ado(np.where(first > 0, natural, 0), AdoConfig())
     if name == "loss":
         return LossProportional(first)
     return make_rule(name, first, str(spec.path))
 
 
-def tokens_of_domains(result: Result, pairs: Sequence[str]) -> np.ndarray:
-    """Tokens of each domain, int64 [K]."""
+def count_domain_tokens(result: QueryResult, prefixes: Sequence[str]) -> np.ndarray:
+    """Return the tokens of each domain, int64 [K]."""
     tokens = np.zeros(len(result.domains), dtype=np.int64)
-    columns = [result.column(name) for name in ("domain", "file", "begin", "end")]
-    for number, prefix in enumerate(pairs):
+    columns = [result.get_column(name) for name in ("domain", "file", "begin", "end")]
+    for number, prefix in enumerate(prefixes):
+        # ends [n + 1]: tokens before each document, so that an interval is a difference
         ends = np.concatenate([[0], np.cumsum(IndexedTokens(prefix).document_tokens)])
-        here = columns[1] == number
-        domain, begin, end = (column[here] for column in (columns[0], columns[2], columns[3]))
+        mask = columns[1] == number
+        domain, begin, end = (column[mask] for column in (columns[0], columns[2], columns[3]))
         np.add.at(tokens, domain, ends[end] - ends[begin])
     return tokens
 
 
-def _tokens_of(
-    file: SourceFile, spec: Spec, folder: Path, quiet: bool, samples: tuple[np.ndarray, np.ndarray] | None
+def _tokenize_file(
+    file: SourceFile,
+    spec: MixtureSpec,
+    folder: Path,
+    quiet: bool,
+    samples: tuple[np.ndarray, np.ndarray] | None,
 ) -> str:
-    """The prefix of the pair that holds a file's documents; text is tokenised, once. ValueError for a file
-    that is not as it was registered. `samples`: (begin, size) of those of a tar."""
-    path = file.unchanged()
+    """Return the prefix of the .bin/.idx dataset with a file's documents. Text is tokenized, once.
+
+    samples   (begin, size) of the samples of a tar archive
+
+    Raises ValueError for a file that is not as registered.
+    """
+    path = file.check_unchanged()
     if path.suffix == ".bin":
         return str(path.with_suffix(""))
-    tokenizer = spec.told.get("tokenizer")
+    tokenizer = spec.raw.get("tokenizer")
     if tokenizer is None:
-        raise ValueError(f"{spec.path}: no tokenizer, and {path} is text; add tokenizer: gpt2, or a folder")
+        raise ValueError(f"{spec.path}: no tokenizer, but {path} is text. Add tokenizer: gpt2, or a folder.")
     made_from = [file.path, file.n_bytes, file.mtime_ns, file.text_key, str(tokenizer)]
+    # everything that determines the tokens is in the file name, so that old results are not reused
     made_of = json.dumps(made_from + ([] if file.sha256 is None else [file.sha256]))
     name = f"{path.name.partition('.')[0]}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
-    made = folder / TOKENS / f"{name}_{file.text_key}_document"
-    if not made.with_name(made.name + ".json").is_file():
-        log.info("tokenising %s", path)
-        made.parent.mkdir(parents=True, exist_ok=True)
-        options = Options(
+    prefix = folder / TOKENS / f"{name}_{file.text_key}_document"
+    if not prefix.with_name(prefix.name + ".json").is_file():
+        log.info("tokenizing %s", path)
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        options = PreprocessOptions(
             keys=(file.text_key,), append_eod=True, skip_bad_lines=True, quiet=quiet, overwrite=True
         )
         if samples is None:
-            preprocess([str(path)], made.with_name(name), str(tokenizer), options)
+            preprocess([str(path)], prefix.with_name(name), str(tokenizer), options)
         else:
-            lines = made.with_name(f"{name}.jsonl")
+            lines = prefix.with_name(f"{name}.jsonl")
             places = zip(*map(np.ndarray.tolist, samples), strict=True)
-            write_texts(file.plain(folder), places, file.text_key, lines)
-            preprocess([str(lines)], made.with_name(name), str(tokenizer), options)
+            write_texts(file.unpack(folder), places, file.text_key, lines)
+            preprocess([str(lines)], prefix.with_name(name), str(tokenizer), options)
             lines.unlink()
-    n = IndexedTokens(made).n_documents
+    # rows of the catalog and of the dataset must match, because intervals are in rows
+    n = IndexedTokens(prefix).n_documents
     if n != file.n_documents:
         raise ValueError(
-            f"{path}: {file.n_documents:,} documents are registered, {n:,} tokenised; mend the lines that "
-            "tools/register_corpus.py CATALOG broken lists, and register it again"
+            f"{path}: {file.n_documents:,} documents are registered, {n:,} tokenized. Correct the lines that "
+            "tools/register_corpus.py CATALOG broken lists, and register it again."
         )
-    return str(made)
+    return str(prefix)
 
 
-def _one_tokenizer(pairs: Sequence[str]) -> dict[str, Any]:
-    """What the pairs were made with. ValueError where that differs."""
-    known: dict[str, Any] = {}
-    for prefix in pairs:
-        told = read_sidecar(prefix).get("tokenizer") or {}
-        if known and told.get("sha256") != known.get("sha256"):
-            raise ValueError(f"{prefix}: made with another tokenizer than {pairs[0]}; tokenise them alike")
-        known = known or told
-    for warning in compare_eods(pairs, allow_mixed=True):
+def _check_tokenizer(prefixes: Sequence[str]) -> dict[str, Any]:
+    """Return the tokenizer of the datasets. Raises ValueError if they differ."""
+    tokenizer: dict[str, Any] = {}
+    for prefix in prefixes:
+        recorded = read_sidecar(prefix).get("tokenizer") or {}
+        if tokenizer and recorded.get("sha256") != tokenizer.get("sha256"):
+            raise ValueError(
+                f"{prefix}: made with another tokenizer than {prefixes[0]}. Use the same tokenizer for both."
+            )
+        tokenizer = tokenizer or recorded
+    for warning in compare_eods(prefixes, allow_mixed=True):
         log.warning("%s", warning)
-    return known
+    return tokenizer
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     with wait_for_lock(folder / ".lock"):
         yield
 
 
-def _listed(told: Any) -> list[Any]:
-    if told is None:
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
         return []
-    return list(told) if isinstance(told, list | tuple) else [told]
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,12 +1,12 @@
-"""Weights as people write them: for any combination of properties, within one another, over time.
+"""Weights of domains as written in a mixture file: for combinations of properties, nested, over time.
 
-    weights: inferred                                   as the domains are
+    weights: inferred                                   proportional to the size of the domains
     weights: {Github: 0.7, C4: 0.3}                     values of the first property of `by`
-    weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}     values of the next, within one
+    weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}     values of the next one, nested
     weights: [{where: {language: [Go, C], source: Github}, weight: 2}, ...]     any combination
 
-Weights of one level need not sum to 1. A part that holds several domains and says no more is shared out among
-them as they are. A domain that no part names has no weight.
+Weights of one level need not sum to 1. An entry that matches several domains and has no nested weights is
+divided among them by their size. A domain that no entry matches has weight 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,138 +14,151 @@ from typing import Any
 
 import numpy as np
 
-from megatron.config.presets import nearest
-from megatron.config.read import refuse_unknown
+from megatron.config.presets import suggest_nearest
+from megatron.config.read import check_known_keys
 
 INFERRED = "inferred"
 
 
-def weights_of(
+def compute_weights(
     written: Any, by: Sequence[str], domains: Sequence[tuple[Any, ...]], natural: np.ndarray
 ) -> np.ndarray:
-    """Weights float64 [K] that sum to 1, of domains with the values `domains` of the properties `by`.
+    """Return weights float64 [K], of sum 1, of domains with the values `domains` of the properties `by`.
 
-    natural [K]   what the domains hold, tokens or documents
-    ValueError, with the place, for what names nothing, one domain twice, or is no weight.
+    natural [K]   size of the domains, in tokens or documents
+
+    Raises ValueError, with the key, for an entry that matches no domain, for a domain that two entries match,
+    and for an invalid weight.
     """
     weights = np.zeros(len(domains))
-    _share_out(written, 1.0, list(range(len(domains))), by, domains, natural, weights, "weights")
+    _distribute_share(written, 1.0, list(range(len(domains))), by, domains, natural, weights, "weights")
     return weights
 
 
-def _share_out(
-    written: Any, share: float, here: list[int], by: Sequence[str], domains: Sequence[tuple[Any, ...]],
+def _distribute_share(
+    written: Any, share: float, members: list[int], by: Sequence[str], domains: Sequence[tuple[Any, ...]],
     natural: np.ndarray, weights: np.ndarray, where: str,
 ) -> None:  # fmt: skip
-    """Write the weights of the domains `here`, which have `share` together."""
+    """Write the weights of the domains `members`, which have `share` together."""
     if written is None or written == INFERRED:
-        total = natural[here].sum()
+        total = natural[members].sum()
         if not total > 0:
             raise ValueError(
-                f"{where}: no text in {len(here)} domains to infer weights from; give them no weight"
+                f"{where}: no text in {len(members)} domains to infer weights from. Set their weight to 0."
             )
-        weights[here] = share * natural[here] / total
+        weights[members] = share * natural[members] / total
         return
-    parts = _parts(written, by, where)
+    parts = _parse_level(written, by, where)
     total = sum(weight for _, weight, _, _ in parts)
     if not 0 < total < float("inf"):
-        raise ValueError(f"{where}: sum to {total}, wanted more than 0 and no infinity")
-    taken: dict[int, str] = {}
-    for wanted, weight, inner, place in parts:
-        found = [
-            k for k in here if all(domains[k][by.index(name)] in values for name, values in wanted.items())
+        raise ValueError(f"{where}: weights sum to {total}, expected a finite sum above 0.")
+    assigned: dict[int, str] = {}
+    for criteria, weight, inner, place in parts:
+        matches = [
+            k
+            for k in members
+            if all(domains[k][by.index(name)] in values for name, values in criteria.items())
         ]
-        if not found:
-            known = [
+        if not matches:
+            available = [
                 f"{name}={value}"
-                for name in wanted
-                for value in sorted({str(domains[k][by.index(name)]) for k in here})
+                for name in criteria
+                for value in sorted({str(domains[k][by.index(name)]) for k in members})
             ]
-            asked = ", ".join(f"{name}={value}" for name, values in wanted.items() for value in values)
-            raise ValueError(f"{place}: no document has {asked}; {nearest(asked, known)}")
-        for k in found:
-            if k in taken:
-                raise ValueError(f"{place}: holds {domains[k]}, which {taken[k]} holds already")
-            taken[k] = place
-        left = [name for name in by if name not in wanted or len(wanted[name]) > 1]
-        _share_out(inner, share * weight / total, found, by if isinstance(inner, list) else left or by,
-                   domains if isinstance(inner, list) or not left else _narrowed(domains, by, left),
-                   natural, weights, place)  # fmt: skip
+            requested = ", ".join(f"{name}={value}" for name, values in criteria.items() for value in values)
+            raise ValueError(f"{place}: no document has {requested}; {suggest_nearest(requested, available)}")
+        for k in matches:
+            if k in assigned:
+                raise ValueError(
+                    f"{place}: matches {domains[k]}, which {assigned[k]} matches already. Remove one of them."
+                )
+            assigned[k] = place
+        # a property with a single requested value is fixed and cannot be used by nested weights
+        left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
+        # entries of a nested list may use all properties, other nested weights only those not used yet
+        _distribute_share(
+            inner, share * weight / total, matches, by if isinstance(inner, list) else left or by,
+            domains if isinstance(inner, list) or not left else _project_domains(domains, by, left),
+            natural, weights, place,
+        )  # fmt: skip
 
 
-def _narrowed(
+def _project_domains(
     domains: Sequence[tuple[Any, ...]], by: Sequence[str], left: Sequence[str]
 ) -> list[tuple[Any, ...]]:
+    """Return the values of the properties `left` of each domain."""
     return [tuple(values[by.index(name)] for name in left) for values in domains]
 
 
-def _parts(written: Any, by: Sequence[str], where: str) -> list[tuple[dict[str, list[Any]], float, Any, str]]:
-    """(values wanted of properties, weight, what is within, where that is written) of one level."""
+def _parse_level(
+    written: Any, by: Sequence[str], where: str
+) -> list[tuple[dict[str, list[Any]], float, Any, str]]:
+    """Return (values of properties to match, weight, nested weights, key) of each entry of one level."""
     if isinstance(written, Mapping) and by:
-        listed = [
-            ({by[0]: [value]}, told if isinstance(told, Mapping) else {"weight": told}, f"{where}.{value}")
-            for value, told in written.items()
+        entries = [
+            ({by[0]: [value]}, entry if isinstance(entry, Mapping) else {"weight": entry}, f"{where}.{value}")
+            for value, entry in written.items()
         ]
     elif isinstance(written, list):
-        listed = []
-        for i, told in enumerate(written):
-            refuse_unknown(told, ("where", "weight", "weights"), f"{where}[{i}]")
-            conditions = told.get("where") or {}
+        entries = []
+        for i, entry in enumerate(written):
+            check_known_keys(entry, ("where", "weight", "weights"), f"{where}[{i}]")
+            conditions = entry.get("where") or {}
             if not isinstance(conditions, Mapping):
                 raise ValueError(f"{where}[{i}].where: got {conditions!r}, expected {{property: value}}")
-            wanted = {
+            criteria = {
                 name: value if isinstance(value, list) else [value] for name, value in conditions.items()
             }
-            for name in wanted:
+            for name in criteria:
                 if name not in by:
                     raise ValueError(
-                        f"{where}[{i}].where: '{name}' is not in by; {nearest(str(name), list(by))}"
+                        f"{where}[{i}].where: '{name}' is not in by; {suggest_nearest(str(name), list(by))}"
                     )
-            listed.append((wanted, {key: told[key] for key in told if key != "where"}, f"{where}[{i}]"))
+            entries.append((criteria, {key: entry[key] for key in entry if key != "where"}, f"{where}[{i}]"))
     else:
-        raise ValueError(f"{where}: found {written!r}, wanted '{INFERRED}', values with weights, or a list")
+        raise ValueError(f"{where}: got {written!r}, expected '{INFERRED}', values with weights, or a list.")
     parts = []
-    for wanted, told, place in listed:
-        refuse_unknown(told, ("weight", "weights"), place)
-        weight = told.get("weight")
+    for criteria, entry, place in entries:
+        check_known_keys(entry, ("weight", "weights"), place)
+        weight = entry.get("weight")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise ValueError(f"{place}: weight {weight!r}, wanted a number from 0")
-        parts.append((wanted, float(weight), told.get("weights"), place))
+            raise ValueError(f"{place}: got the weight {weight!r}, expected a number of at least 0.")
+        parts.append((criteria, float(weight), entry.get("weights"), place))
     return parts
 
 
-class Schedule:
-    """Weights that change at given chunks, at once or evenly from one to the next."""
+class WeightSchedule:
+    """Weights that change at given chunks, at once or linearly from one to the next."""
 
     known_to = None
 
     def __init__(self, chunks: Sequence[int], weights: Sequence[np.ndarray], linear: bool = False) -> None:
-        """ValueError where the chunks do not begin at 0 and rise."""
+        """Raises ValueError unless the chunks begin at 0 and increase."""
         if not chunks or chunks[0] != 0 or any(b <= a for a, b in zip(chunks, chunks[1:], strict=False)):
-            raise ValueError(f"schedule: begins at {list(chunks)}, wanted 0 first and then later and later")
+            raise ValueError(f"schedule.points: got at {list(chunks)}, expected 0 first and rising.")
         self.chunks, self.weights, self.linear = (
             list(chunks),
             [np.asarray(w, np.float64) for w in weights],
             linear,
         )
 
-    def at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """As in distributor.DomainWeights."""
-        here = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
-        if here + 1 == len(self.chunks):
-            return self.weights[here], None
-        begin, end = self.chunks[here], self.chunks[here + 1]
+    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
+        """Return the weights of a chunk, as in distributor.DomainWeights."""
+        index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
+        if index + 1 == len(self.chunks):
+            return self.weights[index], None
+        begin, end = self.chunks[index], self.chunks[index + 1]
         if not self.linear:
-            return self.weights[here], end
+            return self.weights[index], end
         part = (chunk - begin) / (end - begin)
-        return (1 - part) * self.weights[here] + part * self.weights[here + 1], chunk + 1
+        return (1 - part) * self.weights[index] + part * self.weights[index + 1], chunk + 1
 
-    def block(self, chunk: int, n: int) -> np.ndarray:
-        """Weights [m, K] of up to `n` chunks from one between two points, each as `at`."""
-        here = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
-        begin, end = self.chunks[here], self.chunks[here + 1]
+    def weights_block(self, chunk: int, n: int) -> np.ndarray:
+        """Return weights [m, K] of up to `n` chunks between two points, each equal to `weights_at`."""
+        index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
+        begin, end = self.chunks[index], self.chunks[index + 1]
         chunks = np.arange(chunk, min(chunk + n, end))
         if not self.linear:
-            return np.tile(self.weights[here], (len(chunks), 1))
+            return np.tile(self.weights[index], (len(chunks), 1))
         part = (chunks - begin)[:, None] / (end - begin)
-        return (1 - part) * self.weights[here] + part * self.weights[here + 1]
+        return (1 - part) * self.weights[index] + part * self.weights[index + 1]

@@ -1,1 +1,4 @@
-"""The transformer, as one-GPU PyTorch: it takes a ModelConfig and tensors and knows no rank, mesh or file."""
+"""The transformer as single-GPU PyTorch.
+
+It depends on a ModelConfig and tensors, not on ranks, meshes or files.
+"""

@@ -6,71 +6,82 @@ from torch import Tensor, nn
 
 from megatron.config.parametrization import attention_multiplier
 from megatron.config.schema import ModelConfig
-from megatron.model.cache import LayerCache
-from megatron.model.cpu_attention import cpu_attention, is_worth_it
+from megatron.model.cpu_attention import cpu_attention, is_cpu_attention_faster
 from megatron.model.dropout import attend_with_dropout
+from megatron.model.kv_cache import LayerCache
 from megatron.model.norm import RmsNorm
-from megatron.model.rotary import rotate
+from megatron.model.rotary import apply_rotary
 
-# queries read at a time where that spares keys: few enough to skip much, enough to fill a product
-QUERIES = 64
+# Queries per block in `_attend_in_blocks`: small enough to skip many masked keys, large enough for an
+# efficient matrix product.
+QUERY_BLOCK = 64
 
 
-class Mixing(nn.Module):
-    """softmax(scale q k^T) v, each [B, H, S, K]; causal: position p sees 0..p only. It has no weights."""
+class ScaledDotProductAttention(nn.Module):
+    """softmax(scale q k^T) v with q, k, v [B, H, S, K]. The module has no weights.
+
+    causal: position p attends to positions 0..p only.
+    """
 
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
-        """mask [B, 1, S, S] bool: what each position sees, causality in it already; None: `causal` says."""
-        if causal and _worth_blocks(q, k):
-            return self._in_blocks(q, k, v, mask)
-        if mask is None and is_worth_it(q, k):
+        """Return the attention output [B, H, S, K].
+
+        mask [B, 1, S, S] bool   keys visible to each query, causality included; None: `causal` alone decides
+        """
+        if causal and _should_split_queries(q, k):
+            return self._attend_in_blocks(q, k, v, mask)
+        if mask is None and is_cpu_attention_faster(q, k):
             return cpu_attention(q, k, v, causal, self.scale)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=self.scale
         )
 
-    def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """The same for causal sight, a block of queries after another, each over the keys up to its last."""
-        mixed = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-        for begin in range(0, q.shape[2], QUERIES):
-            end = min(begin + QUERIES, q.shape[2])
+    def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute causal attention per block of queries, each over the keys up to its last query."""
+        # memory layout [B, S, H, K], seen as [B, H, S, K]: the caller transposes back without a copy
+        output = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+        for begin in range(0, q.shape[2], QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, q.shape[2])
+            # queries begin..end - 1 see at most keys 0..end - 1: keys after `end` are never read
             if mask is None:
                 seen = torch.ones(end - begin, end, dtype=torch.bool, device=q.device).tril(begin)
             else:
                 seen = mask[:, :, begin:end, :end]
-            mixed[:, :, begin:end] = F.scaled_dot_product_attention(
+            output[:, :, begin:end] = F.scaled_dot_product_attention(
                 q[:, :, begin:end], k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=self.scale
             )
-        return mixed
+        return output
 
 
-def _worth_blocks(q: Tensor, k: Tensor) -> bool:
-    """Whether to read causally in blocks: torch's kernel for the CPU reads 512 keys whatever is hidden.
+def _should_split_queries(q: Tensor, k: Tensor) -> bool:
+    """Return whether causal attention is faster in blocks of queries.
 
-    Not where gradients are wanted, which it has in one piece, where a compiler would unroll the blocks, or
-    where heads are fewer than threads.
+    torch's CPU kernel processes keys in tiles of 512 even if most of them are masked. Blocks are not used
+    with gradients (another kernel covers that case), under a compiler (it would unroll the loop), or with
+    fewer heads than threads.
     """
     if torch.compiler.is_compiling():
         return False
     if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[2] != k.shape[2]:
         return False
-    return q.shape[2] > QUERIES and q.shape[0] * q.shape[1] >= torch.get_num_threads()
+    return q.shape[2] > QUERY_BLOCK and q.shape[0] * q.shape[1] >= torch.get_num_threads()
 
 
-def taken(x: Tensor, asked: Tensor) -> Tensor:
-    """Of each sequence the positions asked for: x [B, S, ...], asked int64 [B, Q] -> [B, Q, ...]."""
-    return x[torch.arange(len(asked), device=x.device)[:, None], asked]
+def gather_positions(x: Tensor, query_positions: Tensor) -> Tensor:
+    """Select positions of each sequence: x [B, S, ...], query_positions int64 [B, Q] -> [B, Q, ...]."""
+    # advanced indexing with [B, 1] and [B, Q] broadcasts to [B, Q]
+    return x[torch.arange(len(query_positions), device=x.device)[:, None], query_positions]
 
 
 class Attention(nn.Module):
-    """Attention over the whole sequence, causal or from both sides, [B, S, D] -> [B, S, D].
+    """Causal or bidirectional multi-head self-attention, [B, S, D] -> [B, S, D].
 
-    With fewer heads of keys and values than of queries, neighbouring query heads share one (grouped-query
-    attention, Ainslie et al., arXiv 2305.13245).
+    With fewer key/value heads than query heads, adjacent query heads share one key/value head
+    (grouped-query attention, Ainslie et al., arXiv 2305.13245).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -84,10 +95,12 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.d_model, shared, bias=config.biases)
         self.value = nn.Linear(config.d_model, shared, bias=config.biases)
         self.out = nn.Linear(heads, config.d_model, bias=config.biases)
-        # on each head by itself, before the positions, as Qwen3 has it (arXiv 2505.09388)
+        # per head, before the rotary embedding, as in Qwen3 (arXiv 2505.09388)
         self.query_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
         self.key_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.mixing: nn.Module = Mixing(self.scale)  # ranks that share positions put theirs here
+        self.core_attention: nn.Module = ScaledDotProductAttention(
+            self.scale
+        )  # replaced by context parallelism
 
     def forward(
         self,
@@ -99,51 +112,66 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         dropout_key: Tensor | None = None,
         cache: LayerCache | None = None,
-        asked: Tensor | None = None,
+        query_positions: Tensor | None = None,
     ) -> Tensor:
-        """x [B, S, D]; cos, sin [S, K] or [B, 1, S, K], None: positions are in x; causal: p sees 0..p only.
+        """Return the attention output [B, S, D], or [B, Q, D] for `query_positions`.
 
-        mask         [B, 1, S, S] bool  what each position sees, causality in it already; None: `causal` says
-        dropout_key  [B] int64          the sample's key in this block; drops attention weights
-        cache        x holds the positions that follow those in it, which are seen too; causal only
-        asked        [B, Q] int64       positions whose result is wanted, [B, Q, D]; None: all
+        x                [B, S, D]
+        cos, sin         [S, K] or [B, 1, S, K]  rotary tables; None: x already contains learned positions
+        causal           position p attends to positions 0..p only
+        mask             [B, 1, S, S] bool  visible keys, causality included; None: `causal` alone decides
+        dropout_key      [B] int64          key of each sample in this block; enables attention dropout
+        cache            x continues the cached positions and attends to them as well; causal only
+        query_positions  [B, Q] int64       positions to compute; None: all
         """
-        asking = x if asked is None else taken(x, asked)
+        query_input = x if query_positions is None else gather_positions(x, query_positions)
         q, k, v = (
-            project(of).unflatten(-1, (-1, self.d_head))  # [B, S, H, K]
-            for project, of in ((self.query, asking), (self.key, x), (self.value, x))
+            project(inputs).unflatten(-1, (-1, self.d_head))  # [B, S, H, K]
+            for project, inputs in ((self.query, query_input), (self.key, x), (self.value, x))
         )
-        q, k, v = (of.transpose(1, 2) for of in (self.query_norm(q), self.key_norm(k), v))  # [B, H, S, K]
+        q, k, v = (x.transpose(1, 2) for x in (self.query_norm(q), self.key_norm(k), v))  # [B, H, S, K]
         if cos is not None and sin is not None:
-            turns = (cos, sin) if asked is None else (_turns(cos, asked), _turns(sin, asked))
-            q, k = rotate(q, *turns), rotate(k, cos, sin)
-        if asked is not None:
-            assert cache is None and dropout_key is None, "all positions are wanted there"
-            mask, causal = _sight(mask, causal, asked, x.shape[1]), False
+            query_rotary = (
+                (cos, sin)
+                if query_positions is None
+                else (_gather_rotary(cos, query_positions), _gather_rotary(sin, query_positions))
+            )
+            q, k = apply_rotary(q, *query_rotary), apply_rotary(k, cos, sin)
+        if query_positions is not None:
+            assert cache is None and dropout_key is None, "a cache and dropout require all positions"
+            # the mask of Q rows contains causality: row i is query_positions[i], not i
+            mask, causal = attention_mask_for(mask, causal, query_positions, x.shape[1]), False
         if cache is not None:
-            assert causal and mask is None, "what was read without sight of what follows is kept as it is"
-            causal, mask = cache.n_read == 0, cache.sight(x.shape[1])
+            assert causal and mask is None, "cached keys and values are valid for causal attention only"
+            # the first positions are plain causal attention; later ones need the offset mask of the cache
+            causal, mask = cache.n_read == 0, cache.build_mask(x.shape[1])
             k, v = cache.extend(k, v)
         if self.n_sharing > 1:
-            k, v = (of.repeat_interleave(self.n_sharing, dim=1) for of in (k, v))
+            # query head h uses key head h // n_sharing; the cache above stores the shared heads only
+            k, v = (x.repeat_interleave(self.n_sharing, dim=1) for x in (k, v))
         if dropout_key is not None:
-            mixed = attend_with_dropout(q, k, v, self.scale, causal, mask, dropout_key, self.dropout)
+            attended = attend_with_dropout(q, k, v, self.scale, causal, mask, dropout_key, self.dropout)
         elif mask is not None:
-            mixed = self.mixing(q, k, v, causal, mask)
+            attended = self.core_attention(q, k, v, causal, mask)
         else:
-            mixed = self.mixing(q, k, v, causal)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+            attended = self.core_attention(q, k, v, causal)
+        return self.out(attended.transpose(1, 2).flatten(-2))
 
 
-def _turns(table: Tensor, asked: Tensor) -> Tensor:
-    """The rows of cos or sin [S, K] or [B, 1, S, K] of the positions asked for, [B, 1, Q, K]."""
-    return (table[asked] if table.ndim == 2 else taken(table[:, 0], asked))[:, None]
+def _gather_rotary(table: Tensor, query_positions: Tensor) -> Tensor:
+    """Select the rows of cos or sin, [S, K] or [B, 1, S, K], at the query positions -> [B, 1, Q, K]."""
+    return (table[query_positions] if table.ndim == 2 else gather_positions(table[:, 0], query_positions))[
+        :, None
+    ]
 
 
-def _sight(mask: Tensor | None, causal: bool, asked: Tensor, n_positions: int) -> Tensor | None:
-    """What the positions asked for see, bool [B, 1, Q, S]; None: everything."""
+def attention_mask_for(
+    mask: Tensor | None, causal: bool, query_positions: Tensor, n_positions: int
+) -> Tensor | None:
+    """Return the attention mask of the given queries, bool [B, 1, Q, S]; None: every key is visible."""
     if mask is not None:
-        return taken(mask[:, 0], asked)[:, None]
+        return gather_positions(mask[:, 0], query_positions)[:, None]
     if not causal:
         return None
-    return (asked[:, :, None] >= torch.arange(n_positions, device=asked.device))[:, None]
+    # [B, Q, 1] >= [S] -> [B, Q, S]: query at position p sees keys 0..p
+    return (query_positions[:, :, None] >= torch.arange(n_positions, device=query_positions.device))[:, None]

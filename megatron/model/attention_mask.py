@@ -1,32 +1,38 @@
-"""Who sees whom when attention is not simply causal or full."""
+"""Attention masks beyond plain causal or full attention."""
 
 import torch
 from torch import Tensor
 
 
 def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
-    """Which document of its sample each position is in, [B, S] from 0; the end-of-document id is its last."""
+    """Return the document index of each position within its sample, [B, S], counted from 0.
+
+    The end-of-document token belongs to the document that it ends.
+    """
     ends = (tokens == eod_id).long()
+    # number of ends strictly before each position: an end token itself does not count yet
     return ends.cumsum(1) - ends
 
 
 def positions_in_document(documents: Tensor) -> Tensor:
-    """Positions counted from the start of each document: documents [B, S] as above -> [B, S]."""
+    """Return positions counted from the start of each document: document numbers [B, S] -> [B, S]."""
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    # True at the first position of each document, always at position 0
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # cummax carries the index of the latest document start forward
     return index - torch.where(starts, index, 0).cummax(1).values
 
 
-def attention_mask(causal: bool, documents: Tensor | None, visible: Tensor | None) -> Tensor | None:
-    """What each position sees, bool [B, 1, S, S]; None where `causal` says it all.
+def build_attention_mask(causal: bool, documents: Tensor | None, visible: Tensor | None) -> Tensor | None:
+    """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
 
-    documents [B, S]     a position sees its own document only
-    visible   [B, S, S]  a position sees only where this is true
+    documents [B, S]     document numbers; a position attends to its own document only
+    visible   [B, S, S]  a position attends only where this is True
     """
     seen = visible
     if documents is not None:
-        same = documents[:, :, None] == documents[:, None, :]
+        same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
         seen = same if seen is None else seen & same
     if seen is None:
         return None

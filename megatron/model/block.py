@@ -1,13 +1,13 @@
-"""One transformer block, norms before the branches."""
+"""One pre-norm transformer block."""
 
 from torch import Tensor, nn
 
 from megatron.config.parametrization import residual_multiplier
 from megatron.config.schema import ModelConfig
-from megatron.model.attention import Attention, taken
-from megatron.model.cache import LayerCache
+from megatron.model.attention import Attention, gather_positions
+from megatron.model.kv_cache import LayerCache
 from megatron.model.mlp import Mlp
-from megatron.model.norm import residual_norm
+from megatron.model.norm import build_residual_norm
 
 
 class Block(nn.Module):
@@ -15,9 +15,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = residual_norm(config)
+        self.attention_norm = build_residual_norm(config)
         self.attention = Attention(config)
-        self.mlp_norm = residual_norm(config)
+        self.mlp_norm = build_residual_norm(config)
         self.mlp = Mlp(config)
         self.multiplier = residual_multiplier(config)
 
@@ -31,13 +31,20 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         dropout_key: Tensor | None = None,
         cache: LayerCache | None = None,
-        asked: Tensor | None = None,
+        query_positions: Tensor | None = None,
     ) -> Tensor:
-        """As Attention.forward."""
-        reading = {"mask": mask, "dropout_key": dropout_key, "cache": cache, "asked": asked}
-        mixed = self.attention(self.attention_norm(x), cos, sin, causal, **reading)
-        x = (x if asked is None else taken(x, asked)) + self._scaled(mixed)
-        return x + self._scaled(self.mlp(self.mlp_norm(x)))
+        """Return the output of the block, [B, S, D] or [B, Q, D]; arguments as in Attention.forward."""
+        options = {
+            "mask": mask,
+            "dropout_key": dropout_key,
+            "cache": cache,
+            "query_positions": query_positions,
+        }
+        attended = self.attention(self.attention_norm(x), cos, sin, causal, **options)
+        # keys and values needed every position; from here on only the query positions are computed
+        residual = x if query_positions is None else gather_positions(x, query_positions)
+        x = residual + self._scale_branch(attended)
+        return x + self._scale_branch(self.mlp(self.mlp_norm(x)))
 
-    def _scaled(self, branch: Tensor) -> Tensor:
+    def _scale_branch(self, branch: Tensor) -> Tensor:
         return branch if self.multiplier == 1 else branch * self.multiplier

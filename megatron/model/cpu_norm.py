@@ -1,7 +1,7 @@
-"""RMSNorm of float32 rows on a CPU, one pass forward and one backward (csrc/rms_norm.cpp).
+"""RMSNorm of float32 rows on a CPU, one pass forward and one pass backward (csrc/rms_norm.cpp).
 
-torch's own is made of five operations forward and about twelve backward there: of a step of a model of
-d_model 24 they took a quarter.
+On a CPU torch's RMSNorm runs five operations forward and about twelve backward. In a model of d_model 24
+they took a quarter of a training step.
 """
 
 from typing import Any
@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from megatron import _csrc
 
 
-def is_worth_it(x: Tensor, gain: Tensor) -> bool:
-    """Whether `cpu_rms_norm` takes these: plain float32 tensors on the CPU, and no compiler at work."""
+def can_use_cpu_rms_norm(x: Tensor, gain: Tensor) -> bool:
+    """Return whether `cpu_rms_norm` supports the arguments.
+
+    Plain float32 CPU tensors, not under a compiler.
+    """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or not x.numel():
         return False
-    if type(x) is not Tensor or type(gain) not in (Tensor, nn.Parameter):  # DTensors, say
+    if type(x) is not Tensor or type(gain) not in (Tensor, nn.Parameter):  # for example DTensors
         return False
     return x.dtype == gain.dtype == torch.float32
 
 
 def cpu_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * gain over the last axis; x [..., D] and gain [D] float32."""
+    """Return x / sqrt(mean(x^2) + eps) * gain over the last axis; x [..., D] and gain [D] float32."""
     return _RmsNorm.apply(x, gain, eps)
 
 
@@ -31,7 +34,7 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         rows = x.contiguous().view(-1, x.shape[-1])
         out, inverse = torch.empty_like(rows), rows.new_empty(len(rows))
-        # a copy: memory that numpy has seen cannot be resized, and FSDP frees that of its weights by resizing
+        # copy: a storage shared with numpy cannot be resized, and FSDP frees its weights by resizing them
         gain = gain.detach().clone()
         _csrc.rms_norm(
             rows.detach().numpy(),
@@ -47,7 +50,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         if torch.is_grad_enabled():  # create_graph
-            raise RuntimeError("cpu_rms_norm: its gradient has no gradient; F.rms_norm has one")
+            raise RuntimeError("cpu_rms_norm: its gradient has no gradient. Use F.rms_norm instead.")
         rows, gain, inverse = ctx.saved_tensors
         grad_x, grad_gain = torch.empty_like(rows), torch.empty_like(gain)
         _csrc.rms_norm_backward(

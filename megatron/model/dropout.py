@@ -1,4 +1,4 @@
-"""Attention dropout whose draws belong to the sample, so that every rank count and device draws the same."""
+"""Attention dropout keyed by the sample: the same weights are dropped on any device and number of ranks."""
 
 import math
 
@@ -8,26 +8,34 @@ from torch import Tensor
 MASK32 = 0xFFFFFFFF
 
 
-def mix(x: Tensor) -> Tensor:
-    """Scatter 32-bit integers, kept in int64, over all 32 bits: the finaliser of MurmurHash3."""
+def scramble_bits(x: Tensor) -> Tensor:
+    """Hash 32-bit integers stored in int64, with the finalizer of MurmurHash3."""
+    # masked after every product: int64 would keep the high bits that uint32 arithmetic discards
     x = x & MASK32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK32
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK32
     return x ^ (x >> 16)
 
 
-def layer_key(key: Tensor, layer: int) -> Tensor:
-    """A sample's key [B] int64 for the draws of one block."""
-    return mix(mix(key >> 32) ^ mix(key + 0x9E3779B9 * (layer + 1)))
+def derive_layer_key(key: Tensor, layer: int) -> Tensor:
+    """Return the dropout key of each sample in one block, [B] int64."""
+    return scramble_bits(scramble_bits(key >> 32) ^ scramble_bits(key + 0x9E3779B9 * (layer + 1)))
 
 
-def kept(key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate: float) -> Tensor:
-    """Which attention weights stay, bool [B, H, S, S], each dropped with chance `rate` by its own draw."""
+def draw_keep_mask(key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate: float) -> Tensor:
+    """Return which attention weights to keep, bool [B, H, S, S]; each is dropped with probability `rate`.
+
+    Each weight has a draw of its own: a hash of (sample key, head and query, key position).
+    """
     device = key.device
+    # two rounds of hashing: (sample key, head and query), then the key position
     rows = torch.arange(n_heads * n_queries, device=device).view(1, n_heads, n_queries, 1)
     columns = torch.arange(n_keys, device=device)
-    drawn = mix(mix(key.view(-1, 1, 1, 1) ^ mix(rows + 1)) + 0x9E3779B9 * (columns + 1))
-    return drawn >= round(rate * 2**32)
+    draws = scramble_bits(
+        scramble_bits(key.view(-1, 1, 1, 1) ^ scramble_bits(rows + 1)) + 0x9E3779B9 * (columns + 1)
+    )
+    # draws are uniform in 0 .. 2^32 - 1
+    return draws >= round(rate * 2**32)
 
 
 def attend_with_dropout(
@@ -40,16 +48,16 @@ def attend_with_dropout(
     key: Tensor,
     rate: float,
 ) -> Tensor:
-    """Attention with weights dropped after the softmax and the rest raised by 1 / (1 - rate).
+    """Return attention with dropout after the softmax; remaining weights are scaled by 1 / (1 - rate).
 
-    q, k, v [B, H, S, K]; mask as in Attention.forward; holds the [B, H, S, S] weights, as fused kernels do
-    not: their dropout draws from the device's generator, which other ranks and other devices do not repeat.
+    q, k, v [B, H, S, K]; mask as in Attention.forward. The [B, H, S, S] weights are materialized. Fused
+    kernels avoid that, but draw from the device's generator, which other ranks and devices cannot reproduce.
     """
-    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = (q @ k.transpose(-1, -2)).float() * scale  # float32 softmax, as in fused kernels
     if mask is None and causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = scores.softmax(-1)
-    weights = weights * kept(key, *weights.shape[1:], rate) / (1 - rate)
+    weights = weights * draw_keep_mask(key, *weights.shape[1:], rate) / (1 - rate)
     return weights.to(v.dtype) @ v

@@ -1,4 +1,4 @@
-"""Feed-forward: SwiGLU (Shazeer, arXiv 2002.05202), or GPT-2's two matrices around a GELU."""
+"""Feed-forward layer: SwiGLU (Shazeer, arXiv 2002.05202), or two matrices around a GELU as in GPT-2."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -8,7 +8,7 @@ from megatron.config.schema import ModelConfig
 
 
 class Mlp(nn.Module):
-    """silu(gate) * up, then down; without a gate gelu(up), then down: [B, S, D] -> [B, S, D], through F."""
+    """down(silu(gate(x)) * up(x)), or without a gate down(gelu(up(x))), [B, S, D] -> [B, S, D] via F."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -22,5 +22,5 @@ class Mlp(nn.Module):
             return self.down(F.gelu(self.up(x), approximate="tanh"))
         if torch.is_grad_enabled():
             return self.down(F.silu(self.gate(x)) * self.up(x))
-        # in place: asking the system for fresh memory costs a small model more than the arithmetic
+        # in place: in a small model allocating the intermediate tensors costs more than the arithmetic
         return self.down(F.silu(self.gate(x), inplace=True).mul_(self.up(x)))

@@ -1,4 +1,4 @@
-"""Norms of the residual stream and of heads."""
+"""Norms of the residual stream and of attention heads."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -9,9 +9,9 @@ from megatron.model import cpu_norm
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * gain over the last axis (Zhang and Sennrich, arXiv 1910.07467), any shape -> the same.
+    """x / rms(x) * gain over the last axis, for any shape (Zhang and Sennrich, arXiv 1910.07467).
 
-    `multiplier` is a constant that the result is multiplied by, and no parameter.
+    `multiplier` is a constant factor of the result, not a parameter.
     """
 
     def __init__(self, d_model: int, eps: float, multiplier: float = 1.0) -> None:
@@ -21,10 +21,10 @@ class RmsNorm(nn.Module):
         self.multiplier = multiplier
 
     def forward(self, x: Tensor) -> Tensor:
-        # in float32 whatever the matrices are in: the mean square of a wide bf16 row loses digits. The gain
-        # too, which FSDP gathers in bf16: torch's one-pass kernels want both of one kind, and layer_norm must
+        # Always float32: the mean square of a wide bf16 row loses digits. The gain is converted as well,
+        # since FSDP gathers it in bf16: torch's fused rms_norm expects one dtype, and layer_norm requires it.
         wide, gain = x.float(), self.weight.float()
-        if cpu_norm.is_worth_it(wide, gain):
+        if cpu_norm.can_use_cpu_rms_norm(wide, gain):
             normed = cpu_norm.cpu_rms_norm(wide, gain, self.eps)
         else:
             normed = F.rms_norm(wide, gain.shape, gain, self.eps)
@@ -32,7 +32,7 @@ class RmsNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * gain (+ bias) over the last axis (Ba et al., arXiv 1607.06450); else as RmsNorm."""
+    """(x - mean) / std * gain (+ bias) over the last axis (Ba et al., arXiv 1607.06450); see RmsNorm."""
 
     def __init__(self, d_model: int, eps: float, bias: bool, multiplier: float = 1.0) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class LayerNorm(nn.Module):
         return (normed if self.multiplier == 1 else normed * self.multiplier).to(x.dtype)
 
 
-def residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm | LayerNorm:
-    """The norm of the residual stream that a shape asks for."""
+def build_residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm | LayerNorm:
+    """Build the residual-stream norm of a configuration."""
     if config.norm == "layernorm":
         return LayerNorm(config.d_model, config.norm_eps, config.biases, multiplier)
     return RmsNorm(config.d_model, config.norm_eps, multiplier)

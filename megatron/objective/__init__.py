@@ -1,1 +1,1 @@
-"""What a model learns: how tokens become a task, and what its loss is."""
+"""Training objectives: how tokens become a prediction task, and the loss of that task."""

@@ -6,20 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.objective.base import Task
-from megatron.objective.noise import Purpose, dropout_keys, generator
-from megatron.objective.orders import order_list, order_of_samples
+from megatron.objective.orders import build_orders, draw_sample_orders
+from megatron.objective.sample_noise import Purpose, draw_dropout_keys, make_generator
+from megatron.objective.task import Task
 
 
 @dataclass(frozen=True)
 class Autoregressive:
-    """Position p predicts token p + 1 from tokens 0..p.
+    """Next-token prediction: position p predicts token p + 1 from tokens 0..p.
 
-    The rest is for training alone; a score is always of plain text, left to right.
+    All options apply to training only. Scores are always of plain text, left to right.
 
     orders, order_kind, order_noise   see orders.py; 1: left to right only
-    randmask_ratio   share of positions whose view of the past is thinned out; rate_min as for diffusion
-    drops_attention  the model wants keys for its attention dropout
+    randmask_ratio   share of positions with a randomly masked past; rate_min as in masked diffusion
+    drops_attention  the model has attention dropout and requires a key per sample
     """
 
     seed: int = 0
@@ -34,17 +34,18 @@ class Autoregressive:
     exact: bool = True
 
     def corrupt(self, tokens: np.ndarray, numbers: np.ndarray, draw: int | None = None) -> Task:
-        """tokens int64 [B, S + 1] -> S predictions a sample."""
-        reading: dict[str, Tensor] = {}
+        """Build the task of tokens int64 [B, S + 1]: S predictions per sample."""
+        model_kwargs: dict[str, Tensor] = {}
         if draw is None and self.orders > 1:
-            orders = order_list(self.seed, self.orders, tokens.shape[1], self.order_kind, self.order_noise)
-            order = order_of_samples(self.seed, numbers, orders)
+            orders = build_orders(self.seed, self.orders, tokens.shape[1], self.order_kind, self.order_noise)
+            order = draw_sample_orders(self.seed, numbers, orders)
+            # tokens and their text positions are permuted together; inputs are all but the last of them
             tokens = np.take_along_axis(tokens, order, axis=1)
-            reading["positions"] = torch.from_numpy(order[:, :-1].copy())
+            model_kwargs["positions"] = torch.from_numpy(order[:, :-1].copy())
         if draw is None and self.randmask_ratio > 0:
-            reading["visible"] = torch.from_numpy(self._thinned(numbers, tokens.shape[1] - 1))
+            model_kwargs["visible"] = torch.from_numpy(self._draw_visibility(numbers, tokens.shape[1] - 1))
         if draw is None and self.drops_attention:
-            reading["dropout_key"] = torch.from_numpy(dropout_keys(self.seed, numbers))
+            model_kwargs["dropout_key"] = torch.from_numpy(draw_dropout_keys(self.seed, numbers))
         whole = torch.from_numpy(tokens)
         return Task(
             inputs=whole[:, :-1].contiguous(),
@@ -52,22 +53,24 @@ class Autoregressive:
             targets=whole[:, 1:].flatten(),
             scale=None,
             count=tokens.shape[0] * (tokens.shape[1] - 1),
-            reading=reading,
+            model_kwargs=model_kwargs,
         )
 
-    def _thinned(self, numbers: np.ndarray, n: int) -> np.ndarray:
-        """What each position may see, bool [B, n, n], before causality.
+    def _draw_visibility(self, numbers: np.ndarray, n: int) -> np.ndarray:
+        """Draw the keys visible to each position, bool [B, n, n], before causality.
 
-        The random masking of arXiv 2507.15857's ablations, as its code defines it: a share of positions is
-        picked; a picked one draws t ~ U(0, 1) and does not see any other position with chance
-        (1 - rate_min) t + rate_min, each by its own draw. A position always sees itself. Costs n^2 draws for
-        each picked position: milliseconds a sample at n = 2048.
+        This is the random masking of the ablations in arXiv 2507.15857, as in its code. A share of the
+        positions is selected. Each selected position draws t ~ U(0, 1) and masks every other position
+        independently with probability (1 - rate_min) t + rate_min. A position always attends to itself. The
+        cost is n draws per selected position: milliseconds per sample at n = 2048.
         """
         visible = np.ones((len(numbers), n, n), dtype=bool)
         for seen, i in zip(visible, numbers, strict=True):
-            rng = generator(self.seed, Purpose.RANDOM_MASK, int(i))
+            rng = make_generator(self.seed, Purpose.RANDOM_MASK, int(i))
             picked = np.flatnonzero(rng.random(n) < self.randmask_ratio)
+            # one t per selected position, then an independent draw for each key
             rate = (1 - self.rate_min) * rng.random(len(picked)) + self.rate_min
             seen[picked] = rng.random((len(picked), n), dtype=np.float32) >= rate[:, None]
+        # also keeps every row of the softmax non-empty
         visible[:, np.arange(n), np.arange(n)] = True
         return visible

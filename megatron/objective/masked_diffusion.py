@@ -5,38 +5,41 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from megatron.objective.base import Task
-from megatron.objective.noise import (
+from megatron.objective.sample_noise import (
     Purpose,
-    antithetic,
-    chances,
-    dropout_keys,
-    scoring_masks,
-    stratified,
-    training_noise,
+    draw_dropout_keys,
+    draw_scoring_masks,
+    draw_training_noise,
+    draw_uniform,
+    pair_antithetic,
+    stratify_groups,
 )
+from megatron.objective.task import Task
 
 
 @dataclass(frozen=True)
 class MaskedDiffusion:
-    """Hidden tokens are predicted from both sides; the loss bounds -log p(tokens) from above.
+    """Masked tokens are predicted from both sides; the loss is an upper bound on -log p(tokens).
 
-    For each sample t ~ U(0, 1), rate = (1 - rate_min) t + rate_min; each token is hidden with chance
-    `rate`, and its cross-entropy counts 1 / rate. Averaged over t and masks the sum is a bound in nats
+    For each sample t ~ U(0, 1) and rate = (1 - rate_min) t + rate_min. Each token is masked with probability
+    `rate`, and its cross-entropy is weighted by 1 / rate. The expectation over t and masks is a bound in nats
     (Sahoo et al., arXiv 2406.07524, eq. 10; LLaDA, arXiv 2502.09992, eq. 3). `rate_min` keeps the weights
     finite.
 
-    A score is always the plain bound, the same integral with rate_min = 0, by the number l of hidden tokens:
-    l is uniform in 1 .. S, and each hidden token counts S / l (LLaDA, eq. 6). Weights by rate have a heavy
-    tail there, since a small rate that hides a token by chance counts it 1 / rate times. The rest is for
-    training alone.
+    Scores use the plain bound, the same integral with rate_min = 0, in terms of the number l of masked
+    tokens: l is uniform in 1..S, and each masked token is weighted by S / l (LLaDA, eq. 6). Weights 1 / rate
+    would be heavy-tailed, since a small rate occasionally masks a token.
+
+    The options apply to training only:
 
     t_draw, t_group     independent; antithetic: t and 1 - t in pairs of samples; stratified: one t in each of
-                        t_group equal parts of (0, 1), over groups of consecutive samples. All have one mean.
+                        t_group equal parts of (0, 1), over groups of consecutive samples. The mean of the
+                        loss is the same for all.
     low_noise_start     the first low_noise_samples samples have t ~ U(0, low_noise_start)
-    ar_ratio            share of samples that hide their last tokens, as many as chance had hidden anywhere:
-                        "left to right" in the ablations of arXiv 2507.15857. No bound any more.
-    drops_attention     the model wants keys for its attention dropout
+    ar_ratio            share of samples with the same number of masked tokens, moved to the end of the
+                        sample: "left to right" in the ablations of arXiv 2507.15857. The loss is then no
+                        longer a bound.
+    drops_attention     the model has attention dropout and requires a key per sample
     """
 
     mask_id: int
@@ -53,15 +56,19 @@ class MaskedDiffusion:
     exact: bool = False
 
     def corrupt(self, tokens: np.ndarray, numbers: np.ndarray, draw: int | None = None) -> Task:
-        """tokens int64 [B, S + 1]: the first S are the clean sequence: both objectives read as many."""
+        """Build the task of tokens int64 [B, S + 1].
+
+        The first S are used, as many as in next-token prediction.
+        """
         clean = tokens[:, :-1]
         keys = None
         if draw is None:
-            hidden, weight = self._training_masks(numbers, clean.shape[1])
-            keys = dropout_keys(self.seed, numbers) if self.drops_attention else None
+            hidden, weight = self._draw_training_masks(numbers, clean.shape[1])
+            keys = draw_dropout_keys(self.seed, numbers) if self.drops_attention else None
         else:
-            hidden, n_hidden = scoring_masks(self.seed, numbers, clean.shape[1], draw)
-            weight = clean.shape[1] / n_hidden
+            hidden, n_hidden = draw_scoring_masks(self.seed, numbers, clean.shape[1], draw)
+            weight = clean.shape[1] / n_hidden  # S / l: a uniform model costs log V per token exactly
+        # the head is applied to masked positions only: rows of the flattened [B * S]
         positions = np.flatnonzero(hidden)
         scale = np.broadcast_to(weight[:, None], hidden.shape)[hidden]
         return Task(
@@ -70,27 +77,28 @@ class MaskedDiffusion:
             targets=torch.from_numpy(clean.reshape(-1)[positions]),
             scale=torch.from_numpy(scale.astype(np.float32)),
             count=clean.size,
-            reading={} if keys is None else {"dropout_key": torch.from_numpy(keys)},
+            model_kwargs={} if keys is None else {"dropout_key": torch.from_numpy(keys)},
         )
 
-    def _training_masks(self, numbers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """(hidden bool [B, n], the weight of its hidden tokens [B]) of training samples."""
-        t, u = training_noise(self.seed, numbers, n)
-        rate = (1 - self.rate_min) * self._spread(t, numbers) + self.rate_min  # [B]
+    def _draw_training_masks(self, numbers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw (masked positions bool [B, n], weight of masked tokens [B]) of training samples."""
+        t, u = draw_training_noise(self.seed, numbers, n)
+        rate = (1 - self.rate_min) * self._spread_t(t, numbers) + self.rate_min  # [B]
         hidden = u < rate[:, None]
-        return (hidden if self.ar_ratio == 0 else self._at_the_end(hidden, numbers)), 1 / rate
+        return (hidden if self.ar_ratio == 0 else self._move_to_end(hidden, numbers)), 1 / rate
 
-    def _spread(self, t: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The t of training samples from their own draws, all [B]."""
+    def _spread_t(self, t: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the t of training samples under `t_draw` and low noise, from independent draws t [B]."""
         if self.t_draw == "antithetic":
-            t = antithetic(self.seed, numbers, t)
+            t = pair_antithetic(self.seed, numbers, t)
         elif self.t_draw == "stratified":
-            t = stratified(self.seed, numbers, t, self.t_group)
+            t = stratify_groups(self.seed, numbers, t, self.t_group)
+        # by sample number, not by step: independent of batch size and ranks
         return np.where(numbers < self.low_noise_samples, self.low_noise_start * t, t)
 
-    def _at_the_end(self, hidden: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The same number of hidden tokens [B, S], moved to the end in a share `ar_ratio` of the samples."""
+    def _move_to_end(self, hidden: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Move masked positions [B, S] to the end of the sample, for a share `ar_ratio` of samples."""
         n_shown = hidden.shape[1] - hidden.sum(axis=1, keepdims=True)
         last = np.arange(hidden.shape[1]) >= n_shown
-        moved = chances(self.seed, Purpose.LEFT_TO_RIGHT, numbers) < self.ar_ratio
+        moved = draw_uniform(self.seed, Purpose.LEFT_TO_RIGHT, numbers) < self.ar_ratio
         return np.where(moved[:, None], last, hidden)

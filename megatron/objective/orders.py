@@ -1,39 +1,41 @@
-"""Orders that an autoregressive model reads the tokens of a sample in.
+"""Token orders of an autoregressive model.
 
 An ablation of "Diffusion Beats Autoregressive in Data-Constrained Settings" (Prabhudesai et al., arXiv
-2507.15857): if masked diffusion learns more from repeated text because it meets each text in many orders,
-then an autoregressive model that is shown k orders (left to right and k - 1 others, drawn once a run) should
-overfit later. Each token comes with the position it has in the text.
+2507.15857). Hypothesis: masked diffusion learns more from repeated text because each text appears in many
+orders. If so, an autoregressive model trained on k orders (left to right and k - 1 others, drawn once per
+run) should overfit later. Each token keeps the position that it has in the text.
 """
 
 from functools import lru_cache
 
 import numpy as np
 
-from megatron.objective.noise import Purpose, chances, generator
+from megatron.objective.sample_noise import Purpose, draw_uniform, make_generator
 
 
 @lru_cache(maxsize=8)
-def order_list(seed: int, n_orders: int, n_tokens: int, kind: str, noise: float) -> np.ndarray:
-    """The orders of a run, int64 [n_orders, n_tokens]: entry i is the place in the text of the i-th token.
+def build_orders(seed: int, n_orders: int, n_tokens: int, kind: str, noise: float) -> np.ndarray:
+    """Return the orders of a run, int64 [n_orders, n_tokens]: entry i is the text position of the i-th token.
 
-    The first order is left to right, and every order begins with the text's first token. `random`: any order
-    of the rest, all alike. `noise_sorted`: the rest by place plus normal noise of std noise * n_tokens, so
-    that a small noise keeps neighbours near one another and a large one is random.
+    The first order is left to right, and every order starts with the first token of the text.
+
+    random         uniform permutation of the rest
+    noise_sorted   the rest sorted by position plus normal noise of std noise * n_tokens: neighbours stay
+                   close for small noise, and the order approaches a random one for large noise
     """
     orders = np.tile(np.arange(n_tokens), (n_orders, 1))
     for k in range(1, n_orders):
-        rng = generator(seed, Purpose.ORDERS, k)
+        rng = make_generator(seed, Purpose.ORDERS, k)
         if kind == "random":
             orders[k, 1:] = 1 + rng.permutation(n_tokens - 1)
         else:
             keys = np.arange(1, n_tokens) + noise * n_tokens * rng.standard_normal(n_tokens - 1)
             orders[k, 1:] = 1 + np.argsort(keys, kind="stable")
-    orders.flags.writeable = False  # it is shared
+    orders.flags.writeable = False  # shared through the cache
     return orders
 
 
-def order_of_samples(seed: int, numbers: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """The order of each sample, [B, n_tokens]: one of the list, all with the same chance."""
-    which = chances(seed, Purpose.ORDER_OF_SAMPLE, numbers) * len(orders)
-    return orders[which.astype(np.int64)]
+def draw_sample_orders(seed: int, numbers: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Draw the order of each sample, [B, n_tokens], uniformly from the list."""
+    indices = draw_uniform(seed, Purpose.ORDER_OF_SAMPLE, numbers) * len(orders)
+    return orders[indices.astype(np.int64)]

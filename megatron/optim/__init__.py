@@ -1,1 +1,1 @@
-"""How weights move: the optimizer and the learning rate over time."""
+"""Optimizer and learning rate schedule."""

@@ -1,4 +1,4 @@
-"""AdamW over a model's parameters."""
+"""AdamW with parameter groups by rule."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,38 +7,46 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from megatron.config.parametrization import rule_of
+from megatron.config.parametrization import find_parameter_rule
 from megatron.config.schema import ModelConfig, OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FusedAdamW:
-    """AdamW by torch's fused kernel: what `torch.optim.AdamW(fused=True)` computes, without its imports.
+    """Fused AdamW: the result of `torch.optim.AdamW(fused=True)` without its imports.
 
-    The first group that is added to a `torch.optim.Optimizer` imports torch's compiler, about a second of a
-    process whose training may take ten. `state` and `param_groups` have torch's form.
+    The first group added to a `torch.optim.Optimizer` imports torch's compiler. That takes about a second,
+    in a process whose training may take ten. `state` and `param_groups` have torch's structure.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
-        """Groups with params, lr, weight_decay and eps; `betas` are the decay rates of the two moments."""
+        """Create the optimizer.
+
+        groups   dictionaries with params, lr, weight_decay and eps
+        betas    decay rates of the two moments
+        """
         self.param_groups = groups
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self.betas = betas
 
     @torch.no_grad()
     def step(self, divisor: Tensor, found_inf: Tensor) -> None:
-        """One update with gradients over `divisor`, or none where `found_inf` is 1; float32 scalars."""
+        """Update with the gradients divided by `divisor`; no update if `found_inf` is 1.
+
+        Both float32 scalars.
+        """
         for group in self.param_groups:
-            held = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not held:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
                 continue
-            states = [self.state[parameter] for parameter in held]
+            states = [self.state[parameter] for parameter in parameters]
             steps = [state["step"] for state in states]
+            # counted up before the kernel, which uses the step for bias correction, and back if it skipped
             torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
-                held,
-                [parameter.grad for parameter in held],
+                parameters,
+                [parameter.grad for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -56,100 +64,107 @@ class FusedAdamW:
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
-def adamw(
+def build_adamw(
     parameters: Mapping[str, nn.Parameter], config: OptimConfig, shape: ModelConfig
 ) -> torch.optim.Optimizer:
-    """torch's fused AdamW over parameters under the one-GPU model's names; its state is there from the start.
+    """Build torch's fused AdamW over parameters under the single-GPU model's names, with its state filled in.
 
-    Its groups are those of `parameter_groups`. ValueError where apex's kernel is asked for and not installed.
+    The groups are those of `build_parameter_groups`. Raises ValueError if apex is configured but not
+    installed.
     """
-    groups = parameter_groups(parameters, config, shape)
+    groups = build_parameter_groups(parameters, config, shape)
     common = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
     optimizer = (
-        _apex(groups, common) if config.kernel == "apex" else torch.optim.AdamW(groups, **common, fused=True)
+        _build_apex(groups, common)
+        if config.kernel == "apex"
+        else torch.optim.AdamW(groups, **common, fused=True)
     )
     _fill_state(optimizer)
     return optimizer
 
 
-def fused_adamw(
+def build_fused_adamw(
     parameters: Mapping[str, nn.Parameter], config: OptimConfig, shape: ModelConfig
 ) -> "FusedAdamW | torch.optim.Optimizer":
-    """The same update for our own engine, driven by `update`: FusedAdamW or apex's. Errors as `adamw`."""
+    """Build the optimizer of the torch engine for `step_optimizer`: FusedAdamW or apex's kernel.
+
+    Raises the errors of `build_adamw`.
+    """
     if config.kernel == "apex":
-        return adamw(parameters, config, shape)
-    optimizer = FusedAdamW(parameter_groups(parameters, config, shape), (config.beta1, config.beta2))
+        return build_adamw(parameters, config, shape)
+    optimizer = FusedAdamW(build_parameter_groups(parameters, config, shape), (config.beta1, config.beta2))
     _fill_state(optimizer)
     return optimizer
 
 
-def parameter_groups(
+def build_parameter_groups(
     parameters: Mapping[str, nn.Parameter], config: OptimConfig, shape: ModelConfig
 ) -> list[dict[str, Any]]:
-    """Groups of parameters under one rule: matrices decay, gains and biases do not.
+    """Group the parameters by rule; weight decay applies to matrices, not to gains and biases.
 
-    Each has `lr_scale`: who sets the rate sets group["lr"] to the run's rate times that.
+    Each group has `lr_scale`: the learning rate of a step is set as group["lr"] = lr * group["lr_scale"].
     """
+    # parameters with equal rules share a group, so that the fused kernel runs once for all of them
     kinds: dict[tuple[bool, float, float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            rule = rule_of(shape, name, parameter.ndim)
+            rule = find_parameter_rule(shape, name, parameter.ndim)
             kind = (parameter.ndim >= 2, rule.lr, rule.weight_decay, rule.eps)
             kinds.setdefault(kind, []).append(parameter)
     return [
         {
-            "params": held,
+            "params": members,
             "weight_decay": config.weight_decay * decay if decays else 0.0,
             "lr": config.lr * lr,
             "lr_scale": lr,
             "eps": config.eps * eps,
         }
-        for (decays, lr, decay, eps), held in kinds.items()
+        for (decays, lr, decay, eps), members in kinds.items()
     ]
 
 
 def _fill_state(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
-    """Moments and steps of zero for every parameter."""
+    """Initialize moments and step counts of every parameter with zero."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
         optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
 
 
-def _apex(groups: list[dict], common: dict) -> torch.optim.Optimizer:
+def _build_apex(groups: list[dict], common: dict) -> torch.optim.Optimizer:
     try:
         from apex.optimizers import FusedAdam
     except ImportError as error:
         raise ValueError(
-            "optim.kernel: apex is not installed; build NVIDIA's from https://github.com/NVIDIA/apex "
-            "(`pip install apex` is a different package), or leave optim.kernel at torch"
+            "optim.kernel: apex is not installed. Build it from https://github.com/NVIDIA/apex "
+            "(`pip install apex` is a different package), or set optim.kernel=torch."
         ) from error
     return FusedAdam(groups, **common, adam_w_mode=True)
 
 
-def update(
+def step_optimizer(
     optimizer: "FusedAdamW | torch.optim.Optimizer", lr: float, divisor: Tensor, is_finite: Tensor
 ) -> None:
-    """One step with the gradients divided by `divisor`, or none where `is_finite` says 0; both scalars.
+    """Take one step with the gradients divided by `divisor`, or none if `is_finite` is False; both scalars.
 
-    torch's fused kernel does both itself, so that the host need not wait for the device to know.
+    torch's fused kernel does both on the device, so the host does not synchronize with it.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
     if isinstance(optimizer, FusedAdamW):
-        # offloaded weights are on the host, and the kernel would read both before they are there
-        held = optimizer.param_groups[0]["params"][0].device
+        # With offloading the weights are on the host: `.to` blocks until both scalars have arrived there.
+        device = optimizer.param_groups[0]["params"][0].device
         with record_function("Optimizer.step#AdamW"):
-            optimizer.step(divisor.float().to(held), (1.0 - is_finite.float()).to(held))
-    elif bool(is_finite):
+            optimizer.step(divisor.float().to(device), (1.0 - is_finite.float()).to(device))
+    elif bool(is_finite):  # apex has no flag for skipping: this synchronizes with the device
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
         torch._foreach_div_(gradients, divisor.float())
         optimizer.step()
-        for state in optimizer.state.values():  # apex counts in its groups
+        for state in optimizer.state.values():  # apex counts steps in its groups
             state["step"] += 1
 
 
-def tell_steps(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
-    """Let an optimizer that counts in its groups go on from the steps that its state tells."""
+def sync_step_counts(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
+    """Copy the step count from the parameter state into the groups, where apex reads it."""
     for group in optimizer.param_groups:
         if not isinstance(optimizer, FusedAdamW | torch.optim.AdamW):
             group["step"] = int(optimizer.state[group["params"][0]]["step"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.config.schema import LrSchedulerConfig
 
-# what is left of the rate after a part `done` in [0, 1] of a descent
+# remaining fraction of the rate after a fraction `done` in [0, 1] of the decay
 DESCENT: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     # Haegele et al., arXiv 2405.18392, section 3
@@ -18,13 +18,13 @@ DESCENT: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Rate of step 0, 1, ..., n_steps - 1: warm-up to `peak`, then the shape down to lr_min_ratio * peak.
+class LearningRateSchedule:
+    """Learning rate of steps 0..n_steps - 1: linear warm-up to `peak`, then decay to lr_min_ratio * peak.
 
-    Step k of the warm-up runs at peak (k + 1) / warmup_steps, so that no step has rate 0 and none before
-    its end has the full rate. `cosine` and `linear` descend from the end of the warm-up to the last step;
-    `wsd` (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak until the last
-    `decay_steps`, so that runs of every length share their steps up to the decay of the shortest.
+    Step k of the warm-up has the rate peak (k + 1) / warmup_steps: never 0, and the peak at its last step
+    only. `cosine` and `linear` decay from the end of the warm-up to the last step. `wsd` (warm-up, stable,
+    decay: Hu et al., arXiv 2404.06395) stays at the peak until the last `decay_steps`, so that runs of all
+    lengths share their steps up to the decay of the shortest.
     """
 
     kind: str
@@ -44,6 +44,7 @@ class Schedule:
             first = self.n_steps - self.decay_steps
             if step < first:
                 return self.peak
+            # + 1: the first decay step is already below the peak, and the last one reaches the minimum
             shape, done = self.decay_shape, (step - first + 1) / self.decay_steps
         else:
             descent = max(1, self.n_steps - 1 - self.warmup_steps)
@@ -52,19 +53,19 @@ class Schedule:
         return low + (self.peak - low) * DESCENT[shape](min(1.0, done))
 
     def as_dict(self) -> dict[str, Any]:
-        """For lr_state_dict.pt; `Schedule(**...)` undoes it."""
+        """Return the settings for lr_state_dict.pt; `LearningRateSchedule(**...)` restores the schedule."""
         return asdict(self)
 
-    def first_difference(self, other: "Schedule", n_steps: int) -> int | None:
-        """The first of the first `n_steps` steps at which the other has another rate; None where none has."""
+    def first_difference(self, other: "LearningRateSchedule", n_steps: int) -> int | None:
+        """Return the first step below `n_steps` at which the two rates differ, or None."""
         return next((step for step in range(n_steps) if self(step) != other(step)), None)
 
 
-def lr_schedule(
+def build_lr_schedule(
     config: LrSchedulerConfig, peak: float, n_steps: int, warmup_steps: int, decay_steps: int = 0
-) -> Schedule:
-    """The schedule of a run whose lengths are counted in steps (config/length.py)."""
-    return Schedule(
+) -> LearningRateSchedule:
+    """Build the schedule of a run, with lengths in steps."""
+    return LearningRateSchedule(
         kind=config.kind,
         decay_shape=config.decay_shape,
         peak=peak,

@@ -1,4 +1,4 @@
-"""Positions cut over ranks: attention by an exchange of heads for positions (Ulysses, arXiv 2309.14509)."""
+"""Context parallelism: positions are split over ranks, heads exchanged (Ulysses, arXiv 2309.14509)."""
 
 from typing import Any
 
@@ -8,46 +8,55 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from megatron.model.gpt import Gpt
-from megatron.parallel.ring import Ring
+from megatron.parallel.ring import RingAttention
 
 
-def cut_positions(model: Gpt, group: ProcessGroup, method: str) -> None:
-    """Let every attention of a built model, in place, see the positions of the other ranks of the group."""
+def apply_context_parallel(model: Gpt, group: ProcessGroup, method: str) -> None:
+    """Replace the attention of every block, in place, by one over the positions of all ranks of the group.
+
+    method: `ring` for ring attention, otherwise an all-to-all of heads (Ulysses).
+    """
     for block in model.blocks:
-        whole = block.attention.mixing
-        block.attention.mixing = Ring(group) if method == "ring" else HeadsForPositions(group, whole)
+        local_attention = block.attention.core_attention
+        block.attention.core_attention = (
+            RingAttention(group) if method == "ring" else UlyssesAttention(group, local_attention)
+        )
 
 
-class _Exchange(torch.autograd.Function):
-    """All heads of a share of the positions <-> a share of the heads at all positions."""
+class _AllToAll(torch.autograd.Function):
+    """Differentiable all-to-all: all heads of S / n positions <-> H / n heads of all positions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
         ctx.group, ctx.to_heads = group, to_heads
-        return _exchange(x, group, to_heads)
+        return _exchange_heads(x, group, to_heads)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _exchange(grads[0], ctx.group, not ctx.to_heads), None, None
+        return _exchange_heads(grads[0], ctx.group, not ctx.to_heads), None, None
 
 
-def _exchange(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
-    """[B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, else back."""
-    cut, join = (1, 2) if to_heads else (2, 1)
-    outgoing = torch.stack(x.chunk(group.size(), dim=cut))  # [n, ...], one for each rank
-    incoming = torch.empty_like(outgoing)
+def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
+    """Map [B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, otherwise the inverse."""
+    split_dim, cat_dim = (1, 2) if to_heads else (2, 1)
+    outgoing = torch.stack(x.chunk(group.size(), dim=split_dim))  # [n, ...], one part per rank
+    incoming = torch.empty_like(outgoing)  # part i comes from rank i, so concatenation restores the order
     dist.all_to_all_single(incoming, outgoing, group=group)
-    return torch.cat(incoming.unbind(), dim=join)
+    return torch.cat(incoming.unbind(), dim=cat_dim)
 
 
-class HeadsForPositions(nn.Module):
-    """Attention like `Mixing`, for q, k and v [B, H, S / n, K] of consecutive shares of the positions."""
+class UlyssesAttention(nn.Module):
+    """Attention over the positions of all ranks; q, k, v [B, H, S / n, K] hold consecutive position ranges.
 
-    def __init__(self, group: ProcessGroup, whole: nn.Module) -> None:
+    Each rank computes H / n heads over the whole sequence with `local_attention`. H must be divisible by n.
+    """
+
+    def __init__(self, group: ProcessGroup, local_attention: nn.Module) -> None:
         super().__init__()
-        self.group, self.whole = group, whole
+        self.group, self.local_attention = group, local_attention
 
     @torch.compiler.disable
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        q, k, v = _Exchange.apply(torch.cat([q, k, v]), self.group, True).chunk(3)
-        return _Exchange.apply(self.whole(q, k, v, causal), self.group, False)
+        # one all-to-all for the three tensors, concatenated along the batch
+        q, k, v = _AllToAll.apply(torch.cat([q, k, v]), self.group, True).chunk(3)
+        return _AllToAll.apply(self.local_attention(q, k, v, causal), self.group, False)

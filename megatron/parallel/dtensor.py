@@ -1,6 +1,6 @@
-"""What a tensor has on this rank, whether or not it is a DTensor.
+"""Local parts of tensors that may be DTensors.
 
-Importing torch's DTensor takes half a second, so a run on one rank does without it.
+Importing torch's DTensor takes half a second, so a run on one rank avoids it.
 """
 
 import sys
@@ -9,18 +9,21 @@ from torch import Tensor, nn
 
 
 def is_dtensor(tensor: Tensor | None) -> bool:
-    """Whether it is a DTensor: there is none before its module was imported."""
+    """Return whether `tensor` is a DTensor. None exists before torch's module has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What of a tensor lies on this rank; gradients flow back."""
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; differentiable."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def lay_as_weight(parameter: nn.Parameter) -> None:
-    """Let a gradient lie on the ranks as its weight does: DTensor leaves those of norms to be added up."""
+def match_placements(parameter: nn.Parameter) -> None:
+    """Redistribute a DTensor gradient, in place, to the placements of its weight.
+
+    Under sequence parallelism the gradients of norms have placement Partial: they still need to be summed.
+    """
     grad = parameter.grad
     if is_dtensor(grad) and grad.placements != parameter.placements:
         parameter.grad = grad.redistribute(placements=parameter.placements)

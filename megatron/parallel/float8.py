@@ -1,28 +1,30 @@
-"""Matrix products of the blocks in float8, by torchao."""
+"""Matrix products of the blocks in float8, with torchao."""
 
 import torch
 
 from megatron.model.gpt import Gpt
 
-CAPABILITY = (8, 9)  # Ada and Hopper: the first with float8 products
+MIN_CAPABILITY = (8, 9)  # Ada and Hopper: the first GPUs with float8 products
 
 
-def use_float8(model: Gpt, device: torch.device) -> None:
-    """Replace the linear layers of the blocks, in place; names and weights stay. The head stays as it is.
+def convert_to_float8(model: Gpt, device: torch.device) -> None:
+    """Replace the linear layers of the blocks, in place. Names and weights are unchanged; so is the head.
 
-    ValueError where the device has no float8 products or torchao is missing.
+    Raises ValueError if the device has no float8 products or torchao is not installed.
     """
-    found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if found is None or found < CAPABILITY:
-        told = "the CPU" if found is None else f"compute capability {found[0]}.{found[1]}"
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if capability is None or capability < MIN_CAPABILITY:
+        device_name = (
+            "the CPU" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
+        )
         raise ValueError(
-            f"dist.float8: wants a GPU of compute capability 8.9 or more, found {told}; leave it out"
+            f"dist.float8: got {device_name}, expected a GPU of compute capability 8.9 or more. Omit the key."
         )
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
         raise ValueError(
-            "dist.float8: torchao is not installed; pip install torchao, or leave it out"
+            "dist.float8: torchao is not installed. pip install torchao, or omit the key."
         ) from error
     for block in model.blocks:
         convert_to_float8_training(block)

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer states in shards over the data-parallel ranks (FSDP2's fully_shard)."""
+"""Weights, gradients and optimizer states sharded over the data-parallel ranks (FSDP2's fully_shard)."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
-def shard(
+def shard_model(
     root: nn.Module,
     blocks: Iterable[nn.Module],
     mesh: DeviceMesh,
@@ -18,17 +18,17 @@ def shard(
     dtype: torch.dtype,
     cpu_offload: bool,
 ) -> None:
-    """Shard a built model in place: each block by itself, then what is left with the root.
+    """Shard a model in place: each block separately, then the remaining parameters with the root.
 
-    Weights rest as float32 shards in every stage, are gathered in `dtype` for use, and their gradients are
-    added in float32. The stages differ in how long things stay whole:
+    In every stage, weights are stored as float32 shards, gathered in `dtype` for use, and their gradients
+    are summed in float32. The stages differ in how long tensors stay unsharded:
 
-    zero1   weights and gradients through the whole step: one gather and one reduction a step
-    zero2   weights through the step; each microbatch's gradients are reduced to shards at once
-    zero3   neither: weights are gathered for each block's forward and again for its backward
+    zero1   weights and gradients for the whole step: one gather and one reduction per step
+    zero2   weights for the whole step; the gradients of each microbatch are reduced to shards immediately
+    zero3   neither: weights are gathered for the forward of each block and again for its backward
 
-    On a 2-D mesh the shards lie along its last axis and are copied along the first. zero0 comes here with a
-    last axis of 1: copies only.
+    A 2-D mesh shards along its last axis and replicates along the first. zero0 uses a last axis of size 1:
+    replication only.
     """
     offload = (
         {"offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")} if cpu_offload else {}
@@ -36,49 +36,57 @@ def shard(
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
-        cast_forward_inputs=False,  # the rotary angles stay float32
+        cast_forward_inputs=False,  # keeps the rotary tables in float32
     )
+    # blocks first: fully_shard of the root then manages only the parameters that no block has claimed
     for block in blocks:
-        again = stage.startswith("zero3")
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again, **offload)
-    # the embedding is also the head: what the root holds is used at both ends of the forward
+        reshard_after_forward = stage.startswith("zero3")
+        fully_shard(
+            block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward, **offload
+        )
+    # The root group holds the embedding, which is also the head: it is used first and last in the forward, so
+    # resharding in between would only add a second gather.
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, **offload)
 
 
-def divisor(mesh: DeviceMesh) -> int:
-    """What FSDP divides the summed gradients by: how many ranks, unless gloo adds what it should average.
+def find_gradient_divisor(mesh: DeviceMesh) -> int:
+    """Return the number by which FSDP divides the summed gradients; collective over the mesh.
 
-    That of torch 2.7 does so, without a word, where it reduces to shards, and refuses to between copies.
-    Collective over the mesh. ValueError where copies cannot be averaged.
+    This is the number of ranks, except with gloo of torch 2.7: its reduce_scatter with AVG returns the sum
+    without a warning, and its all_reduce with AVG between replicas raises. The actual behaviour is measured.
+    Raises ValueError if replicas cannot be averaged.
     """
     shards, device = mesh.get_group(mesh.ndim - 1), mesh.device_type
     if device != "cpu" and dist.get_backend(shards) != dist.Backend.GLOO:
         return mesh.size()
+    # the average of ones is 1, their sum is the number of shards
     share = torch.empty(1, device=device)
     dist.reduce_scatter_tensor(share, torch.ones(shards.size(), device=device), dist.ReduceOp.AVG, shards)
     if mesh.ndim > 1:
         try:
             dist.all_reduce(torch.ones(1, device=device), dist.ReduceOp.AVG, mesh.get_group(0))
         except RuntimeError as error:
-            if "AVG" not in str(error):  # a rank that is gone
+            if "AVG" not in str(error):  # for example a rank that has ended
                 raise
             raise ValueError(
                 f"dist.sharding_stage: gloo of torch {torch.__version__} cannot average copies of shards or "
-                "of cut matrices; install torch 2.11 or newer, or take zero1, zero2 or zero3 without copies"
+                "of tensor-parallel matrices. Install torch 2.11 or newer, or use zero1, zero2 or zero3 "
+                "without copies."
             ) from error
     return mesh.size() // int(share)
 
 
 def prepare_microbatch(root: FSDPModule, stage: str, last: bool) -> None:
-    """Say before a backward what it is to reduce and to let go of, by the stage; see `shard`."""
+    """Set what the next backward reduces and reshards, depending on the stage; see `shard_model`."""
     keeps_gradients = stage in ("zero0", "zero1")
+    # zero1 accumulates full gradients over microbatches and reduces once; zero2 and zero3 reduce each time
     root.set_requires_gradient_sync(last or not keeps_gradients)
-    root.set_requires_all_reduce(last)  # between the copies of a hybrid, once a step
+    root.set_requires_all_reduce(last)  # between the replicas of a hybrid mesh, once per step
     root.set_reshard_after_backward(last or stage.startswith("zero3"))
 
 
-def let_go(root: nn.Module) -> None:
-    """Drop the gathered weights that a forward without backward leaves behind."""
+def reshard(root: nn.Module) -> None:
+    """Free the gathered weights that a forward without a backward leaves in memory."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -1,4 +1,4 @@
-"""Who talks to whom: process groups and device meshes of a layout."""
+"""Process groups and device meshes of a parallel layout."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -14,14 +14,14 @@ AXES = ("pipeline", "data", "context", "tensor")
 
 @dataclass(frozen=True)
 class Mesh:
-    """The groups that this rank belongs to; None where it is alone.
+    """The groups of this rank; None for a group of one rank.
 
-    samples    ranks that compute the same weights on other tokens: gradients and counts are added over it
-    context    ranks that hold other positions of the same samples
-    pipeline   ranks that hold other blocks
+    samples    ranks with the same weights and different tokens: gradients and counts are summed over it
+    context    ranks with different positions of the same samples
+    pipeline   ranks with different blocks
     ends       first and last stage of this pipeline, which both hold the tied embedding
-    fsdp       1-D or, with copies, 2-D mesh over `samples`, for sharding
-    tensor     1-D mesh of the ranks that share matrices
+    fsdp       mesh over `samples` for sharding: 1-D, or 2-D with replicas
+    tensor     1-D mesh of the ranks that split the matrices
     """
 
     samples: ProcessGroup | None
@@ -33,12 +33,13 @@ class Mesh:
 
 
 def build_mesh(world: World, *, sharded: bool) -> Mesh:
-    """The groups of this rank. Collective: every rank makes every group, in the same order."""
+    """Build the groups of this rank. Collective: every rank creates every group, in the same order."""
     if world.n_ranks == 1 and not sharded:
         return Mesh(None, None, None, None, None, None)
     ensure_group(world)
     layout = world.layout
     fsdp = tensor = None
+    # ranks are numbered with the tensor axis fastest: data x context = replicas x shards for FSDP
     if sharded or layout.tensor > 1:
         copies = layout.data * layout.context // layout.shard
         whole = init_device_mesh(
@@ -50,32 +51,37 @@ def build_mesh(world: World, *, sharded: bool) -> Mesh:
             fsdp = whole["shard"] if copies == 1 else whole["replicate", "shard"]
         tensor = whole["tensor"] if layout.tensor > 1 else None
     return Mesh(
-        samples=_group(world, ("data", "context")),
-        context=_group(world, ("context",)),
-        pipeline=_group(world, ("pipeline",)),
-        ends=_group(world, ("pipeline",), only_ends=True),
+        samples=_build_group(world, ("data", "context")),
+        context=_build_group(world, ("context",)),
+        pipeline=_build_group(world, ("pipeline",)),
+        ends=_build_group(world, ("pipeline",), only_ends=True),
         fsdp=fsdp,
         tensor=tensor,
     )
 
 
-def _group(world: World, axes: tuple[str, ...], only_ends: bool = False) -> ProcessGroup | None:
-    """The group of the ranks that differ from this one along `axes` only."""
+def _build_group(world: World, axes: tuple[str, ...], only_ends: bool = False) -> ProcessGroup | None:
+    """Return the group of the ranks that differ from this one along `axes` only.
+
+    None if there is one rank.
+    """
     sizes = dict(zip(AXES, world.layout.sizes, strict=True))
     if all(sizes[axis] == 1 for axis in axes):
         return None
-    mine = None
+    group_of_rank = None
     others = [axis for axis in AXES if axis not in axes]
+    # dist.new_group is collective over all ranks: each rank creates the groups of the others as well
     for fixed in product(*(range(sizes[axis]) for axis in others)):
-        at = dict(zip(others, fixed, strict=True))
+        coordinate = dict(zip(others, fixed, strict=True))
         ranks = [
             rank
             for rank in range(world.n_ranks)
-            if all(getattr(world.layout.coordinate(rank), axis) == at[axis] for axis in others)
+            if all(getattr(world.layout.locate_rank(rank), axis) == coordinate[axis] for axis in others)
         ]
+        # sorted by rank, so the first and last are the first and last pipeline stage of this group
         if only_ends:
             ranks = [ranks[0], ranks[-1]]
         group = dist.new_group(ranks, timeout=world.timeout)
         if world.rank in ranks:
-            mine = group
-    return mine
+            group_of_rank = group
+    return group_of_rank

@@ -1,4 +1,4 @@
-"""Blocks cut over ranks: stages of a built model, and their schedules (torch.distributed.pipelining).
+"""Pipeline parallelism: stages of a model and their schedules (torch.distributed.pipelining).
 
 1F1B: Narayanan et al., arXiv 2006.09503; interleaved: arXiv 2104.04473, section 2.2.
 """
@@ -16,41 +16,45 @@ from megatron.model.rotary import rotary_table
 
 
 class _Exchange:
-    """Sends and receives that are waited for together."""
+    """Handles of a batch of sends and receives; `wait` waits for all of them."""
 
-    def __init__(self, pieces: list[dist.Work]) -> None:
-        self.pieces = pieces
+    def __init__(self, works: list[dist.Work]) -> None:
+        self.works = works
 
     def wait(self) -> None:
-        for piece in self.pieces:
+        for piece in self.works:
             piece.wait()
 
 
-def _start(pieces: list[dist.P2POp], desc: str | None = None) -> _Exchange | None:
-    return _Exchange(dist.batch_isend_irecv(pieces)) if pieces else None
+def _start_exchange(operations: list[dist.P2POp], desc: str | None = None) -> _Exchange | None:
+    return _Exchange(dist.batch_isend_irecv(operations)) if operations else None
 
 
 if not hasattr(schedules, "_wait_batch_p2p"):
-    # Schedules of torch 2.7 keep the last piece of an exchange alone. With NCCL that is the whole of it; gloo
-    # never sends those that nobody keeps, and the ranks wait for one another for good.
-    schedules._batch_p2p = _start
+    # Schedules of torch 2.7 keep only the last handle of a batched exchange. With NCCL one handle stands for
+    # the whole batch. With gloo every send has a handle of its own, and one that is garbage collected is
+    # never sent: the ranks then deadlock. `_Exchange` keeps all handles alive until they are waited for.
+    schedules._batch_p2p = _start_exchange
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a Gpt, under their own names; the tied embedding is with the first and the last.
+    """Consecutive blocks of a Gpt under their original names; the tied embedding is in the first and last.
 
-    The first stage takes tokens int64 [B, S / c], where the ranks of a context hold c shares of the
-    positions, the others hidden states [B, S / (c t), D], cut again by t where the matrices are; the last
-    gives what the head reads.
+    With c context ranks and t tensor ranks:
+
+    first stage    tokens int64 [B, S / c]              -> hidden states [B, S / (c t), D]
+    other stages   hidden states [B, S / (c t), D]      -> hidden states [B, S / (c t), D]
+    last stage     hidden states [B, S / (c t), D]      -> input of the head [B, S / c, D]
     """
 
     def __init__(
-        self, model: Gpt, index: int, n_stages: int, *, causal: bool, context_rank: int, n_cuts: int
+        self, model: Gpt, index: int, n_stages: int, *, causal: bool, context_rank: int, n_tensor_ranks: int
     ) -> None:
         super().__init__()
         self.config, self.causal = model.config, causal
-        self.context_rank, self.n_cuts = context_rank, n_cuts
+        self.context_rank, self.n_tensor_ranks = context_rank, n_tensor_ranks
         self.is_first, self.is_last = index == 0, index == n_stages - 1
+        # stage i holds blocks L i / n .. L (i + 1) / n - 1: sizes differ by at most one
         begin, end = (model.config.n_layers * i // n_stages for i in (index, index + 1))
         if self.is_first or self.is_last:
             self.embedding = model.embedding
@@ -59,8 +63,9 @@ class Stage(nn.Module):
             self.norm = model.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """x as the class says -> [B, S / (c t), D], from the last stage [B, S / c, D]."""
-        n_positions = x.shape[1] * (1 if self.is_first else self.n_cuts)
+        """Run the blocks of the stage; shapes as in the class docstring."""
+        # hidden states between stages are split over the tensor ranks; rotary tables need all positions
+        n_positions = x.shape[1] * (1 if self.is_first else self.n_tensor_ranks)
         angles = rotary_table(
             n_positions,
             self.config.d_head,
@@ -76,76 +81,89 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """The stages on this rank among all: every `group.size()`-th, from its own number on."""
+    """The stages of this rank: rank r of p ranks holds stages r, r + p, r + 2p, ..."""
 
     def __init__(
         self, stages: dict[int, Stage], n_stages: int, group: ProcessGroup, dtype: torch.dtype
     ) -> None:
-        """dtype: of the hidden states between stages."""
+        """dtype: dtype of the hidden states between stages."""
         self.stages, self.n_stages, self.group, self.dtype = stages, n_stages, group, dtype
         self.schedules: dict[tuple[int, ...], Schedule1F1B | ScheduleInterleaved1F1B] = {}
         self.loss: Callable[[Tensor, int], Tensor] | None = None
 
     @property
     def has_last(self) -> bool:
-        """Whether the last stage is on this rank."""
+        """Return whether this rank holds the last stage."""
         return self.n_stages - 1 in self.stages
 
     def backward(self, inputs: list[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
-        """One forward and backward of every microbatch, tokens [b, S / c] each.
+        """Run the forward and backward of every microbatch, tokens [b, S / c] each.
 
-        loss(hidden, i), of what the head reads in microbatch i, is called where the last stage is.
+        loss(hidden, i) is called on the rank of the last stage with the input of the head for microbatch i.
         """
         self.loss = loss
         n = len(inputs)
         key = (n, *inputs[0].shape)
+        # a schedule is built for fixed shapes: one per number of microbatches and shape of tokens
         if key not in self.schedules:
-            self.schedules[key] = self._schedule(n, inputs[0])
+            self.schedules[key] = self._build_schedule(n, inputs[0])
         tokens = (torch.cat(inputs),) if 0 in self.stages else ()
-        target = torch.arange(n) if self.has_last else None  # cut into n numbers: which microbatch it is
+        # the schedule splits the target into n scalars: the loss receives the index of its microbatch
+        target = torch.arange(n) if self.has_last else None
         self.schedules[key].step(*tokens, target=target)
 
-    def _schedule(self, n_microbatches: int, tokens: Tensor) -> Schedule1F1B | ScheduleInterleaved1F1B:
-        def of_microbatch(hidden: Tensor, number: Tensor) -> Tensor:
+    def _build_schedule(self, n_microbatches: int, tokens: Tensor) -> Schedule1F1B | ScheduleInterleaved1F1B:
+        def microbatch_loss(hidden: Tensor, number: Tensor) -> Tensor:
             assert self.loss is not None, "set by backward"
             return self.loss(hidden, int(number))
 
-        parts = [
+        stages = [
             PipelineStage(
                 stage,
                 index,
                 self.n_stages,
                 tokens.device,
-                input_args=tokens if stage.is_first else self._hidden_like(tokens, stage),
-                output_args=self._hidden_like(tokens, stage, whole=stage.is_last),
+                input_args=tokens if stage.is_first else self._empty_hidden_states(tokens, stage),
+                output_args=self._empty_hidden_states(tokens, stage, all_positions=stage.is_last),
                 group=self.group,
             )
             for index, stage in self.stages.items()
         ]
-        settings = {"n_microbatches": n_microbatches, "loss_fn": of_microbatch, "scale_grads": False}
-        if len(parts) == 1:
-            return Schedule1F1B(parts[0], **settings)
-        return ScheduleInterleaved1F1B(parts, **settings)
+        # scale_grads=False: the loss is already divided by all tokens, not by the number of microbatches
+        settings = {"n_microbatches": n_microbatches, "loss_fn": microbatch_loss, "scale_grads": False}
+        if len(stages) == 1:
+            return Schedule1F1B(stages[0], **settings)
+        return ScheduleInterleaved1F1B(stages, **settings)
 
-    def _hidden_like(self, tokens: Tensor, stage: Stage, whole: bool = False) -> Tensor:
-        """A tensor of the shape of hidden states between stages; told, so that nothing runs to find out.
+    def _empty_hidden_states(self, tokens: Tensor, stage: Stage, all_positions: bool = False) -> Tensor:
+        """Return an empty tensor with the shape of the hidden states between stages.
 
-        whole: as the head reads them, with the positions that ranks of cut matrices share out.
+        It gives torch's schedule the shapes, which would otherwise run a forward to infer them.
+        all_positions: the shape for the head, with the positions of all tensor ranks.
         """
         n_samples, n_positions = tokens.shape
-        shape = (n_samples, n_positions // (1 if whole else stage.n_cuts), stage.config.d_model)
+        shape = (
+            n_samples,
+            n_positions // (1 if all_positions else stage.n_tensor_ranks),
+            stage.config.d_model,
+        )
         return torch.empty(shape, dtype=self.dtype, device=tokens.device, requires_grad=True)
 
     def forward(self, tokens: Tensor) -> Tensor | None:
-        """Without gradients: what the head reads, where the last stage is. Collective over the group."""
-        mine, size = self.group.rank(), self.group.size()
-        before, after = (dist.get_global_rank(self.group, (mine + way) % size) for way in (-1, 1))
+        """Return the input of the head on the rank of the last stage, None elsewhere; without gradients.
+
+        Collective over the group. Stages run in order of their number, each after the receive from the
+        previous one. With several stages per rank the ranks form a ring, so the neighbours are modulo p.
+        """
+        rank, size = self.group.rank(), self.group.size()
+        previous_rank, next_rank = (dist.get_global_rank(self.group, (rank + way) % size) for way in (-1, 1))
         x = tokens
         for index, stage in self.stages.items():
             if index > 0:
-                x = self._hidden_like(tokens, stage).detach()
-                dist.recv(x, before, group=self.group)
+                # blocking receive: stage index - 1 is on the previous rank and sends after its forward
+                x = self._empty_hidden_states(tokens, stage).detach()
+                dist.recv(x, previous_rank, group=self.group)
             x = stage(x)
             if not stage.is_last:
-                dist.send(x.contiguous(), after, group=self.group)
+                dist.send(x.contiguous(), next_rank, group=self.group)
         return x if self.has_last else None

@@ -1,4 +1,4 @@
-"""Attention over positions cut over ranks: keys and values go round a ring (Liu et al., arXiv 2310.01889)."""
+"""Ring attention: positions are split, keys and values pass a ring (Liu et al., arXiv 2310.01889)."""
 
 from typing import Any
 
@@ -10,11 +10,12 @@ from torch.distributed import ProcessGroup
 aten = torch.ops.aten
 
 
-class Ring(nn.Module):
-    """Attention like `Mixing`, for q, k and v [B, H, S / n, K] of consecutive shares of the positions.
+class RingAttention(nn.Module):
+    """Attention over the positions of all ranks; q, k, v [B, H, S / n, K] hold consecutive position ranges.
 
-    Heads need not divide among the ranks, and no rank holds more than two shares of keys. Causal attention
-    leaves the first ranks idle for up to half of the turns: the exchange of heads in `context` does not.
+    The number of heads need not be divisible by the number of ranks, and no rank stores more than two parts
+    of the keys. In causal attention the first ranks are idle for up to half of the hops. Ulysses in
+    `context` does not have this imbalance.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -23,11 +24,15 @@ class Ring(nn.Module):
 
     @torch.compiler.disable
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        return _RingAttention.apply(q, k, v, self.group, causal)
+        return _RingAttentionFunction.apply(q, k, v, self.group, causal)
 
 
-class _RingAttention(torch.autograd.Function):
-    """Blocks are joined by their log-sum-exp; the backward of each needs only the joined result and that."""
+class _RingAttentionFunction(torch.autograd.Function):
+    """Attention over key blocks, merged by log-sum-exp.
+
+    With outputs o_i and log-sum-exps l_i of the blocks: l = log sum_i exp(l_i), o = sum_i exp(l_i - l) o_i.
+    The backward of a block needs only the merged o and l, not o_i and l_i.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup, causal: bool) -> Tensor:
@@ -35,17 +40,22 @@ class _RingAttention(torch.autograd.Function):
         rank, n = group.rank(), group.size()
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
-        travelling, beside = torch.stack([k, v]), ()
-        for turn in range(n):
-            source = (rank - turn) % n  # whose keys are here now
+        kv, rest = torch.stack([k, v]), ()
+        for hop in range(n):
+            source = (rank - hop) % n  # rank whose keys are on this rank at this hop
+            # causal: keys of later ranks are masked entirely, those of the same rank along the diagonal
             if not causal or source <= rank:
-                block, block_lse, beside = _block(q, *travelling, causal and source == rank)
-                joined = torch.logaddexp(lse, block_lse)
-                out = out * (lse - joined).exp()[..., None] + block * (block_lse - joined).exp()[..., None]
-                lse = joined
-            if turn < n - 1:
-                travelling = _pass_on(travelling, group)
-        ctx.group, ctx.causal, ctx.beside = group, causal, beside
+                block, block_lse, rest = _attend_block(q, *kv, causal and source == rank)
+                # online softmax: both factors are <= 1, so the merge cannot overflow; in float32 throughout
+                total_lse = torch.logaddexp(lse, block_lse)
+                out = (
+                    out * (lse - total_lse).exp()[..., None]
+                    + block * (block_lse - total_lse).exp()[..., None]
+                )
+                lse = total_lse
+            if hop < n - 1:
+                kv = _send_to_next_rank(kv, group)
+        ctx.group, ctx.causal, ctx.beside = group, causal, rest
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -55,38 +65,46 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         grad = grads[0].contiguous()
         rank, n = ctx.group.rank(), ctx.group.size()
-        of_q = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        travelling = torch.stack([k, v])
-        of_travelling = torch.zeros(travelling.shape, dtype=torch.float32, device=q.device)
-        for turn in range(n):
-            source = (rank - turn) % n
+        grad_q = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        kv = torch.stack([k, v])
+        # the gradients of keys and values travel with them, and each rank adds its contribution
+        grad_kv = torch.zeros(kv.shape, dtype=torch.float32, device=q.device)
+        for hop in range(n):
+            source = (rank - hop) % n
             if not ctx.causal or source <= rank:
-                is_own = ctx.causal and source == rank
-                by_q, *by_kv = _block_backward(grad, q, *travelling, out, lse, is_own, ctx.beside)
-                of_q += by_q
-                of_travelling += torch.stack(by_kv)
-            if turn < n - 1:
-                travelling = _pass_on(travelling, ctx.group)
-            of_travelling = _pass_on(of_travelling, ctx.group)  # after n turns they are home
-        return of_q.to(q.dtype), *of_travelling.to(k.dtype), None, None
+                is_diagonal = ctx.causal and source == rank
+                block_grad_q, *block_grad_kv = _block_backward(
+                    grad, q, *kv, out, lse, is_diagonal, ctx.beside
+                )
+                grad_q += block_grad_q
+                grad_kv += torch.stack(block_grad_kv)
+            if hop < n - 1:
+                kv = _send_to_next_rank(kv, ctx.group)
+            grad_kv = _send_to_next_rank(grad_kv, ctx.group)  # after n hops back on their own rank
+        return grad_q.to(q.dtype), *grad_kv.to(k.dtype), None, None
 
 
-def _pass_on(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Give a tensor to the next rank of the ring and take that of the one before."""
-    mine, n = group.rank(), group.size()
-    after, before = (dist.get_global_rank(group, (mine + way) % n) for way in (1, -1))
+def _send_to_next_rank(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Send a tensor to the next rank of the ring and return the one received from the previous rank."""
+    rank, n = group.rank(), group.size()
+    next_rank, previous_rank = (dist.get_global_rank(group, (rank + way) % n) for way in (1, -1))
     incoming = torch.empty_like(x)
-    swap = [dist.P2POp(dist.isend, x, after, group), dist.P2POp(dist.irecv, incoming, before, group)]
-    for work in dist.batch_isend_irecv(swap):
+    # one batch: separate blocking sends would deadlock, since every rank sends first
+    operations = [
+        dist.P2POp(dist.isend, x, next_rank, group),
+        dist.P2POp(dist.irecv, incoming, previous_rank, group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
         work.wait()
     return incoming
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple]:
-    """(attention over these keys alone [B, H, S, K], log of the sum of exponentials [B, H, S], rest).
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple]:
+    """Return (attention over these keys [B, H, S, K], log-sum-exp of the scores [B, H, S], rest).
 
-    `rest` is what a GPU's backward wants beside: lengths of samples of unequal length (None: an empty tensor
-    would make it take ours for such), the longest, and where its random numbers stood.
+    `rest` holds further arguments of the GPU backward: cumulative lengths of variable-length samples, maximum
+    lengths, and the state of the random generator. The cumulative lengths must stay None: the kernel treats
+    an empty tensor as variable-length input.
     """
     if q.device.type == "cpu":
         return *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal), ()
@@ -97,9 +115,9 @@ def _block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tenso
 def _block_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, rest: tuple
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v through these keys, of the attention over all keys with result out and lse.
+    """Return gradients of q, k and v through these keys.
 
-    `rest` of any block: all are of one shape.
+    out and lse are those of the attention over all keys. `rest` may come from any block: all have one shape.
     """
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)

@@ -1,6 +1,6 @@
-"""Matrices cut over ranks: DTensor plans, positions cut between the matrices, the vocabulary in shards.
+"""Tensor and sequence parallelism: DTensor plans of the blocks and a vocabulary-parallel head.
 
-Shoeybi et al., arXiv 1909.08053 (the cut), Korthikanti et al., arXiv 2205.05198 (sequence parallel).
+Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv 2205.05198 (sequence parallel).
 """
 
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from megatron.model.gpt import Gpt
 POSITIONS = Shard(1)  # of [B, S, D]
 
 
-def _plan_of_block() -> dict[str, nn.Module]:
-    """Heads and feed-forward are cut; between them each rank holds its share of the positions."""
+def _build_block_plan() -> dict[str, nn.Module]:
+    """Return the plan of a block: heads and feed-forward are split; in between, positions are split."""
     return {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(
@@ -39,10 +39,11 @@ def _plan_of_block() -> dict[str, nn.Module]:
     }
 
 
-def cut_matrices(model: Gpt, mesh: DeviceMesh) -> None:
-    """Cut a built model over a 1-D mesh, in place. Its parameters become DTensors."""
+def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
+    """Apply tensor parallelism to a model over a 1-D mesh, in place. Its parameters become DTensors."""
     for block in model.blocks:
-        parallelize_module(block, mesh, _plan_of_block())
+        parallelize_module(block, mesh, _build_block_plan())
+    # the embedding gives each rank its positions, and the norm keeps them; TensorVocabularyShard is the head
     top = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
         "norm": SequenceParallel(),
@@ -50,25 +51,27 @@ def cut_matrices(model: Gpt, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, top)
 
 
-class Vocabulary:
-    """This rank's rows of the head, and sums over the others': what the loss calls a VocabularyShard."""
+class TensorVocabularyShard:
+    """This rank's rows of the head and reductions over the other ranks; implements VocabularyShard."""
 
     def __init__(self, mesh: DeviceMesh, n_rows: int) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
+        # equal shares: the layout check refuses vocab_rows that do not divide by the tensor size
         self.first_row = n_rows // mesh.size() * mesh.get_local_rank()
 
-    def largest(self, of_rows: Tensor) -> Tensor:
+    def max_over_shards(self, values: Tensor) -> Tensor:
         """Elementwise over the ranks, in place."""
-        dist.all_reduce(of_rows, dist.ReduceOp.MAX, group=self.group)
-        return of_rows
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
+        return values
 
-    def total(self, of_rows: Tensor) -> Tensor:
+    def sum_over_shards(self, values: Tensor) -> Tensor:
         """Elementwise over the ranks, in place."""
-        dist.all_reduce(of_rows, group=self.group)
-        return of_rows
+        dist.all_reduce(values, group=self.group)
+        return values
 
-    def all_positions(self, hidden: Tensor) -> Tensor:
-        """Share of the positions [B, S / n, D] -> all of them; gradients come back added over the shards."""
+    def gather_sequence(self, hidden: Tensor) -> Tensor:
+        """Gather positions [B, S / n, D] -> [B, S, D]; gradients are summed over the vocabulary shards."""
         if not isinstance(hidden, DTensor):
             hidden = DTensor.from_local(hidden, self.mesh, [POSITIONS], run_check=False)
+        # backward of an all-gather with Partial gradients: a reduce-scatter over the ranks' vocabulary parts
         return hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

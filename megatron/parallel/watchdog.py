@@ -1,16 +1,16 @@
-"""Where every rank is, so that the one that hangs can be named.
+"""Watchdog: tracks the progress of every rank and names the rank that hangs.
 
-Each rank marks what it does (`mark`: a few attributes, no call of the system). A thread of each rank sends
-its last mark with a beat number to the store of the process group, over a connection of its own. Nothing is
-read there as long as all goes well. Where a collective times out, or this rank has made no progress for most
-of `dist.timeout_s`, the ranks are compared:
+Each rank marks its current phase (`mark_phase`: sets a few attributes, no system call). A thread of each rank
+sends the last mark with a beat number to the store of the process group, over its own connection. Nothing is
+read from the store during normal operation. If a collective times out, or this rank has made no progress for
+most of `dist.timeout_s`, the ranks are compared:
 
-* ended     it has left with an error of its own
-* silent    its beats have stopped: the process is stopped, was killed, or its host is gone
-* behind    it beats, and has made fewer marks than others: they wait for it
+* ended     the rank has exited with an error of its own
+* silent    its beats have stopped: the process is stopped or killed, or its host is down
+* behind    it beats but has made fewer marks than others: the others wait for it
 
-The watchdog ends nothing: slow work (compilation, a long validation, a large checkpoint) goes on. What ends a
-run is a collective that has waited for `dist.timeout_s`, or NCCL's own watchdog.
+The watchdog never ends a run: slow work (compilation, a long validation, a large checkpoint) continues. A run
+is ended by a collective that has waited for `dist.timeout_s`, or by NCCL's own watchdog.
 """
 
 import faulthandler
@@ -29,17 +29,20 @@ import torch.distributed as dist
 from megatron.config.launcher import Ranks
 from megatron.log import get_logger
 
-STORE_S = 3.0  # for one answer of the store
-BEAT_S = (0.25, 1.0)  # least and most between two beats
-WARN_AT = 0.75  # part of dist.timeout_s without progress after which the ranks are compared
-LEAVE_S = 20.0  # after its error is known, a rank that still waits for threads of its own is ended
+STORE_TIMEOUT_S = 3.0  # timeout of one store operation
+BEAT_INTERVAL_S = (0.25, 1.0)  # minimum and maximum interval between beats
+WARN_AT = 0.75  # fraction of dist.timeout_s without progress after which the ranks are compared
+EXIT_DELAY_S = 20.0  # a rank whose threads still block this long after its error is terminated
 
 log = get_logger(__name__)
 
 
 @dataclass
 class Mark:
-    """What a rank does: its step, a word on it, and how many marks it has made. All ranks make the same."""
+    """Progress of a rank: step, phase and number of marks so far.
+
+    All ranks make the same sequence of marks.
+    """
 
     step: int = 0
     phase: str = "starting"
@@ -50,8 +53,8 @@ class Mark:
 _mark = Mark()
 
 
-def mark(step: int | None, phase: str) -> None:
-    """Say what this rank does from now on; None: in the same step."""
+def mark_phase(step: int | None, phase: str) -> None:
+    """Set the current phase of this rank; step None: the step is unchanged."""
     if step is not None:
         _mark.step = step
     _mark.phase, _mark.since = phase, time.monotonic()
@@ -60,7 +63,7 @@ def mark(step: int | None, phase: str) -> None:
 
 @dataclass(frozen=True)
 class Beat:
-    """What the store has of one rank."""
+    """The last heartbeat of one rank in the store."""
 
     number: int
     count: int
@@ -74,61 +77,62 @@ class Beat:
 _active: "Watchdog | None" = None
 
 
-def wait_for_first() -> None:
-    """Before a collective that rank 0 enters after work that it does alone: wait as long as it is alive.
+def wait_for_rank_0() -> None:
+    """Wait for rank 0 before a collective that it enters after work of its own, as long as rank 0 is alive.
 
-    So a checkpoint may take longer to write, or to verify, than dist.timeout_s. Every rank calls it. Raises
-    RuntimeError where rank 0 gives no sign of life for that long.
+    This lets rank 0 write or verify a checkpoint for longer than dist.timeout_s. Every rank calls it. Raises
+    RuntimeError if rank 0 sends no heartbeat for dist.timeout_s.
     """
     if _active is not None:
-        _active.wait_for_first()
+        _active.wait_for_rank_0()
 
 
 class Watchdog:
-    """The beats of this rank, and the comparison of all. A run of one rank has none."""
+    """Sends the heartbeats of this rank and compares those of all ranks. Not used in a run of one rank."""
 
     def __init__(self, ranks: Ranks, timeout_s: float) -> None:
-        """Begins to beat. Without a store that answers it does nothing, and names nobody."""
+        """Start sending heartbeats. Without a reachable store the watchdog is inactive."""
         self.ranks, self.timeout_s = ranks, timeout_s
-        self.interval_s = min(max(timeout_s / 16, BEAT_S[0]), BEAT_S[1])
+        self.interval_s = min(max(timeout_s / 16, BEAT_INTERVAL_S[0]), BEAT_INTERVAL_S[1])
         self.prefix = f"megatron/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self.number, self.warned_at = 0, -1
         self.n_waits, self.store = 0, None
-        self.beat_at, self.slept_s = time.monotonic(), 0.0
-        self.woken = 0.0
-        self.stopped = threading.Event()
-        mark(0, "starting")
+        self.beat_at, self.suspended_s = time.monotonic(), 0.0
+        self.resumed_at = 0.0
+        self.stop_event = threading.Event()
+        mark_phase(0, "starting")
         global _active
         _active = self
-        self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self.thread = threading.Thread(target=self._send_beats, name="watchdog", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
-        """Stop beating."""
+        """Stop the heartbeats."""
         global _active
         _active = None
-        self.stopped.set()
+        self.stop_event.set()
 
-    def wait_for_first(self) -> None:
-        """See the function of this name."""
+    def wait_for_rank_0(self) -> None:
+        """Wait for rank 0; see the module-level function."""
+        # all ranks call this equally often, so the count names the same wait on every rank
         self.n_waits += 1
         key, pause_s, alive, number = f"first/{self.n_waits}", 0.002, time.monotonic(), -1
         while True:
-            known, beat = _within(STORE_S, lambda: self._ask_first(key))
-            if beat is True or known and beat is None:
-                return  # rank 0 is there; or the store is gone, and the collective finds out why
-            if known and beat != number:
+            answered, beat = _call_with_timeout(STORE_TIMEOUT_S, lambda: self._poll_rank_0(key))
+            if beat is True or answered and beat is None:
+                return  # rank 0 has arrived; or the store is down, and the collective will report why
+            if answered and beat != number:
                 number, alive = beat, time.monotonic()
             if time.monotonic() - alive > self.timeout_s:
                 raise RuntimeError("Timed out waiting for rank 0 to finish work of its own")
-            _mark.since = time.monotonic()  # this rank waits for one that is alive: no stall
+            _mark.since = time.monotonic()  # rank 0 is alive: waiting for it is no stall
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.5)
+            pause_s = min(2 * pause_s, 0.5)  # short waits stay short, long ones cost little
 
-    def _ask_first(self, key: str) -> bool | int | None:
-        """True where rank 0 has reached `key`, its last beat where it has not, None without a store."""
+    def _poll_rank_0(self, key: str) -> bool | int | None:
+        """Return True if rank 0 has reached `key`, else the number of its last beat; None without a store."""
         try:
-            self.store = self.store or self._connect()
+            self.store = self.store or self._connect_store()
             if self.ranks.rank == 0:
                 self.store.set(key, "1")
                 return True
@@ -139,107 +143,122 @@ class Watchdog:
             log.debug("watchdog: %s", error)
             return None
 
-    def explain(self, is_late: bool) -> str:
-        """One clause on which rank is lost, as far as that is known; waits for two beats.
+    def explain_failure(self, is_late: bool) -> str:
+        """Return one clause that names the lost rank, if it can be determined; waits for two beats.
 
         is_late   a collective has timed out: a silent rank hangs. Otherwise its connection was closed.
         """
-        here = str(Beat(0, 0, _mark.step, _mark.phase))
-        answered, text = _within(3 * self.interval_s + STORE_S, lambda: self._compare(is_late))
-        if self.slept_s and time.monotonic() - self.woken < LEAVE_S:
-            text = f"this process was stopped for {self.slept_s:.0f} s and the others did not wait"
+        # In order: this process itself was suspended, the store does not answer (its host, rank 0, hangs),
+        # the store is closed (rank 0 has ended), or the comparison of the beats names the rank.
+        position = str(Beat(0, 0, _mark.step, _mark.phase))
+        answered, text = _call_with_timeout(
+            3 * self.interval_s + STORE_TIMEOUT_S, lambda: self._describe_lost(is_late)
+        )
+        if self.suspended_s and time.monotonic() - self.resumed_at < EXIT_DELAY_S:
+            text = f"this process was stopped for {self.suspended_s:.0f} s and the others did not wait"
         elif not answered:
             hangs = "hangs: " if is_late else ""
-            text = f"rank 0 {hangs}does not answer, or its host: it keeps the store of all ranks"
+            text = f"rank 0 {hangs}does not answer (or its host); it hosts the store of all ranks"
         elif text is None:
-            text = "rank 0 has ended, and with it what is known of the others"
+            text = "rank 0 has ended, and its record of the other ranks with it"
         else:
-            self._leave("lost another")
+            self._report_exit("lost another")
             if self.ranks.rank == 0:
-                time.sleep(2.5 * self.interval_s)  # the others still look into its store
-        return f"{text}; rank {self.ranks.rank} is in {here}"
+                time.sleep(2.5 * self.interval_s)  # keep the store alive for the others
+        return f"{text}; rank {self.ranks.rank} is in {position}"
 
-    def leave_with_error(self) -> None:
-        """Let the other ranks know that this one ends because of an error of its own."""
-        self._leave("error")
+    def report_error(self) -> None:
+        """Publish to the other ranks that this one ends because of its own error."""
+        self._report_exit("error")
 
-    def _leave(self, why: str) -> None:
-        _within(STORE_S, lambda: self._connect().set(f"left/{self.ranks.rank}", why))
+    def _report_exit(self, reason: str) -> None:
+        _call_with_timeout(
+            STORE_TIMEOUT_S, lambda: self._connect_store().set(f"left/{self.ranks.rank}", reason)
+        )
 
-    def _connect(self) -> dist.Store:
-        where = self.ranks.address, self.ranks.port
-        socket.create_connection(where, STORE_S).close()  # torch tries again where nobody listens
+    def _connect_store(self) -> dist.Store:
+        # a connection per use: a call that blocks on the store does not delay the heartbeats
+        address = self.ranks.address, self.ranks.port
+        socket.create_connection(address, STORE_TIMEOUT_S).close()  # fails fast; TCPStore would retry
         store = dist.TCPStore(
-            *where,
+            *address,
             is_master=False,
             wait_for_workers=False,
-            timeout=timedelta(seconds=STORE_S),
+            timeout=timedelta(seconds=STORE_TIMEOUT_S),
         )
         return dist.PrefixStore(self.prefix, store)
 
-    def _run(self) -> None:
+    def _send_beats(self) -> None:
         try:
-            store = self._connect()
-            while not self.stopped.wait(self.interval_s if self.number else 0.0):
-                self._note_sleep()
+            store = self._connect_store()
+            while not self.stop_event.wait(self.interval_s if self.number else 0.0):
+                # before the stall check: a process that was suspended must not blame the others for its gap
+                self._detect_suspension()
                 self.number += 1
                 beat = f"{self.number} {_mark.count} {_mark.step} {_mark.phase}"
                 store.set(f"beat/{self.ranks.rank}", beat)
                 self._warn_of_stall()
-        except Exception as error:  # the store ends with rank 0; what the run then says is not this thread's
+        except Exception as error:  # the store ends with rank 0; the main thread reports the error
             log.debug("watchdog: %s", error)
 
-    def _note_sleep(self) -> None:
-        """Where this process itself has been stopped for a while: then it is the one that the others miss."""
+    def _detect_suspension(self) -> None:
+        """Detect that this process itself was suspended.
+
+        Then it is the rank that the others report as lost.
+        """
         now = time.monotonic()
-        slept_s, self.beat_at = now - self.beat_at, now
-        if slept_s > max(4 * self.interval_s + STORE_S, 0.5 * self.timeout_s):
-            self.slept_s, self.woken, self.warned_at = slept_s, now, _mark.count
-            log.warning("this process was stopped for %.0f s, in step %d", slept_s, _mark.step)
+        gap_s, self.beat_at = now - self.beat_at, now
+        if gap_s > max(4 * self.interval_s + STORE_TIMEOUT_S, 0.5 * self.timeout_s):
+            self.suspended_s, self.resumed_at, self.warned_at = gap_s, now, _mark.count
+            log.warning("this process was stopped for %.0f s, in step %d", gap_s, _mark.step)
 
     def _warn_of_stall(self) -> None:
-        """Once for each stall: compare the ranks, and show where this one is if the others wait for it."""
+        """Compare the ranks, once per stall, and dump this rank's stack if the others wait for it."""
         waited_s = time.monotonic() - _mark.since
         if waited_s < WARN_AT * self.timeout_s or self.warned_at == _mark.count:
             return
         self.warned_at = _mark.count
-        threading.Thread(target=self._tell_stall, args=(waited_s,), daemon=True).start()
+        threading.Thread(target=self._log_stall, args=(waited_s,), daemon=True).start()
 
-    def _tell_stall(self, waited_s: float) -> None:
+    def _log_stall(self, waited_s: float) -> None:
         try:
-            lost = self._find_lost(self._connect())
+            lost = self._compare_beats(self._connect_store())
         except Exception as error:
             log.debug("watchdog: %s", error)
             return
         if self.ranks.rank in lost.behind:
-            where = lost.beats[self.ranks.rank]
-            log.warning("no progress for %.0f s in %s, and others wait; this rank is at:", waited_s, where)
+            position = lost.beats[self.ranks.rank]
+            text = "no progress for %.0f s in %s while other ranks wait; stack of this rank:"
+            log.warning(text, waited_s, position)
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         elif lost.silent or lost.behind:
-            text = lost.sentence(is_late=True)
+            text = lost.describe(is_late=True)
             log.warning("no progress for %.0f s of dist.timeout_s=%g: %s", waited_s, self.timeout_s, text)
 
-    def _compare(self, is_late: bool) -> str | None:
-        """The ranks that are lost; None where the store has ended. The first that names one spares the others
-        the search."""
+    def _describe_lost(self, is_late: bool) -> str | None:
+        """Return a clause on the lost ranks; None if the store has ended.
+
+        The first rank with a verdict stores it, and the others return that one: all ranks report the same.
+        """
         try:
-            store = self._connect()
+            store = self._connect_store()
             if store.check(["verdict"]):
                 return store.get("verdict").decode()
-            lost = self._find_lost(store)
-            text = lost.sentence(is_late)
+            lost = self._compare_beats(store)
+            text = lost.describe(is_late)
             if lost.ended or lost.silent or lost.behind:
                 store.set("verdict", text)
             return text
-        except Exception as error:  # DistStoreError, or a RuntimeError of older torch
+        except Exception as error:  # DistStoreError, or a RuntimeError in older torch
             log.debug("watchdog: %s", error)
             return None
 
-    def _find_lost(self, store: dist.Store) -> "Lost":
-        """Compare two looks at the beats, two beats apart."""
-        first = self._beats(store)
+    def _compare_beats(self, store: dist.Store) -> "LostRanks":
+        """Read the beats twice, 2.5 intervals apart, and classify the ranks; see the module docstring."""
+        # a beat number that does not change within 2.5 intervals means that the rank is silent
+        first = self._read_beats(store)
         time.sleep(2.5 * self.interval_s)
-        beats = self._beats(store)
+        beats = self._read_beats(store)
         ranks = range(self.ranks.n_ranks)
         left = {rank: store.get(f"left/{rank}") for rank in ranks if store.check([f"left/{rank}"])}
         silent = [
@@ -249,13 +268,14 @@ class Watchdog:
             and rank != self.ranks.rank
             and (rank not in beats or rank in first and first[rank].number == beats[rank].number)
         ]
+        # all ranks make the same marks in the same order, so a smaller count means that the rank is behind
         counts = {rank: beat.count for rank, beat in beats.items() if rank not in (*silent, *left)}
         furthest = max(counts.values(), default=0)
         behind = [rank for rank, count in counts.items() if count < furthest]
-        return Lost([rank for rank, why in left.items() if why == b"error"], silent, behind, beats)
+        return LostRanks([rank for rank, why in left.items() if why == b"error"], silent, behind, beats)
 
-    def _beats(self, store: dist.Store) -> dict[int, Beat]:
-        """The last beat of each rank that has ever sent one."""
+    def _read_beats(self, store: dist.Store) -> dict[int, Beat]:
+        """Return the last beat of each rank that has sent one."""
         keys = [f"beat/{rank}" for rank in range(self.ranks.n_ranks)]
         present = [rank for rank, key in enumerate(keys) if store.check([key])]
         beats = {}
@@ -266,40 +286,43 @@ class Watchdog:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """What a comparison has shown."""
+class LostRanks:
+    """Result of a comparison of the beats."""
 
     ended: list[int]
     silent: list[int]
     behind: list[int]
     beats: dict[int, Beat]
 
-    def sentence(self, is_late: bool) -> str:
-        """One clause on the first kind there is."""
+    def describe(self, is_late: bool) -> str:
+        """Return one clause on the first non-empty class: ended, silent, behind."""
         if self.ended:
-            return f"{_name(self.ended)} ended with an error of its own{self._last(self.ended)}"
+            last = self._describe_last_beat(self.ended)
+            return f"{_format_ranks(self.ended)} ended with an error of its own{last}"
         if self.silent:
             hangs = ("hangs: " if len(self.silent) == 1 else "hang: ") if is_late else ""
-            return f"{_name(self.silent)} {hangs or 'gives '}no sign of life{self._last(self.silent)}"
+            verb = hangs or ("sends " if len(self.silent) == 1 else "send ")
+            return f"{_format_ranks(self.silent)} {verb}no heartbeat{self._describe_last_beat(self.silent)}"
         furthest = max(self.beats.values(), key=lambda beat: beat.count, default=None)
         if self.behind:
             are = "is" if len(self.behind) == 1 else "are"
-            return f"{_name(self.behind)} {are} behind, in {self.beats[self.behind[0]]}; others in {furthest}"
+            position = self.beats[self.behind[0]]
+            return f"{_format_ranks(self.behind)} {are} behind, in {position}; others in {furthest}"
         return f"all ranks are alive, in {furthest}" if self.beats else "no rank has reported"
 
-    def _last(self, ranks: Sequence[int]) -> str:
+    def _describe_last_beat(self, ranks: Sequence[int]) -> str:
         last = self.beats.get(ranks[0])
         return ", and it has never reported" if last is None else f" since {last}"
 
 
-def _name(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
 
 
-def _within(seconds: float, function: Callable[[], Any]) -> tuple[bool, Any]:
-    """(whether it returned in time, what it returned). A store that is silent blocks whoever asks it."""
+def _call_with_timeout(seconds: float, function: Callable[[], Any]) -> tuple[bool, Any]:
+    """Return (True, result), or (False, None) after a timeout: a call to a silent store blocks its thread."""
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(function()), daemon=True)
     thread.start()
@@ -307,13 +330,13 @@ def _within(seconds: float, function: Callable[[], Any]) -> tuple[bool, Any]:
     return bool(answers), answers[0] if answers else None
 
 
-def leave_soon() -> None:
-    """After a rank was lost: end this process with status 1 in `LEAVE_S`, whatever its threads wait for."""
+def exit_after_delay() -> None:
+    """End this process with status 1 after EXIT_DELAY_S, even if threads still block in a collective."""
 
-    def leave() -> None:
+    def exit_process() -> None:
         sys.stderr.flush()
         os._exit(1)
 
-    timer = threading.Timer(LEAVE_S, leave)
+    timer = threading.Timer(EXIT_DELAY_S, exit_process)
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""The processes of a run: ranks, devices and the group that connects them."""
+"""The processes of a run: ranks, devices and their process group."""
 
 import os
 import socket
@@ -12,68 +12,68 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from megatron.config.launcher import export, ranks_from_environment
-from megatron.config.layout import Coordinate, Layout, layout_of
+from megatron.config.launcher import export_ranks, ranks_from_environment
+from megatron.config.parallelism import ParallelLayout, RankCoordinate, build_layout
 from megatron.config.schema import DistConfig
-from megatron.parallel.products import fastest_products
-from megatron.parallel.watchdog import Watchdog, leave_soon
+from megatron.parallel.matmul_precision import use_fastest_matmul
+from megatron.parallel.watchdog import Watchdog, exit_after_delay
 
 GLOO = "gloo"
-RESOLVE_S, RETRY_S = 10.0, 0.5  # for the name of rank 0's host
+RESOLVE_S, RETRY_S = 10.0, 0.5  # to resolve the host name of rank 0
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of a run. A single process has no group and needs none.
+    """This process and its place in the run. A single process has no process group.
 
-    dp_rank, dp_size   which share of the samples this rank reads; ranks that share a model read the same
-    timeout            of every collective; None: torch's
+    dp_rank, dp_size   data-parallel rank and size; ranks that share a model have the same dp_rank
+    timeout            timeout of every collective; None: torch's default
     """
 
     rank: int
     n_ranks: int
     local_rank: int
     device: torch.device
-    layout: Layout = field(default_factory=Layout)
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
     timeout: timedelta | None = None
 
     @property
-    def coordinate(self) -> Coordinate:
-        """Where this rank stands in the layout."""
-        return self.layout.coordinate(self.rank)
+    def coordinate(self) -> RankCoordinate:
+        """Coordinate of this rank in the layout."""
+        return self.layout.locate_rank(self.rank)
 
     @property
     def dp_rank(self) -> int:
-        """Number of this rank's share of the samples."""
+        """Data-parallel rank: the index of this rank's share of the samples."""
         return self.coordinate.data
 
     @property
     def dp_size(self) -> int:
-        """Into how many shares the samples are cut."""
+        """Data-parallel size: the number of shares of the samples."""
         return self.layout.data
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 writes what all share."""
+        """Return whether this is rank 0, which writes the shared files."""
         return self.rank == 0
 
 
 @contextmanager
 def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[World]:
-    """Join the run's processes for the length of a `with`, and leave them in order.
+    """Join the process group of the run for a `with` block and leave it cleanly.
 
-    Raises ConnectionError where another rank has died meanwhile, or hangs for longer than dist.timeout_s; it
-    says which, as far as that is known.
+    Raises ConnectionError if another rank has ended or hangs for longer than dist.timeout_s. The message
+    names that rank if it can be determined.
     """
     ranks = ranks_from_environment(os.environ)
     rank, n_ranks, local_rank = ranks.rank, ranks.n_ranks, ranks.local_rank
-    export(ranks, os.environ)
-    layout = layout_of(config, n_ranks, ranks.n_local)
+    export_ranks(ranks, os.environ)
+    layout = build_layout(config, n_ranks, ranks.n_local)
     on_gpu = torch.cuda.is_available() and not config.cpu_only
     if n_threads is not None:
         torch.set_num_threads(n_threads)
     if config.backend == "nccl" and not on_gpu and not config.cpu_only:
-        raise ValueError("dist.backend: nccl needs a GPU and finds none; leave the key out or set gloo")
+        raise ValueError("dist.backend: got nccl without a GPU. Omit the key or set gloo.")
     device = (
         torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
         if on_gpu
@@ -91,17 +91,18 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
             dist.init_process_group(backend, timeout=timeout)
             watchdog = Watchdog(ranks, config.timeout_s)
         try:
-            with nullcontext() if on_gpu else fastest_products():
+            with nullcontext() if on_gpu else use_fastest_matmul():
                 yield World(rank, n_ranks, local_rank, device, layout, timeout)
         except Exception as error:
-            cause = _error_of_a_peer(error)
+            cause = _find_peer_error(error)
             if watchdog is None:
                 raise
             if cause is None:
-                watchdog.leave_with_error()
+                watchdog.report_error()
                 raise
-            text = _explain_loss(cause, watchdog)
-            leave_soon()
+            # the error is a consequence of another rank: name that rank instead of printing a traceback
+            text = _explain_peer_error(cause, watchdog)
+            exit_after_delay()
             raise ConnectionError(text) from error
         finally:
             if watchdog is not None:
@@ -112,7 +113,10 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
 
 @contextmanager
 def _default_timeout(timeout: timedelta) -> Iterator[None]:
-    """What groups get that are made without a time of their own: of device meshes, DeepSpeed and DCP."""
+    """Set torch's default timeout, for groups created without one.
+
+    Those of device meshes, DeepSpeed and DCP.
+    """
     names = ("default_pg_timeout", "default_pg_nccl_timeout")
     before = {name: getattr(distributed_c10d, name) for name in names if hasattr(distributed_c10d, name)}
     for name in before:
@@ -125,29 +129,30 @@ def _default_timeout(timeout: timedelta) -> Iterator[None]:
 
 
 def resolve_host(host: str, wait_s: float = RESOLVE_S) -> None:
-    """Wait until the name of rank 0's host has an address. ConnectionError where it has none for `wait_s`.
+    """Wait until the host name of rank 0 resolves. Raises ConnectionError if it does not within `wait_s`.
 
-    torch retries such a name for dist.timeout_s without a word. A cluster's names may come some seconds after
-    a job's start; a lookup may itself take long, and is waited for in a thread.
+    torch would retry for dist.timeout_s without a message. On a cluster, names may become resolvable some
+    seconds after a job starts. A lookup can itself block for long, so it runs in a thread.
     """
     reasons: list[str] = []
-    found = threading.Event()
+    is_resolvable = threading.Event()
 
+    # The thread is a daemon: a lookup that blocks for minutes cannot keep the process alive.
     def look_up() -> None:
-        while not gone.is_set():
+        while not cancelled.is_set():
             try:
                 socket.getaddrinfo(host, None)
             except (OSError, UnicodeError) as error:  # UnicodeError: a label of more than 63 letters
                 reasons.append(str(error))
-                gone.wait(RETRY_S)
+                cancelled.wait(RETRY_S)
             else:
-                found.set()
+                is_resolvable.set()
                 return
 
-    gone = threading.Event()
+    cancelled = threading.Event()
     threading.Thread(target=look_up, daemon=True).start()
-    resolved = found.wait(wait_s)
-    gone.set()
+    resolved = is_resolvable.wait(wait_s)
+    cancelled.set()
     if not resolved:
         reason = reasons[-1] if reasons else "no answer"
         raise ConnectionError(
@@ -157,56 +162,63 @@ def resolve_host(host: str, wait_s: float = RESOLVE_S) -> None:
 
 
 def backend_for(device: torch.device) -> str:
-    """Of process groups: gloo, on GPUs nccl beside it, so that decisions of the hosts keep no GPU waiting."""
+    """Return the backend of process groups: gloo, and nccl in addition on GPUs.
+
+    Flags exchanged between hosts use gloo and do not synchronize the GPU.
+    """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else GLOO
 
 
 def ensure_group(world: World) -> None:
-    """Make a process group of one rank where there is none: DeepSpeed and FSDP want one even then."""
+    """Create a process group of one rank if there is none: DeepSpeed and FSDP require one."""
     if not dist.is_initialized():
         dist.init_process_group(backend_for(world.device), store=dist.HashStore(), rank=0, world_size=1)
 
 
 def device_index(local_rank: int, n_visible: int) -> int:
-    """Which of the GPUs that this process sees is its own.
+    """Return the index of this process's GPU among the visible ones.
 
-    Schedulers either show a process all GPUs of the node, or its own alone (srun --gpus-per-task=1).
+    Schedulers make either all GPUs of the node visible to a process, or only its own
+    (srun --gpus-per-task=1).
     """
     if local_rank < n_visible:
         return local_rank
     if n_visible == 1:
         return 0
     raise ValueError(
-        f"local rank {local_rank} finds {n_visible} GPUs on this node, wanted one for each process; "
-        "start as many processes as there are GPUs"
+        f"local rank {local_rank}: got {n_visible} GPUs on this node, expected one per process. "
+        "Start as many processes as there are GPUs."
     )
 
 
-GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
-LATE = ("Timed out waiting", "Application timeout", "Wait timeout", "collective operation timeout")
+PEER_GONE_ERRORS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+TIMEOUT_ERRORS = ("Timed out waiting", "Application timeout", "Wait timeout", "collective operation timeout")
 
 
-def _error_of_a_peer(error: BaseException) -> BaseException | None:
-    """The error, or one that caused it, of a collective that failed because of another rank.
+def _find_peer_error(error: BaseException) -> BaseException | None:
+    """Return the error in the chain of causes that another rank has caused through a collective, or None.
 
-    gloo's errors have no class of their own, and a checkpoint that is not written hides them in an OSError.
+    gloo's errors have no class of their own, so they are recognized by their text. A failed checkpoint wraps
+    them in an OSError, so the whole chain is searched.
     """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, dist.DistError):
             return cause
-        # the system's own "Broken pipe" is an OSError, and of another pipe
-        if not isinstance(cause, OSError) and any(text in str(cause) for text in GONE + LATE):
+        # an OSError "Broken pipe" is from the operating system and concerns some other pipe
+        if not isinstance(cause, OSError) and any(
+            text in str(cause) for text in PEER_GONE_ERRORS + TIMEOUT_ERRORS
+        ):
             return cause
         cause = cause.__cause__
     return None
 
 
-def _explain_loss(error: BaseException, watchdog: Watchdog) -> str:
-    """One sentence: which rank is gone or hangs, where it was, and what the collective said."""
-    said = str(error).splitlines()[0]
-    is_late = any(text in str(error) for text in LATE)
-    text = watchdog.explain(is_late)
+def _explain_peer_error(error: BaseException, watchdog: Watchdog) -> str:
+    """Return one sentence: the rank that ended or hangs, its last position, and the collective's message."""
+    message = str(error).splitlines()[0]
+    is_late = any(text in str(error) for text in TIMEOUT_ERRORS)
+    text = watchdog.explain_failure(is_late)
     if is_late:
-        return f"{text} (a collective has waited for dist.timeout_s={watchdog.timeout_s:g} s: {said})"
-    return f"another rank is gone ({said}); {text}"
+        return f"{text} (a collective has waited for dist.timeout_s={watchdog.timeout_s:g} s: {message})"
+    return f"another rank is gone ({message}); {text}"

@@ -1,8 +1,9 @@
-"""Chinchilla's three approaches to N* ~ C^a side by side, and the known bias of the second.
+"""Comparison of Chinchilla's three approaches to N* ~ C^a, and the known bias of the second.
 
 Approach 2 fits parabolas to slices of a surface that is not symmetric unless alpha = beta. Xu et al. (arXiv
-2603.22339) show the bias on noise-free surfaces. Here it is estimated for the runs at hand: the parabolas are
-fitted again to what a fitted law says at the same N and D, and compared with that law's own optimum.
+2603.22339) show the bias on noise-free surfaces. Here it is estimated for the given runs: parabolas are
+fitted to the losses that a fitted law predicts at the same N and D, and compared with the optimum of that
+law.
 """
 
 from collections.abc import Sequence
@@ -13,19 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.scaling.envelope import curves_of_runs, fit_envelope
+from megatron.scaling.envelope import curves_from_runs, fit_envelope
 from megatron.scaling.fit import fit_law
-from megatron.scaling.frontier import optimal
+from megatron.scaling.frontier import optimal_frontier
 from megatron.scaling.isoflop import IsoFlop, fit_isoflop, fit_parabola
 from megatron.scaling.law import Law
 from megatron.scaling.power_law import fit_power
 
-NAMES = {1: "envelope", 2: "isoFLOP parabolas", 3: "parametric law"}
+APPROACH_NAMES = {1: "envelope", 2: "isoFLOP parabolas", 3: "parametric law"}
 
 
 @dataclass(frozen=True)
 class IsoFlopBias:
-    """What parabolas are off by on a noise-free law: `exponent` in a, and N* by `factor` at C FLOPs."""
+    """Bias of parabolas on a noise-free law: `exponent` is the error of a, `factor` that of N* at C FLOPs."""
 
     exponent: float
     factor: float
@@ -35,7 +36,7 @@ class IsoFlopBias:
 
 @dataclass(frozen=True)
 class Exponent:
-    """a of N* ~ C^a by one approach, with its 95 % confidence interval (None where there is none)."""
+    """a of N* ~ C^a by one approach, with its 95 % confidence interval (None if unavailable)."""
 
     approach: int
     a: float
@@ -44,7 +45,7 @@ class Exponent:
 
 @dataclass(frozen=True)
 class ApproachComparison:
-    """Exponents by each approach that these runs allow, why others are missing, and what disagrees."""
+    """Exponents by each approach that the runs allow, reasons for missing ones, bias and disagreements."""
 
     exponents: list[Exponent]
     missing: dict[int, str]
@@ -52,23 +53,33 @@ class ApproachComparison:
     disagreements: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content for JSON."""
         return asdict(self)
 
 
-def estimate_bias(found: IsoFlop, law: Law) -> IsoFlopBias | None:
-    """The bias of the parabolas `found` if `law` were true; None with fewer than two usable budgets."""
+def estimate_bias(isoflop: IsoFlop, law: Law) -> IsoFlopBias | None:
+    """Estimate the bias of the parabolas of `isoflop` if `law` were true.
+
+    Returns None with fewer than two usable budgets.
+    """
     computes, fitted, true = [], [], []
-    for one in found.parabolas:
-        if one.at_edge:
+    for parabola in isoflop.parabolas:
+        if parabola.at_edge:
             continue
-        C = np.full(len(one.N), one.C)
-        again = fit_parabola(one.N, one.D, law.loss(one.N, one.D), C, np.ones(len(one.N)), one.used)
-        per_token = float(np.exp(np.log(C / (one.N * one.D)).mean()))
-        best = float(optimal(law, one.C, per_token).N[0])
-        if again is not None and 0 < best < np.inf:
-            computes.append(one.C)
-            fitted.append(again.N_best)
+        C = np.full(len(parabola.N), parabola.C)
+        refit = fit_parabola(
+            parabola.N,
+            parabola.D,
+            law.loss(parabola.N, parabola.D),
+            C,
+            np.ones(len(parabola.N)),
+            parabola.used,
+        )
+        per_token = float(np.exp(np.log(C / (parabola.N * parabola.D)).mean()))
+        best = float(optimal_frontier(law, parabola.C, per_token).N[0])
+        if refit is not None and 0 < best < np.inf:
+            computes.append(parabola.C)
+            fitted.append(refit.N_best)
             true.append(best)
     if len(set(computes)) < 2:
         return None
@@ -77,8 +88,8 @@ def estimate_bias(found: IsoFlop, law: Law) -> IsoFlopBias | None:
     exponent, factor = slopes[0] - slopes[1], fitted[last] / true[last]
     words = (
         "Parabolas are biased where alpha and beta differ (arXiv 2603.22339): on a noise-free surface of "
-        f"the fitted law these sizes give an exponent {exponent:+.3f} off and an N* {factor:.2f} times the "
-        f"true one at {computes[last]:.2e} FLOPs."
+        f"the fitted law these sizes give an error of {exponent:+.3f} in the exponent and an N* {factor:.2f} "
+        f"times the true one at {computes[last]:.2e} FLOPs."
     )
     return IsoFlopBias(exponent, factor, computes[last], words)
 
@@ -86,25 +97,25 @@ def estimate_bias(found: IsoFlop, law: Law) -> IsoFlopBias | None:
 def compare_approaches(
     N: ArrayLike, D: ArrayLike, L: ArrayLike, C: ArrayLike, n_bootstrap: int = 200, seed: int = 0
 ) -> ApproachComparison:
-    """All approaches that n runs allow: N parameters, D tokens, L nats a token, C FLOPs, each [n].
+    """Apply all approaches that n runs allow: N parameters, D tokens, L nats a token, C FLOPs, each [n].
 
-    Two approaches disagree where neither exponent is in the other's interval. Approach 3 is the form
+    Two approaches disagree where neither exponent is in the interval of the other. Approach 3 is the form
     chinchilla, whose exponent is beta / (alpha + beta).
     """
     N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
     exponents, missing = [], {}
     isoflop = law = None
     try:
-        size = fit_envelope(curves_of_runs(N, C, L), float(np.median(C / (N * D)))).size
+        size = fit_envelope(curves_from_runs(N, C, L), float(np.median(C / (N * D)))).size
         missing |= {} if size else {1: "no power law through the envelope"}
-        exponents += [Exponent(1, size.exponent, _known(size.interval))] if size else []
+        exponents += [Exponent(1, size.exponent, _finite_or_none(size.interval))] if size else []
     except ValueError as error:
         missing[1] = str(error)
     try:
         isoflop = fit_isoflop(N, D, L, C)
         size = isoflop.size
-        missing |= {} if size else {2: "fewer than two budgets with a minimum inside"}
-        exponents += [Exponent(2, size.exponent, _known(size.interval))] if size else []
+        missing |= {} if size else {2: "fewer than two budgets with a minimum inside the sizes"}
+        exponents += [Exponent(2, size.exponent, _finite_or_none(size.interval))] if size else []
     except ValueError as error:
         missing[2] = str(error)
     try:
@@ -118,27 +129,27 @@ def compare_approaches(
 
 
 def find_disagreements(exponents: Sequence[Exponent]) -> list[str]:
-    """A sentence for each two approaches of which neither exponent is in the other's interval."""
-    apart = [_disagreement(one, other) for one, other in combinations(exponents, 2)]
-    return [words for words in apart if words]
+    """Return a sentence for each two approaches whose exponents are outside each other's interval."""
+    sentences = [_describe_disagreement(first, second) for first, second in combinations(exponents, 2)]
+    return [sentence for sentence in sentences if sentence]
 
 
-def _known(interval: tuple[float, float]) -> tuple[float, float] | None:
+def _finite_or_none(interval: tuple[float, float]) -> tuple[float, float] | None:
     return None if np.isnan(interval).any() else interval
 
 
-def _disagreement(one: Exponent, other: Exponent) -> str:
-    if one.interval is None or other.interval is None:
+def _describe_disagreement(first: Exponent, second: Exponent) -> str:
+    if first.interval is None or second.interval is None:
         return ""
-    if _is_inside(one.a, other.interval) or _is_inside(other.a, one.interval):
+    if _is_inside(first.a, second.interval) or _is_inside(second.a, first.interval):
         return ""
     parts = [
-        f"approach {each.approach} ({NAMES[each.approach]}) gives N* ~ C^{each.a:.3f} "
-        f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]"
-        for each in (one, other)
+        f"approach {exponent.approach} ({APPROACH_NAMES[exponent.approach]}) gives N* ~ C^{exponent.a:.3f} "
+        f"[{exponent.interval[0]:.3f}, {exponent.interval[1]:.3f}]"
+        for exponent in (first, second)
     ]
     return f"Approaches disagree: {parts[0]}, {parts[1]} (95 % confidence)."
 
 
-def _is_inside(value: float, interval: tuple[float, float]) -> bool:
-    return interval[0] <= value <= interval[1]
+def _is_inside(exponent: float, interval: tuple[float, float]) -> bool:
+    return interval[0] <= exponent <= interval[1]

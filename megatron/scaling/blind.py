@@ -1,4 +1,4 @@
-"""The blind check of a study: a run is predicted, the prediction is stored, and only then is it trained."""
+"""Blind check of a study: predict a run, store the prediction, and only then train the run."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from megatron.io import wait_for_lock
-from megatron.revision import git_of_code
+from megatron.revision import code_revision
 from megatron.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
-from megatron.scaling import wording
-from megatron.scaling.blind_record import BLIND, Blind, load_blind
+from megatron.scaling.blind_record import BLIND, BlindPrediction, load_blind
 from megatron.scaling.compute_law import ComputeLaw, Optimum
+from megatron.scaling.format import format_count, format_loss, format_with_interval
 from megatron.scaling.ladder import (
     STUDY,
     PlannedRun,
@@ -21,23 +21,24 @@ from megatron.scaling.ladder import (
     plan_candidates,
     read_study_plan,
 )
-from megatron.scaling.study_frontier import hash_rows, runs_of_rows, select_rows
+from megatron.scaling.study_frontier import hash_rows, make_frontier_runs, select_rows
 from megatron.scaling.table import Row, read_runs
 
-FURTHEST = 1.5  # factor between N* and the nearest candidate
-NEEDED = ("log_size", "size_exponent")  # constants without which there is no N* to train
-MOST_NAMED = 3  # runs in a sentence
+MAX_SIZE_RATIO = 1.5  # factor between N* and the nearest candidate
+REQUIRED_CONSTANTS = ("log_size", "size_exponent")  # constants without which there is no N* to train
+MAX_NAMED_RUNS = 3  # runs in a sentence
 
 
 @dataclass(frozen=True)
 class BlindOutcome:
-    """A prediction and what was measured.
+    """Prediction of the blind run and its measured loss.
 
-    measured  held-out loss of the finished run in nats a token, loss_se its standard error; None until then
-    in_order  whether no file of the run is older than the prediction; None while there is none
+    measured  held-out loss of the finished run in nats per token; None until it has finished
+    loss_se   standard error of `measured`
+    in_order  True if no file of the run is older than the prediction; None if the run has no files
     """
 
-    prediction: Blind
+    prediction: BlindPrediction
     measured: float | None = None
     loss_se: float | None = None
     in_order: bool | None = None
@@ -59,64 +60,65 @@ class BlindOutcome:
 
     @property
     def predicted(self) -> float:
-        """Loss in nats a token."""
+        """Predicted loss in nats per token."""
         return self.prediction.predicted
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Predictive, of the measured loss, at `level`."""
+        """Predictive interval of the measured loss, at `level`."""
         return self.prediction.interval
 
     @property
     def level(self) -> float:
-        """Of the interval."""
+        """Level of the interval."""
         return self.prediction.level
 
     @property
     def predicted_at(self) -> str:
-        """When the prediction was stored, to the second."""
-        return f"{self.prediction.made_at:%Y-%m-%d %H:%M:%S} UTC"
+        """Time at which the prediction was stored, to the second."""
+        return f"{self.prediction.created_at:%Y-%m-%d %H:%M:%S} UTC"
 
     @property
     def sha256(self) -> str:
-        """Over all that was predicted."""
+        """Hash of all fields of the prediction."""
         return self.prediction.sha256()
 
     @property
     def in_time(self) -> bool:
-        """Whether no file of the run is known to be older than the prediction."""
+        """False if a file of the run is older than the prediction."""
         return self.in_order is not False
 
     @property
     def error_percent(self) -> float | None:
-        """By how much the measured loss is above the predicted one."""
+        """Excess of the measured loss over the predicted loss, in percent; None without a measurement."""
         return None if self.measured is None else 100 * (self.measured / self.prediction.predicted - 1)
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured loss is inside the predictive interval."""
+        """True if the measured loss is inside the predictive interval; None without a measurement."""
         low, high = self.prediction.interval
         return None if self.measured is None else low <= self.measured <= high
 
     @property
-    def words(self) -> str:
-        """The outcome in one line."""
+    def summary(self) -> str:
+        """One-line summary of the check."""
         p = self.prediction
         text = (
-            f"blind check at {p.C:.2e} FLOPs, N = {wording.count(p.N, 3)}, D = {wording.count(p.D, 3)}: "
-            f"predicted {wording.with_interval(p.predicted, p.interval, wording.loss)}"
+            f"blind check at {p.C:.2e} FLOPs, N = {format_count(p.N, 3)}, D = {format_count(p.D, 3)}: "
+            f"predicted {format_with_interval(p.predicted, p.interval, format_loss)}"
         )
         if self.measured is None:
             return f"{text}, not trained yet"
-        text += f", measured {wording.loss(self.measured)}: {'inside' if self.inside else 'OUTSIDE'}, "
+        text += f", measured {format_loss(self.measured)}: {'inside' if self.inside else 'OUTSIDE'}, "
         text += f"off by {self.error_percent:+.1f} %"
         return text if self.in_order else f"{text}; NOT BLIND: files of the run are older than the prediction"
 
 
 def check_blind(study_dir: str | Path, rows: Sequence[Row] | None = None) -> BlindOutcome | None:
-    """The blind check of a study, None where nothing was predicted. `rows` are those of read_runs, if known.
+    """Return the blind check of a study, or None if no run was predicted.
 
-    ValueError for a blind.json that was changed.
+    rows: the rows of `read_runs`, if they were read before
+    Raises ValueError if blind.json was modified.
     """
     folder = Path(study_dir)
     prediction = load_blind(folder)
@@ -124,82 +126,94 @@ def check_blind(study_dir: str | Path, rows: Sequence[Row] | None = None) -> Bli
         return None
     has_runs = (folder / "runs").is_dir()
     rows = (read_runs(folder) if has_runs else []) if rows is None else rows
-    own = [row for row in rows if row["identity"] == prediction.identity and row["path"]]
-    if not own:
+    matches = [row for row in rows if row["identity"] == prediction.identity and row["path"]]
+    if not matches:
         return BlindOutcome(prediction)
-    row = own[0]
+    # the first match is the run itself: identities are unique within a study
+    row = matches[0]
+    # a file older than the prediction means that the run had started, so the prediction could have seen its
+    # loss
     times = [path.stat().st_mtime for path in (folder / row["path"]).iterdir() if path.is_file()]
-    in_order = min(times) >= prediction.made_at.timestamp() if times else None
+    in_order = min(times) >= prediction.created_at.timestamp() if times else None
     loss = row["loss"] if row["status"] == "done" else None
     return BlindOutcome(prediction, loss, row["loss_se"] if loss is not None else None, in_order)
 
 
-def predict_blind(study_dir: str | Path, again: bool = False) -> Blind:
+def predict_blind(study_dir: str | Path, again: bool = False) -> BlindPrediction:
     """Predict the blind run of a study and store the prediction as <study_dir>/blind.json.
 
-    A prediction of the same run by the same rows is returned as it is; one by other rows is replaced with
-    `again`, for as long as its run has not been started.
-    FileNotFoundError for no study. ValueError where the key blind is missing, runs of the grids are
-    unfinished or too few, the law does not identify N*, no candidate is near it, or the run was started.
+    An existing prediction of the same run from the same rows is returned unchanged. A prediction from other
+    rows is replaced only with `again`, and only before its run is started.
+    Raises FileNotFoundError if there is no study. Raises ValueError if the key `blind` is missing, runs of
+    the grids are unfinished or too few, the law does not identify N*, no candidate is near N*, or the run was
+    started.
     """
     folder = Path(study_dir)
     if not (folder / STUDY).is_file():
         raise FileNotFoundError(f"{folder / STUDY}: no such study. Run tools/sweep.py STUDY.yaml first.")
-    with wait_for_lock(folder / LOCK):  # two predictions at once would be of two laws
-        return _predict(folder, again)
+    with wait_for_lock(folder / LOCK):  # concurrent predictions could use different laws
+        return _predict_locked(folder, again)
 
 
-def _predict(folder: Path, again: bool) -> Blind:
+def _predict_locked(folder: Path, again: bool) -> BlindPrediction:
     study = read_study_plan(folder / STUDY, [f"directory={folder}"])
     if study.blind is None:
         raise ValueError(
-            f"{folder / STUDY}: got no key 'blind', expected the sizes that the blind run may have. Add "
+            f"{folder / STUDY}: got no key 'blind', expected the candidate sizes of the blind run. Add "
             "`blind: {sizes: [...]}` to STUDY.yaml and run tools/sweep.py again."
         )
     planned = expand_grids(study)
-    rows = _finished_rows(folder, study, planned)
-    law = runs_of_rows(rows, study.blind.objective, study.blind.flops_column, str(folder)).fit()
+    rows = _select_finished_rows(folder, study, planned)
+    law = make_frontier_runs(rows, study.blind.objective, study.blind.flops_column, str(folder)).fit()
     _check_identified(law)
+    # budget and candidates depend on the plan alone; the law only chooses among the candidates
     budget = blind_budget(study, planned)
     optimum = law.optimum(budget)
-    run = _nearest(study, plan_candidates(study, budget), optimum)
-    if run.plan.identity in {one.plan.identity for one in planned}:
+    run = _choose_candidate(study, plan_candidates(study, budget), optimum)
+    # the blind run must not be in the fit, or the check would test the law on its own data
+    if run.plan.identity in {grid_run.plan.identity for grid_run in planned}:
         raise ValueError(
-            f"{folder}: got a blind run, {run.folder.name}, that the grids train too, expected a new one. "
-            "Take it out of the grids."
+            f"{folder}: got a blind run, {run.folder.name}, that is also in the grids, expected a new run. "
+            "Remove it from the grids."
         )
-    prediction = _describe(study, run, law, optimum, hash_rows(rows, study.blind.flops_column), len(rows))
-    return _store(folder, prediction, again)
+    prediction = _make_prediction(
+        study, run, law, optimum, hash_rows(rows, study.blind.flops_column), len(rows)
+    )
+    return _store_prediction(folder, prediction, again)
 
 
-def _store(folder: Path, prediction: Blind, again: bool) -> Blind:
-    """The prediction that is in the file now: an earlier one of the same run and rows stays."""
+def _store_prediction(folder: Path, prediction: BlindPrediction, again: bool) -> BlindPrediction:
+    """Store a prediction and return the one in the file; an earlier one of the same run and rows is kept."""
     earlier = load_blind(folder)
     if earlier is not None:
+        # the hash covers N, D, C and loss of every fitted run, so equal hashes give the same law and
+        # prediction
         same = (earlier.identity, earlier.rows_sha256) == (prediction.identity, prediction.rows_sha256)
         if same:
             return earlier
-        if files := find_started(folder / "runs" / earlier.run):
+        # order of these checks: a started run freezes its prediction, and only `again` replaces one before
+        # that
+        if files := list_started_files(folder / "runs" / earlier.run):
             raise ValueError(
-                f"{folder / BLIND}: got other runs or settings than those it was made from, and its run has "
-                f"been started ({files}): it stays. Choose another directory for another prediction."
+                f"{folder / BLIND}: got other runs or settings than those of the stored prediction, whose "
+                f"run has been started ({files}). Use another directory for a new prediction."
             )
         if not again:
             raise ValueError(
-                f"{folder / BLIND}: got other runs or settings than those it was made from. Its run has not "
-                "been started: --again replaces the prediction."
+                f"{folder / BLIND}: got other runs or settings than those of the stored prediction, whose "
+                "run has not been started. Use --again to replace the prediction."
             )
-    if files := find_started(folder / "runs" / prediction.run):
+    if files := list_started_files(folder / "runs" / prediction.run):
         raise ValueError(
             f"{folder / 'runs' / prediction.run}: got a run that has been started ({files}), expected none. "
-            "Delete its folder and predict before it is trained."
+            "Delete its folder and predict the run before training it."
         )
     prediction.save(folder)
     return prediction
 
 
-def find_started(run_dir: Path) -> str:
-    """Names of the files by which a run shows that it was started; empty where it was not."""
+def list_started_files(run_dir: Path) -> str:
+    """Return the names of the files that show that a run was started; empty if there are none."""
     names = [name for name in (PLAN, METRICS, RESULT) if (run_dir / name).exists()]
     checkpoints = run_dir / CHECKPOINTS
     if checkpoints.is_dir() and any(checkpoints.iterdir()):
@@ -207,19 +221,20 @@ def find_started(run_dir: Path) -> str:
     return ", ".join(names)
 
 
-def _finished_rows(folder: Path, study: StudyPlan, planned: Sequence[PlannedRun]) -> list[Row]:
-    """The rows that are fitted: all runs of the grids. ValueError where one has not ended."""
+def _select_finished_rows(folder: Path, study: StudyPlan, planned: Sequence[PlannedRun]) -> list[Row]:
+    """Return the rows to fit: all runs of the grids. Raises ValueError if a run has not finished."""
     assert study.blind is not None
-    wanted = [r for r in planned if r.plan.objective == study.blind.objective and not r.held_out]
+    expected_runs = [r for r in planned if r.plan.objective == study.blind.objective and not r.held_out]
     status = {row["identity"]: row for row in read_runs(folder)}
-    lacking = [r for r in wanted if status.get(r.plan.identity, {}).get("status") != "done"]
+    lacking = [r for r in expected_runs if status.get(r.plan.identity, {}).get("status") != "done"]
     if lacking:
-        notes = [_describe_unfinished(r, status.get(r.plan.identity)) for r in lacking[:MOST_NAMED]]
+        notes = [_describe_unfinished(r, status.get(r.plan.identity)) for r in lacking[:MAX_NAMED_RUNS]]
         raise ValueError(
             f"{folder}: got {len(lacking)} unfinished runs of the grids ({'; '.join(notes)}), expected all "
-            f"{len(wanted)} done. Run tools/sweep.py again, or take out of the grids what cannot be trained."
+            f"{len(expected_runs)} done. Run tools/sweep.py again, or remove runs that cannot be trained "
+            "from the grids."
         )
-    rows = [status[r.plan.identity] | {"held_out": 0} for r in wanted]
+    rows = [status[r.plan.identity] | {"held_out": 0} for r in expected_runs]
     return select_rows(rows, study.blind.objective, study.blind.flops_column)
 
 
@@ -228,7 +243,7 @@ def _describe_unfinished(run: PlannedRun, row: Row | None) -> str:
 
 
 def _check_identified(law: ComputeLaw) -> None:
-    reasons = [law.not_identified[name] for name in NEEDED if name in law.not_identified]
+    reasons = [law.not_identified[name] for name in REQUIRED_CONSTANTS if name in law.not_identified]
     if reasons:
         raise ValueError(
             f"frontier: got no identified N*: {' '.join(reasons)} Add sizes on both sides of the best one at "
@@ -236,30 +251,32 @@ def _check_identified(law: ComputeLaw) -> None:
         )
 
 
-def _nearest(study: StudyPlan, candidates: dict[str, PlannedRun], optimum: Optimum) -> PlannedRun:
-    """The candidate nearest to N* in log N. ValueError where it is further than FURTHEST."""
+def _choose_candidate(study: StudyPlan, candidates: dict[str, PlannedRun], optimum: Optimum) -> PlannedRun:
+    """Return the candidate nearest to N* in log N. Raises ValueError beyond a ratio of MAX_SIZE_RATIO."""
 
+    # ratio, not difference: the cost of a wrong size is symmetric in log N to second order
     def distance(run: PlannedRun) -> float:
         return abs(math.log(run.plan.n_params / optimum.N))
 
     best = min(candidates.values(), key=distance)
-    if distance(best) > math.log(FURTHEST):
-        sizes = ", ".join(f"{name} ({wording.count(r.plan.n_params, 3)})" for name, r in candidates.items())
+    if distance(best) > math.log(MAX_SIZE_RATIO):
+        sizes = ", ".join(f"{name} ({format_count(r.plan.n_params, 3)})" for name, r in candidates.items())
         raise ValueError(
-            f"study {study.name}: blind.sizes: got {sizes}, expected one within a factor of {FURTHEST:g} of "
-            f"N* = {wording.count(optimum.N, 3)} at {optimum.C:.3g} FLOPs. Add a size of about that many "
-            "parameters to sizes and to blind.sizes, and run tools/sweep.py again."
+            f"study {study.name}: blind.sizes: got {sizes}, expected one within a factor of "
+            f"{MAX_SIZE_RATIO:g} of N* = {format_count(optimum.N, 3)} at {optimum.C:.3g} FLOPs. Add a size "
+            "of about that many parameters to sizes and to blind.sizes, and run tools/sweep.py again."
         )
     return best
 
 
-def _describe(
+def _make_prediction(
     study: StudyPlan, run: PlannedRun, law: ComputeLaw, optimum: Optimum, rows_sha256: str, n_runs: int
-) -> Blind:
+) -> BlindPrediction:
     assert study.blind is not None
     C = float(getattr(run.plan, study.blind.flops_column))
+    # C of the run itself, after rounding to whole steps, and not the nominal budget
     predicted = law.predict_run(run.plan.n_params, C)
-    return Blind(
+    return BlindPrediction(
         objective=study.blind.objective,
         run=run.folder.name,
         size=run.plan.size,
@@ -277,7 +294,7 @@ def _describe(
         N_optimum=optimum.N,
         N_optimum_interval=optimum.N_interval,
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        commit=git_of_code(),
+        commit=code_revision(),
         n_runs=n_runs,
         rows_sha256=rows_sha256,
     )

@@ -1,29 +1,29 @@
-"""The key `blind` of a STUDY.yaml: which run is predicted before it is trained."""
+"""Key `blind` of a STUDY.yaml: the run that is predicted before it is trained."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from megatron.config.read import refuse_unknown
+from megatron.config.read import check_known_keys
 from megatron.config.yaml_file import is_finite
 from megatron.scaling.grid import Grid, read_grid
 from megatron.scaling.seeds import Seeds
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
-LEAST_COMPUTE, MOST_COMPUTE = 2.0, 8.0  # nearer is no extrapolation; further the frontier predicts little
-COLUMN = {"exact": "train_flops", "6nd": "flops_6nd"}  # of a study's table, by convention
-LABEL = "blind"  # ends the name of the run
-KNOWN = ("objective", "compute", "sizes", "lr", "batch_tokens", "run", "flops_convention", "seed")
+MIN_COMPUTE, MAX_COMPUTE = 2.0, 8.0  # below: no extrapolation; above: intervals too wide to test the frontier
+FLOPS_COLUMN = {"exact": "train_flops", "6nd": "flops_6nd"}  # convention -> column of the study's table
+LABEL = "blind"  # suffix of the run's name
+KEYS = ("objective", "compute", "sizes", "lr", "batch_tokens", "run", "flops_convention", "seed")
 
 
 @dataclass(frozen=True)
 class BlindPlan:
-    """The run that tests the frontier.
+    """Settings of the run that tests the frontier.
 
-    sizes        candidates, of which the one nearest to the law's N* is trained
-    compute      its FLOPs over the largest budget of the study's grids, LEAST_COMPUTE to MOST_COMPUTE
+    sizes        candidate sizes; the one nearest to the law's N* is trained
+    compute      FLOPs of the run over the largest budget of the study's grids, MIN_COMPUTE to MAX_COMPUTE
     lr, batch_tokens   none or one rule each, as in a grid
-    flops_convention   of all budgets of the frontier: a key of COLUMN
-    run          laid over the study's
+    flops_convention   convention of all budgets of the frontier: a key of FLOPS_COLUMN
+    run          keys that override the study's `run`
     """
 
     sizes: list[str]
@@ -37,11 +37,11 @@ class BlindPlan:
 
     @property
     def flops_column(self) -> str:
-        """The column of the table that holds C."""
-        return COLUMN[self.flops_convention]
+        """Column of the table that holds C."""
+        return FLOPS_COLUMN[self.flops_convention]
 
-    def grid(self, size: str, flops: float) -> Grid:
-        """The grid of one run: `size` trained with so many FLOPs."""
+    def make_grid(self, size: str, flops: float) -> Grid:
+        """Return a grid with one run: `size` trained with `flops` FLOPs."""
         return Grid(
             objectives=[self.objective],
             sizes=[size],
@@ -57,24 +57,28 @@ class BlindPlan:
 
 
 def read_blind_plan(raw: Any, where: str) -> BlindPlan:
-    """The key as written. ValueError names the key and what was expected."""
-    refuse_unknown(raw, KNOWN, where)
+    """Read and validate the key `blind`. Raises ValueError naming the key and the expected value."""
+    check_known_keys(raw, KEYS, where)
     values = {key: value for key, value in raw.items() if value is not None}
     compute = values.get("compute", BlindPlan.compute)
-    if not is_finite(compute) or not LEAST_COMPUTE <= compute <= MOST_COMPUTE:
+    if not is_finite(compute) or not MIN_COMPUTE <= compute <= MAX_COMPUTE:
         raise ValueError(
-            f"{where}.compute: got {compute!r}, expected {LEAST_COMPUTE:g} to {MOST_COMPUTE:g} times the "
+            f"{where}.compute: got {compute!r}, expected {MIN_COMPUTE:g} to {MAX_COMPUTE:g} times the "
             "largest budget of the grids."
         )
-    for key, allowed in (("objective", OBJECTIVES), ("flops_convention", tuple(COLUMN))):
+    for key, allowed in (("objective", OBJECTIVES), ("flops_convention", tuple(FLOPS_COLUMN))):
         if values.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{where}.{key}: got {values[key]!r}, expected {' or '.join(allowed)}.")
     for key in ("lr", "batch_tokens"):
         if isinstance(values.get(key), list) and len(values[key]) > 1:
-            raise ValueError(f"{where}.{key}: got {len(values[key])} rules, expected one. It is one run.")
+            raise ValueError(
+                f"{where}.{key}: got {len(values[key])} rules, expected one. The blind run is a single run."
+            )
     objective = values.get("objective", BlindPlan.objective)
     shared = {key: values[key] for key in ("sizes", "lr", "batch_tokens", "run") if key in values}
     seed = values.get("seed", 0)
+    # read_grid validates the shared keys; the length is a placeholder, since the budget depends on the
+    # grids
     grid = read_grid(
         {"objectives": [objective], "seeds": [seed], "train_flops": [1.0], "label": LABEL, **shared}, where
     )

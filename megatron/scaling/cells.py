@@ -1,4 +1,4 @@
-"""Cells of a study: runs that differ in their seed alone, how they are named, and which share a compute."""
+"""Cells of a study: runs that differ only in their seed, their names, and groups of equal compute."""
 
 import math
 import os
@@ -9,48 +9,50 @@ import numpy as np
 
 from megatron.scaling.table import Row
 
-SAME_CELL = ("objective", "n_params", "train_tokens", "unique_tokens", "seq_len")
-SAME_COMPUTE = 1.05  # ratio of FLOPs: budgets are rounded to whole steps
+CELL_COLUMNS = ("objective", "n_params", "train_tokens", "unique_tokens", "seq_len")
+MAX_COMPUTE_RATIO = 1.05  # ratio of FLOPs within a group: budgets are rounded to whole steps
 
 
 @dataclass(frozen=True)
 class Side:
-    """A run, or the runs of one cell: `loss` is the geometric mean of their losses, nats a token."""
+    """A run, or all runs of one cell."""
 
     name: str
     rows: tuple[Row, ...] = field(repr=False)
 
     @property
     def loss(self) -> float:
-        """Geometric mean over seeds."""
+        """Geometric mean of the losses over seeds, in nats per token."""
         return math.exp(self.log_loss)
 
     @property
     def log_loss(self) -> float:
-        """Mean over seeds."""
+        """Mean of log loss over seeds."""
         return math.log(mean_loss(self.rows))
 
     @property
     def n_seeds(self) -> int:
-        """Runs."""
+        """Number of runs."""
         return len(self.rows)
 
     @property
     def objective(self) -> str:
-        """Of its runs."""
+        """Objective of the runs."""
         return str(self.rows[0].get("objective"))
 
 
-def cells_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """The scored runs by cell: those that differ in their seed alone.
+def group_cells(rows: Sequence[Row]) -> list[list[Row]]:
+    """Group the scored runs into cells: runs that differ only in their seed.
 
-    By the column `cell`, the hash of all settings but the seed; without it by SAME_CELL, where runs of one
-    seed or of none are cells of their own, since they must differ in something else.
+    Runs are grouped by the column `cell`, the hash of all settings except the seed. Without this column they
+    are grouped by CELL_COLUMNS. Runs of such a group with equal or missing seeds must differ in another
+    setting, so each of them is a cell.
     """
     named: dict[tuple, list[Row]] = {}
     for row in rows:
+        # rows of external tables have no status: they count as finished
         if row.get("loss") is not None and row["loss"] > 0 and row.get("status") in (None, "done"):
-            key = (row["cell"],) if row.get("cell") else tuple(row.get(name) for name in SAME_CELL)
+            key = (row["cell"],) if row.get("cell") else tuple(row.get(name) for name in CELL_COLUMNS)
             named.setdefault(key, []).append(row)
     cells = []
     for same in named.values():
@@ -61,13 +63,15 @@ def cells_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def find_side(rows: Sequence[Row], name: str) -> Side:
-    """The run of this name, or the cell: all its seeds.
+    """Return the run with this name, or all seeds of the cell with this name.
 
-    `name` may be the beginning of a run's name, up to a dash before any other place; where it begins the
-    names of all runs of one cell, it is that cell.
-    Raises ValueError where it fits no scored run, or several cells.
+    `name` may be a prefix of a run's name; a prefix that ends before a dash takes precedence. A prefix of
+    the names of all runs of one cell selects that cell.
+    Raises ValueError if no scored run matches, or if runs of several cells match.
     """
-    scored = [row for cell in cells_of(rows) for row in cell]
+    scored = [row for cell in group_cells(rows) for row in cell]
+    # exact name first, then a prefix up to a dash, then any prefix: "s4" must not match "s48" if "s4-..."
+    # exists
     matches = [row for row in scored if row["run"] == name]
     matches = matches or [row for row in scored if str(row["run"]).startswith(f"{name}-")]
     matches = matches or [row for row in scored if str(row["run"]).startswith(name)]
@@ -75,57 +79,65 @@ def find_side(rows: Sequence[Row], name: str) -> Side:
         other = [row["run"] for row in rows if str(row["run"]).startswith(name)]
         why = f"; {other[0]} has no held-out loss" if other else ""
         raise ValueError(
-            f"{name}: no finished run of that name{why}. The table lists {len(scored)} with a loss."
+            f"{name}: got no finished run of that name{why}, expected one of {len(scored)} runs with a loss."
         )
     if len(matches) == 1:
-        return side_of(matches)
-    cell = next(cell for cell in cells_of(rows) if matches[0] in cell)
+        return make_side(matches)
+    cell = next(cell for cell in group_cells(rows) if matches[0] in cell)
+    # a prefix of several runs is valid only if it selects exactly the runs of one cell
     if len(cell) == len(matches) and all(row in cell for row in matches):
-        return side_of(cell)
+        return make_side(cell)
     shown = ", ".join(str(row["run"]) for row in matches[:4])
     raise ValueError(
-        f"{name}: fits {len(matches)} runs that are not the seeds of one cell ({shown}). "
-        "Write more of the name."
+        f"{name}: got {len(matches)} matching runs ({shown}), expected the seeds of one cell. "
+        "Use a longer prefix."
     )
 
 
-def side_of(cell: Sequence[Row]) -> Side:
-    """A run without the hash at the end of its name, or a cell: named as its runs are up to their seeds."""
+def make_side(cell: Sequence[Row]) -> Side:
+    """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
     names = [str(row["run"]) for row in cell]
     if len(names) == 1:
         return Side(names[0].removesuffix(f"-{str(cell[0].get('identity'))[:8]}"), tuple(cell))
+    # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
     stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
     return Side(stem or names[0], tuple(cell))
 
 
-def groups_of(rows: Sequence[Row], same: str) -> list[list[Side]]:
-    """Cells of one objective, and of one compute where that is asked; two or more."""
-    sides = [side_of(cell) for cell in cells_of(rows)]
+def group_sides(rows: Sequence[Row], same: str) -> list[list[Side]]:
+    """Group cells by objective, or by objective and compute, and drop groups of a single cell."""
+    sides = [make_side(cell) for cell in group_cells(rows)]
     groups = []
     for objective in sorted({side.objective for side in sides}):
-        of = [side for side in sides if side.objective == objective]
+        cells_of_objective = [side for side in sides if side.objective == objective]
         if same == "objective":
-            groups.append(of)
+            groups.append(cells_of_objective)
             continue
-        of = sorted((side for side in of if math.isfinite(cost_of(side))), key=cost_of)
+        cells_of_objective = sorted(
+            (side for side in cells_of_objective if math.isfinite(cell_flops(side))), key=cell_flops
+        )
+        # greedy groups over ascending FLOPs: a group ends where FLOPs exceed MAX_COMPUTE_RATIO of its first
+        # cell
         start = 0
-        for end in range(1, len(of) + 1):
-            if end == len(of) or cost_of(of[end]) > SAME_COMPUTE * cost_of(of[start]):
-                groups.append(of[start:end])
+        for end in range(1, len(cells_of_objective) + 1):
+            if end == len(cells_of_objective) or cell_flops(
+                cells_of_objective[end]
+            ) > MAX_COMPUTE_RATIO * cell_flops(cells_of_objective[start]):
+                groups.append(cells_of_objective[start:end])
                 start = end
     return [group for group in groups if len(group) > 1]
 
 
-def cost_of(side: Side) -> float:
-    """FLOPs of one of its runs; infinite where not known."""
+def cell_flops(side: Side) -> float:
+    """Return the FLOPs of one run of the cell; Inf if unknown."""
     return side.rows[0].get("train_flops") or math.inf
 
 
 def mean_loss(rows: Sequence[Row]) -> float:
-    """Geometric mean of their losses."""
+    """Return the geometric mean of the losses of `rows`."""
     return math.exp(float(np.mean([math.log(row["loss"]) for row in rows])))
 
 
-def same_text(a: Sequence[Row], b: Sequence[Row]) -> bool:
-    """Whether all were scored on as many tokens, as far as that is known."""
+def is_same_text(a: Sequence[Row], b: Sequence[Row]) -> bool:
+    """Return whether all rows were scored on the same number of tokens; unknown numbers are ignored."""
     return len({row["n_tokens_scored"] for row in (*a, *b) if row.get("n_tokens_scored")}) < 2

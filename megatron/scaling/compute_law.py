@@ -1,11 +1,12 @@
-"""The compute-optimal frontier by isoFLOP runs: which N is best at C FLOPs, and what loss it has.
+"""Law of the compute-optimal frontier from isoFLOP runs: the best N at C FLOPs, and its loss.
 
-A sum of powers in N and D is a claim about the whole plane. The practical question, what to train at the next
-budget, needs less: how loss depends on N around the best N of each budget, and how the best N and its loss
-move with C. Runs of several sizes at several budgets are fitted with the form of frontier_form.py by least
-squares of log L. It says nothing of an irreducible loss, and `LARGEST_STEP` limits how far it predicts.
+A sum of powers in N and D is a claim about the whole plane. To choose a model for the next budget, less is
+needed: how the loss depends on N around the best N of each budget, and how the best N and its loss change
+with C. Runs of several sizes at several budgets are fitted with the form of frontier_form.py by least squares
+of log L. The law contains no irreducible loss, and extrapolates to LARGEST_STEP times the largest budget at
+most.
 
-Intervals are Student's t from the linearised fit; a misfit of the form is part of the scatter.
+Intervals are Student's t from the linearised fit. A misfit of the form is part of the scatter.
 """
 
 import json
@@ -19,25 +20,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri, stdtrit
 
-from megatron.run_dir import with_null, write_json
+from megatron.run_dir import replace_nonfinite, write_json
 from megatron.scaling.frontier_drift import Continuation, continue_frontier
-from megatron.scaling.frontier_form import CONSTANTS, at_edge, log_loss, search_constants, slopes
-from megatron.scaling.isoflop import budgets
-from megatron.scaling.lack_of_fit import LackOfFit, check_fit
+from megatron.scaling.frontier_form import CONSTANTS, is_at_edge, log_loss, log_loss_slopes, search_constants
+from megatron.scaling.isoflop import split_budgets
+from megatron.scaling.lack_of_fit import LackOfFit, check_lack_of_fit
 from megatron.scaling.law_fields import is_number
 
-LEAST_RUNS, LEAST_BUDGETS, LEAST_SIZES = len(CONSTANTS) + 3, 4, 3
-LARGEST_STEP = 10.0  # times the largest budget: further out a quadratic in log C is no evidence
+MIN_RUNS, MIN_BUDGETS, MIN_SIZES = len(CONSTANTS) + 3, 4, 3
+LARGEST_STEP = 10.0  # times the largest budget; further out a quadratic in log C is not reliable
 LEVEL = 0.95
-SAME = 1e-6  # in log C: the largest budget itself is fitted, not extrapolated
+EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest fitted one
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best use of C FLOPs: N parameters, D tokens and the loss in nats a token, with intervals.
+    """Compute-optimal use of C FLOPs: N parameters, D tokens and the loss in nats a token, with intervals.
 
-    N_interval, D_interval and confidence are of the optimum itself; predictive is of the measured loss of one
-    new run there.
+    N_interval, D_interval and confidence are intervals of the optimum; predictive is the interval of the
+    measured loss of one new run there.
     """
 
     C: float
@@ -53,7 +54,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """The measured loss, in nats a token, of one new run of N parameters at C FLOPs: predictive interval."""
+    """Predicted loss (nats a token) of one new run of N parameters at C FLOPs, with predictive interval."""
 
     C: float
     N: float
@@ -66,15 +67,15 @@ class RunPrediction:
 class ComputeLaw:
     """A fitted frontier. Saved as compute_law.json.
 
-    params          CONSTANTS, at C0 = `centre` FLOPs
-    covariance      [7, 7] of params in that order; NaN rows of none
+    params          values of frontier_form.CONSTANTS, at C0 = `centre` FLOPs
+    covariance      [7, 7] of params in that order
     spread          standard deviation of log L of single runs around the fit, dof degrees of freedom
     tokens          (intercept, slope) of log(C / (N D)) against log N: FLOPs a parameter and token
-    not_identified  {constant: reason}; empty where every constant is held by the runs
-    lack_of_fit     test against runs that differ in their seed alone (lack_of_fit.LackOfFit), {} without
+    not_identified  {constant: reason}; empty where the runs identify every constant
+    lack_of_fit     test against runs that differ only in their seed (lack_of_fit.LackOfFit); {} without them
     C, N            ranges of the runs
-    beyond          how the frontier goes on beyond the largest budget: fields of
-                    frontier_drift.Continuation; {}: as the form says
+    beyond          continuation of the frontier beyond the largest budget: fields of
+                    frontier_drift.Continuation; {}: the form continues
     """
 
     params: dict[str, float]
@@ -95,41 +96,43 @@ class ComputeLaw:
 
     @property
     def identified(self) -> bool:
-        """Whether the runs hold every constant."""
+        """True if the runs identify every constant."""
         return not self.not_identified
 
     def loss(self, N: ArrayLike, C: ArrayLike) -> np.ndarray:
-        """Fitted loss, nats a token, of N parameters trained with C FLOPs; broadcasts."""
-        theta, x = self._theta(), self._x(C)
+        """Return the fitted loss, nats a token, of N parameters trained with C FLOPs; broadcasts."""
+        theta, x = self._theta_vector(), self._centred_log_compute(C)
         value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
         if self.beyond:
-            ahead = Continuation(**self.beyond)
-            step = ahead.at(theta, x) - log_loss(theta, x, theta[3] + theta[4] * x)
-            value = value + np.where(x > ahead.edge + SAME, step, 0.0)
+            continuation = Continuation(**self.beyond)
+            # the continuation changes the level of the frontier, and the shape around it in log N stays
+            step = continuation.evaluate(theta, x) - log_loss(theta, x, theta[3] + theta[4] * x)
+            value = value + np.where(x > continuation.edge + EDGE_TOLERANCE, step, 0.0)
         return np.exp(value)
 
     def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
-        """Confidence interval of one of CONSTANTS."""
+        """Return the confidence interval of constant `name`."""
         i = CONSTANTS.index(name)
-        half = self._quantile(level) * math.sqrt(max(self.covariance[i][i], 0.0))
+        half = self._t_quantile(level) * math.sqrt(max(self.covariance[i][i], 0.0))
         return self.params[name] - half, self.params[name] + half
 
     def predict_run(self, N: float, C: float, level: float = LEVEL) -> RunPrediction:
-        """Predict one run. ValueError beyond LARGEST_STEP times the largest budget."""
-        self._check(C)
+        """Predict one run. Raises ValueError beyond LARGEST_STEP times the largest budget."""
+        self._check_compute(C)
         value = float(self.loss(N, C))
         half = self._loss_half_width(N, C, level, self.spread**2)
         return RunPrediction(C, N, value, level, (value * math.exp(-half), value * math.exp(half)))
 
     def optimum(self, C: float, level: float = LEVEL) -> Optimum:
-        """Predict the best N and D at C FLOPs and the loss there. ValueError as `predict_run`."""
-        self._check(C)
-        x = float(self._x(C))
+        """Predict the best N and D at C FLOPs and the loss there. Raises ValueError as `predict_run`."""
+        self._check_compute(C)
+        x = float(self._centred_log_compute(C))
         log_n = self.params["log_size"] + self.params["size_exponent"] * x
         of_size = np.array([0, 0, 0, 1, x, 0, 0])
         half_n = self._half_width(of_size, level)
         N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
         ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
+        # confidence without, predictive with the variance of a single run
         inner, outer = (self._loss_half_width(N, C, level, extra) for extra in (0.0, self.spread**2))
         return Optimum(
             C, N, self.tokens_of(N, C), loss, level, ends,
@@ -140,25 +143,26 @@ class ComputeLaw:
 
     @property
     def steepening(self) -> str:
-        """A sentence for a frontier that falls ever faster beyond its error, "" for any other."""
+        """Warning where the curvature is significantly below 0, otherwise ""."""
         if not self.interval("curvature")[1] < 0:
             return ""
         return (
-            "The loss falls ever faster over these budgets, which no power law does. Beyond the largest its "
-            "last slope continues, and intervals allow it to drift."
+            "The loss falls ever faster over these budgets, which no power law does. Beyond the largest "
+            "budget the last slope continues, and intervals include a drift of it."
         )
 
     def tokens_of(self, N: float, C: float) -> float:
-        """D of N parameters at C FLOPs, as these runs' FLOPs were counted."""
+        """Return D of N parameters at C FLOPs, by the FLOP count of the fitted runs."""
+        # FLOPs per parameter and token depend on the size: attention and embeddings have different shares
         return C / (N * math.exp(self.tokens[0] + self.tokens[1] * math.log(N)))
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all; null stands for NaN."""
-        write_json(Path(path), with_null(asdict(self) | {"identified": self.identified}))
+        """Write compute_law.json atomically; null stands for NaN."""
+        write_json(Path(path), replace_nonfinite(asdict(self) | {"identified": self.identified}))
 
     @classmethod
     def load(cls, path: str | Path) -> "ComputeLaw":
-        """Read what `save` wrote. FileNotFoundError, or ValueError for any other file."""
+        """Read a compute_law.json. Raises FileNotFoundError, or ValueError for any other file."""
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file. Run tools/fit_frontier.py to write it.")
@@ -174,29 +178,34 @@ class ComputeLaw:
                 f"{path}: got no compute law ({error!r}). Run tools/fit_frontier.py to write it again."
             ) from error
 
-    def _theta(self) -> np.ndarray:
+    def _theta_vector(self) -> np.ndarray:
         return np.array([self.params[name] for name in CONSTANTS])
 
-    def _x(self, C: ArrayLike) -> np.ndarray:
+    def _centred_log_compute(self, C: ArrayLike) -> np.ndarray:
         return np.log(np.asarray(C, dtype=float) / self.centre)
 
-    def _quantile(self, level: float) -> float:
+    def _t_quantile(self, level: float) -> float:
         return float(stdtrit(self.dof, (1 + level) / 2)) if self.dof else float(ndtri((1 + level) / 2))
 
     def _half_width(self, gradient: np.ndarray, level: float, extra: float = 0.0) -> float:
         variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
-        return self._quantile(level) * math.sqrt(max(variance, 0.0) + extra)
+        return self._t_quantile(level) * math.sqrt(max(variance, 0.0) + extra)
 
     def _loss_half_width(self, N: float, C: float, level: float, extra: float) -> float:
-        """Of log L of N parameters at C FLOPs, where `extra` is the variance of a single run."""
-        x = float(self._x(C))
-        gradient = slopes(self._theta(), np.array([x]), np.log([N]))[0]
-        if self.beyond and x > self.beyond["edge"] + SAME:
+        """Return the half-width of log L of N parameters at C FLOPs.
+
+        `extra` is a variance to add, as of a single run.
+        """
+        x = float(self._centred_log_compute(C))
+        gradient = log_loss_slopes(self._theta_vector(), np.array([x]), np.log([N]))[0]
+        if self.beyond and x > self.beyond["edge"] + EDGE_TOLERANCE:
+            # beyond the largest budget the continuation replaces the level, slope and curvature of the
+            # frontier
             gradient[:3] = 0.0
             extra += Continuation(**self.beyond).variance(x)
         return self._half_width(gradient, level, extra)
 
-    def _check(self, C: float) -> None:
+    def _check_compute(self, C: float) -> None:
         if not (math.isfinite(C) and 0 < C <= LARGEST_STEP * self.C[1] * (1 + 1e-9)):
             raise ValueError(
                 f"C: got {C:.3g} FLOPs, expected at most {LARGEST_STEP:g} times the largest fitted budget, "
@@ -213,7 +222,7 @@ def fit_compute_law(
 ) -> ComputeLaw:
     """Fit n runs by least squares of log L: N parameters, D tokens, L nats a token, C FLOPs, each [n].
 
-    ValueError for fewer than LEAST_RUNS runs, or fewer than LEAST_BUDGETS budgets of LEAST_SIZES sizes.
+    Raises ValueError for fewer than MIN_RUNS runs, or fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """
     N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
     _check_runs(N, D, L, C)
@@ -221,12 +230,13 @@ def fit_compute_law(
     x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
     theta, basis = search_constants(x, log_n, y)
     residual = y - log_loss(theta, x, log_n)
-    jacobian = slopes(theta, x, log_n) @ basis
+    jacobian = log_loss_slopes(theta, x, log_n) @ basis
     n_free = basis.shape[1]
     dof = len(y) - n_free
     spread = float(np.sqrt((residual**2).sum() / dof))
+    # least squares in the free directions; rows of constants that are not free are 0
     covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
-    test = check_fit(residual, np.stack([N, D], axis=-1), n_free)
+    test = check_lack_of_fit(residual, np.stack([N, D], axis=-1), n_free)
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
     law = ComputeLaw(
         params=dict(zip(CONSTANTS, map(float, theta), strict=True)),
@@ -235,7 +245,7 @@ def fit_compute_law(
         spread=spread,
         dof=dof,
         n_runs=len(y),
-        n_budgets=len(budgets(C)),
+        n_budgets=len(split_budgets(C)),
         C=(float(C.min()), float(C.max())),
         N=(float(N.min()), float(N.max())),
         tokens=(float(intercept), float(slope)),
@@ -250,22 +260,22 @@ def fit_compute_law(
 def _find_not_identified(
     theta: np.ndarray, covariance: np.ndarray, dof: int, N: np.ndarray, C: np.ndarray, centre: float
 ) -> dict[str, str]:
-    """{constant: reason} of what these runs do not hold."""
+    """Return {constant: reason} for constants that these runs do not identify."""
     reasons = {}
-    for name, value, is_there in zip(CONSTANTS[5:], theta[5:], at_edge(theta), strict=True):
-        if is_there:
+    for name, value, edge_reached in zip(CONSTANTS[5:], theta[5:], is_at_edge(theta), strict=True):
+        if edge_reached:
             reasons[name] = f"{name} is at the edge of its search range, {value:.3g}."
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     reach = float(stdtrit(dof, (1 + LEVEL) / 2))
     if reach * error[4] > 0.5:
         reasons["size_exponent"] = f"size_exponent has a 95 % interval of +-{reach * error[4]:.2f}."
     outside = []
-    for rows in budgets(C):
+    for rows in split_budgets(C):
         best = theta[3] + theta[4] * math.log(float(np.exp(np.log(C[rows]).mean())) / centre)
         if not math.log(N[rows].min()) <= best <= math.log(N[rows].max()):
             outside.append(f"{C[rows].mean():.2g}")
-    if len(outside) > len(budgets(C)) - LEAST_BUDGETS + 1:
-        reasons["log_size"] = f"The best N is outside of the sizes tried at {', '.join(outside)} FLOPs."
+    if len(outside) > len(split_budgets(C)) - MIN_BUDGETS + 1:
+        reasons["log_size"] = f"The best N is outside the range of sizes at {', '.join(outside)} FLOPs."
     return reasons
 
 
@@ -275,57 +285,61 @@ def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> N
             raise ValueError(f"{name}: got shape {values.shape}, expected ({N.size},)")
         if not (np.isfinite(values) & (values > 0)).all():
             raise ValueError(f"{name}: got {values[~(np.isfinite(values) & (values > 0))][0]}, expected > 0")
-    usable = [rows for rows in budgets(C) if len(np.unique(N[rows])) >= LEAST_SIZES] if len(C) else []
-    if len(N) < LEAST_RUNS or len(usable) < LEAST_BUDGETS:
+    usable = [rows for rows in split_budgets(C) if len(np.unique(N[rows])) >= MIN_SIZES] if len(C) else []
+    if len(N) < MIN_RUNS or len(usable) < MIN_BUDGETS:
         raise ValueError(
-            f"frontier: got {len(N)} runs and {len(usable)} budgets of {LEAST_SIZES} sizes or more, expected "
-            f"{LEAST_RUNS} runs and {LEAST_BUDGETS} budgets. Train several sizes at equal FLOPs."
+            f"frontier: got {len(N)} runs and {len(usable)} budgets of {MIN_SIZES} sizes or more, expected "
+            f"{MIN_RUNS} runs and {MIN_BUDGETS} budgets. Train several sizes at equal FLOPs."
         )
 
 
 def _check_content(values: dict[str, Any]) -> None:
-    """ValueError for values of wrong types, before anything is computed from them."""
+    """Check the types of stored values, before anything is computed from them. Raises ValueError."""
     params, matrix = values["params"], values["covariance"]
-    sound = isinstance(params, dict) and set(params) == set(CONSTANTS)
-    sound = sound and all(is_number(v) and math.isfinite(v) for v in params.values())
-    sound = sound and params["alpha"] > 0 and params["beta"] > 0
-    sound = sound and isinstance(matrix, list) and len(matrix) == len(CONSTANTS)
-    for row in matrix if sound else ():
-        sound = sound and isinstance(row, list) and len(row) == len(CONSTANTS) and all(map(is_number, row))
+    is_valid = isinstance(params, dict) and set(params) == set(CONSTANTS)
+    is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in params.values())
+    is_valid = is_valid and params["alpha"] > 0 and params["beta"] > 0
+    is_valid = is_valid and isinstance(matrix, list) and len(matrix) == len(CONSTANTS)
+    for row in matrix if is_valid else ():
+        is_valid = (
+            is_valid and isinstance(row, list) and len(row) == len(CONSTANTS) and all(map(is_number, row))
+        )
     for name in ("C", "N", "tokens"):
-        pair = values[name]
-        sound = sound and isinstance(pair, list) and len(pair) == 2
-        sound = sound and all(is_number(v) and math.isfinite(v) for v in pair)
+        ends = values[name]
+        is_valid = is_valid and isinstance(ends, list) and len(ends) == 2
+        is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in ends)
     for name in ("centre", "spread"):
-        sound = sound and is_number(values[name]) and 0 <= values[name] < math.inf
-    sound = sound and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
+        is_valid = is_valid and is_number(values[name]) and 0 <= values[name] < math.inf
+    is_valid = (
+        is_valid and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
+    )
     for name in ("dof", "n_runs", "n_budgets"):
-        sound = sound and type(values[name]) is int and 0 <= values[name] < 10**9
-    sound = sound and _has_sound_texts(values) and _is_continuation(values.get("beyond", {}))
-    if not sound:
+        is_valid = is_valid and type(values[name]) is int and 0 <= values[name] < 10**9
+    is_valid = is_valid and _has_valid_texts(values) and _is_continuation(values.get("beyond", {}))
+    if not is_valid:
         raise ValueError("a field is missing or of a wrong type")
 
 
-def _has_sound_texts(values: dict[str, Any]) -> bool:
-    """Whether what is shown to people has the types that `fit_compute_law` gives it."""
+def _has_valid_texts(values: dict[str, Any]) -> bool:
+    """Return whether reasons, table, runs and lack_of_fit have the types that `fit_compute_law` writes."""
     reasons, table, runs = (values.get(name, {}) for name in ("not_identified", "table", "runs"))
-    sound = isinstance(reasons, dict) and isinstance(table, dict)
-    sound = sound and set(reasons) <= set(CONSTANTS)
-    sound = sound and all(isinstance(v, str) for v in (*reasons.values(), *table.values()))
-    sound = sound and (not runs or isinstance(runs, list) and all(isinstance(v, str) for v in runs))
+    is_valid = isinstance(reasons, dict) and isinstance(table, dict)
+    is_valid = is_valid and set(reasons) <= set(CONSTANTS)
+    is_valid = is_valid and all(isinstance(v, str) for v in (*reasons.values(), *table.values()))
+    is_valid = is_valid and (not runs or isinstance(runs, list) and all(isinstance(v, str) for v in runs))
     test = values.get("lack_of_fit", {})
-    if not sound or test == {}:
-        return sound and test == {}
+    if not is_valid or test == {}:
+        return is_valid and test == {}
     if not (isinstance(test, dict) and set(test) == {f.name for f in fields(LackOfFit)}):
         return False
     numbers = [test[name] for name in ("statistic", "p_value", "noise", "misfit")]
-    sound = all(is_number(v) and 0 <= v < math.inf for v in numbers) and isinstance(test["passes"], bool)
+    is_valid = all(is_number(v) and 0 <= v < math.inf for v in numbers) and isinstance(test["passes"], bool)
     dof = test["dof"]
-    return sound and isinstance(dof, list) and len(dof) == 2 and all(type(v) is int and v > 0 for v in dof)
+    return is_valid and isinstance(dof, list) and len(dof) == 2 and all(type(v) is int and v > 0 for v in dof)
 
 
 def _is_continuation(value: Any) -> bool:
-    """Whether a value has the fields of a Continuation, as finite numbers; {} has none."""
+    """Return whether a value is {} or has the fields of a Continuation as finite numbers."""
     if value == {}:
         return True
     names = {f.name for f in fields(Continuation)}
@@ -334,8 +348,8 @@ def _is_continuation(value: Any) -> bool:
     matrix = value["covariance"]
     if not (isinstance(matrix, list) and len(matrix) == 2 and all(isinstance(row, list) for row in matrix)):
         return False
-    numbers = [value[name] for name in names - {"covariance"}] + [one for row in matrix for one in row]
-    if len(numbers) != 8 or not all(is_number(one) and math.isfinite(one) for one in numbers):
+    numbers = [value[name] for name in names - {"covariance"}] + [number for row in matrix for number in row]
+    if len(numbers) != 8 or not all(is_number(number) and math.isfinite(number) for number in numbers):
         return False
     (a, b), (_, c) = matrix
-    return value["drift"] >= 0 and a >= 0 and c >= 0 and b * b <= a * c * (1 + 1e-9)  # else no variance
+    return value["drift"] >= 0 and a >= 0 and c >= 0 and b * b <= a * c * (1 + 1e-9)  # positive semidefinite

@@ -1,14 +1,15 @@
-"""Training FLOPs a token by the conventions of the literature, side by side, for one model shape.
+"""Training FLOPs per token of a model by the conventions of the literature.
 
-Backward is twice forward in all of them; recomputation is not counted. They differ in what they count:
+In all of them backward is twice forward, and recomputation is not counted. They differ in the operations
+counted:
 
 exact      every matrix product as this code runs it, the whole S x S attention (config/count.py)
-6nd        6 N, with N as counted here: nothing for attention scores
+6nd        6 N, with N as counted here; no FLOPs for attention scores
 kaplan     6 (N - embeddings) + 6 L S H K: arXiv 2001.08361, table 1, times three
 palm       6 N + 12 L S H K, N without tables that are only looked up: arXiv 2204.02311, appendix B
-megatron   72 L D^2 (1 + S/(6 D) + V/(12 L D)): arXiv 2104.04473, eq. 3, without recomputation. It takes
-           H K = D and a feed-forward of two D x 4 D matrices, whatever the model has
-chinchilla appendix F of arXiv 2203.15556: the exact count, the embedding as a product, and the softmax
+megatron   72 L D^2 (1 + S/(6 D) + V/(12 L D)): arXiv 2104.04473, eq. 3, without recomputation. It assumes
+           H K = D and a feed-forward of two D x 4 D matrices, for every model
+chinchilla appendix F of arXiv 2203.15556: the exact count, the embedding as a matrix product, and the softmax
 """
 
 from megatron.config.count import flops_per_token, flops_per_token_mfu, n_non_embedding, n_params
@@ -18,7 +19,7 @@ SOFTMAX_FLOPS = 3  # for each score
 
 
 def training_flops_per_token(model: ModelConfig, seq_len: int) -> dict[str, float]:
-    """{convention: training FLOPs a token} at S = seq_len."""
+    """Return {convention: training FLOPs per token} at S = seq_len."""
     blocks, width = model.n_layers, model.d_model
     exact = flops_per_token(model, seq_len)
     embedding = 2.0 * model.vocab_rows * width

@@ -1,4 +1,4 @@
-"""Which constants of a fitted law the runs identify, and what else a careful reader should know."""
+"""Diagnostics of a fitted law: which constants the runs identify, and warnings about design and fit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,20 +7,23 @@ import numpy as np
 
 from megatron.scaling.forms import FORM, chinchilla
 
-EDGES = (0.02, 2.5)  # an exponent outside of these has run away
-NOTHING = 1e-6  # share of the loss below which a term has no effect
+EDGES = (0.02, 2.5)  # range of plausible exponents; one outside has diverged
+NOTHING = 1e-6  # of the loss: a term below this share has no effect
 EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
 COEFFICIENTS = ("A", "B", "a", "b", "c", "K", "Nc", "Dc")
-WIDE = {"coefficient": 1e3, "decay": 10.0}  # ratio of the interval's ends from which on nothing is known
-WIDE_EXPONENT = 0.5  # half-width of an exponent's interval over its value, above which it is not identified
-WIDE_FLOOR = 0.15  # half-width of E's interval over the lowest loss, above which E is not identified
+WIDE = {
+    "coefficient": 1e3,
+    "decay": 10.0,
+}  # ratio of the ends of an interval above which a constant is not identified
+WIDE_EXPONENT = 0.5  # the same for an exponent: half-width of the interval over the value
+WIDE_FLOOR = 0.15  # the same for E: half-width of the interval over the lowest loss
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the runs do not hold: constant -> reason, and warnings about the design and the fit.
+    """Constants that the runs do not identify (constant -> reason), and warnings about design and fit.
 
-    `identified` is None where there are no bootstrap replicates to judge by and nothing else speaks against.
+    `identified` is None without bootstrap replicates if no other check fails.
     """
 
     not_identified: dict[str, str]
@@ -39,43 +42,43 @@ def diagnose(
     lowest_loss: float,
     n_free: int | None = None,
 ) -> Diagnosis:
-    """Judge a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not judged.
+    """Diagnose a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not checked.
 
-    `n_free` constants were fitted, by default all that are not in `fixed`.
+    `n_free` is the number of fitted constants, by default all that are not in `fixed`.
     """
-    reasons, warnings = _of_design(form, N, D, U, len(params) - len(fixed) if n_free is None else n_free)
+    reasons, warnings = _check_design(form, N, D, U, len(params) - len(fixed) if n_free is None else n_free)
     if "A" in params:
-        vanished, more = _vanished(N, D, params)
+        vanished, more = _find_vanished_terms(N, D, params)
         warnings += more
         reasons = vanished | reasons
     for name in EXPONENTS:
-        if name in params and not _is_inside(params[name]):
+        if name in params and not _is_within_edges(params[name]):
             reasons[name] = (
-                f"{name} = {params[name]:.3g} is at the edge of what is searched: the form may not fit."
+                f"{name} = {params[name]:.3g} is at the edge of the search range: the form may not fit."
             )
-    reasons = _of_replicates(params, replicates, lowest_loss) | reasons
+    reasons = _check_replicates(params, replicates, lowest_loss) | reasons
     reasons = {name: reason for name, reason in reasons.items() if name not in fixed}
     identified = False if reasons else (True if replicates else None)
     return Diagnosis(reasons, warnings + list(dict.fromkeys(reasons.values())), identified)
 
 
-def _of_design(
+def _check_design(
     form: str, N: np.ndarray, D: np.ndarray, U: np.ndarray | None, n_free: int
 ) -> tuple[dict[str, str], list[str]]:
     reasons, warnings = {}, []
     names = FORM[form].constants
-    of_size = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in names]
-    of_tokens = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in names]
+    size_constants = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in names]
+    token_constants = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in names]
     if len(N) < 3 * n_free:
-        warnings.append(f"{len(N)} runs for {n_free} constants: the intervals rest on few points.")
+        warnings.append(f"{len(N)} runs for {n_free} constants: too few for reliable intervals.")
     if np.ptp(np.log(D / N)) < 0.1:
-        reason = "All runs have the same D/N: on a single ray N and D cannot be told apart."
-        reasons |= dict.fromkeys((*of_size, *of_tokens), reason)
-    for axis, values, constants in (("N", N, of_size), ("D", D, of_tokens)):
+        reason = "All runs have the same D/N: on a single ray the effects of N and D cannot be separated."
+        reasons |= dict.fromkeys((*size_constants, *token_constants), reason)
+    for axis, values, constants in (("N", N, size_constants), ("D", D, token_constants)):
         if len(np.unique(values)) < 3:
             reason = f"{len(np.unique(values))} values of {axis}: its exponent needs three or more."
             reasons |= dict.fromkeys(constants, reason)
-    if U is not None and FORM[form].wants_unique and (D <= U * 1.001).all():
+    if U is not None and FORM[form].needs_unique and (D <= U * 1.001).all():
         reason = "No run repeats any text: what repetition costs is not identified."
         reasons |= dict.fromkeys(
             [name for name in ("R_D", "R_N", "K", "g", "h", "c", "gamma", "delta") if name in names], reason
@@ -83,26 +86,30 @@ def _of_design(
     return reasons, warnings
 
 
-def _is_inside(exponent: float) -> bool:
+def _is_within_edges(exponent: float) -> bool:
     return EDGES[0] < exponent < EDGES[1]
 
 
-def _vanished(N: np.ndarray, D: np.ndarray, params: Mapping[str, float]) -> tuple[dict[str, str], list[str]]:
+def _find_vanished_terms(
+    N: np.ndarray, D: np.ndarray, params: Mapping[str, float]
+) -> tuple[dict[str, str], list[str]]:
     reasons, warnings = {}, []
     loss = chinchilla(params, N, D)
     for name, exponent, x, letter in (("A", "alpha", N, "N"), ("B", "beta", D, "D")):
         if (params[name] * x ** -params[exponent] < NOTHING * loss).all():
             reason = (
-                f"{name} is 0 or next to it: in these runs the loss does not fall with {letter}, and "
-                f"{exponent} means nothing."
+                f"{name} is 0 or nearly 0: in these runs the loss does not fall with {letter}, and "
+                f"{exponent} is undetermined."
             )
             reasons |= {name: reason, exponent: reason}
     if params["E"] < NOTHING * loss.min():
-        warnings.append("E = 0: these runs show no floor of the loss, and what lies beyond them is a guess.")
+        warnings.append(
+            "E = 0: these runs show no floor of the loss, so extrapolation beyond them is unreliable."
+        )
     return reasons, warnings
 
 
-def _of_replicates(
+def _check_replicates(
     params: Mapping[str, float], replicates: Mapping[str, Sequence[float]], lowest_loss: float
 ) -> dict[str, str]:
     reasons = {}
@@ -120,7 +127,8 @@ def _of_replicates(
         elif name in ("R_D", "R_N") and high / low > WIDE["decay"]:
             reasons[name] = f"{name}* {span}"
         elif name in EXPONENTS and (
-            not (_is_inside(low) and _is_inside(high)) or high - low > 2 * WIDE_EXPONENT * params[name]
+            not (_is_within_edges(low) and _is_within_edges(high))
+            or high - low > 2 * WIDE_EXPONENT * params[name]
         ):
             reasons[name] = f"{name} {span}"
         elif name == "E" and high - low > 2 * WIDE_FLOOR * lowest_loss:

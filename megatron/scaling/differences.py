@@ -1,13 +1,13 @@
-"""Is run A better than run B? Differences of held-out loss with intervals against the noise floor.
+"""Differences of held-out loss between runs, with intervals from the noise floor: is run A better than run B?
 
-Runs that differ in their seed alone show how far a run scatters. The variance of log loss is pooled over all
-cells of several seeds of one objective (one variance for all: the assumption of an analysis of variance), or
-it is the scatter around a fitted law where no cell is repeated. A difference of means of n_a and n_b seeds
-has variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of freedom of sigma^2; variances of two
+Runs that differ only in their seed show the scatter of a run. The variance of log loss is pooled over all
+cells of several seeds of one objective (one variance for all, as in an analysis of variance). Where no cell
+is repeated, it is the scatter around a fitted law. A difference of means of n_a and n_b seeds has the
+variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of freedom of sigma^2. Variances of two
 objectives, or of text, are added with the degrees of freedom of Welch and Satterthwaite.
 
 Two runs scored on the same text share its sampling error: `loss_se`, the error over samples of text, is no
-part of their difference, and says nothing of another seed. Where the texts differ it is added.
+part of their difference, and does not measure the scatter between seeds. Where the texts differ it is added.
 """
 
 import math
@@ -21,33 +21,33 @@ from scipy.special import chdtri, stdtr, stdtrit
 
 from megatron.scaling.cells import (
     Side,
-    cells_of,
-    cost_of,
+    cell_flops,
     find_side,
-    groups_of,
+    group_cells,
+    group_sides,
+    is_same_text,
+    make_side,
     mean_loss,
-    same_text,
-    side_of,
 )
 from megatron.scaling.law import Law
 from megatron.scaling.noise import pool_cells
 from megatron.scaling.table import Row
 
 LEVEL = 0.95
-MOST_SEEDS = 50  # of one cell that are worth proposing
+MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Standard deviation of log loss of runs that differ in their seed alone, of one objective.
+    """Standard deviation of log loss of runs of one objective that differ only in their seed.
 
-    sigma     of one run, relative to its loss
-    dof       degrees of freedom of sigma^2; of cells that share trunks, trunks minus 1
-    interval  of sigma by chi-square, at `level`
+    sigma     standard deviation of one run, relative to its loss
+    dof       degrees of freedom of sigma^2; for cells that share trunks, trunks minus 1
+    interval  chi-square interval of sigma, at `level`
     source    "seeds": cells of several seeds; "law": the scatter around a fitted law, misfit included
-    n_cells, n_runs  that it was estimated from; of a law n_cells is 0
-    text_se   median standard error of a loss over samples of the held-out text, nats; None where not known.
-              Shared by runs that were scored on the same text
+    n_cells, n_runs  numbers of cells and runs of the estimate; n_cells is 0 for a law
+    text_se   median standard error of a loss over samples of the held-out text, nats; None if unknown.
+              Runs scored on the same text share it
     """
 
     sigma: float
@@ -60,23 +60,23 @@ class NoiseFloor:
     level: float = LEVEL
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A minus B. Below 0, A has the lower loss.
+    """Difference A minus B. Below 0, A has the lower loss.
 
     difference, interval           nats a token
-    relative, relative_interval    of B's loss: L_a / L_b - 1
+    relative, relative_interval    relative to the loss of B: L_a / L_b - 1
     se, dof         standard error of log(L_a / L_b), and the degrees of freedom of Student's t
     p_value         two-sided, times n_comparisons, at most 1
     level           at which the intervals of all n_comparisons hold together (Bonferroni)
     verdict         "better" (A is), "worse" or "undecided"
-    reason          why there is no interval; "" where there is one
-    n_seeds_to_decide  seeds of each side that would decide a difference of this size; None where it is
-                    decided, unknown, or more than MOST_SEEDS
+    reason          reason for a missing interval; "" with an interval
+    n_seeds_to_decide  seeds of each side that would decide a difference of this size; None if it is decided,
+                    unknown, or more than MAX_SEEDS
     """
 
     a: str
@@ -100,19 +100,19 @@ class Difference:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content for JSON."""
         return asdict(self)
 
 
-def noise_floor(
+def estimate_noise_floor(
     rows: Sequence[Row], objective: str, law: Law | None = None, level: float = LEVEL
 ) -> NoiseFloor | None:
-    """The noise floor of one objective, from repeated seeds, else from the scatter around `law`.
+    """Estimate the noise floor of one objective from repeated seeds, otherwise from the scatter around `law`.
 
-    None where neither shows it: no cell with two seeds of different loss, and no law with residuals.
+    None if there is no cell with two seeds of different loss and no law with a scatter.
     """
     of_objective = [row for row in rows if row.get("objective") == objective]
-    cells = [cell for cell in cells_of(of_objective) if len(cell) > 1]
+    cells = [cell for cell in group_cells(of_objective) if len(cell) > 1]
     text = [row["loss_se"] for row in of_objective if row.get("loss_se")]
     text_se = float(np.median(text)) if text else None
     if cells:
@@ -130,23 +130,23 @@ def noise_floor(
     return None
 
 
-def noise_floors(
+def estimate_noise_floors(
     rows: Sequence[Row], laws: Mapping[str, Law] | None = None, level: float = LEVEL
 ) -> dict[str, NoiseFloor]:
-    """The noise floor of each objective that has one."""
-    found = {}
+    """Estimate the noise floor of each objective that has one."""
+    floors = {}
     for objective in dict.fromkeys(row.get("objective") for row in rows if row.get("objective")):
-        floor = noise_floor(rows, objective, (laws or {}).get(objective), level)
+        floor = estimate_noise_floor(rows, objective, (laws or {}).get(objective), level)
         if floor is not None:
-            found[objective] = floor
-    return found
+            floors[objective] = floor
+    return floors
 
 
 def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
-    """Degrees of freedom of the pooled variance, where cells may share trunks.
+    """Return the degrees of freedom of the pooled variance, where cells may share trunks.
 
-    Branches of one trunk share most of its scatter. Cells that share trunks are counted together, as trunks
-    minus 1, which is what they hold if they share all of it.
+    Branches of one trunk share most of its scatter. Cells that share trunks are counted together as trunks
+    minus 1, the degrees of freedom if branches share all of it.
     """
     clusters: list[set[str]] = []
     alone = 0
@@ -155,6 +155,7 @@ def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
         if len(trunks) < len(cell):  # a table without names
             alone += len(cell) - 1
             continue
+        # merge all clusters that share a trunk with this cell
         touching = [cluster for cluster in clusters if cluster & trunks]
         clusters = [cluster for cluster in clusters if not cluster & trunks]
         clusters.append(trunks.union(*touching))
@@ -162,7 +163,7 @@ def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
 
 
 def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, float]:
-    """Ends of an interval for a standard deviation: dof s^2 / sigma^2 is chi-square."""
+    """Return an interval for a standard deviation: dof s^2 / sigma^2 is chi-square."""
     if math.isinf(dof):
         return sigma, sigma
     tails = ((1 - level) / 2, (1 + level) / 2)
@@ -170,18 +171,21 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
     return low, high
 
 
-def error_of(
+def estimate_error(
     a: Sequence[Row],
     b: Sequence[Row],
     floors: Mapping[str, NoiseFloor],
     paired: tuple[float, float] | None = None,
 ) -> tuple[float, float] | None:
-    """(standard error, degrees of freedom) of mean log loss of `a` minus that of `b`; None: not known.
+    """Estimate (standard error, degrees of freedom) of mean log loss of `a` minus that of `b`.
 
-    `paired`: standard error in nats of the difference over documents of text, and its degrees of freedom.
+    Returns None if it is unknown.
+
+    `paired` is (standard error in nats of the difference over documents of text, its degrees of freedom).
     """
     parts: list[tuple[float, float]] = []  # (variance, degrees of freedom)
     weights: dict[str, float] = {}
+    # sides of one objective share its sigma^2: variances of their means add to sigma^2 (1/n_a + 1/n_b)
     for rows in (a, b):
         objective = str(rows[0].get("objective"))
         weights[objective] = weights.get(objective, 0.0) + 1 / len(rows)
@@ -193,19 +197,20 @@ def error_of(
     mean = math.sqrt(mean_loss(a) * mean_loss(b))
     if paired is not None:
         parts.append(((paired[0] / mean) ** 2, paired[1]))
-    elif not same_text(a, b):
+    elif not is_same_text(a, b):
         for rows in (a, b):
             errors = [row.get("loss_se") for row in rows]
             if not all(errors):
                 return None
             parts.append(((max(errors) / mean_loss(rows)) ** 2, math.inf))
+    # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
     variance = sum(part for part, _ in parts)
     spread = sum(part**2 / dof for part, dof in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf
 
 
-def quantile(level: float, dof: float, n_comparisons: int = 1) -> float:
-    """Of Student's t, two-sided, for `n_comparisons` intervals that hold together (Bonferroni)."""
+def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> float:
+    """Return the two-sided t quantile for `n_comparisons` simultaneous intervals (Bonferroni)."""
     return float(stdtrit(min(dof, 1e9), 1 - (1 - level) / 2 / n_comparisons))
 
 
@@ -219,24 +224,27 @@ def compare_runs(
     n_comparisons: int = 1,
     paired: tuple[float, float] | None = None,
 ) -> Difference:
-    """The difference of two runs, or of two cells of several seeds, against the noise floor of `rows`.
+    """Compare two runs, or two cells of several seeds, with the noise floor of `rows`.
 
-    `a`, `b`: as for find_side. `n_comparisons` that are made at once: all intervals hold together at `level`.
-    `paired`: of the two runs' losses document by document, the standard error of their mean difference (nats)
-    and its degrees of freedom; the verdict is then about other text of the same kind too.
+    a, b           runs or cells, as for find_side
+    n_comparisons  number of simultaneous comparisons: all their intervals hold together at `level`
+    paired         (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
+                   over documents; the verdict then also holds for other text of the same distribution
     Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
 
-    Raises ValueError for a name that is no run's, for several cells' or for one side twice.
+    Raises ValueError for a name that fits no run or several cells, or for two sides that share a run.
     """
     if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, expected a share between 0 and 1.")
-    one, two = (side if isinstance(side, Side) else find_side(rows, side) for side in (a, b))
-    if {id(row) for row in one.rows} & {id(row) for row in two.rows}:
-        raise ValueError(f"{one.name} and {two.name}: share a run, expected two different runs or cells.")
-    return _difference(one, two, noise_floors(rows, laws, level), level, n_comparisons, paired)
+        raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
+    first, second = (side if isinstance(side, Side) else find_side(rows, side) for side in (a, b))
+    if {id(row) for row in first.rows} & {id(row) for row in second.rows}:
+        raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
+    return _compute_difference(
+        first, second, estimate_noise_floors(rows, laws, level), level, n_comparisons, paired
+    )
 
 
-def _difference(
+def _compute_difference(
     a: Side,
     b: Side,
     floors: Mapping[str, NoiseFloor],
@@ -250,17 +258,17 @@ def _difference(
         "difference": a.loss - b.loss, "relative": math.expm1(ratio), "level": level,
         "n_comparisons": n_comparisons,
     }  # fmt: skip
-    error = error_of(a.rows, b.rows, floors, paired)
+    error = estimate_error(a.rows, b.rows, floors, paired)
     if error is None:
-        return Difference(**common, verdict="undecided", reason=_why_unknown(a, b, floors))
+        return Difference(**common, verdict="undecided", reason=_explain_missing_interval(a, b, floors))
     se, dof = error
-    half = quantile(level, dof, n_comparisons) * se
+    half = bonferroni_quantile(level, dof, n_comparisons) * se
     verdict = "undecided" if abs(ratio) <= half else "better" if ratio < 0 else "worse"
     p_value = float(2 * stdtr(min(dof, 1e9), -abs(ratio) / se)) if se else float(ratio == 0)
     return Difference(
         **common,
         verdict=verdict,
-        interval=(in_nats(a, b, ratio - half), in_nats(a, b, ratio + half)),
+        interval=(log_ratio_to_nats(a, b, ratio - half), log_ratio_to_nats(a, b, ratio + half)),
         relative_interval=(math.expm1(ratio - half), math.expm1(ratio + half)),
         se=se,
         dof=dof,
@@ -268,12 +276,12 @@ def _difference(
         text_se=None if paired is None else paired[0],
         n_seeds_to_decide=None
         if verdict != "undecided"
-        else _seeds_to_decide(a, b, ratio, floors, quantile(level, dof, n_comparisons), paired),
+        else _seeds_to_decide(a, b, ratio, floors, bonferroni_quantile(level, dof, n_comparisons), paired),
     )
 
 
-def in_nats(a: Side, b: Side, ratio: float) -> float:
-    """log(L_a / L_b) as a difference: L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2)."""
+def log_ratio_to_nats(a: Side, b: Side, ratio: float) -> float:
+    """Convert log(L_a / L_b) to nats: L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2)."""
     return 2 * math.sqrt(a.loss * b.loss) * math.sinh(ratio / 2)
 
 
@@ -285,27 +293,29 @@ def _seeds_to_decide(
     t: float,
     paired: tuple[float, float] | None,
 ) -> int | None:
-    """Seeds of each side at which a difference of this size is beyond its interval, at today's t."""
-    single = error_of(a.rows[:1], b.rows[:1], floors)
+    """Return the seeds per side that would decide a difference of this size, at the present t quantile."""
+    single = estimate_error(a.rows[:1], b.rows[:1], floors)
     text = 0.0 if paired is None else paired[0] ** 2 / (a.loss * b.loss)
-    if single is None or not same_text(a.rows, b.rows):
+    if single is None or not is_same_text(a.rows, b.rows):
         return None
-    for n in range(max(a.n_seeds, b.n_seeds) + 1, MOST_SEEDS + 1):
+    for n in range(max(a.n_seeds, b.n_seeds) + 1, MAX_SEEDS + 1):
         if t * math.sqrt(single[0] ** 2 / n + text) < abs(ratio):
             return n
     return None
 
 
-def _why_unknown(a: Side, b: Side, floors: Mapping[str, NoiseFloor]) -> str:
-    """Why a difference has no interval, and which runs give it one."""
-    bare = [side for side in (a, b) if side.objective not in floors]
-    if not bare:
-        return "They were scored on different texts, and the error of each score (loss_se) is not known."
+def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]) -> str:
+    """Return the reason for a missing interval, and the runs that would give one."""
+    without_floor = [side for side in (a, b) if side.objective not in floors]
+    if not without_floor:
+        return "The runs were scored on different texts, and the error of each score (loss_se) is unknown."
     words = []
-    for side in {side.objective: side for side in sorted(bare, key=cost_of, reverse=True)}.values():
-        known = {row.get("seed") for row in side.rows}
-        fresh = [seed for seed in range(len(known) + 2) if seed not in known][:2]
-        words.append(f"seeds {fresh[0]} and {fresh[1]} of {side.name}")
+    for side in {
+        side.objective: side for side in sorted(without_floor, key=cell_flops, reverse=True)
+    }.values():
+        used_seeds = {row.get("seed") for row in side.rows}
+        new_seeds = [seed for seed in range(len(used_seeds) + 2) if seed not in used_seeds][:2]
+        words.append(f"seeds {new_seeds[0]} and {new_seeds[1]} of {side.name}")
     return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
 
 
@@ -316,30 +326,30 @@ def compare_best(
     level: float = LEVEL,
     laws: Mapping[str, Law] | None = None,
 ) -> list[list[Difference]]:
-    """The cell of lowest mean loss against every other: within each compute, or of each objective.
+    """Compare the cell of lowest mean loss with every other one, within each compute or each objective.
 
-    A list for each group of two cells or more, by objective and rising compute. Which is best is read off the
-    same losses, so each group is corrected for all of its pairs of cells.
+    Returns a list for each group of two cells or more, by objective and increasing compute. The best cell is
+    selected by the same losses, so each group is corrected for all of its pairs of cells.
     Raises ValueError for another `same`.
     """
     if same not in ("compute", "objective"):
         raise ValueError(f"same: got {same!r}, expected compute or objective.")
-    floors = noise_floors(rows, laws, level)
-    found = []
-    for group in groups_of(rows, same):
+    floors = estimate_noise_floors(rows, laws, level)
+    groups = []
+    for group in group_sides(rows, same):
         best = min(group, key=lambda side: side.log_loss)
         n_pairs = len(group) * (len(group) - 1) // 2
         others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
-        found.append([_difference(best, other, floors, level, n_pairs) for other in others])
-    return found
+        groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])
+    return groups
 
 
 def compare_repeated(
     rows: Sequence[Row], *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
 ) -> list[Difference]:
-    """Every pair of cells of several seeds of one objective, the lower loss first, corrected for all."""
-    floors = noise_floors(rows, laws, level)
-    sides = [side_of(cell) for cell in cells_of(rows) if len(cell) > 1]
+    """Compare all pairs of cells of several seeds of one objective, lower loss first, with correction."""
+    floors = estimate_noise_floors(rows, laws, level)
+    sides = [make_side(cell) for cell in group_cells(rows) if len(cell) > 1]
     sides.sort(key=lambda side: side.log_loss)
     pairs = [(a, b) for a, b in combinations(sides, 2) if a.objective == b.objective]
-    return [_difference(a, b, floors, level, len(pairs)) for a, b in pairs]
+    return [_compute_difference(a, b, floors, level, len(pairs)) for a, b in pairs]

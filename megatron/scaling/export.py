@@ -1,6 +1,7 @@
-"""Each figure of a report as PNG and PDF, drawn by a browser without a window: what a paper wants.
+"""Export of report figures as PNG and PDF for papers, rendered by a headless browser.
 
-The page's own script draws one figure on a sheet of just its size; the browser prints it. Nothing is fetched.
+The page's script draws one figure on a sheet of its size, and the browser prints the sheet. Nothing is
+downloaded.
 """
 
 import math
@@ -13,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from megatron.run_dir import written_whole
+from megatron.run_dir import atomic_path
 from megatron.scaling.plot import Figure
-from megatron.scaling.report import chip_button, colour_rules, data_of, part, plotly_js
+from megatron.scaling.report import encode_figures, read_part, read_plotly_js, render_chip, render_colours
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FORMATS = ("png", "pdf")
 WIDTH_PX = 640
-LIMIT_S = 120.0
+TIMEOUT_S = 120.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -41,7 +42,7 @@ SHEET = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
 <style>@page{size:${width}px ${height}px;margin:0}html,body{margin:0;background:#fff;color:#000}
 body{font-family:system-ui,sans-serif}figure{margin:0}.modebar{display:none}
-#plot-$key{width:${width}px;height:${drawn}px}
+#plot-$key{width:${width}px;height:${plot}px}
 .chips{box-sizing:border-box;height:${legend}px;padding:6px 8px 0;overflow:hidden}
 .chips button{border:0;background:none;font:12px system-ui,sans-serif;padding:2px 6px;color:#000}
 .chips svg{width:22px;height:10px;margin-right:4px}
@@ -55,15 +56,15 @@ $colours</style>
 def export_figures(
     figures: Sequence[Figure], colours: dict[str, dict[str, str]], folder: Path, width_px: int = WIDTH_PX
 ) -> list[Path]:
-    """Write <folder>/<key>.png and .pdf of every figure, each whole or not at all. The paths.
+    """Write <folder>/<key>.png and .pdf of every figure, each atomically, and return the paths.
 
-    Raises FileNotFoundError without a browser, OSError where it draws nothing.
+    Raises FileNotFoundError without a browser, and OSError if the browser produces no file.
     """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise FileNotFoundError(
-            f"figures as files are drawn by a browser, and none of {', '.join(BROWSERS)} is installed; "
-            "install chromium, or leave --figures out"
+            f"--figures: got no browser, expected one of {', '.join(BROWSERS)} in PATH. "
+            "Install chromium, or omit --figures."
         )
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -71,46 +72,60 @@ def export_figures(
         scratch = Path(name)
         for figure in figures:
             page = scratch / f"{figure.key}.html"
-            page.write_text(sheet(figure, colours, width_px), encoding="utf-8")
+            page.write_text(render_sheet(figure, colours, width_px), encoding="utf-8")
             for kind in FORMATS:
-                made = scratch / f"{figure.key}.{kind}"
-                _draw(browser, page, made, width_px, figure.height_px + legend_px(figure, width_px), scratch)
-                out = folder / made.name
-                with written_whole(out) as partial:
-                    shutil.copyfile(made, partial)
+                scratch_file = scratch / f"{figure.key}.{kind}"
+                _run_browser(
+                    browser,
+                    page,
+                    scratch_file,
+                    width_px,
+                    figure.height_px + legend_height_px(figure, width_px),
+                    scratch,
+                )
+                out = folder / scratch_file.name
+                # rendered to scratch and then renamed, so that an interrupted export leaves no partial file
+                with atomic_path(out) as partial:
+                    # rendered to scratch and then renamed, so that an interrupted export leaves no partial
+                    # file
+                    shutil.copyfile(scratch_file, partial)
                 written.append(out)
     return written
 
 
-def sheet(figure: Figure, colours: dict[str, dict[str, str]], width_px: int) -> str:
-    """A page with nothing but the figure, and no larger."""
-    legend = legend_px(figure, width_px)
+def render_sheet(figure: Figure, colours: dict[str, dict[str, str]], width_px: int) -> str:
+    """Return a page that contains only the figure and has its size."""
+    legend = legend_height_px(figure, width_px)
     return SHEET.substitute(
         title=figure.key,
         key=figure.key,
         width=width_px,
         height=figure.height_px + legend,
-        drawn=figure.height_px,
+        plot=figure.height_px,
         legend=legend,
-        chips="".join(chip_button(chip) for chip in figure.chips),
-        colours=colour_rules(colours),
-        figures=data_of([figure], colours),
-        plotly=plotly_js(),
-        script=part("page.js").replace('drawAll("light", 640)', "undefined"),
+        chips="".join(render_chip(chip) for chip in figure.chips),
+        colours=render_colours(colours),
+        figures=encode_figures([figure], colours),
+        plotly=read_plotly_js(),
+        # the replaced call is the print handler of page.js, which would fix the width to that of a report
+        script=read_part("page.js").replace('drawAll("light", 640)', "undefined"),
     )
 
 
-def legend_px(figure: Figure, width_px: int) -> int:
-    """How high the legend is: so many lines as its words fill, at about 7 px a letter and 44 px a mark."""
+def legend_height_px(figure: Figure, width_px: int) -> int:
+    """Return the height of the legend in px, at about 7 px per letter and 44 px per mark."""
     if not figure.chips:
         return 0
     filled = sum(44 + 7 * len(chip.label) for chip in figure.chips)
+    # 1.15: words wrap at the end of a line, so lines are not filled completely
     return 8 + 22 * math.ceil(1.15 * filled / width_px)
 
 
-def _draw(browser: str, page: Path, made: Path, width_px: int, height_px: int, scratch: Path) -> None:
-    """Let the browser draw the page into a file. A browser that hangs is ended with its helpers."""
-    how = f"--screenshot={made}" if made.suffix == ".png" else f"--print-to-pdf={made}"
+def _run_browser(
+    browser: str, page: Path, target: Path, width_px: int, height_px: int, scratch: Path
+) -> None:
+    """Render the page into a file. A browser that exceeds TIMEOUT_S is killed with its helper processes."""
+    how = f"--screenshot={target}" if target.suffix == ".png" else f"--print-to-pdf={target}"
     command = [
         browser,
         *FLAGS,
@@ -122,15 +137,18 @@ def _draw(browser: str, page: Path, made: Path, width_px: int, height_px: int, s
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
+    # the browser is the leader of its session, so one killpg also ends its helper processes
     try:
-        process.wait(LIMIT_S)
+        process.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if not made.is_file() or not made.stat().st_size:
+    # only the file counts, not the browser's exit status
+    if not target.is_file() or not target.stat().st_size:
         raise OSError(
-            f"{made.name}: {browser} drew nothing in {LIMIT_S:.0f} s; does it start here by itself?"
+            f"{target.name}: got no output from {browser} in {TIMEOUT_S:.0f} s, expected a file. Check that "
+            "the browser starts on this machine."
         )

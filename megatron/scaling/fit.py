@@ -1,11 +1,13 @@
 """Fit a scaling law to runs, with bootstrap intervals.
 
-Bootstrap replicates are random weights of the same runs, refitted all together. Weights that are how often
-each run was drawn leave a third of the runs out: with few runs a replicate then loses more than sampling
-takes, and at 15 runs its constants scatter 1.6 times as far as those of new sets of runs. So weights are
-fractional (Dirichlet: Rubin, Annals of Statistics 1981; Xu et al., American Statistician 2020), 0 for none.
-Chinchilla's form has a fast way of its own (varpro.py); the others, and it with constants held or with plain
-residuals, go by fit_form.py.
+Bootstrap replicates are random weightings of the same runs, and all of them are refitted at once. Integer
+weights from drawing with replacement omit a third of the runs. With few runs that loses more information than
+sampling does: at 15 runs the constants of such replicates scatter 1.6 times as far as those of new sets of
+runs. So the weights are fractional and none is 0 (Dirichlet: Rubin, Annals of Statistics 1981; Xu et al.,
+American Statistician 2020).
+
+Chinchilla's form has a fast fit (varpro.py). Other forms, and Chinchilla's with fixed or tied constants,
+priors, or residuals in nats, are fitted by fit_form.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,29 +17,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.scaling.diagnostics import diagnose
-from megatron.scaling.fit_form import Problem, bootstrap_theta, fit_theta, limits_of
+from megatron.scaling.fit_form import Problem, bootstrap_theta, build_search_box, fit_theta
 from megatron.scaling.forms import FORM
-from megatron.scaling.huber import Runs
-from megatron.scaling.lack_of_fit import LackOfFit, check_fit
-from megatron.scaling.law import Law, expanded_level, exponents_of
-from megatron.scaling.newton import Fitted
-from megatron.scaling.noise import Noise, estimate_noise, orthonormal
+from megatron.scaling.huber import CentredRuns
+from megatron.scaling.lack_of_fit import LackOfFit, check_lack_of_fit
+from megatron.scaling.law import Law, expanded_level, optimum_exponents_from
+from megatron.scaling.newton import Minima
+from megatron.scaling.noise import Noise, estimate_noise, orthonormal_basis
 from megatron.scaling.priors import Prior, prior_scale
-from megatron.scaling.surface import Points, constants, theta_of
-from megatron.scaling.varpro import bootstrap, from_grid
+from megatron.scaling.surface import RunPoints, constants_from_theta, theta_from_constants
+from megatron.scaling.varpro import bootstrap_chinchilla, fit_chinchilla
 
 LEVEL = 0.95
 TIED = ("alpha", "beta", "alpha_N", "alpha_D", "gamma", "delta")  # exponents that may be fitted as one
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Constants, the objective, the constants of the replicates, and what did not come to rest."""
+class _FitResult:
+    """Constants, objective, constants of the replicates, and warnings about convergence."""
 
     params: dict[str, float]
     objective: float
     replicates: dict[str, np.ndarray]
-    told: list[str]
+    warnings: list[str]
 
 
 def fit_law(
@@ -61,289 +63,328 @@ def fit_law(
 ) -> Law:
     """Fit `form` to n runs: N parameters, D tokens, L nats a token, U unique tokens, each [n].
 
-    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3); with residual
-    "nats", of L - Lhat. Intervals are percentiles over `n_bootstrap` random weightings of runs, expanded for
-    the number of runs; `weights` [replicates, n] are the weightings to use instead, as how often each run was
-    drawn, and their percentiles are plain. `groups` [n] labels rows that share a model, a trunk or a seed:
-    they have one weight, and their noise has a common part. `run_weights` [n] multiply each run's term;
-    `spread` is then that of a run of weight 1. `loss_se` [n] are standard errors of L by the held-out text
-    that all runs share (NaN: not known), for predictions on another text. A very large `huber_delta` is least
-    squares. `fixed` constants are held at their values, `tied` exponents have the value of another
-    ({"alpha": "beta"}). `priors` weigh against the runs by the noise that a fit without them estimates; each
-    replicate draws their means anew.
+    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3). Intervals are
+    percentiles over `n_bootstrap` random weightings of runs, expanded for the number of runs.
 
-    Raises ValueError for an unknown form or setting, a form that wants U without it, values that are not
+    huber_delta   width of the Huber loss; a very large one gives least squares
+    weights       [replicates, n] weightings to use instead of random ones, such as counts of how often each
+                  run was drawn; their percentiles are not expanded
+    groups        [n] labels of rows that share a model, a trunk or a seed: such rows have one bootstrap
+                  weight, and their noise has a common part
+    run_weights   [n] factors of each run's term; `spread` is then that of a run of weight 1
+    loss_se       [n] standard errors of L by the held-out text that all runs share (NaN: unknown), for
+                  predictions on another text
+    residual      "log", or "nats" for residuals L - Lhat
+    fixed         constants that are not fitted, with their values
+    tied          exponents that have the value of another, {"alpha": "beta"}
+    priors        weighted against the runs by the noise that a fit without them estimates; each replicate
+                  draws new means of the priors
+
+    Raises ValueError for an unknown form or setting, a form that needs U without it, values that are not
     positive numbers, or too few distinct runs.
     """
-    if form not in FORM:
-        raise ValueError(f"form: '{form}' is not one of {', '.join(FORM)}")
-    if residual not in ("log", "nats"):
-        raise ValueError(f"residual: '{residual}' is not one of log, nats")
-    if FORM[form].wants_unique and U is None:
-        raise ValueError(f"U: form '{form}' wants the unique tokens of each run, and there are none")
-    _check_settings(huber_delta, n_bootstrap, seed)
+    _check_settings(form, residual, U, huber_delta, n_bootstrap, seed)
     fixed, tied = dict(fixed or {}), dict(tied or {})
     _check_ties(form, tied, fixed)
     _check_priors(form, priors, fixed)
     n_free = len(FORM[form].constants) - len(fixed) - len(tied)
-    N, D, L, *rest = _checked(n_free, N, D, L, *([] if U is None else [U]))
+    N, D, L, *rest = _validate_columns(n_free, N, D, L, *([] if U is None else [U]))
     unique = rest[0] if rest else None
-    members = None if groups is None else _checked_groups(groups, len(N), n_free)
-    is_drawn = weights is None
-    weights = _drawn(len(N), n_bootstrap, seed, members) if is_drawn else _checked_weights(weights, len(N))
-    each = np.ones(len(N)) if run_weights is None else _checked_weights([run_weights], len(N))[0]
-    weights = weights * each
-    points, ties = Points.of(N, D, L, unique), tuple(sorted(tied.items()))
+    group_indices = None if groups is None else _validate_groups(groups, len(N), n_free)
+    is_sampled = weights is None
+    weights = (
+        _draw_weights(len(N), n_bootstrap, seed, group_indices)
+        if is_sampled
+        else _validate_weights(weights, len(N))
+    )
+    unit_weights = np.ones(len(N)) if run_weights is None else _validate_weights([run_weights], len(N))[0]
+    weights = weights * unit_weights  # bootstrap weights multiply the weights of the fit
+    points, ties = RunPoints.from_columns(N, D, L, unique), tuple(sorted(tied.items()))
     problem = Problem(form, points, huber_delta, residual == "nats", ties)
     if priors:
-        problem = _weigh_priors(problem, tuple(priors), fixed, members, each)
-        drawn = np.random.default_rng([seed, 1]).standard_normal((len(weights), len(priors)))
-        found = _general(problem, np.append(each, np.zeros(len(priors))), np.hstack([weights, drawn]), fixed)
+        problem = _scale_priors(problem, tuple(priors), fixed, group_indices, unit_weights)
+        # parametric bootstrap of the priors: each replicate has their means shifted by a standard normal draw
+        prior_shifts = np.random.default_rng([seed, 1]).standard_normal((len(weights), len(priors)))
+        result = _fit_any_form(
+            problem, np.append(unit_weights, np.zeros(len(priors))), np.hstack([weights, prior_shifts]), fixed
+        )
     elif form == "chinchilla" and residual == "log" and not fixed and not tied:
-        found = _fast(Runs.of(N, D, L), each, weights, huber_delta)
+        result = _fit_chinchilla(CentredRuns.from_columns(N, D, L), unit_weights, weights, huber_delta)
     else:
-        found = _general(problem, each, weights, fixed)
-    a, b = exponents_of(found.params)
+        result = _fit_any_form(problem, unit_weights, weights, fixed)
+    a, b = optimum_exponents_from(result.params)
+    # scatter is of log L, also for a fit in nats, and around the runs alone, without priors
     problem = Problem(form, points, huber_delta, ties=ties)
-    noise, tested = _scatter(problem, found.params, fixed, members, each)
-    diagnosis = diagnose(form, N, D, unique, found.params, found.replicates, fixed, float(L.min()), n_free)
+    noise, lack_of_fit = _estimate_scatter(problem, result.params, fixed, group_indices, unit_weights)
+    diagnosis = diagnose(form, N, D, unique, result.params, result.replicates, fixed, float(L.min()), n_free)
     return Law(
         form=form,
-        params=found.params,
-        objective=found.objective,
+        params=result.params,
+        objective=result.objective,
         huber_delta=huber_delta,
         n_runs=len(N),
-        ranges=_ranges(N, D, L, unique),
-        interval=_interval(
-            found.replicates, seed if is_drawn else None, noise.n_groups, len(N) if is_drawn else None
+        ranges=_compute_ranges(N, D, L, unique),
+        interval=_compute_interval(
+            result.replicates, seed if is_sampled else None, noise.n_groups, len(N) if is_sampled else None
         ),
-        standard_error={name: float(v.std(ddof=1)) for name, v in found.replicates.items() if len(v) > 1},
+        standard_error={name: float(v.std(ddof=1)) for name, v in result.replicates.items() if len(v) > 1},
         derived={"a_exponent": float(a), "b_exponent": float(b)},
-        replicates={name: v.tolist() for name, v in found.replicates.items()},
-        warnings=found.told + diagnosis.warnings,
+        replicates={name: v.tolist() for name, v in result.replicates.items()},
+        warnings=result.warnings + diagnosis.warnings,
         residual=residual,
         fixed=sorted(fixed),
         tied=tied,
-        priors=[asdict(one) for one in priors],
+        priors=[asdict(prior) for prior in priors],
         spread=noise.sigma,
-        text_error=_text_error(L, loss_se),
+        text_error=_summarize_text_error(L, loss_se),
         noise=noise.as_dict(),
-        lack_of_fit=tested.as_dict() if tested else {},
+        lack_of_fit=lack_of_fit.as_dict() if lack_of_fit else {},
         identified=diagnosis.identified,
         not_identified=diagnosis.not_identified,
     )
 
 
-def _weigh_priors(
+def _scale_priors(
     problem: Problem,
     priors: tuple[Prior, ...],
     fixed: dict[str, float],
-    members: np.ndarray | None,
-    each: np.ndarray,
+    group_indices: np.ndarray | None,
+    run_weights: np.ndarray,
 ) -> Problem:
-    """The problem with priors, weighed by the noise around a fit without them."""
-    alone = _general(problem, each, np.empty((0, len(each))), fixed)
-    noise, _ = _scatter(replace(problem, in_nats=False), alone.params, fixed, members, each)
+    """Return the problem with priors, whose scale is the noise around a fit without them."""
+    without_priors = _fit_any_form(problem, run_weights, np.empty((0, len(run_weights))), fixed)
+    noise, _ = _estimate_scatter(
+        replace(problem, in_nats=False), without_priors.params, fixed, group_indices, run_weights
+    )
     sigma = noise.sigma
+    # log L has sigma, L about sigma times its geometric mean
     if problem.in_nats:
         sigma *= float(np.exp(problem.points.log_loss.mean()))
     scale = prior_scale(sigma, problem.delta)
-    if noise.n_groups and noise.sigma > 0:  # rows that share noise hold the constants less well
-        rows = len(each) / noise.n_groups
+    if noise.n_groups and noise.sigma > 0:  # rows that share noise determine the constants less well
+        rows = len(run_weights) / noise.n_groups
         scale *= (rows * noise.between**2 + noise.within**2) / (noise.between**2 + noise.within**2)
     return replace(problem, priors=priors, prior_scale=scale)
 
 
 def _check_ties(form: str, tied: Mapping[str, str], fixed: Mapping[str, float]) -> None:
-    known = [name for name in TIED if name in FORM[form].constants]
+    exponents = [name for name in TIED if name in FORM[form].constants]
     for follower, leader in tied.items():
         for name in (follower, leader):
-            if name not in known:
+            if name not in exponents:
                 raise ValueError(
                     f"tied: got {follower}={leader}, expected two exponents of {form} "
-                    f"({', '.join(known) or 'it has none to tie'})"
+                    f"({', '.join(exponents) or 'it has none to tie'})"
                 )
         if follower == leader or leader in tied or follower in fixed:
             raise ValueError(
                 f"tied: got {follower}={leader}, where {follower if follower in fixed else leader} is "
-                "tied or fixed itself. Tie each exponent once, to one that is free or fixed."
+                "already tied or fixed. Tie each exponent once, to a free or fixed one."
             )
 
 
 def _check_priors(form: str, priors: Sequence[Prior], fixed: Mapping[str, float]) -> None:
-    names = [one.name for one in priors]
+    names = [prior.name for prior in priors]
     for name in names:
         if name not in FORM[form].constants:
             raise ValueError(
-                f"prior of {name}: got no constant of {form}, expected one of "
+                f"prior: got '{name}', which is not a constant of {form}, expected one of "
                 f"{', '.join(FORM[form].constants)}"
             )
         if name in fixed or names.count(name) > 1:
-            raise ValueError(f"prior of {name}: got it twice, or fixed too; expected one statement of each")
+            raise ValueError(
+                f"prior of {name}: got it twice or fixed too, expected one value or prior per constant"
+            )
 
 
-def _scatter(
+def _estimate_scatter(
     problem: Problem,
     params: dict[str, float],
     fixed: Mapping[str, float],
-    members: np.ndarray | None,
-    each: np.ndarray,
+    group_indices: np.ndarray | None,
+    run_weights: np.ndarray,
 ) -> tuple[Noise, LackOfFit | None]:
-    """The scatter of single runs around the fit, in log L, and whether runs of one design agree with it.
+    """Return the scatter of single runs around the fit in log L, and the lack-of-fit test by repeated runs.
 
-    Residuals are in units of a run of weight 1; a run of weight 0 has none.
+    Residuals are scaled to a run of weight 1 by the root of the weight; runs of weight 0 are omitted. The
+    test is None without repeated runs, or with different weights.
     """
     points = problem.points
-    theta = theta_of(problem.form, params, points)
-    log_loss, slopes = problem.log_fitted(theta[None])
-    limits = limits_of(problem, fixed)
-    counted = each > 0
-    root = np.sqrt(each[counted])
-    residual = root * (points.log_loss - log_loss[0])[counted]
-    slopes = root[:, None] * slopes[0][counted][:, limits.low < limits.high]
-    members = None if members is None else members[counted]
-    basis = orthonormal(slopes)
-    left = residual - basis @ (basis.T @ residual)
-    noise = estimate_noise(residual, slopes, members, (points.x + points.y)[counted])
-    if (root != root[0]).any():  # runs of one design and several weights are no pure error
+    theta = theta_from_constants(problem.form, params, points)
+    log_loss, slopes = problem.evaluate_log_loss(theta[None])
+    box = build_search_box(problem, fixed)
+    is_used = run_weights > 0
+    root_weights = np.sqrt(run_weights[is_used])
+    residual = root_weights * (points.log_loss - log_loss[0])[is_used]
+    slopes = root_weights[:, None] * slopes[0][is_used][:, box.low < box.high]
+    group_indices = None if group_indices is None else group_indices[is_used]
+    basis = orthonormal_basis(slopes)
+    remainder = residual - basis @ (basis.T @ residual)
+    noise = estimate_noise(residual, slopes, group_indices, (points.x + points.y)[is_used])
+    if (
+        root_weights != root_weights[0]
+    ).any():  # no pure error: repeats with different weights have different variances
         return noise, None
-    cells = np.column_stack([points.x, points.y, points.u])[counted]
-    return noise, check_fit(left, cells, basis.shape[1])
+    cells = np.column_stack([points.x, points.y, points.u])[is_used]
+    return noise, check_lack_of_fit(remainder, cells, basis.shape[1])
 
 
-def _fast(runs: Runs, each: np.ndarray, weights: np.ndarray, delta: float) -> _Found:
-    best = from_grid(runs, each[None], delta)
-    boot = bootstrap(runs, best.phi[0], weights, delta) if len(weights) else None
-    params = {name: float(value) for name, value in runs.constants(best.phi[0]).items()}
-    replicates = runs.constants(boot.phi) if boot else {}
-    return _Found(params, float(best.objective[0]), replicates, _restless(best, boot))
+def _fit_chinchilla(
+    runs: CentredRuns, unit_weights: np.ndarray, weights: np.ndarray, delta: float
+) -> _FitResult:
+    best = fit_chinchilla(runs, unit_weights[None], delta)
+    boot = bootstrap_chinchilla(runs, best.phi[0], weights, delta) if len(weights) else None
+    params = {name: float(value) for name, value in runs.to_constants(best.phi[0]).items()}
+    replicates = runs.to_constants(boot.phi) if boot else {}
+    return _FitResult(params, float(best.objective[0]), replicates, _warn_unconverged(best, boot))
 
 
-def _general(problem: Problem, each: np.ndarray, weights: np.ndarray, fixed: dict[str, float]) -> _Found:
-    best = fit_theta(problem, each, fixed)
+def _fit_any_form(
+    problem: Problem, unit_weights: np.ndarray, weights: np.ndarray, fixed: dict[str, float]
+) -> _FitResult:
+    best = fit_theta(problem, unit_weights, fixed)
     boot = bootstrap_theta(problem, best.phi, weights, fixed) if len(weights) else None
-    params = constants(problem.form, best.phi[:1], problem.points)
+    params = constants_from_theta(problem.form, best.phi[:1], problem.points)
     params = {name: float(value[0]) for name, value in params.items()} | fixed
-    replicates = constants(problem.form, boot.phi, problem.points) if boot else {}
+    replicates = constants_from_theta(problem.form, boot.phi, problem.points) if boot else {}
     objective = float(best.objective[0])
-    if problem.priors:  # of the runs alone
+    if problem.priors:  # report the sum over runs, without the terms of the priors
         runs = replace(problem, priors=())
-        objective = float(runs.objective(best.phi[:1], each[None, : len(problem.points.x)])[0])
-    return _Found(params, objective, replicates, _restless(best, boot))
+        objective = float(runs.objective(best.phi[:1], unit_weights[None, : len(problem.points.x)])[0])
+    return _FitResult(params, objective, replicates, _warn_unconverged(best, boot))
 
 
-def _restless(best: Fitted, boot: Fitted | None) -> list[str]:
-    told = []
-    if not best.at_rest[0]:
-        told.append("The fit did not converge: the runs hardly hold these constants.")
-    n_lost = 0 if boot is None else int((~boot.at_rest).sum())
-    if boot is not None and n_lost:
-        # left out they would make the interval too narrow: they are the ones with the least to hold on to
-        told.append(f"{n_lost} of {len(boot.at_rest)} replicates did not converge; the intervals count them.")
-    return told
+def _warn_unconverged(best: Minima, boot: Minima | None) -> list[str]:
+    warnings = []
+    if not best.converged[0]:
+        warnings.append("The fit did not converge: the runs hardly determine these constants.")
+    n_unconverged = 0 if boot is None else int((~boot.converged).sum())
+    if boot is not None and n_unconverged:
+        # they are the replicates that determine the constants least: without them intervals would be too
+        # narrow
+        warnings.append(
+            f"{n_unconverged} of {len(boot.converged)} replicates did not converge; the intervals include "
+            "them."
+        )
+    return warnings
 
 
-def _check_settings(huber_delta: float, n_bootstrap: int, seed: int) -> None:
+def _check_settings(
+    form: str, residual: str, U: ArrayLike | None, huber_delta: float, n_bootstrap: int, seed: int
+) -> None:
+    if form not in FORM:
+        raise ValueError(f"form: got '{form}', expected one of {', '.join(FORM)}")
+    if residual not in ("log", "nats"):
+        raise ValueError(f"residual: got '{residual}', expected one of log, nats")
+    if FORM[form].needs_unique and U is None:
+        raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
     if not 0 < huber_delta < np.inf:  # false for NaN too
         raise ValueError(
-            f"huber_delta: found {huber_delta}, wanted a positive number; 1e3 is as good as least squares"
+            f"huber_delta: got {huber_delta}, expected a positive number. 1e3 is in effect least squares."
         )
     for name, value in (("n_bootstrap", n_bootstrap), ("seed", seed)):
         if value < 0:
-            raise ValueError(f"{name}: found {value}, wanted 0 or more")
+            raise ValueError(f"{name}: got {value}, expected 0 or more")
 
 
-def _text_error(L: np.ndarray, loss_se: ArrayLike | None) -> dict[str, float | int]:
-    """What losses [n] on one text have in common: medians of their standard errors, in nats and of log L."""
+def _summarize_text_error(L: np.ndarray, loss_se: ArrayLike | None) -> dict[str, float | int]:
+    """Return the medians of the standard errors of losses [n] on one text, in nats and of log L."""
     if loss_se is None:
         return {}
     errors = np.asarray(loss_se, dtype=float).ravel()
     if len(errors) != len(L):
         raise ValueError(f"loss_se: got {len(errors)} values, expected one for each of {len(L)} runs")
-    is_known = ~np.isnan(errors)
-    if not is_known.any():
+    has_error = ~np.isnan(errors)
+    if not has_error.any():
         return {}
-    if not (np.isfinite(errors[is_known]) & (errors[is_known] >= 0)).all():
+    if not (np.isfinite(errors[has_error]) & (errors[has_error] >= 0)).all():
         raise ValueError("loss_se: got a negative or infinite value, expected 0 or more, or NaN")
     return {
-        "loss_se": float(np.median(errors[is_known])),
-        "relative": float(np.median(errors[is_known] / L[is_known])),
-        "n_runs": int(is_known.sum()),
+        "loss_se": float(np.median(errors[has_error])),
+        "relative": float(np.median(errors[has_error] / L[has_error])),
+        "n_runs": int(has_error.sum()),
     }
 
 
-def _drawn(n_runs: int, n_bootstrap: int, seed: int, members: np.ndarray | None = None) -> np.ndarray:
-    """Random weights of the runs, float64 [n_bootstrap, n_runs], 1 on average, uniform on the simplex.
+def _draw_weights(
+    n_runs: int, n_bootstrap: int, seed: int, group_indices: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw weights of the runs, float64 [n_bootstrap, n_runs], 1 on average, uniform on the simplex.
 
-    `members` [n_runs] int: groups 0, 1, ... whose rows have one weight (block bootstrap).
+    `group_indices` [n_runs] int: groups 0, 1, ..., whose rows have one weight (block bootstrap).
     """
-    n_units = n_runs if members is None else int(members.max()) + 1
-    drawn = n_units * np.random.default_rng(seed).dirichlet(np.ones(n_units), n_bootstrap)
-    return drawn if members is None else drawn[:, members]
+    n_units = n_runs if group_indices is None else int(group_indices.max()) + 1
+    weights = n_units * np.random.default_rng(seed).dirichlet(np.ones(n_units), n_bootstrap)
+    return weights if group_indices is None else weights[:, group_indices]
 
 
-def _checked_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
-    """Groups 0, 1, ... [n_runs] of labels [n_runs]."""
+def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
+    """Return group indices 0, 1, ... [n_runs] of labels [n_runs]. Raises ValueError for too few groups."""
     labels = np.asarray(groups).ravel()
     if len(labels) != n_runs:
         raise ValueError(f"groups: got {len(labels)} labels, expected one for each of {n_runs} runs")
-    names, members = np.unique(labels, return_inverse=True)
+    names, group_indices = np.unique(labels, return_inverse=True)
     if len(names) <= n_free:
         raise ValueError(
             f"groups: got {len(names)} groups, expected more than the {n_free} constants of the form. "
-            "Train more independent runs, or hold constants with --fix."
+            "Train more independent runs, or fix constants with --fix."
         )
-    return members
+    return group_indices
 
 
-def _checked_weights(weights: ArrayLike, n_runs: int) -> np.ndarray:
+def _validate_weights(weights: ArrayLike, n_runs: int) -> np.ndarray:
     weights = np.asarray(weights, dtype=float)
     if weights.ndim != 2 or weights.shape[1] != n_runs:
         raise ValueError(
-            f"weights: found shape {weights.shape}, wanted [replicates, {n_runs}], a run a column"
+            f"weights: got shape {weights.shape}, expected [replicates, {n_runs}], one column per run"
         )
     if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any(axis=1).all():
-        raise ValueError("weights: wanted numbers of 0 or more, in every replicate one above 0")
+        raise ValueError(
+            "weights: got a negative or infinite weight or a replicate of zeros, expected 0 or more, one "
+            "above 0"
+        )
     return weights
 
 
-def _checked(n_free: int, *columns: ArrayLike) -> list[np.ndarray]:
+def _validate_columns(n_free: int, *columns: ArrayLike) -> list[np.ndarray]:
     values = [np.asarray(column, dtype=float).ravel() for column in columns]
     if len({len(v) for v in values}) != 1:
         raise ValueError(
-            f"{'N, D and L' if len(values) == 3 else 'N, D, L and U'} have "
-            f"{', '.join(str(len(v)) for v in values)} values, wanted as many of each"
+            f"{'N, D and L' if len(values) == 3 else 'N, D, L and U'}: got "
+            f"{', '.join(str(len(v)) for v in values)} values, expected equally many"
         )
     for name, v in zip("NDLU", values, strict=False):
         wrong = np.flatnonzero(~np.isfinite(v) | (v <= 0))
         if len(wrong):
-            raise ValueError(f"{name}, run {wrong[0] + 1}: found {v[wrong[0]]}, wanted a positive number")
+            raise ValueError(f"{name}, run {wrong[0] + 1}: got {v[wrong[0]]}, expected a positive number")
     design = np.stack([values[0], values[1], *values[3:]])
     n_distinct = len(np.unique(design, axis=1).T)
     if n_distinct <= n_free:
         raise ValueError(
-            f"{n_distinct} distinct ({'N, D' if len(values) == 3 else 'N, D, U'}) for {n_free} constants, "
-            f"wanted {n_free + 1} or more; add sizes or budgets"
+            f"runs: got {n_distinct} distinct ({'N, D' if len(values) == 3 else 'N, D, U'}) for {n_free} "
+            f"constants, expected {n_free + 1} or more. Add sizes or budgets."
         )
     return values
 
 
-def _ranges(N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None) -> dict[str, list[float]]:
-    """The least and the most of each, [low, high]."""
+def _compute_ranges(
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None
+) -> dict[str, list[float]]:
+    """Return [minimum, maximum] of each column."""
     columns = {"N": N, "D": D, "L": L} | ({} if U is None else {"U": U})
     return {name: [float(values.min()), float(values.max())] for name, values in columns.items()}
 
 
-def _interval(
+def _compute_interval(
     replicates: dict[str, np.ndarray], seed: int | None, n_groups: int | None, n_runs: int | None
 ) -> dict[str, object]:
-    """Percentiles of the replicates, expanded for the number of groups, or of runs (None: weights given)."""
+    """Return percentiles of replicates, expanded for the number of groups or runs (None: weights given)."""
     if not replicates:
         return {}
     n_units = n_groups or n_runs
     level = expanded_level(LEVEL, n_units)
     tails = [(1 - level) / 2, (1 + level) / 2]
-    a, b = exponents_of(replicates)
+    a, b = optimum_exponents_from(replicates)
     return {
         "level": LEVEL,
         "method": "bootstrap by the weights given, percentiles"

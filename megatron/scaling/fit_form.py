@@ -1,7 +1,13 @@
-"""Fit any form of law to runs: many starts, a damped Newton iteration, the lowest objective.
+"""General fit of any form of scaling law: many starts, damped Newton iterations, the lowest objective.
 
-A form with R_D* is a plain sum of powers once R_D* is fixed, so variable projection gives the other starts on
-a grid of it. Second derivatives are differences of the exact first ones.
+1. `find_starts` proposes constants. At a fixed R_D* a form with repetition is a plain sum of powers of N and
+   of the effective data D', so variable projection (varpro.py) solves it, for each R_D* of a grid.
+2. `fit_theta` minimises from every start, keeps a few distinct minima and refines them.
+3. `bootstrap_theta` refits every bootstrap weighting from those minima.
+
+First derivatives are exact (surface.py). Second derivatives are forward differences of the first ones.
+
+Shapes: R problems (starts, or bootstrap replicates), n runs, p coordinates theta, q priors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,354 +15,462 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megatron.scaling.forms import FORM, decayed
-from megatron.scaling.huber import Runs
-from megatron.scaling.newton import Box, Fitted, newton, widths
+from megatron.scaling.forms import FORM, effective_count
+from megatron.scaling.huber import CentredRuns
+from megatron.scaling.newton import Box, Minima, iterate_huber_widths, minimize_newton
 from megatron.scaling.priors import Prior
-from megatron.scaling.surface import LOG_R, THETA, Points, box, constants, log_fitted, theta_of
-from megatron.scaling.varpro import starts
+from megatron.scaling.surface import (
+    LOG_R,
+    THETA,
+    RunPoints,
+    constants_from_theta,
+    evaluate_log_loss,
+    search_bounds,
+    theta_from_constants,
+)
+from megatron.scaling.varpro import find_grid_starts
 
+# Values of further constants from which fits start; R_D* and R_N* in epochs' worth, see forms.py
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
-GRID_K = (0.003, 0.03, 0.3)  # share of the loss that the over-repetition term starts with
-GRID_SPAN, GRID_C, GRID_WIDE = (1.0, 2.0, 3.5), (-5.0, -3.0, -1.5), (0.0, 0.4, 0.8)  # of `bounded`
+GRID_K = (0.003, 0.03, 0.3)  # `over_repetition`: its term at the centre, as a share of the loss
+GRID_LOG_SPAN = (1.0, 2.0, 3.5)  # `bounded`: log(L0 - E)
+GRID_LOG_C = (-5.0, -3.0, -1.5)  # `bounded`: log of the third term of h at the centre
+GRID_GAMMA = (0.0, 0.4, 0.8)  # `bounded`
 GRID_G, GRID_H = (0.0, 0.7, 2.0), (0.5, 1.2)
 FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
-BOOTSTRAP_ITERATIONS = 50  # between two looks at what a replicate still gains
-SOON = 25  # iterations after which most rest
-N_POLISHED = 8
-FEW_FREE = 3  # up to so many free constants every start is polished
-WIDE = 0.03
-N_MINIMA = 3  # from which every bootstrap replicate starts
-N_SETTLING = 40
-IMMATERIAL = 1e-3  # share of the objective: n times it is a difference in -2 log likelihood
-CHUNK = 64  # problems at a time: their arrays stay in the cache
-DIFFERENCE = 1e-7
+BOOTSTRAP_ITERATIONS = 50  # iterations of a replicate between two checks of its progress
+FIRST_ITERATIONS = 25  # most problems converge within these
+N_POLISHED = 8  # distinct minima that are refined at the final Huber width
+FEW_FREE = 3  # with this many free constants or fewer, every start is refined
+CULL_DELTA = 0.03  # Huber width at which starts are compared
+N_MINIMA = 3  # minima from which each bootstrap replicate starts
+MAX_REFINEMENTS = 40
+NEGLIGIBLE_GAIN = 1e-3  # share of the objective; n times it is a difference in -2 log likelihood
+CHUNK = 64  # problems per batch, so that their arrays stay in the CPU cache
+DIFFERENCE_STEP = 1e-7  # of theta, for second derivatives
+
+# constant of a form -> coordinate of theta, where the names differ (surface.THETA)
+COORDINATE_OF = {
+    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t", "L0": "l",
+}  # fmt: skip
+# A coordinate is the log of a whole term at the centre of the runs, such as a = log(A / N0^alpha). So A is a
+# function of two coordinates, and can be fixed only together with its exponent.
+PARTNERS_OF = {
+    "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
+    "a": ("alpha", "eta"), "b": ("beta", "eta"), "c": ("gamma", "delta"), "L0": ("E",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is minimised: sum of Huber_delta over residuals of log L, or of L itself if `in_nats`.
+    """Objective of a fit: sum of weighted Huber_delta(residual), plus a penalty for each prior.
 
-    ties    (follower, leader) exponents: the first has the value of the second
-    priors  what is known of constants beforehand; each adds half the square of its distance in standard
-            deviations, times `prior_scale`, the variance that the objective's sum stands for (priors.py)
-    With q priors, weights are [R, n + q]: the last q columns are by how many standard deviations the mean of
-    each prior is moved, 0 but in resamplings.
+        sum_i w_i Huber_delta(r_i) + prior_scale / 2 sum_j (distance_j - shift_j)^2
+
+    r       residual of log L, or of L itself with `in_nats`
+    ties    (follower, leader) pairs of exponents; a follower has the value of its leader
+    priors  priors of constants; distance_j is the distance from the mean of prior j in standard deviations
+    prior_scale  variance that converts the sum of Huber terms to a log likelihood (priors.py)
+
+    With q priors, weights are [R, n + q]. The last q columns are the shifts of the priors' means in standard
+    deviations: 0 in the fit, standard normal draws in bootstrap replicates.
     """
 
     form: str
-    points: Points
+    points: RunPoints
     delta: float
     in_nats: bool = False
     ties: tuple[tuple[str, str], ...] = ()
     priors: tuple[Prior, ...] = ()
     prior_scale: float = 0.0
 
-    def expand(self, theta: np.ndarray) -> np.ndarray:
-        """theta [R, p] with each tied coordinate at its leader's value."""
+    def apply_ties(self, theta: np.ndarray) -> np.ndarray:
+        """Return theta [R, p] with each follower set to the value of its leader."""
         if self.ties:
             theta = theta.copy()
-            for follower, leader in self._tied():
+            for follower, leader in self._tied_indices():
                 theta[:, follower] = theta[:, leader]
         return theta
 
-    def _tied(self) -> list[tuple[int, int]]:
+    def _tied_indices(self) -> list[tuple[int, int]]:
+        """Return (follower, leader) positions in theta."""
         names = THETA[self.form]
         return [(names.index(follower), names.index(leader)) for follower, leader in self.ties]
 
-    def log_fitted(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """surface.log_fitted with ties: a leader's slope has its follower's added."""
-        log_loss, slopes = log_fitted(self.form, self.expand(theta), self.points)
-        for follower, leader in self._tied():
+    def evaluate_log_loss(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (log Lhat [R, n], derivatives [R, n, p]) as surface.evaluate_log_loss, with ties.
+
+        By the chain rule the slope of a follower is added to that of its leader.
+        """
+        log_loss, slopes = evaluate_log_loss(self.form, self.apply_ties(theta), self.points)
+        for follower, leader in self._tied_indices():
             slopes[:, :, leader] += slopes[:, :, follower]
             slopes[:, :, follower] = 0.0
         return log_loss, slopes
 
-    def split(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(weights of the runs [R, n], moved means of the priors [R, q])."""
+    def split_weights(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (weights of the runs [R, n], shifts of the priors' means [R, q])."""
         n = len(self.points.x)
         return weights[:, :n], weights[:, n:]
 
-    def prior_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """(directions [q, p], means [q]): directions @ theta is normal around means with deviation 1."""
-        directions = np.array([one.direction(self.form, self.points) / one.sd for one in self.priors])
-        for follower, leader in self._tied():
+    def linearize_priors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (directions [q, p], means [q]) with which the priors are linear in theta.
+
+        Under the priors, directions @ theta is normal around `means` with standard deviation 1.
+        """
+        directions = np.array([prior.direction(self.form, self.points) / prior.sd for prior in self.priors])
+        for follower, leader in self._tied_indices():
             directions[:, leader] += directions[:, follower]
             directions[:, follower] = 0.0
         return directions, np.array([prior.centre() / prior.sd for prior in self.priors])
 
-    def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(measured minus fitted [R, n], derivatives of the fitted value [R, n, p])."""
-        log_loss, slopes = self.log_fitted(theta)
+    def evaluate_residuals(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (measured minus fitted [R, n], derivatives of the fitted value [R, n, p])."""
+        log_loss, slopes = self.evaluate_log_loss(theta)
         if not self.in_nats:
             return self.points.log_loss - log_loss, slopes
         fitted = np.exp(log_loss)
         return np.exp(self.points.log_loss) - fitted, slopes * fitted[:, :, None]
 
     def objective(self, theta: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """[R] for theta [R, p], weights [R, n]; infinity where the law has no value."""
+        """Return the objective [R] at theta [R, p] with weights [R, n + q].
+
+        It is Inf where the law has no value.
+        """
         with np.errstate(all="ignore"):
-            weights, moved = self.split(weights)
-            r = np.abs(self.residual(theta)[0])
-            inside = np.minimum(r, self.delta)
-            total = (weights * inside * (r - 0.5 * inside)).sum(axis=1)
+            weights, prior_shifts = self.split_weights(weights)
+            r = np.abs(self.evaluate_residuals(theta)[0])
+            # Huber(r) = r^2 / 2 inside the width and delta (|r| - delta / 2) outside, in one expression
+            clipped = np.minimum(r, self.delta)
+            total = (weights * clipped * (r - 0.5 * clipped)).sum(axis=1)
             if self.priors:
-                directions, means = self.prior_rows()
-                total += 0.5 * self.prior_scale * ((theta @ directions.T - means - moved) ** 2).sum(axis=1)
+                directions, means = self.linearize_priors()
+                total += (
+                    0.5 * self.prior_scale * ((theta @ directions.T - means - prior_shifts) ** 2).sum(axis=1)
+                )
         return np.where(np.isfinite(total), total, np.inf)
 
     def derivatives(
         self, theta: np.ndarray, weights: np.ndarray, free: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(gradient, Hessian, semidefinite majorant), as huber.derivatives; 0 where not `free` [p]."""
-        weights, moved_means = self.split(weights)
-        r, slopes = self.residual(theta)
+        """Return (gradient [R, p], Hessian [R, p, p], positive semidefinite majorant [R, p, p]).
+
+        With slopes g = d fitted / d theta and psi = Huber' (the influence of a residual):
+            gradient = -sum w psi g
+            Hessian  = sum w 1[|r| <= delta] g g^T - sum w psi dg/dtheta
+            majorant = sum w min(1, delta / |r|) g g^T, as in iteratively reweighted least squares
+        Coordinates that are not `free` [p] have derivatives of 0.
+        """
+        weights, prior_shifts = self.split_weights(weights)
+        r, slopes = self.evaluate_residuals(theta)
         slopes[:, :, ~free] = 0
-        pull = weights * np.clip(r, -self.delta, self.delta)
+        influence = weights * np.clip(r, -self.delta, self.delta)
         size = np.abs(r)
         finite = np.isfinite(self.delta)
         reweighted = weights * (self.delta / np.maximum(size, self.delta) if finite else 1.0)
-        turned = np.swapaxes(slopes, 1, 2)
-        gradient = -(turned @ pull[:, :, None])[:, :, 0]
-        hessian = (turned * (weights * (size <= self.delta))[:, None, :]) @ slopes
+        transposed = np.swapaxes(slopes, 1, 2)
+        gradient = -(transposed @ influence[:, :, None])[:, :, 0]
+        hessian = (transposed * (weights * (size <= self.delta))[:, None, :]) @ slopes
         coordinates = np.flatnonzero(free)
-        n_together = max(1, CHUNK // len(theta))  # a call of few problems costs as much as one of many
-        for i in range(0, len(coordinates), n_together):
-            some = coordinates[i : i + n_together]
-            moved = theta[:, None] + DIFFERENCE * np.eye(theta.shape[1])[some]  # [R, s, p]
-            bent = self.residual(moved.reshape(-1, theta.shape[1]))[1].reshape(
-                len(theta), len(some), *slopes.shape[1:]
+        # The second term of the Hessian, one column per coordinate, by a forward difference of the slopes at
+        # fixed influence. A call for few problems costs as much as for many, so coordinates go in batches.
+        batch_size = max(1, CHUNK // len(theta))
+        for i in range(0, len(coordinates), batch_size):
+            batch = coordinates[i : i + batch_size]
+            shifted = theta[:, None] + DIFFERENCE_STEP * np.eye(theta.shape[1])[batch]  # [R, s, p]
+            shifted_slopes = self.evaluate_residuals(shifted.reshape(-1, theta.shape[1]))[1].reshape(
+                len(theta), len(batch), *slopes.shape[1:]
             )
-            bent = (np.einsum("rn,rsnp->rps", pull, bent) + gradient[:, :, None]) / DIFFERENCE
-            hessian[:, :, some] -= np.where(free[:, None], bent, 0.0)
-        hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
-        majorant = (turned * reweighted[:, None, :]) @ slopes
+            # sum w psi g(theta) is -gradient, so this is sum w psi (g(theta + h) - g(theta)) / h
+            shifted_slopes = (
+                np.einsum("rn,rsnp->rps", influence, shifted_slopes) + gradient[:, :, None]
+            ) / DIFFERENCE_STEP
+            hessian[:, :, batch] -= np.where(free[:, None], shifted_slopes, 0.0)
+        hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))  # forward differences are not symmetric
+        majorant = (transposed * reweighted[:, None, :]) @ slopes
         if self.priors:
-            directions, means = self.prior_rows()
-            off = theta @ directions.T - means - moved_means
+            directions, means = self.linearize_priors()
+            prior_residuals = theta @ directions.T - means - prior_shifts
             directions = directions * free
-            gradient = gradient + self.prior_scale * off @ directions
-            square = self.prior_scale * directions.T @ directions
-            hessian, majorant = hessian + square, majorant + square
+            gradient = gradient + self.prior_scale * prior_residuals @ directions
+            prior_hessian = self.prior_scale * directions.T @ directions
+            hessian, majorant = hessian + prior_hessian, majorant + prior_hessian
         return gradient, hessian, majorant
 
 
-def minimise(problem: Problem, theta: np.ndarray, weights: np.ndarray, limits: Box, n: int) -> Fitted:
-    """The minima near theta [R, p] after at most n iterations, a few problems at a time.
+def minimize_in_chunks(problem: Problem, theta: np.ndarray, weights: np.ndarray, box: Box, n: int) -> Minima:
+    """Return the minima near theta [R, p] after at most `n` iterations, in chunks of CHUNK problems.
 
-    The few that take long go on all together: alone, each step of theirs would cost as much as one of many.
+    Problems that have not converged after FIRST_ITERATIONS continue in one batch across chunks: a step of a
+    few problems costs as much as a step of many.
     """
-    free = limits.low < limits.high
+    free = box.low < box.high
 
-    def some(at: np.ndarray, w: np.ndarray, most: int) -> Fitted:
-        return newton(
+    def minimize_rows(at: np.ndarray, w: np.ndarray, most: int) -> Minima:
+        return minimize_newton(
             at,
             lambda phi, rows: problem.objective(phi, w[rows]),
             lambda phi, rows: problem.derivatives(phi, w[rows], free),
-            limits,
+            box,
             most,
         )
 
     chunks = [slice(i, i + CHUNK) for i in range(0, len(theta), CHUNK)]
-    found = joined([some(theta[chunk], weights[chunk], min(n, SOON)) for chunk in chunks])
-    late = np.flatnonzero(~found.at_rest)
-    if n > SOON and len(late):
-        rest = some(found.phi[late], weights[late], n - SOON)
-        found.phi[late], found.objective[late], found.at_rest[late] = rest.phi, rest.objective, rest.at_rest
-    return found
+    minima = concatenate_minima(
+        [minimize_rows(theta[chunk], weights[chunk], min(n, FIRST_ITERATIONS)) for chunk in chunks]
+    )
+    late = np.flatnonzero(~minima.converged)
+    if n > FIRST_ITERATIONS and len(late):
+        rest = minimize_rows(minima.phi[late], weights[late], n - FIRST_ITERATIONS)
+        minima.phi[late], minima.objective[late], minima.converged[late] = (
+            rest.phi,
+            rest.objective,
+            rest.converged,
+        )
+    return minima
 
 
-def joined(parts: Sequence[Fitted]) -> Fitted:
-    """Several sets of problems as one."""
-    return Fitted(
-        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("phi", "objective", "at_rest"))
+def concatenate_minima(parts: Sequence[Minima]) -> Minima:
+    """Concatenate the minima of several sets of problems."""
+    return Minima(
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("phi", "objective", "converged"))
     )
 
 
-def narrowed(
+def minimize_by_narrowing(
     problem: Problem,
     theta: np.ndarray,
     weights: np.ndarray,
-    limits: Box,
+    box: Box,
     n_rough: int = ROUGH_ITERATIONS,
     n_last: int = MAX_ITERATIONS,
-) -> Fitted:
-    """The minima near theta [R, p], by way of wider Hubers with `n_rough` iterations each."""
-    least_squares = replace(problem, delta=np.inf, priors=())
-    counts = np.maximum(problem.split(weights)[0].sum(axis=1), 1)
-    mean_square = 2 * least_squares.objective(theta, weights) / counts
-    for width in widths(mean_square, problem.delta):
-        wider = replace(problem, delta=width)
-        theta = minimise(wider, theta, weights, limits, n_rough).phi
-    return minimise(problem, theta, weights, limits, n_last)
+) -> Minima:
+    """Return the minima near theta [R, p], reached through a sequence of narrowing Huber widths.
 
-
-def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] | None = None) -> Fitted:
-    """The lowest minima found for one weighting [n], best first, each of them once.
-
-    Raises ValueError where a coefficient is held and its exponent is not: A without alpha.
+    Each wider Huber has at most `n_rough` iterations, the final one at most `n_last`. The sequence starts at
+    the root mean square residual of theta (newton.iterate_huber_widths). Priors have no part in that size.
     """
-    limits = limits_of(problem, fixed or {})
-    theta = np.unique(limits.inside(starts_of(problem, weights)).round(12), axis=0)
-    each = np.broadcast_to(weights, (len(theta), len(weights)))
-    if (limits.low < limits.high).sum() > FEW_FREE:
-        # so many starts meet at a Huber as wide as the residuals, where the iteration is quick
-        wide = replace(problem, delta=max(problem.delta, WIDE))
-        culled = minimise(wide, theta, each, limits, CULL_ITERATIONS)
-        theta = culled.phi[_distinct(culled.objective, 1e-6)[:N_POLISHED]]
+    least_squares = replace(problem, delta=np.inf, priors=())
+    counts = np.maximum(problem.split_weights(weights)[0].sum(axis=1), 1)
+    mean_square = 2 * least_squares.objective(theta, weights) / counts
+    for width in iterate_huber_widths(mean_square, problem.delta):
+        wider = replace(problem, delta=width)
+        theta = minimize_in_chunks(wider, theta, weights, box, n_rough).phi
+    return minimize_in_chunks(problem, theta, weights, box, n_last)
+
+
+def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] | None = None) -> Minima:
+    """Return the distinct minima for one weighting [n + q], lowest first.
+
+    Raises ValueError where a coefficient is fixed and its exponent is not, such as A without alpha.
+    """
+    box = build_search_box(problem, fixed or {})
+    theta = np.unique(box.project(find_starts(problem, weights)).round(12), axis=0)
+    all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
+    if (box.low < box.high).sum() > FEW_FREE:
+        # A Huber about as wide as the residuals is smooth, and the iteration is fast there: most of the many
+        # starts reach the same few minima, and only those are refined at the final width.
+        wide = replace(problem, delta=max(problem.delta, CULL_DELTA))
+        culled = minimize_in_chunks(wide, theta, all_weights, box, CULL_ITERATIONS)
+        theta = culled.phi[_select_distinct(culled.objective, 1e-6)[:N_POLISHED]]
         if problem.form == "data_constrained":
-            theta = np.concatenate([theta, _without_one_decay(problem, weights, fixed or {})])
-    each = np.broadcast_to(weights, (len(theta), len(weights)))
-    found = narrowed(problem, theta, each, limits)
-    # wider Hubers lead most starts into one valley, and the lowest of a few others may be narrow
-    straight = minimise(problem, theta, each, limits, MAX_ITERATIONS)
-    found = joined([found, straight])
-    kept = _distinct(found.objective, 1e-7)
-    return Fitted(problem.expand(found.phi[kept]), found.objective[kept], found.at_rest[kept])
+            theta = np.concatenate([theta, _fit_single_decay_forms(problem, weights, fixed or {})])
+    all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
+    minima = minimize_by_narrowing(problem, theta, all_weights, box)
+    # Wider Hubers lead most starts into one valley. The lowest minimum may be in a narrow one beside it, so
+    # every start is also followed at the final width only.
+    direct = minimize_in_chunks(problem, theta, all_weights, box, MAX_ITERATIONS)
+    minima = concatenate_minima([minima, direct])
+    distinct = _select_distinct(minima.objective, 1e-7)
+    return Minima(
+        problem.apply_ties(minima.phi[distinct]), minima.objective[distinct], minima.converged[distinct]
+    )
 
 
-def _distinct(objective: np.ndarray, apart: float) -> list[int]:
-    """Which of these are minima of their own, lowest first: further than a share `apart` above the last."""
-    kept: list[int] = []
+def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:
+    """Return the indices of distinct minima, lowest first.
+
+    Objectives [R] within a relative difference of `min_gap` count as one minimum; Inf and NaN are skipped.
+    """
+    selected: list[int] = []
     for i in np.argsort(objective, kind="stable"):
-        if np.isfinite(objective[i]) and (not kept or objective[i] > objective[kept[-1]] * (1 + apart)):
-            kept.append(int(i))
-    return kept
+        if np.isfinite(objective[i]) and (
+            not selected or objective[i] > objective[selected[-1]] * (1 + min_gap)
+        ):
+            selected.append(int(i))
+    return selected
 
 
-def _without_one_decay(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float]) -> np.ndarray:
-    """theta [s, p] of the minima without decay of data or of parameters: a law with both is never worse."""
-    found = []
-    for smaller, lacking in (("repeated_data", "R_N"), ("excess_params", "R_D")):
-        if lacking in fixed:
+def _fit_single_decay_forms(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float]) -> np.ndarray:
+    """Return theta [s, p], s <= 2, of the best fits of the two nested forms with one decay only.
+
+    data_constrained with R_N* at its upper bound is repeated_data, and with R_D* there it is excess_params.
+    From these starts the fit with both decays is never worse than with one.
+    """
+    starts = []
+    for smaller, absent_decay in (("repeated_data", "R_N"), ("excess_params", "R_D")):
+        if absent_decay in fixed:
             continue
-        held = {name: value for name, value in fixed.items() if name in FORM[smaller].constants}
-        priors = tuple(one for one in problem.priors if one.name in FORM[smaller].constants)
+        inner_fixed = {name: value for name, value in fixed.items() if name in FORM[smaller].constants}
+        priors = tuple(prior for prior in problem.priors if prior.name in FORM[smaller].constants)
         inner = replace(problem, form=smaller, priors=priors)
-        kept = [one in priors for one in problem.priors]
-        weights_of = np.concatenate(
-            [weights[: len(problem.points.x)], weights[len(problem.points.x) :][kept]]
+        has_prior = [prior in priors for prior in problem.priors]
+        inner_weights = np.concatenate(
+            [weights[: len(problem.points.x)], weights[len(problem.points.x) :][has_prior]]
         )
-        best = fit_theta(inner, weights_of, held).phi[:1]
-        params = {name: float(v[0]) for name, v in constants(smaller, best, problem.points).items()}
-        found.append(theta_of(problem.form, params | {lacking: np.exp(LOG_R[1])}, problem.points))
-    return np.array(found).reshape(-1, len(THETA[problem.form]))
+        best = fit_theta(inner, inner_weights, inner_fixed).phi[:1]
+        params = {
+            name: float(v[0]) for name, v in constants_from_theta(smaller, best, problem.points).items()
+        }
+        starts.append(
+            theta_from_constants(problem.form, params | {absent_decay: np.exp(LOG_R[1])}, problem.points)
+        )
+    return np.array(starts).reshape(-1, len(THETA[problem.form]))
 
 
-def _settle(found: Fitted, problem: Problem, weights: np.ndarray, limits: Box) -> None:
-    """Go on with what did not come to rest, until nothing that matters is gained."""
-    for _ in range(N_SETTLING):
-        rows = np.flatnonzero(~found.at_rest)
+def _refine_unconverged(minima: Minima, problem: Problem, weights: np.ndarray, box: Box) -> None:
+    """Continue problems that have not converged, in place, until the gain is negligible.
+
+    Near the kinks of a narrow Huber some replicates take ever shorter steps and do not meet the convergence
+    test. A gain below NEGLIGIBLE_GAIN of the objective counts as convergence.
+    """
+    for _ in range(MAX_REFINEMENTS):
+        rows = np.flatnonzero(~minima.converged)
         if not len(rows):
             return
-        before = found.objective[rows]
-        again = minimise(problem, found.phi[rows], weights[rows], limits, BOOTSTRAP_ITERATIONS)
-        found.phi[rows], found.objective[rows] = again.phi, again.objective
-        found.at_rest[rows] = again.at_rest | (again.objective > before * (1 - IMMATERIAL))
+        before = minima.objective[rows]
+        refined = minimize_in_chunks(problem, minima.phi[rows], weights[rows], box, BOOTSTRAP_ITERATIONS)
+        minima.phi[rows], minima.objective[rows] = refined.phi, refined.objective
+        minima.converged[rows] = refined.converged | (refined.objective > before * (1 - NEGLIGIBLE_GAIN))
 
 
 def bootstrap_theta(
-    problem: Problem, minima: np.ndarray, weights: np.ndarray, fixed: Mapping[str, float] | None = None
-) -> Fitted:
-    """Refit every weighting [R, n] from the best few minima [m, p]; the lowest of each counts."""
-    limits = limits_of(problem, fixed or {})
-    minima = minima[:N_MINIMA]
-    n = len(minima)
-    # a few steps tell which minimum is the lowest for a replicate; only that one is followed to its end
-    near = minimise(
-        problem, np.tile(minima, (len(weights), 1)), np.repeat(weights, n, axis=0), limits, FEW_ITERATIONS
+    problem: Problem, starts: np.ndarray, weights: np.ndarray, fixed: Mapping[str, float] | None = None
+) -> Minima:
+    """Refit every weighting [R, n + q] from the N_MINIMA best `starts` [m, p]; return the lowest minima."""
+    box = build_search_box(problem, fixed or {})
+    starts = starts[:N_MINIMA]
+    n = len(starts)
+    # a few iterations show which minimum is the lowest for a replicate; only that one is followed to the end
+    near = minimize_in_chunks(
+        problem, np.tile(starts, (len(weights), 1)), np.repeat(weights, n, axis=0), box, FEW_ITERATIONS
     )
     best = near.objective.reshape(-1, n).argmin(axis=1) + n * np.arange(len(weights))
-    found = narrowed(problem, near.phi[best], weights, limits, FEW_ITERATIONS, BOOTSTRAP_ITERATIONS)
-    worse = np.flatnonzero(found.objective > near.objective[best])
+    fitted = minimize_by_narrowing(
+        problem, near.phi[best], weights, box, FEW_ITERATIONS, BOOTSTRAP_ITERATIONS
+    )
+    # wider Hubers may end in a worse minimum than the few direct iterations did: continue from these instead
+    worse = np.flatnonzero(fitted.objective > near.objective[best])
     if len(worse):
-        again = minimise(problem, near.phi[best[worse]], weights[worse], limits, BOOTSTRAP_ITERATIONS)
-        found.phi[worse], found.objective[worse] = again.phi, again.objective
-        found.at_rest[worse] = again.at_rest
-    _settle(found, problem, weights, limits)
-    return Fitted(problem.expand(found.phi), found.objective, found.at_rest)
+        refitted = minimize_in_chunks(
+            problem, near.phi[best[worse]], weights[worse], box, BOOTSTRAP_ITERATIONS
+        )
+        fitted.phi[worse], fitted.objective[worse] = refitted.phi, refitted.objective
+        fitted.converged[worse] = refitted.converged
+    _refine_unconverged(fitted, problem, weights, box)
+    return Minima(problem.apply_ties(fitted.phi), fitted.objective, fitted.converged)
 
 
-def limits_of(problem: Problem, fixed: Mapping[str, float]) -> Box:
-    """The box of the search, no wider than a point where a constant is `fixed`."""
-    low, high = box(problem.form)
+def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
+    """Return the bounds of theta [p]; a coordinate of a `fixed` constant has low = high.
+
+    Raises ValueError for a constant that the form lacks, or a coefficient fixed without its exponent.
+    """
+    low, high = search_bounds(problem.form)
     names = THETA[problem.form]
-    for follower, _ in problem.ties:  # its value is the leader's wherever it counts
+    for follower, _ in problem.ties:  # not free: apply_ties replaces its value by the leader's
         low[names.index(follower)] = high[names.index(follower)] = 1.0
-    held = {
-        "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t", "L0": "l",
-    }  # fmt: skip
-    partner = {
-        "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
-        "a": ("alpha", "eta"), "b": ("beta", "eta"), "c": ("gamma", "delta"), "L0": ("E",),
-    }  # fmt: skip
     if fixed:
-        any_theta = constants(problem.form, np.clip(np.ones((1, len(names))), low, high), problem.points)
-        unknown = sorted(set(fixed) - set(any_theta))
+        available = constants_from_theta(
+            problem.form, np.clip(np.ones((1, len(names))), low, high), problem.points
+        )
+        unknown = sorted(set(fixed) - set(available))
         if unknown:
             raise ValueError(
-                f"fixed: {problem.form} has no constant '{unknown[0]}'; it has {', '.join(any_theta)}"
+                f"fixed: got '{unknown[0]}', expected constants of {problem.form} ({', '.join(available)})"
             )
         for name in fixed:
-            loose = [one for one in partner.get(name, ()) if one in any_theta and one not in fixed]
-            if loose:
-                raise ValueError(f"fixed: {name} cannot be held while {loose[0]} is free; hold both")
-        whole = {name: float(value[0]) for name, value in any_theta.items()} | dict(fixed)
-        at = theta_of(problem.form, whole, problem.points)
+            free_partners = [
+                other for other in PARTNERS_OF.get(name, ()) if other in available and other not in fixed
+            ]
+            if free_partners:
+                raise ValueError(
+                    f"fixed: got {name} without {free_partners[0]}, expected both. Fix {free_partners[0]} "
+                    "too."
+                )
+        # only the coordinates of the fixed constants are used; the others have any valid value
+        params = {name: float(value[0]) for name, value in available.items()} | dict(fixed)
+        at = theta_from_constants(problem.form, params, problem.points)
         for name in fixed:
-            i = names.index(held.get(name, name))
+            i = names.index(COORDINATE_OF.get(name, name))
             low[i] = high[i] = at[i]
     return Box(low, high)
 
 
-def starts_of(problem: Problem, weights: np.ndarray) -> np.ndarray:
-    """theta [S, p]: where a minimum may be near."""
+def find_starts(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """Return starts theta [S, p] near which a minimum may be, for weights [n] or [n + q].
+
+    At a fixed R_D* a form is a sum of powers of N and of D' (forms.effective_count). Each R_D* of GRID_R_D
+    has its variable projection on (N, D', L), and each of its three best solutions is completed with the
+    form's further constants by `_complete_start`. kaplan has a grid of its own.
+    """
     form, at = problem.form, problem.points
     weights = weights[: len(at.x)]
     N, D, U, L = (np.exp(v) for v in (at.x, at.y, at.u, at.log_loss))
     if form == "kaplan":
+        # At the centre of the runs L = (exp(s / alpha_D) + exp(t / alpha_D))^alpha_D. The first term is given
+        # a share of the sum: s = log L + alpha_D log(share), and t has the rest.
         middle = at.log_loss.mean()
         shares = (0.1, 0.5, 0.9)
         exponents = [(a, b) for a in (0.05, 0.1, 0.3) for b in (0.05, 0.1, 0.3)]
         return np.array(
             [[middle + b * np.log(s), middle + b * np.log(1 - s), a, b] for s in shares for a, b in exponents]
         )
-    found = []
+    thetas = []
     free = THETA[form]
     for r_D in GRID_R_D if "r_D" in free else (np.inf,):
-        worth = decayed(U, D, r_D) if "r_D" in free else D
-        # a term for over-repetition explains what few repeats leave, so those runs place the rest
+        worth = effective_count(U, D, r_D) if "r_D" in free else D
+        # over_repetition adds a term that grows with repetition: runs with few epochs determine the others
         trust = weights / (D / U) if "k" in free else weights
-        runs = Runs.of(N, worth, L)
-        for phi in starts(runs, trust)[:3]:
-            base = {name: float(v) for name, v in runs.constants(phi).items()}
+        runs = CentredRuns.from_columns(N, worth, L)
+        for phi in find_grid_starts(runs, trust)[:3]:
+            base = {name: float(v) for name, v in runs.to_constants(phi).items()}
             base = {name: max(v, 1e-6 * L.min()) if name == "E" else v for name, v in base.items()}
-            found += _completed(form, base, r_D, at)
-    return np.array(found)
+            thetas += _complete_start(form, base, r_D, at)
+    return np.array(thetas)
 
 
-def _completed(form: str, base: dict[str, float], r_D: float, at: Points) -> list[np.ndarray]:
-    """theta of a sum of powers with what else the form has, over its grid."""
+def _complete_start(form: str, base: dict[str, float], r_D: float, at: RunPoints) -> list[np.ndarray]:
+    """Return starts theta [p] of `form` near the sum of powers E + A/N^alpha + B/D^beta of `base`.
+
+    over_training      one start: eta = (alpha + beta) / 2, and a, b such that both terms keep their values at
+                       the centre (N0, D0): a = A N0^(eta - alpha), b 6^(-eta/2) = B D0^(eta - beta)
+    bounded            for small h, L = E + (L0 - E) h: log a and log b are those of the sum minus
+                       log(L0 - E), over grids of log(L0 - E), of the third term and of gamma, with
+                       delta = gamma + 0.1
+    over_repetition    K such that the term is GRID_K of the loss at its centre, over grids of K, g and h
+    otherwise          `r_D` with every R_N* of GRID_R_N, where the form has them
+    """
     free = THETA[form]
     if form == "over_training":
         eta = 0.5 * (base["alpha"] + base["beta"])
         terms = (base["A"] * np.exp(-base["alpha"] * at.x0), base["B"] * np.exp(-base["beta"] * at.y0))
         a, b = (t * np.exp(eta * c) for t, c in zip(terms, (at.x0, at.y0), strict=True))
-        return [theta_of(form, {"E": base["E"], "a": a, "b": b * 6 ** (eta / 2), "eta": eta}, at)]
+        return [theta_from_constants(form, {"E": base["E"], "a": a, "b": b * 6 ** (eta / 2), "eta": eta}, at)]
     if form == "bounded":
-        sum_of = dict(zip(THETA["chinchilla"], theta_of("chinchilla", base, at), strict=True))
-        return [
+        sum_of = dict(zip(THETA["chinchilla"], theta_from_constants("chinchilla", base, at), strict=True))
+        return [  # in the order of THETA["bounded"]: e, l, a, b, c, alpha, beta, gamma, delta
             np.array([sum_of["e"], span, sum_of["a"] - span, sum_of["b"] - span, share, sum_of["alpha"],
                       sum_of["beta"], wide, wide + 0.1])
-            for span in GRID_SPAN for share in GRID_C for wide in GRID_WIDE
+            for span in GRID_LOG_SPAN for share in GRID_LOG_C for wide in GRID_GAMMA
         ]  # fmt: skip
     if "k" in free:
-        first = theta_of("chinchilla", base, at)
+        first = theta_from_constants("chinchilla", base, at)
         loss = at.log_loss.mean()
         return [
             np.concatenate([first, [loss + np.log(k), g, h]]) for k in GRID_K for g in GRID_G for h in GRID_H
         ]
     more = {"R_D": r_D} if "r_D" in free else {}
     grid = [{"R_N": r} for r in GRID_R_N] if "r_N" in free else [{}]
-    return [theta_of(form, base | more | one, at) for one in grid]
+    return [theta_from_constants(form, base | more | constants, at) for constants in grid]

@@ -1,18 +1,19 @@
-"""The forms of a scaling law, in their own constants.
+"""Forms of scaling laws, in their own constants.
 
-N parameters, D tokens trained on, U unique tokens among them; L nats a token. Everything broadcasts, so that
+N parameters, D training tokens, U unique tokens among them, L nats a token. All functions broadcast, so
 constants of shape [R, 1] give the losses of R bootstrap replicates.
 
 chinchilla        E + A/N^alpha + B/D^beta                       Hoffmann et al., arXiv 2203.15556, eq. 2
 kaplan            ((Nc/N)^(alpha_N/alpha_D) + Dc/D)^alpha_D      Kaplan et al., arXiv 2001.08361, eq. 1.5
 over_training     E + a N^-eta + b 6^(-eta/2) D^-eta             Gadre et al., arXiv 2403.08540, eq. 4
 data_constrained  E + A/N'^alpha + B/D'^beta                     Muennighoff et al., arXiv 2305.16264, eq. 5
-                  D' = U + U R_D* (1 - exp(-(D/U - 1)/R_D*)), and N' over the size that U makes optimal
-repeated_data     the same with N' = N: only repetition decays
-excess_params     the same with D' = D: only excess parameters decay
-over_repetition   E + A/N^alpha + B/D^beta + K (N/U)^g (D/U - 1)^h, nothing without repetition
+                  D' = U + U R_D* (1 - exp(-(D/U - 1)/R_D*)), and N' likewise of N and N_U, the size that is
+                  compute-optimal for U tokens
+repeated_data     data_constrained with N' = N: only repeated tokens lose value
+excess_params     data_constrained with D' = D: only excess parameters lose value
+over_repetition   E + A/N^alpha + B/D^beta + K (N/U)^g (D/U - 1)^h; the last term is 0 without repetition
 bounded           E + (L0 - E) h/(1 + h), h = a/N^alpha + b/D^beta + c N^gamma/U^delta     arXiv 2605.09189
-                  never above L0, the loss of a model that knows nothing; h << 1: a sum of powers
+                  at most L0, the loss of an untrained model; for h << 1 it is a sum of powers
 """
 
 from collections.abc import Callable, Mapping
@@ -22,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-BASE = ("E", "A", "B", "alpha", "beta")
+CHINCHILLA_CONSTANTS = ("E", "A", "B", "alpha", "beta")
 
 
 def chinchilla(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
-    """L = E + A/N^alpha + B/D^beta, nats a token; broadcasts. Repetition makes no difference to it."""
+    """Return L = E + A/N^alpha + B/D^beta, nats a token; broadcasts. U has no effect."""
     return (
         params["E"]
         + params["A"] * np.asarray(N, dtype=float) ** -np.asarray(params["alpha"])
@@ -35,7 +36,7 @@ def chinchilla(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLi
 
 
 def kaplan(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
-    """A law without a floor: the loss falls to 0 as N and D grow."""
+    """Return the loss of a law without a floor: it falls to 0 as N and D grow. U has no effect."""
     alpha_N, alpha_D = np.asarray(params["alpha_N"]), np.asarray(params["alpha_D"])
     of_n = alpha_N * (np.log(params["Nc"]) - np.log(N)) / alpha_D
     of_d = np.log(params["Dc"]) - np.log(D)
@@ -43,7 +44,7 @@ def kaplan(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike =
 
 
 def over_training(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
-    """One exponent for N and D: lines of equal D/N are parallel, so over-training shifts a line."""
+    """Return a loss with one exponent for N and D: over-training (a larger D/N) shifts a line in logs."""
     eta = np.asarray(params["eta"])
     return (
         params["E"]
@@ -53,35 +54,38 @@ def over_training(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Arra
 
 
 def data_constrained(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
-    """Repeated tokens and parameters beyond what the unique tokens call for count for less and less.
+    """Return the loss where repeated tokens, and parameters above the optimum for U, lose value.
 
-    Without R_D (`excess_params`) or R_N (`repeated_data`) that decay is left out.
+    Constants without R_D (`excess_params`) or without R_N (`repeated_data`) have only the other decay.
     """
     N, D = np.asarray(N, dtype=float), np.asarray(D, dtype=float)
     unique = np.minimum(U, D)
-    enough = np.minimum(N, params_for(params, unique)) if "R_N" in params else N
+    enough = np.minimum(N, optimal_params_for(params, unique)) if "R_N" in params else N
     return chinchilla(
         params,
-        decayed(enough, N, params["R_N"]) if "R_N" in params else N,
-        decayed(unique, D, params["R_D"]) if "R_D" in params else D,
+        effective_count(enough, N, params["R_N"]) if "R_N" in params else N,
+        effective_count(unique, D, params["R_D"]) if "R_D" in params else D,
     )
 
 
-def decayed(unique: ArrayLike, total: ArrayLike, at: ArrayLike) -> np.ndarray:
-    """What `total` is worth when only `unique` of it is new and repeats lose their worth by about `at`."""
-    unique, at = np.asarray(unique, dtype=float), np.asarray(at, dtype=float)
+def effective_count(unique: ArrayLike, total: ArrayLike, decay: ArrayLike) -> np.ndarray:
+    """Return U + U R (1 - exp(-(T/U - 1)/R)), the effective count of `total` T with `unique` U of it new.
+
+    R = `decay` repeats is the scale on which repeats lose value; at most U (1 + R) is reached.
+    """
+    unique, decay = np.asarray(unique, dtype=float), np.asarray(decay, dtype=float)
     repeats = np.maximum(np.asarray(total) / unique - 1, 0)
-    return unique * (1 - at * np.expm1(-repeats / at))
+    return unique * (1 - decay * np.expm1(-repeats / decay))
 
 
-def params_for(params: Mapping[str, Any], D: ArrayLike) -> np.ndarray:
-    """The N for which D tokens, each seen once, are compute-optimal: alpha A / N^alpha = beta B / D^beta."""
+def optimal_params_for(params: Mapping[str, Any], D: ArrayLike) -> np.ndarray:
+    """Return the N for which D unique tokens are compute-optimal: alpha A / N^alpha = beta B / D^beta."""
     alpha, beta = np.asarray(params["alpha"]), np.asarray(params["beta"])
     return (alpha * params["A"] / (beta * params["B"]) * np.asarray(D, dtype=float) ** beta) ** (1 / alpha)
 
 
 def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
-    """Repeats add to the loss, the more so the larger the model is for its unique tokens."""
+    """Return a sum of powers plus a penalty for repetition, which grows with N/U."""
     N, D = np.asarray(N, dtype=float), np.asarray(D, dtype=float)
     unique = np.minimum(U, D)
     repeats = D / unique - 1
@@ -92,7 +96,7 @@ def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Ar
 
 
 def bounded(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
-    """Too few parameters, too short a training and too little text add up, and level off at L0."""
+    """Return a loss between E and L0: the terms for N, D and U add up in h, and h/(1 + h) saturates."""
     N, D = np.asarray(N, dtype=float), np.asarray(D, dtype=float)
     power = {name: np.asarray(params[name]) for name in ("alpha", "beta", "gamma", "delta")}
     h = (
@@ -105,29 +109,36 @@ def bounded(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike)
 
 @dataclass(frozen=True)
 class Form:
-    """One form: its constants in the order of the formula, the formula with $name for each, its function."""
+    """A form: constants in the order of the formula, formula with $name for each constant, loss function.
+
+    `needs_unique`: whether the form depends on the unique tokens U.
+    """
 
     constants: tuple[str, ...]
     formula: str
     loss: Callable[..., np.ndarray]
-    wants_unique: bool = False
+    needs_unique: bool = False
 
 
 _SUM = "L = $E + $A/{N}^$alpha + $B/{D}^$beta"
 _D_EFF, _N_EFF = "D' = U + U $R_D (1 - e^(-(D/U - 1)/$R_D))", "N' = Un + Un $R_N (1 - e^(-(N/Un - 1)/$R_N))"
 
 FORM: Mapping[str, Form] = {
-    "chinchilla": Form(BASE, _SUM.format(N="N", D="D"), chinchilla),
+    "chinchilla": Form(CHINCHILLA_CONSTANTS, _SUM.format(N="N", D="D"), chinchilla),
     "data_constrained": Form(
-        (*BASE, "R_D", "R_N"),
+        (*CHINCHILLA_CONSTANTS, "R_D", "R_N"),
         f"{_SUM}, {_D_EFF}, {_N_EFF}".format(N="N'", D="D'"),
         data_constrained,
         True,
     ),
-    "repeated_data": Form((*BASE, "R_D"), f"{_SUM}, {_D_EFF}".format(N="N", D="D'"), data_constrained, True),
-    "excess_params": Form((*BASE, "R_N"), f"{_SUM}, {_N_EFF}".format(N="N'", D="D"), data_constrained, True),
+    "repeated_data": Form(
+        (*CHINCHILLA_CONSTANTS, "R_D"), f"{_SUM}, {_D_EFF}".format(N="N", D="D'"), data_constrained, True
+    ),
+    "excess_params": Form(
+        (*CHINCHILLA_CONSTANTS, "R_N"), f"{_SUM}, {_N_EFF}".format(N="N'", D="D"), data_constrained, True
+    ),
     "over_repetition": Form(
-        (*BASE, "K", "g", "h"),
+        (*CHINCHILLA_CONSTANTS, "K", "g", "h"),
         f"{_SUM} + $K (N/U)^$g (D/U - 1)^$h".format(N="N", D="D"),
         over_repetition,
         True,

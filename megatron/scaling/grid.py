@@ -1,4 +1,4 @@
-"""One grid of a study: all combinations of what it lists, each a cell that becomes a run."""
+"""One grid of a study: all combinations of its lists. Each combination is a cell, which becomes a run."""
 
 import re
 from collections.abc import Iterator
@@ -7,32 +7,32 @@ from itertools import product
 from typing import Any
 
 from megatron.config.count import n_params
-from megatron.config.read import refuse_unknown
+from megatron.config.read import check_known_keys
 from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import is_finite
 from megatron.scaling.conventions import training_flops_per_token
 from megatron.scaling.rules import read_rule
-from megatron.scaling.seeds import Seeds, plain, read_seeds
+from megatron.scaling.seeds import Seeds, read_seeds, to_integer
 
 LENGTHS = ("train_tokens", "train_flops", "tokens_per_param")
 CONVENTIONS = ("exact", "6nd", "kaplan", "palm", "megatron", "chinchilla")
 DEFAULTS: dict[str, Any] = {"objectives": ["autoregressive"]}
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=,@-]*")  # a part of a folder's name
-MOST_LETTERS = 200  # of a folder's name, which may have 255
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=,@-]*")  # part of a folder's name
+MAX_NAME_LENGTH = 200  # file systems allow 255 bytes for a folder's name
 WHOLE = ("train_tokens", "unique_tokens")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of its lists; an empty list is an axis that the grid does not have.
+    """Lists whose combinations are the runs. An empty list is an axis that the grid does not have.
 
-    train_tokens, train_flops, tokens_per_param   length, one of them; FLOPs by `flops_convention`
-    unique_tokens, epochs   one of them beside a length, or both instead of one; epochs alone are of all text
-    seeds                   of all cells, or more for some of them (scaling/seeds.py)
-    lr, batch_tokens        rules (scaling/rules.py); without them the study's optim.lr and batch_size
-    held_out                for predicting, not for fitting
-    label                   ends the names of its runs
-    run                     laid over the study's
+    train_tokens, train_flops, tokens_per_param   length, exactly one of them; FLOPs by `flops_convention`
+    unique_tokens, epochs   one of them with a length, or both without; `epochs` alone: of the whole corpus
+    seeds                   for all cells, or more seeds for some cells (scaling/seeds.py)
+    lr, batch_tokens        rules (scaling/rules.py); default: the study's optim.lr and batch_size
+    held_out                runs are used for prediction, not for fitting
+    label                   suffix of the runs' names
+    run                     keys that override the study's `run`
     """
 
     objectives: list[str]
@@ -51,19 +51,23 @@ class Grid:
     run: dict[str, Any] = field(default_factory=dict)
 
     def cells(self) -> Iterator["Cell"]:
-        """Every combination, with the seeds of each."""
+        """Yield every combination of the axes, with each of its seeds."""
+        # at most one of the lengths is set (_check_combinations), so this axis has values of a single key
         axes: list[list[Any]] = [[(key, value) for key in LENGTHS for value in getattr(self, key)]]
         axes += [getattr(self, key) for key in ("unique_tokens", "epochs", "lr", "batch_tokens")]
-        lists = (self.objectives, self.sizes, self.seeds.all(), *(axis or [None] for axis in axes))
+        # an empty axis contributes None, so that the product is not empty
+        lists = (self.objectives, self.sizes, self.seeds.union(), *(axis or [None] for axis in axes))
         for objective, size, seed, length, unique, epochs, lr, batch in product(*lists):
             cell = Cell(objective, size, seed, length, unique, epochs, lr, batch)
-            if seed in self.seeds.of(cell.axes()):
+            # seeds can differ between cells: the product runs over all of them and skips those of other
+            # cells
+            if seed in self.seeds.select(cell.axis_values()):
                 yield cell
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination; None is an axis that the grid does not have. `length` is (kind, value)."""
+    """One combination. None means that the grid does not have the axis. `length` is (kind, value)."""
 
     objective: str
     size: str
@@ -74,15 +78,17 @@ class Cell:
     lr: Any
     batch_tokens: Any
 
-    def axes(self) -> dict[str, Any]:
-        """Its value of each key of the grid that is a list, the seed aside."""
-        told = {key: getattr(self, key) for key in ("size", "unique_tokens", "epochs", "lr", "batch_tokens")}
-        return {"objective": self.objective, **told} | dict([self.length] if self.length else [])
+    def axis_values(self) -> dict[str, Any]:
+        """Return the cell's value on each axis of the grid except the seed."""
+        values = {
+            key: getattr(self, key) for key in ("size", "unique_tokens", "epochs", "lr", "batch_tokens")
+        }
+        return {"objective": self.objective, **values} | dict([self.length] if self.length else [])
 
     def train_tokens(self, model: ModelConfig, seq_len: int, convention: str, all_tokens: int) -> float:
-        """D of the run, before it is rounded to whole steps; `all_tokens` are those of the corpus."""
+        """Return D of the run before rounding to whole steps. `all_tokens` is the size of the corpus."""
         if self.length is None:
-            assert self.epochs is not None, "read_grid refuses the others"
+            assert self.epochs is not None, "read_grid rejects other combinations"
             return (self.unique_tokens or all_tokens) * self.epochs
         kind, value = self.length
         if kind == "tokens_per_param":
@@ -93,65 +99,70 @@ class Cell:
 
 
 def read_grid(raw: Any, where: str) -> Grid:
-    """A grid as written. ValueError names the key and what was wanted."""
-    refuse_unknown(raw, [f.name for f in fields(Grid)], where)
+    """Read and validate a grid. Raises ValueError naming the key and the expected value."""
+    check_known_keys(raw, [f.name for f in fields(Grid)], where)
     values = DEFAULTS | {key: value for key, value in raw.items() if value is not None}
     for f in fields(Grid):
+        # dataclasses store annotations as text under `from __future__`, else as types: both are accepted
         if f.type in ("str", str) or f.name in ("held_out", "run", "seeds"):
             continue
         value = values.get(f.name, [])
         if not isinstance(value, list) or not value and f.name in ("objectives", "sizes"):
-            raise ValueError(f"{where}.{f.name}: found {raw.get(f.name)!r}, wanted a list")
-        values[f.name] = [plain(one) for one in value]
+            raise ValueError(f"{where}.{f.name}: got {raw.get(f.name)!r}, expected a list.")
+        values[f.name] = [to_integer(item) for item in value]
     values["sizes"] = [str(size) for size in values["sizes"]]
     values["label"] = str(values.get("label", ""))
     for name in (*values["sizes"], *filter(None, [values["label"]])):
         check_name(name, f"{where}: sizes and label")
     for key in (*LENGTHS, "unique_tokens", "epochs"):
+        # is_finite rejects bool, NaN and text; the comparison with 0 is only valid for the rest
         wrong = [n for n in values[key] if not is_finite(n)]
         wrong += [n for n in values[key] if n not in wrong and n <= 0]
         if wrong:
-            raise ValueError(f"{where}.{key}: found {wrong[0]!r}, wanted numbers above 0")
+            raise ValueError(f"{where}.{key}: got {wrong[0]!r}, expected numbers above 0.")
         whole = [n for n in values[key] if key in WHOLE and not isinstance(n, int)]
         if whole:
-            raise ValueError(f"{where}.{key}: found {whole[0]!r}, wanted whole numbers")
+            raise ValueError(f"{where}.{key}: got {whole[0]!r}, expected integers.")
     run, held_out = values.get("run", {}), values.get("held_out", False)
     if not isinstance(run, dict):
-        raise ValueError(f"{where}.run: found {run!r}, wanted sections with keys")
+        raise ValueError(f"{where}.run: got {run!r}, expected sections with keys.")
     if not isinstance(held_out, bool):
-        raise ValueError(f"{where}.held_out: found {held_out!r}, wanted true or false")
-    _check(values, where)
+        raise ValueError(f"{where}.held_out: got {held_out!r}, expected true or false.")
+    _check_combinations(values, where)
     values["seeds"] = read_seeds(values.get("seeds"), values, f"{where}.seeds")
     return Grid(**values)
 
 
 def check_name(name: str, where: str) -> None:
-    """ValueError for a name that cannot be part of a folder's: lists of folders and shell scripts have it."""
-    if not NAME.fullmatch(name) or len(name) > MOST_LETTERS:
+    """Raise ValueError for a name that is unsafe in folder names, lists of folders and shell scripts."""
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise ValueError(
             f"{where}: got the name {name!r}, expected letters, digits and . _ + = , @ -, at most "
-            f"{MOST_LETTERS}. Choose another."
+            f"{MAX_NAME_LENGTH}. Choose another."
         )
 
 
-def _check(values: dict[str, Any], where: str) -> None:
-    """What one key says about another."""
+def _check_combinations(values: dict[str, Any], where: str) -> None:
+    """Validate keys that depend on each other. Raises ValueError for a conflict."""
     given = [key for key in LENGTHS if values[key]]
     data = [key for key in ("unique_tokens", "epochs") if values[key]]
     if len(given) > 1:
-        raise ValueError(f"{where}: {given[0]} and {given[1]} are both a length; give one")
+        raise ValueError(f"{where}: got the lengths {given[0]} and {given[1]}, expected one of them.")
     if given and len(data) == 2:
-        raise ValueError(f"{where}: {given[0]}, unique_tokens and epochs: any two say the third; give two")
+        raise ValueError(
+            f"{where}: got {given[0]}, unique_tokens and epochs, expected two of them: two determine the "
+            "third."
+        )
     if not given and "epochs" not in data:
         raise ValueError(
-            f"{where}.train_tokens: found None, wanted a list of it, or of train_flops, tokens_per_param "
-            "or epochs"
+            f"{where}.train_tokens: got None, expected a list of train_tokens, train_flops, tokens_per_param "
+            "or epochs."
         )
     convention = values.get("flops_convention", "exact")
     if convention not in CONVENTIONS:
         raise ValueError(
-            f"{where}.flops_convention: found {convention!r}, wanted one of {', '.join(CONVENTIONS)}"
+            f"{where}.flops_convention: got {convention!r}, expected one of {', '.join(CONVENTIONS)}."
         )
     for key in ("lr", "batch_tokens"):
-        for i, told in enumerate(values[key]):
-            read_rule(told, key, f"{where}.{key}[{i}]")
+        for i, rule in enumerate(values[key]):
+            read_rule(rule, key, f"{where}.{key}[{i}]")

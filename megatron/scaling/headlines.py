@@ -1,8 +1,9 @@
-"""What a study's table supports: differences beyond the noise, which size is better, where a line turns up.
+"""Sentences that a study's table supports: differences beyond noise, better sizes, where curves turn up.
 
-Every sentence that a page generates about runs is made here or from what is decided here. A difference is
-called one only beyond the noise floor of differences.py: the scatter of runs that differ in their seed alone,
-else the law's noise. The error of scores over samples of text is shared by runs that are scored on one text.
+Every sentence that a page generates about runs is made in this module or from its decisions. A difference is
+reported only if it exceeds the noise floor of differences.py: the scatter of runs that differ only in their
+seed, or else the law's noise. The sampling error of the held-out text is not part of it, because all runs are
+scored on the same text.
 """
 
 import math
@@ -12,9 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from megatron.scaling import wording
 from megatron.scaling.cells import Side
-from megatron.scaling.differences import NoiseFloor, error_of, in_nats, noise_floors, quantile
+from megatron.scaling.differences import (
+    NoiseFloor,
+    bonferroni_quantile,
+    estimate_error,
+    estimate_noise_floors,
+    log_ratio_to_nats,
+)
+from megatron.scaling.format import (
+    OBJECTIVE_NAMES,
+    format_count,
+    format_digits,
+    format_exponent,
+    format_interval,
+    format_plural,
+    join_list,
+)
 from megatron.scaling.study import AUTOREGRESSIVE, Study
 from megatron.scaling.table import Row
 
@@ -23,34 +38,35 @@ Z = 2.0  # standard errors of a score
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The noise floors of a study by objective (differences.py); absent where nothing shows one."""
+class NoiseFloors:
+    """Noise floors of a study by objective (differences.py); an objective without an estimate is absent."""
 
     floors: dict[str, NoiseFloor]
 
     def margin(self, a: Row, b: Row) -> float | None:
-        """By how many nats the losses of two runs must differ to be called different; None: not known."""
+        """Return the smallest difference of two losses, in nats, that exceeds the noise; None if unknown."""
+        # the interval is for log loss; log_ratio_to_nats converts its half width to nats at these losses
         half = self._half_width(a, b)
-        return None if half is None else in_nats(Side("", (a,)), Side("", (b,)), half)
+        return None if half is None else log_ratio_to_nats(Side("", (a,)), Side("", (b,)), half)
 
     def is_lower(self, a: Row, b: Row) -> bool:
-        """Whether the loss of `a` is below that of `b` by more than the noise; False where none is known."""
+        """Return whether the loss of `a` is below that of `b` by more than the noise; False if unknown."""
         half = self._half_width(a, b)
         return half is not None and math.log(b["loss"] / a["loss"]) > half
 
     def _half_width(self, a: Row, b: Row) -> float | None:
-        """Of an interval for the difference of log loss."""
-        error = error_of([a], [b], self.floors)
-        return None if error is None else quantile(LEVEL, error[1]) * error[0]
+        """Return half the width of the interval of the log-loss difference; None if the noise is unknown."""
+        error = estimate_error([a], [b], self.floors)
+        return None if error is None else bonferroni_quantile(LEVEL, error[1]) * error[0]
 
 
-def noise_of(study: Study) -> Noise:
-    """The scatter of single runs: pooled over cells that differ in their seed alone, else the law's."""
-    return Noise(noise_floors(study.done(), study.laws))
+def collect_noise_floors(study: Study) -> NoiseFloors:
+    """Return the scatter of single runs: pooled over cells with several seeds, or else the law's noise."""
+    return NoiseFloors(estimate_noise_floors(study.finished_rows(), study.laws))
 
 
-def best_of(rows: Sequence[Row], key: str) -> list[Row]:
-    """The run of lowest loss for each value of a column, in the order of these values."""
+def select_best(rows: Sequence[Row], key: str) -> list[Row]:
+    """Return the run of lowest loss for each value of a column, in ascending order of the value."""
     best: dict[float, Row] = {}
     for row in rows:
         if row[key] is not None and (row[key] not in best or row["loss"] < best[row[key]]["loss"]):
@@ -58,27 +74,28 @@ def best_of(rows: Sequence[Row], key: str) -> list[Row]:
     return [best[value] for value in sorted(best)]
 
 
-def size_level(study: Study) -> list[Row]:
-    """The best run of each size at the largest budget that has two sizes or more of one objective."""
+def select_size_level(study: Study) -> list[Row]:
+    """Return the best run of each size at the largest budget with at least two sizes of one objective."""
     for objective in (AUTOREGRESSIVE, *study.objectives()):
-        done = study.done(objective)
+        done = study.finished_rows(objective)
         for D in reversed(study.budgets(done)):
-            level = best_of([row for row in done if row["train_tokens"] == D], "n_params")
+            level = select_best([row for row in done if row["train_tokens"] == D], "n_params")
             if len(level) > 1:
                 return level
     return []
 
 
-def size_claim(study: Study) -> str:
-    """Which size is better at equal tokens; empty without two sizes to compare."""
-    level = size_level(study)
+def describe_sizes(study: Study) -> str:
+    """Return a sentence on which size is better at equal tokens; empty without two sizes to compare."""
+    level = select_size_level(study)
     if not level:
         return ""
-    noise = noise_of(study)
+    noise = collect_noise_floors(study)
     best, worst = (choose(level, key=lambda row: row["loss"]) for choose in (min, max))
     margin = noise.margin(best, worst)
-    after = f"fter {wording.count(level[0]['train_tokens'])} tokens"
-    what = loss_name(study, best)
+    after = f"fter {format_count(level[0]['train_tokens'])} tokens"
+    what = name_loss(study, best)
+    # each size against the next smaller one: every step must exceed the noise
     if all(noise.is_lower(large, small) for small, large in zip(level, level[1:], strict=False)):
         return (
             f"Larger is better: a{after} the {what} falls with every size, from {level[0]['loss']:.2f} "
@@ -90,72 +107,74 @@ def size_claim(study: Study) -> str:
     if margin is not None and not noise.is_lower(best, worst):
         return (
             f"A{after} no size is clearly better: the {what} of {len(level)} sizes is between "
-            f"{best['loss']:.2f} and {worst['loss']:.2f}, within its noise of {wording.digits(margin, 2)}"
+            f"{best['loss']:.2f} and {worst['loss']:.2f}, within its noise of {format_digits(margin, 2)}"
         )
     tied = [row for row in level if row is not best and margin is not None and not noise.is_lower(best, row)]
-    names = wording.listed([study.size_name(row["n_params"]) for row in tied])
+    names = join_list([study.size_name(row["n_params"]) for row in tied])
     more = f"; within the noise of the lowest: {names}" if tied else ""
-    more = "; how noisy they are is not known" if margin is None else more
+    more = "; their noise is unknown" if margin is None else more
     return (
         f"A{after} the {study.size_name(best['n_params'])} model has the lowest {what}, {best['loss']:.2f}, "
         f"the {study.size_name(worst['n_params'])} model the highest, {worst['loss']:.2f}{more}"
     )
 
 
-def loss_name(study: Study, row: Row) -> str:
-    """'held-out loss', with its objective where the study has several."""
+def name_loss(study: Study, row: Row) -> str:
+    """Return 'held-out loss', with its objective if the study has several."""
     if len(study.objectives()) < 2:
         return "held-out loss"
-    return f"{wording.OBJECTIVES.get(row['objective'], row['objective'])} held-out loss"
+    return f"{OBJECTIVE_NAMES.get(row['objective'], row['objective'])} held-out loss"
 
 
-def envelope_claim(study: Study, rows: Sequence[Row], lower: Sequence[Row]) -> str:
-    """How the lowest loss of one objective falls with compute; empty for a single run.
+def describe_envelope(study: Study, rows: Sequence[Row], lower: Sequence[Row]) -> str:
+    """Return a sentence on how the lowest loss of one objective falls with compute; empty for a single run.
 
-    `lower` are those of `rows` that no cheaper or equally cheap run beats, cheap to dear.
+    lower: the rows with a lower loss than every run of equal or less compute, in ascending order of compute
     """
     if len(rows) < 2 or not lower:
         return ""
-    objective = wording.OBJECTIVES.get(lower[0]["objective"], lower[0]["objective"])
+    objective = OBJECTIVE_NAMES.get(lower[0]["objective"], lower[0]["objective"])
     first, last = lower[0], lower[-1]
-    start = f"{wording.exponent(first['train_flops'])}"
+    start = f"{format_exponent(first['train_flops'])}"
     if len(lower) < 2:
         return f"No {objective} run beats the cheapest, {first['loss']:.2f} at {start} FLOPs"
-    noise = noise_of(study)
-    ends = f"From {start} to {wording.exponent(last['train_flops'])} FLOPs the lowest {objective} loss"
+    noise = collect_noise_floors(study)
+    ends = f"From {start} to {format_exponent(last['train_flops'])} FLOPs the lowest {objective} loss"
     values = f"from {first['loss']:.2f} to {last['loss']:.2f}"
     if noise.margin(first, last) is not None and not noise.is_lower(last, first):
         return f"{ends} does not fall by more than the noise: {values}"
     decades = math.log10(last["train_flops"] / first["train_flops"])
+    # under one decade a slope per tenfold would be an extrapolation
     if decades < 1:
         return f"{ends} falls {values}"
-    each = (first["loss"] - last["loss"]) / decades
-    return f"{ends} falls {values}, {each:.2f} nats for each tenfold of compute"
+    per_decade = (first["loss"] - last["loss"]) / decades
+    return f"{ends} falls {values}, {per_decade:.2f} nats for each tenfold of compute"
 
 
-def turn_claim(study: Study, lines: Sequence[Sequence[Row]]) -> str:
-    """At how many epochs lines of loss against epochs are lowest; each line's runs by rising epochs."""
-    noise = noise_of(study)
-    lines = [best_of(rows, "epochs") for rows in lines]
+def describe_turns(study: Study, lines: Sequence[Sequence[Row]]) -> str:
+    """Return a clause on the epochs at which the loss curves are lowest. `lines`: runs of each curve."""
+    noise = collect_noise_floors(study)
+    lines = [select_best(rows, "epochs") for rows in lines]
     lines = [rows for rows in lines if len(rows) > 1]
     if not lines:
         return ""
     lowest = [min(rows, key=lambda row: row["loss"]) for rows in lines]
+    # a line turns up if its last point is above its minimum by more than the noise
     turned = [
         low for rows, low in zip(lines, lowest, strict=True)
-        if _rises(noise, low, rows[-1])
+        if _is_above(noise, low, rows[-1])
     ]  # fmt: skip
     if turned:
         first = min(row["epochs"] for row in turned)
         return (
-            f"{len(turned)} of {wording.plural(len(lines), 'line')} turn up, the earliest after "
-            f"{wording.digits(first, 2)} epochs"
+            f"{len(turned)} of {format_plural(len(lines), 'line')} turn up, the earliest after "
+            f"{format_digits(first, 2)} epochs"
         )
-    last = wording.interval(
+    last = format_interval(
         [choose(rows[-1]["epochs"] for rows in lines) for choose in (min, max)],
-        lambda value: wording.digits(value, 2),
+        lambda value: format_digits(value, 2),
     )
-    falling = sum(_rises(noise, rows[-1], rows[-2]) for rows in lines)
+    falling = sum(_is_above(noise, rows[-1], rows[-2]) for rows in lines)
     if falling == len(lines):
         return f"the loss still falls at {last} epochs in every line"
     return (
@@ -163,34 +182,35 @@ def turn_claim(study: Study, lines: Sequence[Sequence[Row]]) -> str:
     )
 
 
-def _rises(noise: Noise, low: Row, high: Row) -> bool:
-    """Whether `high` has a loss above that of `low`, by more than the noise where one is known."""
+def _is_above(noise: NoiseFloors, low: Row, high: Row) -> bool:
+    """Return whether the loss of `high` is above that of `low`, by more than the noise if it is known."""
     if noise.margin(low, high) is None:
         return high["loss"] > low["loss"]
     return noise.is_lower(low, high)
 
 
-def gap_claim(study: Study, pairs: Sequence[tuple[Row, Row]]) -> str:
-    """By how much the second of each pair (autoregressive, masked diffusion) lies above the first."""
-    noise = noise_of(study)
+def describe_gap(study: Study, pairs: Sequence[tuple[Row, Row]]) -> str:
+    """Return a sentence on the loss gap of pairs (autoregressive, masked diffusion)."""
+    noise = collect_noise_floors(study)
     gaps = [second["loss"] - first["loss"] for first, second in pairs]
-    apart = wording.interval([min(gaps), max(gaps)], "{:.2f}".format)
-    if all(_rises(noise, first, second) for first, second in pairs):
+    apart = format_interval([min(gaps), max(gaps)], "{:.2f}".format)
+    if all(_is_above(noise, first, second) for first, second in pairs):
         return f"At equal tokens the masked-diffusion bound is {apart} nats above the autoregressive loss"
-    clear = sum(_rises(noise, *pair) or _rises(noise, *pair[::-1]) for pair in pairs)
+    clear = sum(_is_above(noise, *pair) or _is_above(noise, *pair[::-1]) for pair in pairs)
     return (
         f"Masked-diffusion bound minus autoregressive loss at equal tokens: {apart} nats, beyond the noise "
-        f"in {clear} of {wording.plural(len(pairs), 'pair')}"
+        f"in {clear} of {format_plural(len(pairs), 'pair')}"
     )
 
 
-def follow_claim(task: str, L: np.ndarray, y: np.ndarray, falls: bool) -> str:
-    """Whether a task's score [n] follows the loss [n], by Kendall's rank correlation at 5 %.
+def describe_rank_correlation(task: str, L: np.ndarray, y: np.ndarray, falls: bool) -> str:
+    """Return a clause on whether a task's score [n] follows the loss [n]: Kendall's tau at 5 %.
 
-    `falls`: a lower loss should bring a higher score; else a lower one, as of an error.
+    falls: True if a score rises as the loss falls (accuracy), False if it falls with the loss (error)
     """
     from scipy.stats import kendalltau  # imports slowly
 
+    # Kendall's tau uses ranks only, since the relation of loss and score is not linear
     rank, p_value = kendalltau(L, y)
     if not math.isfinite(rank):
         return f"{task} does not vary with the loss"
@@ -199,20 +219,25 @@ def follow_claim(task: str, L: np.ndarray, y: np.ndarray, falls: bool) -> str:
     return f"{task} {verb} the loss (rank correlation {rank:.2f}, {len(L)} runs)"
 
 
-def trend_claim(x: dict[str, np.ndarray], y: np.ndarray) -> str:
-    """Whether y [n] (%) rises with log10 of any x [n]: the steepest that passes a t test, 5 % over all."""
-    found = {}
+def describe_trend(x: dict[str, np.ndarray], y: np.ndarray) -> str:
+    """Return a clause on the trend of y [n] (%) over log10 of each x [n]: the steepest significant slope.
+
+    Slopes pass a two-sided t test at 5 % in total, Bonferroni-corrected for the number of x.
+    """
+    slopes = {}
     for letter, values in x.items():
         if len(np.unique(values)) < 2 or len(y) < 4:
             continue
+        # least squares through the mean: slope = <x, y> / <x, x> with centred x
         along = np.log10(values) - np.log10(values).mean()
         slope = float(along @ y / (along @ along))
         left = y - y.mean() - slope * along
+        # n - 2 degrees of freedom: slope and mean are estimated
         error = math.sqrt(float(left @ left) / (len(y) - 2) / float(along @ along))
         if abs(slope) > float(stdtrit(len(y) - 2, 1 - (1 - LEVEL) / 2 / len(x))) * error:
-            found[letter] = slope
-    if not found:
-        return f"no clear trend over {wording.listed(list(x))}"
-    letter = max(found, key=lambda name: abs(found[name]))
-    way = "rise" if found[letter] > 0 else "fall"
-    return f"{way} by {abs(found[letter]):.2f} % for each tenfold {letter}"
+            slopes[letter] = slope
+    if not slopes:
+        return f"no clear trend over {join_list(list(x))}"
+    letter = max(slopes, key=lambda name: abs(slopes[name]))
+    way = "rise" if slopes[letter] > 0 else "fall"
+    return f"{way} by {abs(slopes[letter]):.2f} % for each tenfold {letter}"

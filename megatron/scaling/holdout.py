@@ -1,4 +1,4 @@
-"""How well a law predicts runs that it was not fitted on, and which form predicts them best."""
+"""Errors of a law on held-out runs, and comparison of forms by them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Of n runs: what the law says, the ends of an interval for a single run, and what was measured."""
+class HoldoutScore:
+    """Predictions of n held-out runs: loss, interval for a single run, and measured loss, each [n]."""
 
     predicted: np.ndarray
     low: np.ndarray
@@ -24,11 +24,11 @@ class Scored:
 
     @property
     def error(self) -> np.ndarray:
-        """log(predicted / measured), [n]."""
+        """Errors log(predicted / measured), [n]."""
         return np.log(self.predicted / self.measured)
 
     def as_dict(self) -> dict[str, Any]:
-        """For law.json: each run, the root mean square error, and how many intervals hold their run."""
+        """Return the content for law.json: runs, error summaries, number of runs in their interval."""
         inside = (self.low <= self.measured) & (self.measured <= self.high)
         return {
             "n_runs": len(self.measured),
@@ -49,22 +49,24 @@ class Predictor(Protocol):
     def predict(
         self, N: ArrayLike, D: ArrayLike, U: ArrayLike = ..., level: float = ...
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss, low, high), as Law.predict."""
+        """Return (loss, low, high) as Law.predict."""
 
 
-def score(law: Predictor, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None) -> Scored:
-    """Predict runs [n] and compare, with predictive intervals: see Law.predict.
+def score_holdout(
+    law: Predictor, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None
+) -> HoldoutScore:
+    """Predict runs [n] with predictive intervals (Law.predict), and compare with the measured losses.
 
-    Of a law without replicates the intervals have the scatter of single runs alone.
+    Without replicates the intervals include only the scatter of single runs.
     """
     value, low, high = law.predict(N, D, np.inf if U is None else U, LEVEL)
     if isinstance(law, Law) and not law.replicates:
         low, high = law.add_noise(value, value, value, N, D, LEVEL)
-    return Scored(value, low, high, L)
+    return HoldoutScore(value, low, high, L)
 
 
-def write_held_out(scores: dict[str, Any]) -> list[str]:
-    """How the runs held out were predicted, a line each; nothing without such runs."""
+def format_held_out(scores: dict[str, Any]) -> list[str]:
+    """Return lines that list predictions of held-out runs, with a summary first; [] without such runs."""
     if not scores:
         return []
     columns = (scores[key] for key in ("N", "D", "predicted", "low", "high", "measured"))
@@ -79,21 +81,24 @@ def write_held_out(scores: dict[str, Any]) -> list[str]:
     ]
 
 
-def largest(N: np.ndarray, D: np.ndarray, n_held: int) -> np.ndarray:
-    """Which runs [n] bool are the `n_held` of most compute, N D.
+def select_largest(N: np.ndarray, D: np.ndarray, n_selected: int) -> np.ndarray:
+    """Return a mask [n] bool of the `n_selected` runs of most compute, N D.
 
-    Raises ValueError for none or all of them.
+    Raises ValueError for none or all of the runs.
     """
-    if not 0 < n_held < len(N):
-        raise ValueError(f"held-out runs: found {n_held} of {len(N)}, wanted one or more and not all")
-    held = np.zeros(len(N), dtype=bool)
-    held[np.argsort(N * D, kind="stable")[-n_held:]] = True
-    return held
+    if not 0 < n_selected < len(N):
+        raise ValueError(f"held-out runs: got {n_selected} of {len(N)}, expected one or more and not all")
+    is_selected = np.zeros(len(N), dtype=bool)
+    is_selected[np.argsort(N * D, kind="stable")[-n_selected:]] = True
+    return is_selected
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One form: its objective on the runs it was fitted on, and its errors on those it was not (log, RMS)."""
+class FormComparison:
+    """Comparison of one form: objective on the fitted runs, RMS log errors on the held-out ones.
+
+    `refused` is the reason for which the form could not be fitted.
+    """
 
     form: str
     n_constants: int
@@ -113,35 +118,50 @@ def compare_forms(
     n_folds: int = 5,
     seed: int = 0,
     huber_delta: float = 1e-3,
-) -> list[Compared]:
-    """Each form fitted without the runs `held_out` [n] bool and scored on them; best first.
+) -> list[FormComparison]:
+    """Fit each form without the runs `held_out` [n] bool and score it on them; best first.
 
-    `folds_rms` is cross-validation over all runs in `n_folds` random parts: a form that wins there and loses
-    on the largest runs interpolates well and extrapolates badly. A form that cannot be fitted comes last.
+    `folds_rms` is the error of cross-validation over all runs in `n_folds` random parts. A form that is good
+    there and bad on the largest runs interpolates well and extrapolates badly. Forms that cannot be fitted
+    are last.
     """
     part = np.random.default_rng(seed).permutation(len(N)) % n_folds
-    found = []
+    comparisons = []
     for form in forms:
 
-        def errors(kept: np.ndarray, form: str = form) -> tuple[float, np.ndarray, int]:
-            """(objective, log errors of the runs not kept, constants)"""
-            mine = None if U is None else U[kept]
+        def score_split(is_fitted: np.ndarray, form: str = form) -> tuple[float, np.ndarray, int]:
+            """Fit the runs of mask `is_fitted`; return (objective, log errors of the others, n_constants)."""
+            fitted_unique = None if U is None else U[is_fitted]
             law = fit_law(
-                N[kept], D[kept], L[kept], U=mine, form=form, n_bootstrap=0, huber_delta=huber_delta
+                N[is_fitted],
+                D[is_fitted],
+                L[is_fitted],
+                U=fitted_unique,
+                form=form,
+                n_bootstrap=0,
+                huber_delta=huber_delta,
             )
-            others = None if U is None else U[~kept]
-            scored = score(law, N[~kept], D[~kept], L[~kept], others)
+            scored_unique = None if U is None else U[~is_fitted]
+            scored = score_holdout(law, N[~is_fitted], D[~is_fitted], L[~is_fitted], scored_unique)
             return law.objective, scored.error, len(law.params)
 
         try:
-            objective, ahead, n_constants = errors(~held_out)
-            folds = np.concatenate([errors(part != i)[1] for i in range(n_folds)])
+            objective, largest_errors, n_constants = score_split(~held_out)
+            fold_errors = np.concatenate([score_split(part != i)[1] for i in range(n_folds)])
         except ValueError as error:
-            found.append(Compared(form, 0, np.inf, np.inf, np.inf, str(error)))
+            comparisons.append(FormComparison(form, 0, np.inf, np.inf, np.inf, str(error)))
             continue
-        found.append(Compared(form, n_constants, objective, _rms(ahead), _rms(folds)))
-    return sorted(found, key=lambda one: one.largest_rms)
+        comparisons.append(
+            FormComparison(
+                form,
+                n_constants,
+                objective,
+                _root_mean_square(largest_errors),
+                _root_mean_square(fold_errors),
+            )
+        )
+    return sorted(comparisons, key=lambda comparison: comparison.largest_rms)
 
 
-def _rms(values: np.ndarray) -> float:
+def _root_mean_square(values: np.ndarray) -> float:
     return float(np.sqrt((values**2).mean()))

@@ -1,8 +1,8 @@
-"""Does the form of a law fit, against the scatter of repeated runs?
+"""Lack-of-fit test: does the form of a law fit, compared with the scatter of repeated runs?
 
-Runs of one (N, D, U) that differ in their seed alone show the noise whatever the form. The residual sum of
-squares is that pure error plus the misfit of the form, and their mean squares are compared by an F test
-(Draper and Smith 1998, section 2.1).
+Runs of one (N, D, U) that differ only in their seed show the noise for any form. The residual sum of squares
+is this pure error plus the misfit of the form. An F test compares their mean squares (Draper and Smith 1998,
+section 2.1).
 """
 
 from dataclasses import asdict, dataclass
@@ -21,10 +21,11 @@ class LackOfFit:
     """F test of a form against pure error.
 
     statistic     mean square of the misfit over that of pure error
-    p_value       of a statistic at least so large if the form holds
-    dof           (of the misfit, of pure error)
+    p_value       probability of a statistic at least as large if the form is true
+    dof           degrees of freedom (of the misfit, of pure error)
     noise         standard deviation of log L of repeated runs
-    misfit        standard deviation of log L that the form leaves beyond the noise; 0 where there is none
+    misfit        standard deviation of log L from the misfit of the form, beyond the noise; 0 if there is
+                  none
     passes        p_value is at least LEVEL: these runs do not contradict the form
     """
 
@@ -36,15 +37,15 @@ class LackOfFit:
     passes: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """For law.json."""
+        """Return the content for law.json."""
         return asdict(self)
 
 
-def check_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> LackOfFit | None:
-    """The test for least-squares residuals of log L [n]; `cells` [n] labels runs of one (N, D, U).
+def check_lack_of_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> LackOfFit | None:
+    """Test least-squares residuals of log L [n]; `cells` [n] or [n, k] label runs of one (N, D, U).
 
-    `n_free` constants were fitted. None where no cell has two runs of different loss, or the form has as many
-    constants as there are cells.
+    `n_free` is the number of fitted constants. Returns None where no cell has two runs of different loss, or
+    the form has as many constants as there are cells.
     """
     names, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     index = index.ravel()
@@ -53,8 +54,9 @@ def check_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> LackOfFit
     if n_error < 1 or n_misfit < 1:
         return None
     means = np.bincount(index, residual) / sizes
+    # residual sum of squares = pure error (around cell means) + misfit (of the cell means)
     misfit = float((sizes * means**2).sum())
-    if pure <= n_error * 1e-24:  # rows written twice, not runs repeated: they show no noise
+    if pure <= n_error * 1e-24:  # equal losses are copies of rows, not repeated runs
         return None
     error_square, misfit_square = pure / n_error, misfit / n_misfit
     statistic = misfit_square / error_square

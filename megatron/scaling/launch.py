@@ -1,4 +1,4 @@
-"""What every launcher does: give a run its folder, say how far it is, and what it said last."""
+"""Interface of launchers, and common steps: prepare a run's folder, read its progress and last output."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from megatron.config.read import write_config
-from megatron.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN, last_metrics, write_json
+from megatron.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN, read_last_metrics, write_json
 from megatron.scaling.ladder import PlannedRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,87 +17,95 @@ STOP_WAIT_S = 60.0
 
 @dataclass
 class Job:
-    """One run that was started. `handle` is the launcher's; `devices` are the local ones that it holds.
+    """One run that was started.
 
-    elsewhere   another process has started it: this sweep waits for its result, and never stops it
+    handle       process or task, as defined by the launcher
+    devices      indices of the local devices that the run occupies
+    is_external  another process started the run: this sweep waits for its result and never stops it
     """
 
     run: PlannedRun
     handle: Any
     devices: list[int] = field(default_factory=list)
-    elsewhere: bool = False
+    is_external: bool = False
 
-    def progress(self) -> dict[str, Any]:
-        """The newest line of its metrics, empty where it has told nothing yet."""
-        return last_metrics(self.run.folder) or {}
+    def last_record(self) -> dict[str, Any]:
+        """Return the last line of the run's metrics; empty before the first one."""
+        return read_last_metrics(self.run.folder) or {}
 
-    def fraction(self) -> float:
-        """How much of its own steps it has told of."""
-        begin = self.run.plan.n_steps - self.run.own_steps
-        step = self.progress().get("step", 0)
-        return min(1.0, max(0.0, (step - begin) / self.run.own_steps))
+    def fraction_done(self) -> float:
+        """Return the share of the run's trained steps that it has logged, 0 to 1."""
+        # metrics count steps from the trunk's start, so the branch point is subtracted
+        begin = self.run.plan.n_steps - self.run.trained_steps
+        step = self.last_record().get("step", 0)
+        return min(1.0, max(0.0, (step - begin) / self.run.trained_steps))
 
-    def last_words(self) -> str:
-        """The last line it printed: the error, where there is one."""
+    def last_line(self) -> str:
+        """Return the last line of the run's output: the error, if it failed."""
         path = self.run.folder / LOG
         lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
-        return lines[-1] if lines else "it printed nothing"
+        return lines[-1] if lines else "no output"
 
 
 class Launcher(Protocol):
-    """Starts runs somewhere. OSError where that place does not answer."""
+    """Starts and follows runs. Methods raise OSError if the backend does not respond."""
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """Prepare and start those of `runs` that there is room for now, the first first.
+        """Prepare and start those of `runs` that fit now, in order.
 
-        Those that another process has are given as jobs that are `elsewhere`.
+        A run that belongs to another process is returned as an external job.
         """
         ...
 
-    def running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
-        """Those of `runs` that another sweep has started and that go on; None while that is unknown."""
+    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
+        """Return the jobs of `runs` that another sweep started and that still run; None while unknown."""
         ...
 
-    def ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-        """The jobs that have ended, with their exit status; for one `elsewhere` that is 75 or 0."""
+    def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+        """Return the jobs that have ended, with exit status; for an external job that is 0 or 75."""
         ...
 
     def stop(self, jobs: Sequence[Job]) -> None:
-        """Ask every job to save and stop, wait, and end those that do not."""
+        """Signal every job to save and stop, wait, and kill those that do not stop."""
         ...
 
-    def leave(self, jobs: Sequence[Job]) -> None:
-        """After an error, or SIGHUP: end what cannot go on without the sweep, and leave the rest running."""
+    def detach(self, jobs: Sequence[Job]) -> None:
+        """After an error or SIGHUP: stop jobs that need the sweep, and leave the others running."""
         ...
 
     def close(self) -> None:
-        """Let other sweeps have what this one had."""
+        """Release all locks, so that other sweeps can take the runs."""
         ...
 
 
-def prepare(run: PlannedRun) -> None:
-    """Write what tools/pretrain.py reads: the configuration, branching from the trunk where it can."""
+def prepare_run(run: PlannedRun) -> None:
+    """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint."""
     run.folder.mkdir(parents=True, exist_ok=True)
     config = run.config
-    trunk = None if run.branch is None else checkpoint_of(run.branch.trunk, run.branch.step)
+    # without the trunk's checkpoint the run trains all its steps from scratch
+    trunk = None if run.branch is None else find_checkpoint(run.branch.trunk, run.branch.step)
     if trunk is not None:
         config = replace(config, checkpoint=replace(config.checkpoint, branch_from=str(trunk)))
     write_config(config, run.folder / CONFIG)
     write_json(run.folder / PLAN, run.plan.as_dict())
+    # the record of an earlier failure is obsolete now
     (run.folder / EXIT).unlink(missing_ok=True)
 
 
-def checkpoint_of(run_dir: Path, last_step: int, exactly: bool = False) -> Path | None:
-    """The latest whole checkpoint of a run up to a step, or only that step's; preempted ones go away."""
-    found: dict[tuple[int, int], Path] = {}
-    for meta in (run_dir / CHECKPOINTS).glob("*/meta.json"):
-        if meta.parent.suffix in (".preempt", ".partial"):
+def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path | None:
+    """Return the latest complete checkpoint up to `last_step`, or with `exact` at it; None without one.
+
+    Preemption checkpoints are ignored, because the run deletes them when it resumes.
+    """
+    checkpoints: dict[tuple[int, int], Path] = {}
+    for meta_file in (run_dir / CHECKPOINTS).glob("*/meta.json"):
+        if meta_file.parent.suffix in (".preempt", ".partial"):
             continue
         try:
-            told = json.loads(meta.read_text())
-            # of two of one step the later generation's: the run was taken back behind the other
-            found[int(told["step"]), int(told.get("generation", 0))] = meta.parent
+            meta = json.loads(meta_file.read_text())
+            # for one step the later generation counts: the run was rolled back past the earlier one
+            checkpoints[int(meta["step"]), int(meta.get("generation", 0))] = meta_file.parent
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # somebody is deleting it, or it is damaged
-    steps = [key for key in found if key[0] == last_step or key[0] < last_step and not exactly]
-    return found[max(steps)] if steps else None
+            continue  # being deleted by another process, or damaged
+    steps = [key for key in checkpoints if key[0] == last_step or key[0] < last_step and not exact]
+    return checkpoints[max(steps)] if steps else None

@@ -1,4 +1,4 @@
-"""The types of what law.json holds, checked before anything is computed from it."""
+"""Type checks of the fields of law.json and stacked_law.json, made before anything is computed from them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +8,10 @@ Check = Callable[[Any], bool]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that a float can hold, or NaN or Inf; true and false are no numbers."""
+    """Return whether a value is an int or float that a float can hold, NaN and Inf included.
+
+    A bool is not a number.
+    """
     try:
         return type(value) in (int, float) and float(value) is not None
     except OverflowError:
@@ -28,11 +31,11 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(one is None or is_number(one) for one in value)
+    return isinstance(value, list) and len(value) == 2 and all(end is None or is_number(end) for end in value)
 
 
 def _is_interval(value: Any) -> bool:
-    """{} or level, and low and high of constants and of what follows from them."""
+    """Accept {}, or a level with [low, high] of constants and of derived values."""
     return isinstance(value, dict) and all(
         check(value[name])
         for name, check in (
@@ -48,7 +51,7 @@ def _is_interval(value: Any) -> bool:
 
 
 def _is_noise(value: Any) -> bool:
-    """{} or the degrees of freedom at least."""
+    """Accept {}, or a dict with at least the degrees of freedom."""
     return isinstance(value, dict) and (
         not value
         or is_number(value.get("dof"))
@@ -59,19 +62,19 @@ def _is_noise(value: Any) -> bool:
 
 
 def _is_trend(value: Any) -> bool:
-    """All fields of noise.Trend, and variances that a scatter can have."""
+    """Accept all fields of noise.Trend with finite values and positive scales."""
     names = ("sigma", "slope", "centre", "low", "high", "dof_centre", "square_sum", "p_value")
     return (
         isinstance(value, dict)
         and set(value) == set(names)
-        and all(is_number(one) and math.isfinite(one) for one in value.values())
+        and all(is_number(number) and math.isfinite(number) for number in value.values())
         and min(value["sigma"], value["dof_centre"], value["square_sum"]) > 0
         and value["low"] <= value["high"]
     )
 
 
 def _is_text_error(value: Any) -> bool:
-    """{} or both errors, 0 or more."""
+    """Accept {}, or both errors at 0 or above."""
     return isinstance(value, dict) and (
         not value or all(is_number(value.get(name)) and value[name] >= 0 for name in ("loss_se", "relative"))
     )
@@ -107,19 +110,23 @@ FIELDS: dict[str, tuple[Check, str]] = {
 }
 
 
-def check_fields(named: Mapping[str, Any]) -> None:
-    """ValueError for the first value that is not of its field's type, and for replicates of other constants
-    than `params` or of different numbers."""
-    for name, value in named.items():
-        is_sound, expected = FIELDS[name]
-        if not is_sound(value):
+def check_fields(content: Mapping[str, Any]) -> None:
+    """Check the types of the fields of a law.
+
+    Raises ValueError for the first value of a wrong type, and for replicates whose constants are not those of
+    `params` or whose lists have different lengths.
+    """
+    for name, value in content.items():
+        is_valid, expected = FIELDS[name]
+        if not is_valid(value):
             raise ValueError(f"{name}: got {str(value)[:40]!r}, expected {expected}")
-    replicates = named.get("replicates")
+    replicates = content.get("replicates")
     if replicates and (
-        set(replicates) != set(named["params"]) or len(set(map(len, replicates.values()))) > 1
+        set(replicates) != set(content["params"]) or len(set(map(len, replicates.values()))) > 1
     ):
         raise ValueError(
-            "replicates: got other constants or lengths, expected as many values of each of params"
+            "replicates: got other constants or lengths, expected equally many values of each constant of "
+            "params"
         )
 
 
@@ -137,25 +144,28 @@ STACK_FIELDS: dict[str, tuple[Check, str]] = {
     "growth": (lambda value: is_number(value) and 0 <= value < math.inf, "a number of 0 or more"),
     "growth_dof": (_is_above(0.0), "a number above 0"),
     "largest_compute": (_is_above(0.0), "FLOPs above 0"),
-    "cuts": (_is_list_of(_is_cut), "a list of parts left out"),
+    "cuts": (_is_list_of(_is_cut), "a list of held-out parts"),
     "refused": (_is_table_of(_is_text), "reasons by form"),
     **{name: FIELDS[name] for name in ("n_runs", "ranges", "columns", "filter", "table", "warnings")},
     "held_out": FIELDS["held_out"],
 }
-STACK_NEEDS = ("laws", "weights", "growth", "growth_dof", "largest_compute")
+REQUIRED_STACK_FIELDS = ("laws", "weights", "growth", "growth_dof", "largest_compute")
 
 
 def check_stack(stored: Any) -> None:
-    """ValueError for what is no stacked_law.json: a missing or wrong field, or weights of other forms."""
+    """Check the content of stacked_law.json.
+
+    Raises ValueError for a missing or wrong field, weights of other forms, or weights whose sum is not 1.
+    """
     if not isinstance(stored, dict):
         raise ValueError(f"got {type(stored).__name__}, expected an object")
-    for name in STACK_NEEDS:
+    for name in REQUIRED_STACK_FIELDS:
         if name not in stored:
             raise ValueError(f"{name}: got none, expected {STACK_FIELDS[name][1]}")
-    for name, (is_sound, expected) in STACK_FIELDS.items():
-        if name in stored and not is_sound(stored[name]):
+    for name, (is_valid, expected) in STACK_FIELDS.items():
+        if name in stored and not is_valid(stored[name]):
             raise ValueError(f"{name}: got {str(stored[name])[:40]!r}, expected {expected}")
     if set(stored["weights"]) != set(stored["laws"]):
-        raise ValueError("weights: got other forms than laws, expected one weight for each law")
+        raise ValueError("weights: got other forms than laws, expected one weight per law")
     if abs(sum(stored["weights"].values()) - 1) > 1e-6:
         raise ValueError(f"weights: got a sum of {sum(stored['weights'].values()):.6g}, expected 1")

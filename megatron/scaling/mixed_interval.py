@@ -9,14 +9,14 @@ from scipy.special import ndtri, stdtr, stdtrit
 from megatron.scaling.law import Law, expanded_level
 from megatron.scaling.noise import NORMAL_DOF
 
-N_CENTRES = 201  # of each law at each point: quantiles of its replicates
+N_CENTRES = 201  # quantiles of the replicates that represent a law at a point
 N_BISECTIONS = 50
-LEAST_SCALE = 1e-12
+MIN_SCALE = 1e-12
 
 
 @dataclass(frozen=True)
 class Component:
-    """One law at n points: Student's t around each of `centres` [r, n], of `scale` [n] and `dof` [n]."""
+    """Distribution of one law at n points: Student's t (`scale`, `dof` [n]) around `centres` [r, n]."""
 
     weight: float
     centres: np.ndarray
@@ -24,53 +24,56 @@ class Component:
     dof: np.ndarray
 
     def widen(self, scale: np.ndarray, dof: float) -> "Component":
-        """With another independent error of deviation `scale` [n]; dof by Welch and Satterthwaite."""
-        own, more = self.scale**2, scale**2
+        """Add an independent error of standard deviation `scale` [n]; dof by Welch and Satterthwaite."""
+        variance, added_variance = self.scale**2, scale**2
         with np.errstate(divide="ignore", invalid="ignore"):
-            joint = (own + more) ** 2 / (own**2 / self.dof + more**2 / dof)
+            joint = (variance + added_variance) ** 2 / (variance**2 / self.dof + added_variance**2 / dof)
         joint = np.minimum(np.where(np.isnan(joint), self.dof, joint), NORMAL_DOF)
-        return replace(self, scale=np.sqrt(own + more), dof=joint)
+        return replace(self, scale=np.sqrt(variance + added_variance), dof=joint)
 
-    def share_below(self, value: np.ndarray) -> np.ndarray:
-        """Its distribution function [n] at `value` [n]."""
-        scale = np.maximum(self.scale, LEAST_SCALE)
+    def cdf(self, value: np.ndarray) -> np.ndarray:
+        """Return the cumulative distribution function [n] at `value` [n]."""
+        scale = np.maximum(self.scale, MIN_SCALE)
         return stdtr(self.dof, (value - self.centres) / scale).mean(axis=0)
 
 
-def component_of(
+def build_component(
     law: Law, weight: float, N: np.ndarray, D: np.ndarray, U: np.ndarray, kind: str, text: str
 ) -> Component:
-    """The distribution of log L at N, D, U [n] by one law: see Law.predict for `kind` and `text`.
+    """Return the distribution of log L at N, D, U [n] by one law; `kind` and `text` as for Law.predict.
 
-    Replicates are spread around their median for the number of runs, as expanded percentiles are.
+    Replicates are scaled around their median for the number of runs, as expanded percentiles are.
     """
     losses = np.log(law.losses(N, D, U))
     centres = np.quantile(losses, (np.arange(N_CENTRES) + 0.5) / N_CENTRES, axis=0)
     middle = np.median(losses, axis=0)
+    # ratio of the normal quantiles of the expanded and the plain level, at 95 %
     level = 0.95
     factor = ndtri((1 + expanded_level(level, law.n_units)) / 2) / ndtri((1 + level) / 2)
     sigma, dof = law.noise_at(N, D)
-    found = Component(
+    component = Component(
         weight,
         middle + factor * (centres - middle),
         sigma if kind == "predictive" else np.zeros(len(N)),
         dof,
     )
-    return found.widen(np.full(len(N), law.text_deviation(kind, text)), NORMAL_DOF)
+    return component.widen(np.full(len(N), law.text_deviation(kind, text)), NORMAL_DOF)
 
 
 def mixture_quantiles(components: Sequence[Component], shares: Sequence[float]) -> list[np.ndarray]:
-    """For each of `shares` the quantile [n] of the mixture, by bisection."""
-    found = []
+    """Return the quantile [n] of the mixture for each of `shares`, by bisection."""
+    quantiles = []
     for share in shares:
         ends = [
-            one.centres + stdtrit(one.dof, share) * np.maximum(one.scale, LEAST_SCALE) for one in components
+            component.centres + stdtrit(component.dof, share) * np.maximum(component.scale, MIN_SCALE)
+            for component in components
         ]
+        # the quantile of a mixture is between the smallest and the largest quantile of its parts
         low = np.min([end.min(axis=0) for end in ends], axis=0)
         high = np.max([end.max(axis=0) for end in ends], axis=0)
         for _ in range(N_BISECTIONS):
             middle = 0.5 * (low + high)
-            is_below = sum(one.weight * one.share_below(middle) for one in components) < share
+            is_below = sum(component.weight * component.cdf(middle) for component in components) < share
             low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-        found.append(0.5 * (low + high))
-    return found
+        quantiles.append(0.5 * (low + high))
+    return quantiles

@@ -1,90 +1,103 @@
-"""Damped Newton on many small problems at once, with bounds. What is minimised comes as functions."""
+"""Damped Newton iteration with bounds for many small problems at once.
+
+The objective and its derivatives are passed as functions. R problems have p
+coordinates each, of which the last q move.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-N_TRIES = 3  # of damping with the same derivatives
-# Damping falls only after a step that kept more than half of its promise: where residuals cross the kinks of
-# a narrow Huber at each step, easing it after every fall makes the next step rise.
-GOOD, EASED, STIFFENED = 0.5, 3.0, 10.0
+N_TRIES = 3  # values of the damping tried with the same derivatives
+# The damping is decreased only after a step whose decrease of the objective was more than half of the
+# predicted one. Where residuals cross the kinks of a narrow Huber at each step, a decrease of the damping
+# after every successful step makes the next step fail.
+GOOD_GAIN_RATIO, DAMPING_DECREASE, DAMPING_INCREASE = 0.5, 3.0, 10.0
 
-# (theta [r, p], which problems [r]) -> the objective [r], infinity where it has none
-Value = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# the same -> (gradient [r, q], Hessian [r, q, q], a positive semidefinite stand-in for it [r, q, q])
-Derivatives = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+# (phi [r, p], indices of the problems [r]) -> objective [r], Inf where it is not defined
+ObjectiveFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# (phi [r, p], indices [r]) -> (gradient [r, q], Hessian [r, q, q], positive semidefinite majorant [r, q, q])
+DerivativesFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """phi [R, p] with its objective [R], and whether each iteration came to rest [R]."""
+class Minima:
+    """Minima phi [R, p], their objective [R], and whether each iteration converged [R]."""
 
     phi: np.ndarray
     objective: np.ndarray
-    at_rest: np.ndarray
+    converged: np.ndarray
 
 
 @dataclass(frozen=True)
 class Box:
-    """Where phi may be: low and high [p]; `surface` puts phi [r, p] back onto a surface, if there is one."""
+    """Feasible set of phi: bounds low and high [p]; `projection` moves phi [r, p] onto a surface, if set."""
 
     low: np.ndarray
     high: np.ndarray
-    surface: Callable[[np.ndarray], np.ndarray] | None = None
+    projection: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def inside(self, phi: np.ndarray) -> np.ndarray:
-        """phi [r, p], moved to the nearest allowed place."""
+    def project(self, phi: np.ndarray) -> np.ndarray:
+        """Return phi [r, p] clipped to the bounds, then projected onto the surface."""
         phi = np.clip(phi, self.low, self.high)
-        return phi if self.surface is None else self.surface(phi)
+        return phi if self.projection is None else self.projection(phi)
 
 
-def newton(phi: np.ndarray, value: Value, derivatives: Derivatives, box: Box, n_iterations: int) -> Fitted:
-    """The minima near phi [R, p].
+def minimize_newton(
+    phi: np.ndarray, value: ObjectiveFunction, derivatives: DerivativesFunction, box: Box, n_iterations: int
+) -> Minima:
+    """Return the minima near phi [R, p] after at most `n_iterations` steps.
 
-    The step solves (Hessian + damping * majorant) step = -gradient; damping falls when the objective falls
-    and rises when it does not. A problem rests when the step promises nothing that float64 could show.
-    Derivatives in the last q of p coordinates move only those.
+    The step solves (Hessian + damping * majorant) step = -gradient, as Levenberg-Marquardt does with the
+    majorant for the scale. A step that does not decrease the objective is rejected and the damping increased.
+    A problem has converged when the predicted decrease is below float64 resolution of the objective, or no
+    step decreases it at a damping of 1e12. With derivatives in the last q of p coordinates only those move.
     """
-    phi = box.inside(np.array(phi, dtype=float))
-    everyone = np.arange(len(phi))
-    at = value(phi, everyone)
+    phi = box.project(np.array(phi, dtype=float))
+    all_rows = np.arange(len(phi))
+    objective = value(phi, all_rows)
+    # each problem has its own damping and convergence; `active` holds the indices of those that still move
     damping = np.full(len(phi), 1e-3)
-    at_rest = np.zeros(len(phi), dtype=bool)
-    active = everyone[np.isfinite(at)]
+    converged = np.zeros(len(phi), dtype=bool)
+    active = all_rows[np.isfinite(objective)]
     for _ in range(n_iterations):
         if not len(active):
             break
-        derived = derivatives(phi[active], active)
-        tries = np.arange(len(active))  # rows of `derived` that have not fallen yet
-        resting = np.zeros(len(active), dtype=bool)
-        # derivatives cost many times what a value costs, so a step that rises is tried shorter with the same
+        derivative_values = derivatives(phi[active], active)
+        pending = np.arange(len(active))  # rows of `derivative_values` without a successful step so far
+        is_converged = np.zeros(len(active), dtype=bool)
+        # derivatives cost many times as much as a value, so a failed step is shortened with the same ones
         for _ in range(N_TRIES):
-            rows = active[tries]
-            step, promised = _step(phi[rows], tuple(one[tries] for one in derived), damping[rows], box)
-            trial = box.inside(phi[rows] + step)
+            rows = active[pending]
+            step, predicted_decrease = _compute_step(
+                phi[rows], tuple(array[pending] for array in derivative_values), damping[rows], box
+            )
+            trial = box.project(phi[rows] + step)
             tried = value(trial, rows)
-            before = at[rows]
+            before = objective[rows]
             falls = tried < before
-            resting[tries] = (promised <= 1e-15 * before) | (~falls & (damping[rows] > 1e12))
+            # the objective is resolved to about 1e-16 of its value: a smaller predicted decrease is rounding
+            is_converged[pending] = (predicted_decrease <= 1e-15 * before) | (~falls & (damping[rows] > 1e12))
             moved, stuck = rows[falls], rows[~falls]
-            phi[moved], at[moved] = trial[falls], tried[falls]
-            kept_promise = before[falls] - tried[falls] > GOOD * promised[falls]
-            damping[moved[kept_promise]] = np.maximum(damping[moved[kept_promise]] / EASED, 1e-12)
-            damping[stuck] = damping[stuck] * STIFFENED
-            tries = tries[~falls & ~resting[tries]]
-            if not len(tries):
+            phi[moved], objective[moved] = trial[falls], tried[falls]
+            is_good = before[falls] - tried[falls] > GOOD_GAIN_RATIO * predicted_decrease[falls]
+            damping[moved[is_good]] = np.maximum(damping[moved[is_good]] / DAMPING_DECREASE, 1e-12)
+            # a step that failed is shortened for the next try, with the same derivatives
+            damping[stuck] = damping[stuck] * DAMPING_INCREASE
+            pending = pending[~falls & ~is_converged[pending]]
+            if not len(pending):
                 break
-        at_rest[active[resting]] = True
-        active = active[~resting]
-    return Fitted(phi, at, at_rest)
+        converged[active[is_converged]] = True
+        active = active[~is_converged]
+    return Minima(phi, objective, converged)
 
 
-def widths(mean_square: np.ndarray, delta: float) -> Iterator[float]:
-    """Huber widths that narrow from the spread of residuals, of mean square [R], down towards `delta`.
+def iterate_huber_widths(mean_square: np.ndarray, delta: float) -> Iterator[float]:
+    """Yield Huber widths from the root of the median `mean_square` residual [R] down to above `delta`.
 
-    A Huber much narrower than the residuals is nearly an absolute value, at whose kinks Newton zigzags; the
-    minimum of one three times as wide is close by and easy to come from.
+    A Huber much narrower than the residuals is nearly an absolute value, and Newton zigzags at its kinks. The
+    minimum of a Huber three times as wide is close to its minimum, so each width starts from the one before.
     """
     width = float(np.sqrt(np.median(mean_square))) if np.isfinite(delta) else 0.0
     while width > delta:
@@ -92,42 +105,49 @@ def widths(mean_square: np.ndarray, delta: float) -> Iterator[float]:
         width /= 3
 
 
-def _step(
+def _compute_step(
     phi: np.ndarray,
-    derived: tuple[np.ndarray, np.ndarray, np.ndarray],
+    derivative_values: tuple[np.ndarray, np.ndarray, np.ndarray],
     damping: np.ndarray,
     box: Box,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(step [R, p], by how much it promises the objective to fall [R]); none out of a bound."""
-    gradient, hessian, majorant = derived
+    """Return (step [R, p], predicted decrease of the objective [R]).
+
+    Coordinates at a bound whose gradient points outwards are blocked: their rows and columns become those of
+    the identity and their gradient 0, so that the step solves for the others alone (an active set).
+    """
+    gradient, hessian, majorant = derivative_values
     n = gradient.shape[1]
-    moving = phi[:, -n:]
-    held = ((moving <= box.low[-n:]) & (gradient > 0)) | ((moving >= box.high[-n:]) & (gradient < 0))
-    if held.any():
-        gradient[held] = 0
-        rows, columns = np.nonzero(held)
+    free_phi = phi[:, -n:]
+    is_blocked = ((free_phi <= box.low[-n:]) & (gradient > 0)) | (
+        (free_phi >= box.high[-n:]) & (gradient < 0)
+    )
+    if is_blocked.any():
+        gradient[is_blocked] = 0
+        rows, columns = np.nonzero(is_blocked)
         for matrix in (hessian, majorant):
             matrix[rows, columns, :] = 0
             matrix[rows, :, columns] = 0
             matrix[rows, columns, columns] = 1
-    # relative to each diagonal entry; the least normal number keeps a row of zeros from being singular
+    # Levenberg-Marquardt: the majorant sets the scale of the damping in each coordinate.
+    # a ridge relative to each diagonal entry; the tiny constant keeps a row of zeros from being singular
     diagonal = np.einsum("rii->ri", majorant)
     ridge = (1e-12 * diagonal + np.finfo(float).tiny ** 0.5)[:, :, None] * np.eye(n)
     damped = damping[:, None, None]
-    step = -solve(hessian + damped * majorant + ridge, gradient)
+    step = -solve_symmetric(hessian + damped * majorant + ridge, gradient)
     uphill = np.einsum("ri,ri->r", gradient, step) > 0
-    if uphill.any():  # the majorant's step always leads down
+    if uphill.any():  # the Hessian is indefinite: a step by the majorant is always a descent direction
         safe = majorant[uphill] * (1 + damped[uphill]) + ridge[uphill]
-        step[uphill] = -solve(safe, gradient[uphill])
-    promised = -np.einsum("ri,ri->r", gradient, step)
-    still = phi.shape[1] - n
-    return (np.column_stack([np.zeros((len(step), still)), step]) if still else step), promised
+        step[uphill] = -solve_symmetric(safe, gradient[uphill])
+    predicted_decrease = -np.einsum("ri,ri->r", gradient, step)
+    n_fixed = phi.shape[1] - n
+    return (np.column_stack([np.zeros((len(step), n_fixed)), step]) if n_fixed else step), predicted_decrease
 
 
-def solve(matrices: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """x of M x = y for each symmetric M [R, p, p] and y [R, p]; the least x where one of them is singular.
+def solve_symmetric(matrices: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve M x = y for each symmetric M [R, p, p] and y [R, p]; least-norm solutions if one is singular.
 
-    A resampling that drew very few distinct runs leaves directions without any curvature.
+    A resample of very few distinct runs has directions without any curvature.
     """
     try:
         return np.linalg.solve(matrices, right[..., None])[..., 0]

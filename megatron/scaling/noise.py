@@ -1,17 +1,19 @@
-"""How far single runs scatter around a law, without bias, and how many degrees of freedom that rests on.
+"""Unbiased estimate of the scatter of single runs around a law, with its degrees of freedom.
 
 A robust fit passes through as many runs as it has constants, so the median of its residuals is far below the
-scatter: at 15 runs and 5 constants it is half of it. Here the residuals are projected onto what no change of
-the constants can explain, e = (I - H) r with H the hat matrix of the linearised law, as for least squares:
-E[e'e] = sigma^2 (n - p). Residuals beyond 3 sigma are pulled in first (Huber's pseudo-values), so that a run
-that went wrong does not set the scale.
+scatter: half of it at 15 runs and 5 constants. Here the residuals are projected onto what no change of the
+constants can explain, e = (I - H) r with H the hat matrix of the linearised law, as for least squares:
+E[e'e] = sigma^2 (n - p). Residuals beyond 3 sigma are clipped first (Huber's pseudo-values), so that a failed
+run does not determine the scale.
 
-With groups (checkpoints of one run, branches of one trunk) a residual is the sum of a group's and a row's own
-part. E[e'e] and E[e'ZZ'e], Z the indicator of groups, are linear in the two variances; solving for them is
-the method of moments for variance components (Searle, Casella and McCulloch 1992, chapter 5).
+With groups (checkpoints of one run, branches of one trunk) a residual is the sum of an effect of the group
+and an effect of the row. E[e'e] and E[e'ZZ'e], with Z the indicator of groups, are linear in the two
+variances, and are solved for them: the method of moments for variance components (Searle, Casella and
+McCulloch 1992, chapter 5).
 
-Where the scatter of runs without groups changes with compute, log sigma is a line in log(N D), by maximum
-likelihood of e^2 / (1 - h) as sigma^2 times a chi-square with one degree of freedom (Aitkin 1987).
+Where the scatter of runs without groups changes with compute, log sigma is a line in log(N D). It is fitted
+by maximum likelihood, with e^2 / (1 - h) as sigma^2 times a chi-square with one degree of freedom (Aitkin
+1987).
 """
 
 from dataclasses import asdict, dataclass
@@ -20,22 +22,24 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtrc, ndtr, ndtri, stdtrit
 
-CUT = 3.0  # standard deviations beyond which a residual is pulled in
-SMALLEST_DOF = 1.0
-NORMAL_DOF = 1e6  # Student's t is normal
-TREND_P = 0.01  # of the likelihood ratio below which sigma has a trend
-FEWEST_FOR_TREND = 8  # degrees of freedom
-STEEPEST = 2.0  # of log sigma for each unit of log(N D)
-LEAST_FREEDOM = 0.05  # of 1 - h: a run that sets the law alone has no residual
+CLIP_SIGMAS = 3.0  # standard deviations beyond which a residual is clipped
+MIN_DOF = 1.0
+NORMAL_DOF = 1e6  # degrees of freedom at which Student's t is numerically normal
+TREND_P = 0.01  # p-value of the likelihood ratio below which sigma has a trend
+MIN_DOF_FOR_TREND = 8  # fewest degrees of freedom for a trend
+MAX_TREND_SLOPE = 2.0  # of log sigma per unit of log(N D)
+MIN_RESIDUAL_SHARE = 0.05  # lower bound of 1 - h; a run that determines a constant alone has no residual
 
 
 @dataclass(frozen=True)
 class Trend:
-    """sigma(x) = sigma exp(slope (x - centre)) of x = log(N D), which is clipped to [low, high] of the runs.
+    """Trend of the noise: sigma(x) = sigma exp(slope (x - centre)), x = log(N D) clipped to [low, high].
+
+    low, high   range of x of the runs; beyond it sigma is constant
 
     dof_centre  degrees of freedom of sigma at the centre
-    square_sum  sum of (x - centre)^2 over runs: elsewhere sigma has fewer
-    p_value     of the likelihood ratio against one sigma for all
+    square_sum  sum of (x - centre)^2 over runs; away from the centre sigma has fewer degrees of freedom
+    p_value     of the likelihood ratio against a constant sigma
     """
 
     sigma: float
@@ -47,14 +51,15 @@ class Trend:
     square_sum: float
     p_value: float
 
-    def at(self, log_compute: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(sigma, its degrees of freedom) at x = log(N D), each of its shape.
+    def evaluate(self, log_compute: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (sigma, its degrees of freedom) at x = log(N D), each of the shape of x.
 
-        Var(log sigma^2) is 2/dof of a chi-square, so the line's variance gives the degrees of freedom.
+        Var(log sigma^2) = 2/dof for a chi-square, so the variance of the line, 2 (1/dof_centre + (x -
+        centre)^2 / square_sum), gives the degrees of freedom.
         """
-        off = np.clip(log_compute, self.low, self.high) - self.centre
-        dof = 1 / (1 / self.dof_centre + off**2 / self.square_sum)
-        return self.sigma * np.exp(self.slope * off), dof
+        offset = np.clip(log_compute, self.low, self.high) - self.centre
+        dof = 1 / (1 / self.dof_centre + offset**2 / self.square_sum)
+        return self.sigma * np.exp(self.slope * offset), dof
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,11 @@ class Noise:
     """Standard deviation of log L of a single new run around the law.
 
     sigma    sqrt(between^2 + within^2)
-    between  of what the rows of one group share; 0 without groups
-    within   of a row alone
+    between  standard deviation of the effect that rows of one group share; 0 without groups
+    within   standard deviation of the effect of a row
     dof      degrees of freedom of sigma^2: runs, or groups, minus free constants
-    n_cut    residuals beyond 3 sigma, which were pulled in
-    trend    how sigma changes with compute, where it does
+    n_cut    number of residuals beyond 3 sigma, which were clipped
+    trend    change of sigma with compute; None for a constant sigma
     """
 
     sigma: float
@@ -78,11 +83,11 @@ class Noise:
     trend: Trend | None = None
 
     def half_width(self, level: float) -> float:
-        """Of a two-sided interval for one new run, in log L: Student's t, since sigma is itself estimated."""
+        """Return the half-width in log L of a two-sided interval for one new run, by Student's t."""
         return float(stdtrit(self.dof, (1 + level) / 2)) * self.sigma
 
     def as_dict(self) -> dict[str, Any]:
-        """For law.json."""
+        """Return the content for law.json."""
         return asdict(self)
 
 
@@ -92,34 +97,34 @@ def estimate_noise(
     groups: np.ndarray | None = None,
     log_compute: np.ndarray | None = None,
 ) -> Noise:
-    """Noise from residuals of log L [n] and the slopes of the law by its free constants [n, p].
+    """Estimate the noise from residuals of log L [n] and slopes of the law by its free constants [n, p].
 
-    `groups` [n] int names the group of each row; None: every run stands alone. `log_compute` [n] is log(N D),
-    for a trend of the noise of such runs.
+    `groups` [n] int is the group of each row; None: all runs are independent. `log_compute` [n] is log(N D),
+    for a trend of the noise of independent runs.
     """
-    basis = orthonormal(slopes)
+    basis = orthonormal_basis(slopes)
     n, p = basis.shape
-    pulled = _pull_in(residual, p)
-    n_cut = int((np.abs(residual) > np.abs(pulled)).sum())
-    left = pulled - basis @ (basis.T @ pulled)
+    clipped = _winsorize(residual, p)
+    n_cut = int((np.abs(residual) > np.abs(clipped)).sum())
+    remainder = clipped - basis @ (basis.T @ clipped)
     if groups is None or len(np.unique(groups)) == n:
-        dof = max(n - p, SMALLEST_DOF)
-        sigma = float(np.sqrt((left**2).sum() / dof)) / _kept_share()
-        trend = None if log_compute is None else find_trend(residual, basis, log_compute)
+        dof = max(n - p, MIN_DOF)
+        sigma = float(np.sqrt((remainder**2).sum() / dof)) / _sigma_retained()
+        trend = None if log_compute is None else fit_trend(residual, basis, log_compute)
         return Noise(sigma, dof, 0.0, sigma, None, n_cut, trend)
-    between, within = _components(left, basis, groups)
+    between, within = _estimate_components(remainder, basis, groups)
     n_groups = len(np.unique(groups))
-    dof = max(n_groups - p, SMALLEST_DOF)
-    scale = 1 / _kept_share()
+    dof = max(n_groups - p, MIN_DOF)
+    scale = 1 / _sigma_retained()
     sigma = float(np.sqrt(between + within)) * scale
     return Noise(sigma, dof, float(np.sqrt(between)) * scale, float(np.sqrt(within)) * scale, n_groups, n_cut)
 
 
 @dataclass(frozen=True)
 class PooledVariance:
-    """Scatter of repeated runs, pooled over cells.
+    """Scatter of repeated runs (pure error), pooled over cells.
 
-    sum_squares  of log L around the mean of its cell
+    sum_squares  sum of squares of log L around the mean of its cell
     dof          runs minus cells, over the cells of two runs or more
     n_cells      cells of two runs or more
     n_runs       runs of these cells
@@ -132,61 +137,73 @@ class PooledVariance:
 
     @property
     def variance(self) -> float:
-        """Unbiased where runs of all cells scatter alike; NaN without degrees of freedom."""
+        """Pooled variance, unbiased if all cells have the same variance; NaN without degrees of freedom."""
         return self.sum_squares / self.dof if self.dof else float("nan")
 
 
 def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
-    """Pure error: values [n] around the mean of their cell; `cells` [n] or [n, k] labels runs of one cell."""
+    """Pool the scatter of values [n] around the mean of their cell; `cells` [n] or [n, k] are labels."""
     _, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     index = index.ravel()
-    means = np.bincount(index, log_loss, minlength=len(sizes)) / sizes
+    means = np.bincount(index, log_loss, minlength=len(sizes)) / sizes  # mean of each cell
     several = sizes > 1
     squares = float(((log_loss - means[index]) ** 2).sum())
     return PooledVariance(squares, int((sizes - 1).sum()), int(several.sum()), int(sizes[several].sum()))
 
 
-def orthonormal(slopes: np.ndarray) -> np.ndarray:
-    """[n, rank] basis of what the constants can move; a constant without any effect has no dimension."""
+def orthonormal_basis(slopes: np.ndarray) -> np.ndarray:
+    """Return an orthonormal basis [n, rank] of the column space of slopes [n, p].
+
+    Columns of 0, of constants without any effect, and dependent columns add no dimension.
+    """
     size = np.linalg.norm(slopes, axis=0)
     slopes = slopes[:, size > 0] / size[size > 0]
+    # unit columns, so that the tolerance for dependent columns does not depend on units
     left, singular, _ = np.linalg.svd(slopes, full_matrices=False)
     return left[:, singular > 1e-8 * max(singular.max(initial=0.0), 1e-300)]
 
 
-def find_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend | None:
-    """The line of log sigma in x [n] where one sigma is rejected; `basis` [n, p] as of `orthonormal`."""
+def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend | None:
+    """Fit log sigma as a line in x [n]; None where a constant sigma is not rejected.
+
+    `basis` [n, p] as from `orthonormal_basis`. Clipped residuals are excluded.
+    """
     n, p = basis.shape
     low, high = float(x.min()), float(x.max())
-    if n - p < FEWEST_FOR_TREND or high - low < 1e-6:
+    if n - p < MIN_DOF_FOR_TREND or high - low < 1e-6:
         return None
-    freedom = np.maximum(1 - (basis**2).sum(axis=1), LEAST_FREEDOM)
+    residual_share = np.maximum(1 - (basis**2).sum(axis=1), MIN_RESIDUAL_SHARE)
     slope, centre = 0.0, float(x.mean())
-    for _ in range(2):  # what is beyond 3 sigma depends on the trend
+    for _ in range(2):  # which residuals are beyond 3 sigma depends on the trend
         scale = np.exp(slope * (x - centre))
         standard = residual / scale
-        pulled = _pull_in(standard, p)
-        counted = pulled == standard  # one run that went wrong at either end would be a trend
-        left = pulled * scale - basis @ (basis.T @ (pulled * scale))
-        squares = (left**2 / freedom)[counted]
+        clipped = _winsorize(standard, p)
+        is_used = clipped == standard  # a single failed run at either end would look like a trend
+        remainder = clipped * scale - basis @ (basis.T @ (clipped * scale))
+        squares = (remainder**2 / residual_share)[is_used]
         if not squares.any():
             return None
-        centre = float(x[counted].mean())
-        off = x[counted] - centre
-        slope = _likeliest_slope(squares, off)
+        centre = float(x[is_used].mean())
+        off = x[is_used] - centre
+        # off has mean 0 over the used runs, so sigma and slope are orthogonal
+        slope = _fit_trend_slope(squares, off)
     scaled = squares * np.exp(-2 * slope * off)
-    # -2 log likelihood is sum of log sigma^2 + squares / sigma^2, and off has no mean
-    gained = len(off) * float(np.log(squares.mean()) - np.log(scaled.mean()))
-    p_value = float(chdtrc(1, max(gained, 0.0)))
-    if p_value >= TREND_P or abs(slope) >= STEEPEST:
+    # -2 log likelihood = sum(log sigma^2 + squares / sigma^2), minimised over sigma; off has mean 0, so the
+    # slope adds nothing to the sum of logs
+    likelihood_ratio = len(off) * float(np.log(squares.mean()) - np.log(scaled.mean()))
+    p_value = float(chdtrc(1, max(likelihood_ratio, 0.0)))
+    if p_value >= TREND_P or abs(slope) >= MAX_TREND_SLOPE:
         return None
-    sigma = float(np.sqrt(scaled.mean())) / _kept_share(is_dropped=True)
+    sigma = float(np.sqrt(scaled.mean())) / _sigma_retained(is_dropped=True)
     return Trend(sigma, slope, centre, low, high, float(n - p), float((off**2).sum()), p_value)
 
 
-def _likeliest_slope(squares: np.ndarray, off: np.ndarray) -> float:
-    """Minimum of log mean(squares exp(-2 slope off)), which is convex in slope, by bisection of its slope."""
-    low, high = -STEEPEST, STEEPEST
+def _fit_trend_slope(squares: np.ndarray, off: np.ndarray) -> float:
+    """Return the slope that minimises log mean(squares exp(-2 slope off)), by bisection of the derivative.
+
+    The function is convex in the slope. Its derivative has the sign of -sum(squares exp(-2 slope off) off).
+    """
+    low, high = -MAX_TREND_SLOPE, MAX_TREND_SLOPE
     for _ in range(50):
         middle = 0.5 * (low + high)
         weights = squares * np.exp(-2 * middle * off)
@@ -194,48 +211,56 @@ def _likeliest_slope(squares: np.ndarray, off: np.ndarray) -> float:
     return 0.5 * (low + high)
 
 
-def _pull_in(residual: np.ndarray, p: int) -> np.ndarray:
-    """Residuals cut at CUT sigma, sigma being the fixed point above the median of the n - p largest.
+def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
+    """Clip residuals at CLIP_SIGMAS sigma.
 
-    A fit of absolute values has p residuals of 0, which are left out of the median.
+    sigma starts at the median absolute residual / 0.6745, over the n - p largest, since a fit of absolute
+    values has p residuals of 0. Then sigma^2 = sum of clipped squares / (n - p) is iterated upwards to its
+    fixed point.
     """
     size = np.sort(np.abs(residual))[min(p, len(residual) - 1) :]
     sigma = float(np.median(size)) / ndtri(0.75)
     if sigma == 0:
         return residual
     for _ in range(50):
-        pulled = np.clip(residual, -CUT * sigma, CUT * sigma)
-        new = float(np.sqrt((pulled**2).sum() / max(len(residual) - p, SMALLEST_DOF)))
+        clipped = np.clip(residual, -CLIP_SIGMAS * sigma, CLIP_SIGMAS * sigma)
+        new = float(np.sqrt((clipped**2).sum() / max(len(residual) - p, MIN_DOF)))
         if new <= sigma * (1 + 1e-9):
             break
         sigma = new
-    return np.clip(residual, -CUT * sigma, CUT * sigma)
+    return np.clip(residual, -CLIP_SIGMAS * sigma, CLIP_SIGMAS * sigma)
 
 
-def _kept_share(is_dropped: bool = False) -> float:
-    """What pulling in at CUT, or dropping beyond it, leaves of sigma: sqrt of E[min(z^2, CUT^2)]."""
-    tail = ndtr(-CUT)
-    inner = 1 - 2 * tail - 2 * CUT * np.exp(-0.5 * CUT**2) / np.sqrt(2 * np.pi)  # E[z^2, |z| < CUT]
-    return float(np.sqrt(inner / (1 - 2 * tail) if is_dropped else inner + 2 * CUT**2 * tail))
+def _sigma_retained(is_dropped: bool = False) -> float:
+    """Return the share of sigma that remains after normal residuals are clipped, or dropped, at CLIP_SIGMAS.
+
+    With c = CLIP_SIGMAS: sqrt(E[min(z^2, c^2)]) for clipping, sqrt(E[z^2 | |z| < c]) for dropping.
+    """
+    tail = ndtr(-CLIP_SIGMAS)
+    # E[z^2 1(|z| < c)]
+    inner = 1 - 2 * tail - 2 * CLIP_SIGMAS * np.exp(-0.5 * CLIP_SIGMAS**2) / np.sqrt(2 * np.pi)
+    return float(np.sqrt(inner / (1 - 2 * tail) if is_dropped else inner + 2 * CLIP_SIGMAS**2 * tail))
 
 
-def _components(left: np.ndarray, basis: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
-    """(variance between groups, variance within), both 0 or above, from e = (I - H) r."""
+def _estimate_components(residual: np.ndarray, basis: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
+    """Return (variance between groups, variance within), both 0 or above, from e = (I - H) r [n]."""
     n, p = basis.shape
     _, index = np.unique(groups, return_inverse=True)
     member = np.zeros((n, index.max() + 1))
     member[np.arange(n), index] = 1.0
-    projected = member - basis @ (basis.T @ member)  # (I - H) Z
-    inside = member.T @ projected  # Z'(I - H)Z
-    # E[e'e] = between tr(Z'MZ) + within (n - p); E[e'ZZ'e] = between tr(Z'MZ Z'MZ) + within tr(Z'MZ)
-    trace = float(np.trace(inside))
-    equations = np.array([[trace, n - p], [float((inside**2).sum()), trace]])
-    moments = np.array([float((left**2).sum()), float(((member.T @ left) ** 2).sum())])
+    projected_members = member - basis @ (basis.T @ member)  # (I - H) Z
+    projected_gram = member.T @ projected_members  # Z'(I - H)Z
+    # with M = I - H: E[e'e] = between tr(Z'MZ) + within (n - p)
+    #                 E[e'ZZ'e] = between tr(Z'MZ Z'MZ) + within tr(Z'MZ)
+    trace = float(np.trace(projected_gram))
+    equations = np.array([[trace, n - p], [float((projected_gram**2).sum()), trace]])
+    moments = np.array([float((residual**2).sum()), float(((member.T @ residual) ** 2).sum())])
+    # no solution where groups and rows coincide; a negative variance becomes 0, and the other is solved alone
     if abs(np.linalg.det(equations)) < 1e-12 * np.abs(equations).max() ** 2:
-        return 0.0, moments[0] / max(n - p, SMALLEST_DOF)
+        return 0.0, moments[0] / max(n - p, MIN_DOF)
     between, within = (float(v) for v in np.linalg.solve(equations, moments))
     if between < 0:
-        return 0.0, moments[0] / max(n - p, SMALLEST_DOF)
+        return 0.0, moments[0] / max(n - p, MIN_DOF)
     if within < 0:
         return moments[0] / max(trace, 1e-300), 0.0
     return between, within

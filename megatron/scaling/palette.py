@@ -1,13 +1,11 @@
-"""The report's colours, for light and dark paper. Figures name colours ("@size0"); the page puts in the
-theme's own.
+"""Colours of the report, for light and dark themes. Figures use names ("@size0"), which the page replaces.
 
-A size or a budget is an ordered thing, so its colours are a ramp whose lightness rises or falls all the way:
-readable in print, without colour vision, and the order shows by itself. Each theme takes the part of the ramp
-that stands out from its paper. What is not ordered (objectives) is told apart by dash and symbol, never by
-colour alone.
+Sizes and budgets are ordered, so their colours are a ramp of monotone lightness, which shows the order in
+print and without colour vision. Each theme uses the part of the ramp that contrasts with its background.
+Unordered categories (objectives) differ by dash and symbol, never by colour alone.
 """
 
-RAMPS = {  # light paper: dark to middling; dark paper: middling to light
+RAMPS = {  # light theme: dark to medium; dark theme: medium to light
     "size": {
         "light": ("#1b0a8c", "#6a00a8", "#b12a90", "#d9512f", "#b57a00"),
         "dark": ("#9a6cff", "#d65fc4", "#f2727a", "#fba05a", "#f5e05a"),
@@ -35,17 +33,19 @@ THEMES = {
 }
 
 
-def palette(n_sizes: int, n_budgets: int, n_domains: int = 0, n_slices: int = 0) -> dict[str, dict[str, str]]:
-    """{theme: {colour's name: #rrggbb}} with size0..size<n-1> along its ramp.
+def make_palette(
+    n_sizes: int, n_budgets: int, n_domains: int = 0, n_slices: int = 0
+) -> dict[str, dict[str, str]]:
+    """Return {theme: {colour name: #rrggbb}}, with size0..size<n-1> along the ramp of sizes.
 
-    budget0.., domain0.. and slice0.. likewise: budgets are of tokens, slices of FLOPs.
+    Likewise budget0.. (of tokens), domain0.. and slice0.. (budgets of FLOPs).
     """
     colours = {}
     for theme, named in THEMES.items():
         ramps = {"size": ("size", n_sizes), "budget": ("budget", n_budgets), "domain": ("size", n_domains)}
         ramps |= {"slice": ("budget", n_slices)}
         along = {
-            f"{name}{i}": along_ramp(RAMPS[ramp][theme], i, n)
+            f"{name}{i}": interpolate_ramp(RAMPS[ramp][theme], i, n)
             for name, (ramp, n) in ramps.items()
             for i in range(n)
         }
@@ -53,8 +53,10 @@ def palette(n_sizes: int, n_budgets: int, n_domains: int = 0, n_slices: int = 0)
     return colours
 
 
-def along_ramp(ramp: tuple[str, ...], i: int, n: int) -> str:
-    """Colour i of n, evenly spaced from the ramp's first to its last."""
+def interpolate_ramp(ramp: tuple[str, ...], i: int, n: int) -> str:
+    """Return colour i of n, evenly spaced from the first to the last colour of the ramp."""
+    # position on the ramp in units of its segments; linear interpolation of each sRGB channel
+    # the middle of the ramp for a single colour
     at = (len(ramp) - 1) * (i / (n - 1) if n > 1 else 0.5)
     left = min(int(at), len(ramp) - 2)
     below, above = ([int(ramp[k][c : c + 2], 16) for c in (1, 3, 5)] for k in (left, left + 1))

@@ -1,4 +1,4 @@
-"""The page of a coordinate check: how far activations move in a few steps, against width and depth."""
+"""Page of a coordinate check: change of activations in a few training steps, over width and depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from megatron.run_dir import write_whole
-from megatron.scaling import wording
-from megatron.scaling.palette import palette
-from megatron.scaling.plot import Chip, Figure, log_axis, scatter
-from megatron.scaling.report import html_page
+from megatron.run_dir import write_atomic
+from megatron.scaling.format import format_tick
+from megatron.scaling.palette import make_palette
+from megatron.scaling.plot import Chip, Figure, log_axis, scatter_trace
+from megatron.scaling.report import render_html
 
-CONSTANT = 0.25  # a slope within this of 0 is called constant: growth shows as 0.5 and more
-GAP = 0.05  # between the panels of a figure, as a share of its width
+MAX_CONSTANT_SLOPE = 0.25  # largest slope that counts as constant; growth with size shows as 0.5 or more
+GAP = 0.05  # between panels, as a share of the figure's width
 NAMES = {
     "embedding": "embedding",
     "attention": "attention, last block",
@@ -25,12 +25,12 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Sweep:
+class CoordinateSweep:
     """One parametrization over some sizes of one axis.
 
     axis   "width" or "depth"
-    sizes  its values
-    moved  {quantity: its change at each size, root mean square}
+    sizes  values of the axis
+    moved  {quantity: root-mean-square change at each size}
     """
 
     parametrization: str
@@ -38,37 +38,38 @@ class Sweep:
     sizes: list[int]
     moved: dict[str, list[float]]
 
-    def slope(self, quantity: str) -> float:
-        """The power of the size that a change follows, by least squares of log on log. 0: constant."""
+    def fit_slope(self, quantity: str) -> float:
+        """Return the power of the size that a change follows, by log-log least squares. 0 means constant."""
         return float(np.polyfit(np.log(self.sizes), np.log(self.moved[quantity]), 1)[0])
 
-    def constant(self) -> bool:
-        """Whether no change follows the size."""
-        return all(abs(self.slope(quantity)) < CONSTANT for quantity in self.moved)
+    def is_constant(self) -> bool:
+        """Return whether no quantity's change depends on the size."""
+        return all(abs(self.fit_slope(quantity)) < MAX_CONSTANT_SLOPE for quantity in self.moved)
 
 
-def write_page(sweeps: Sequence[Sweep], settings: str, path: Path) -> None:
-    """Write the check as one HTML page, whole or not at all. `settings` says in words what was trained."""
+def write_coordinate_page(sweeps: Sequence[CoordinateSweep], settings: str, path: Path) -> None:
+    """Write the check as one HTML page, atomically. `settings`: a sentence on what was trained."""
     axes = list(dict.fromkeys(sweep.axis for sweep in sweeps))
-    figures = [figure([sweep for sweep in sweeps if sweep.axis == axis]) for axis in axes]
-    text = html_page(
+    figures = [coordinate_figure([sweep for sweep in sweeps if sweep.axis == axis]) for axis in axes]
+    text = render_html(
         kicker="Coordinate check",
         title="How far activations move in the first steps",
         opening=f"<p>{settings}</p>",
         figures=figures,
-        colours=palette(len(NAMES), 1),
+        colours=make_palette(len(NAMES), 1),
     )
-    write_whole(path, text)
+    write_atomic(path, text)
 
 
-def figure(sweeps: Sequence[Sweep]) -> Figure:
-    """One axis: a panel for each parametrization, a line for each quantity, one scale."""
+def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
+    """Return the figure of one axis: a panel per parametrization, a line per quantity, a shared y axis."""
     axis, n = sweeps[0].axis, len(sweeps)
     every = [value for sweep in sweeps for values in sweep.moved.values() for value in values]
     width = (1 - GAP * (n - 1)) / n
     layout: dict[str, Any] = {"yaxis": log_axis("change, root mean square", every), "annotations": []}
     data = []
     for i, sweep in enumerate(sweeps):
+        # the first axis of a plotly figure has no number: xaxis, xaxis2, xaxis3
         suffix = "" if i == 0 else str(i + 1)
         begin = i * (width + GAP)
         layout[f"xaxis{suffix}"] = {
@@ -79,33 +80,35 @@ def figure(sweeps: Sequence[Sweep]) -> Figure:
             "anchor": f"y{suffix}",
         }
         if suffix:
-            own = {"matches": "y", "anchor": f"x{suffix}", "showticklabels": False}
-            layout[f"yaxis{suffix}"] = log_axis("", every) | own
+            # later panels share the y axis of the first: `matches` links zoom and range
+            linked = {"matches": "y", "anchor": f"x{suffix}", "showticklabels": False}
+            layout[f"yaxis{suffix}"] = log_axis("", every) | linked
         layout["annotations"].append(
             {
                 "text": f"<b>{sweep.parametrization}</b>", "xref": "paper", "yref": "paper",
                 "x": begin, "y": 1, "xanchor": "left", "yanchor": "bottom", "showarrow": False,
             }
         )  # fmt: skip
-        data += [_line(sweep, quantity, k, suffix) for k, quantity in enumerate(sweep.moved)]
-    constant = [sweep.parametrization for sweep in sweeps if sweep.constant()]
-    alt = " ".join(_in_words(sweep) for sweep in sweeps)
+        data += [_quantity_line(sweep, quantity, k, suffix) for k, quantity in enumerate(sweep.moved)]
+    constant = [sweep.parametrization for sweep in sweeps if sweep.is_constant()]
+    alt = " ".join(_describe_slopes(sweep) for sweep in sweeps)
     title = (
-        f"{' and '.join(constant)}: no activation's change follows the {axis}"
+        f"{' and '.join(constant)}: no activation's change depends on the {axis}"
         if constant
-        else f"The change of some activation follows the {axis} under every parametrization"
+        else f"The change of some activation depends on the {axis} under every parametrization"
     )
     caption = (
-        f"Change of each activation since initialisation. Flat lines: a learning rate suits every {axis}."
+        "Change of each activation since initialisation. Flat lines: one learning rate works for every "
+        f"{axis}."
     )
     chips = [Chip(q, NAMES[q], f"@size{k}") for k, q in enumerate(sweeps[0].moved)]
     return Figure(axis, title, caption, alt, data, layout, chips, 400)
 
 
-def _line(sweep: Sweep, quantity: str, k: int, suffix: str) -> dict[str, Any]:
+def _quantity_line(sweep: CoordinateSweep, quantity: str, k: int, suffix: str) -> dict[str, Any]:
     colour = f"@size{k}"
     point = f"%{{y:.3g}} at {sweep.axis} %{{x}}<extra></extra>"
-    return scatter(
+    return scatter_trace(
         sweep.sizes,
         sweep.moved[quantity],
         "lines+markers",
@@ -119,7 +122,7 @@ def _line(sweep: Sweep, quantity: str, k: int, suffix: str) -> dict[str, Any]:
     )
 
 
-def _in_words(sweep: Sweep) -> str:
-    slopes = ", ".join(f"{NAMES[q]} {sweep.slope(q):+.2f}" for q in sweep.moved)
-    low, high = wording.tick(sweep.sizes[0]), wording.tick(sweep.sizes[-1])
+def _describe_slopes(sweep: CoordinateSweep) -> str:
+    slopes = ", ".join(f"{NAMES[q]} {sweep.fit_slope(q):+.2f}" for q in sweep.moved)
+    low, high = format_tick(sweep.sizes[0]), format_tick(sweep.sizes[-1])
     return f"{sweep.parametrization}, {sweep.axis} {low} to {high}, the power of it by quantity: {slopes}."

@@ -6,46 +6,54 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import blind_words, wording
+from megatron.scaling import blind_text
 from megatron.scaling.compute_law import ComputeLaw, Optimum
-from megatron.scaling.frontier_words import FACTORS, frontier_points, is_answer, optimum_at
-from megatron.scaling.isoflop import budgets
+from megatron.scaling.format import (
+    format_count,
+    format_digits,
+    format_exponent,
+    format_interval,
+    format_plural,
+    format_with_interval,
+)
+from megatron.scaling.frontier_text import FACTORS, find_optimum, has_answer, select_frontier_points
+from megatron.scaling.isoflop import split_budgets
 from megatron.scaling.plot import (
     LOSS_UNIT,
     Chip,
     Figure,
-    describe,
-    flops_tick,
+    format_flops_tick,
+    format_run_hover,
     linear_axis,
     log_axis,
-    scatter,
+    scatter_trace,
 )
 from megatron.scaling.study import Study
 from megatron.scaling.table import Row
 
-STEPS = 48  # of a line
-REACH = 1.15  # how far a slice is drawn beyond the sizes of its runs
-FAR = 3.0  # a minimum further outside of its budget's sizes is not marked
-CUT = 1e3  # times the ends of its line: where a band is cut
-WIDE = 1.6  # factor by which a band may go beyond what else an axis shows
-MOST_TICKS = 7
+STEPS = 48  # points of a line
+SLICE_MARGIN = 1.15  # factor by which a slice extends beyond the sizes of its runs
+MAX_MINIMUM_RATIO = 3.0  # minima further outside their budget's sizes than this factor are not marked
+BAND_LIMIT = 1e3  # bands are clipped at this factor beyond the ends of their line
+MAX_BAND_RATIO = 1.6  # factor by which a band may extend an axis beyond its other content
+MAX_TICKS = 7
 LOSS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 UNKNOWN = "a frontier that these runs do not identify"
 
 
 def slices_figure(study: Study) -> Figure | None:
-    """Loss against N at each budget with the law's slice through it; None without a frontier and its runs."""
-    rows = frontier_points(study)
+    """Return loss over N at each budget with the law's slice; None without a frontier and its runs."""
+    rows = select_frontier_points(study)
     if not rows:
         return None
-    law, sound = study.compute_law, is_answer(study)
+    law, sound = study.compute_law, has_answer(study)
     data: list[dict[str, Any]] = []
     chips, losses = [], [row["loss"] for row in rows]
-    for i, indices in enumerate(budgets(np.array([row["C"] for row in rows]))):
-        own = [rows[k] for k in indices]
-        C = math.exp(float(np.mean(np.log([row["C"] for row in own]))))
-        name, key = f"{wording.exponent(C)} FLOPs", f"isoflop:{i}"
-        traces = _slice_traces(study, own, C, key, f"@slice{i}", name)
+    for i, indices in enumerate(split_budgets(np.array([row["C"] for row in rows]))):
+        group = [rows[k] for k in indices]
+        C = math.exp(float(np.mean(np.log([row["C"] for row in group]))))
+        name, key = f"{format_exponent(C)} FLOPs", f"isoflop:{i}"
+        traces = _slice_traces(study, group, C, key, f"@slice{i}", name)
         losses += [y for trace in traces for y in trace["y"] if min(losses) / 2 < y < 2 * max(losses)]
         data += traces
         chips.append(Chip(key, name, f"@slice{i}"))
@@ -54,26 +62,26 @@ def slices_figure(study: Study) -> Figure | None:
         "xaxis": log_axis("parameters, N", sizes),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
-    title = _slices_title(law, len(chips), sound)
-    spread = wording.digits(100 * law.spread, 2)
+    title = _describe_slices(law, len(chips), sound)
+    spread = format_digits(100 * law.spread, 2)
     caption = (
-        f"Points: runs of about equal FLOPs. Lines: one law through all of them, from which single runs are "
-        f"off by {spread} % (standard deviation). "
+        "Points: runs of about equal FLOPs. Lines: one law fitted to all of them, from which single runs "
+        f"are off by {spread} % (standard deviation). "
         + ("Crosses: the best N of each budget, with its 95 % confidence interval."
            if sound else "Grey and dotted: the law is not identified, and no best N is marked.")
     )  # fmt: skip
-    ends = [(C, optimum_at(law, C)) for C in law.C] if sound else []
+    ends = [(C, find_optimum(law, C)) for C in law.C] if sound else []
     alt = f"{title}. " + "; ".join(
-        f"at {wording.exponent(C)} FLOPs the best N is {wording.count(at.N)}" for C, at in ends if at
+        f"at {format_exponent(C)} FLOPs the best N is {format_count(at.N)}" for C, at in ends if at
     )
     return Figure("isoflop", title, caption, f"{alt.strip().rstrip('.')}.", data, layout, chips, 440)
 
 
-def _slices_title(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
+def _describe_slices(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
     if not sound:
-        return f"The isoFLOP curves of {wording.plural(n_budgets, 'budget')} do not identify the best size"
+        return f"The isoFLOP curves of {format_plural(n_budgets, 'budget')} do not identify the best size"
     low, high = law.interval("size_exponent")
-    inside = wording.interval([low, high], "{:.2f}".format)
+    inside = format_interval([low, high], "{:.2f}".format)
     power = f"power {law.params['size_exponent']:.2f}" + (f" ({inside})" if inside else "")
     way = "grows" if low > 0 else "falls" if high < 0 else ""
     if not way:  # also where there is no interval
@@ -84,52 +92,54 @@ def _slices_title(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
 def _slice_traces(
     study: Study, rows: Sequence[Row], C: float, key: str, colour: str, name: str
 ) -> list[dict[str, Any]]:
-    """One budget: the law's slice, the runs, and the cross at the minimum where the law is identified."""
+    """Return the traces of one budget: the law's slice, the runs, and the minimum of an identified law."""
     law, sizes = study.compute_law, [row["N"] for row in rows]
-    at = optimum_at(law, C) if is_answer(study) else None
-    if at is not None and not min(sizes) / FAR <= at.N <= max(sizes) * FAR:
+    at = find_optimum(law, C) if has_answer(study) else None
+    # the minimum of a slice that is far outside its sizes is not shown: the law is an extrapolation there
+    if at is not None and not min(sizes) / MAX_MINIMUM_RATIO <= at.N <= max(sizes) * MAX_MINIMUM_RATIO:
         at = None
     shown = [*sizes, at.N] if at is not None else sizes
-    N = np.geomspace(min(shown) / REACH, max(shown) * REACH, STEPS)
-    line = {"color": colour, "width": 2} if is_answer(study) else _grey(2)
+    N = np.geomspace(min(shown) / SLICE_MARGIN, max(shown) * SLICE_MARGIN, STEPS)
+    line = {"color": colour, "width": 2} if has_answer(study) else _unsound_line(2)
     traces = [
-        scatter(
+        scatter_trace(
             N.tolist(), law.loss(N, C).round(5).tolist(), "lines", meta=[key], hoverinfo="skip", line=line
         ),
-        scatter(
+        scatter_trace(
             sizes, [row["loss"] for row in rows], "markers", meta=[key], marker={"color": colour, "size": 8},
-            customdata=[describe(study, row) for row in rows],
+            customdata=[format_run_hover(study, row) for row in rows],
             hovertemplate=f"%{{customdata}}<br>{name}, loss %{{y:.4f}}<extra></extra>",
         ),
     ]  # fmt: skip
     if at is not None:
-        traces.append(_cross(at, key, colour, name))
+        traces.append(_minimum_mark(at, key, colour, name))
     return traces
 
 
-def _cross(at: Optimum, key: str, colour: str, name: str) -> dict[str, Any]:
-    """The minimum of a slice with the interval of its N."""
-    text = wording.with_interval(at.N, at.N_interval, wording.count)
+def _minimum_mark(at: Optimum, key: str, colour: str, name: str) -> dict[str, Any]:
+    """Return the mark of a slice's minimum with the interval of its N."""
+    text = format_with_interval(at.N, at.N_interval, format_count)
     low, high = at.N_interval
-    known = math.isfinite(low) and math.isfinite(high) and high < at.N * 1e3
+    # an interval over more than three decades would hide the points
+    is_finite = math.isfinite(low) and math.isfinite(high) and high < at.N * 1e3
     error = {
         "type": "data", "symmetric": False, "array": [high - at.N], "arrayminus": [at.N - low],
         "color": colour, "thickness": 1.5,
     }  # fmt: skip
-    return scatter(
+    return scatter_trace(
         [at.N], [at.loss], "markers", meta=[key], marker={"color": colour, "size": 11, "symbol": "x"},
         hovertemplate=f"{name}<br>N* = {text}<extra>best N</extra>",
-        **({"error_x": error} if known else {}),
+        **({"error_x": error} if is_finite else {}),
     )  # fmt: skip
 
 
 def frontier_figure(study: Study) -> Figure | None:
-    """N* (above) and L* (below) against C to ten times the largest budget, with bands and the runs."""
-    rows = frontier_points(study)
+    """Return N* (top) and L* (bottom) over C up to ten times the largest budget, with bands and runs."""
+    rows = select_frontier_points(study)
     if not rows:
         return None
-    law, sound = study.compute_law, is_answer(study)
-    best = _path(law, law.C[0], FACTORS[-1] * law.C[1])
+    law, sound = study.compute_law, has_answer(study)
+    best = _find_optima(law, law.C[0], FACTORS[-1] * law.C[1])
     if not best:
         return None
     C = [at.C for at in best]
@@ -138,22 +148,27 @@ def frontier_figure(study: Study) -> Figure | None:
         ("y2", "loss", [at.loss for at in best], [at.predictive for at in best]),
     )
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"xaxis": log_axis("compute, C (FLOPs)", C, flops_tick) | {"anchor": "y2"}}
+    layout: dict[str, Any] = {
+        "xaxis": log_axis("compute, C (FLOPs)", C, format_flops_tick) | {"anchor": "y2"}
+    }
     domains = {"y": [0.56, 1.0], "y2": [0.0, 0.44]}
     for axis, letter, line, ends in panels:
         data += _frontier_traces(study, rows, C, axis, letter, line, ends, sound)
         runs = [row[letter] for row in rows]
-        shown = [*line, *runs] if sound else [*runs, *_within(runs, line)]
-        shown += _within(shown, [end for pair in ends for end in pair]) if sound else []
+        # the axis covers the runs and the sound part of the line; intervals extend it by at most
+        # MAX_BAND_RATIO
+        shown = [*line, *runs] if sound else [*runs, *_clip_to_axis(runs, line)]
+        shown += _clip_to_axis(shown, [end for pair in ends for end in pair]) if sound else []
         panel = log_axis("parameters, N*", shown) if letter == "N" else loss_axis("loss, L*", shown)
         layout[axis.replace("y", "yaxis")] = panel | {"domain": domains[axis]}
-    layout |= _beyond(law.C[1], 10 ** layout["xaxis"]["range"][1], list(domains.values()))
-    title = f"No compute-optimal size follows from {UNKNOWN} ({wording.plural(law.n_runs, 'run')})"
+    # the range of a log axis is in powers of ten
+    layout |= _shade_extrapolation(law.C[1], 10 ** layout["xaxis"]["range"][1], list(domains.values()))
+    title = f"No compute-optimal size follows from {UNKNOWN} ({format_plural(law.n_runs, 'run')})"
     if sound:
-        first, last = best[0], optimum_at(law, law.C[1])
+        first, last = best[0], find_optimum(law, law.C[1])
         title = (
-            f"From {wording.exponent(first.C)} to {wording.exponent(last.C)} FLOPs the best N goes from "
-            f"{wording.count(first.N)} to {wording.count(last.N)} parameters, its loss from {first.loss:.2f} "
+            f"From {format_exponent(first.C)} to {format_exponent(last.C)} FLOPs the best N goes from "
+            f"{format_count(first.N)} to {format_count(last.N)} parameters, its loss from {first.loss:.2f} "
             f"to {last.loss:.2f}"
         )
     caption = (
@@ -165,7 +180,7 @@ def frontier_figure(study: Study) -> Figure | None:
     alt = f"{title}."
     if sound:
         at = best[-1]
-        alt += f" At {wording.exponent(at.C)} FLOPs N* is {wording.count(at.N)} and L* {at.loss:.2f}."
+        alt += f" At {format_exponent(at.C)} FLOPs N* is {format_count(at.N)} and L* {at.loss:.2f}."
     chips = [Chip("optimum", "frontier", "@accent" if sound else "@muted", "solid" if sound else "dot"),
              Chip("runs", "runs", "@muted", "point")]  # fmt: skip
     return Figure("frontier", title, caption, alt, data, layout, chips, 600)
@@ -181,44 +196,49 @@ def _frontier_traces(
     ends: Sequence[tuple[float, float]],
     sound: bool,
 ) -> list[dict[str, Any]]:
-    """One panel: the band where there is one, the runs, and the line over them."""
-    write: Callable[[float], str] = wording.count if letter == "N" else "{:.3f}".format
+    """Return the traces of one panel: the band if there is one, the runs, and the line on top."""
+    write: Callable[[float], str] = format_count if letter == "N" else "{:.3f}".format
     name = "N*" if letter == "N" else "L*"
     texts = [
-        f"{wording.exponent(c)} FLOPs<br>{name} = "
-        + (wording.with_interval(y, pair, write) if sound else write(y))
+        f"{format_exponent(c)} FLOPs<br>{name} = "
+        + (format_with_interval(y, pair, write) if sound else write(y))
         for c, y, pair in zip(C, line, ends, strict=True)
     ]
     return [
-        *(_band(C, ends, line, axis) if sound else []),
-        scatter(
+        *(_band_traces(C, ends, line, axis) if sound else []),
+        scatter_trace(
             [row["C"] for row in rows], [row[letter] for row in rows], "markers", yaxis=axis, meta=["runs"],
             marker={"color": "@muted", "size": 6, "symbol": "circle-open"},
-            customdata=[describe(study, row) for row in rows],
+            customdata=[format_run_hover(study, row) for row in rows],
             hovertemplate="%{customdata}<extra>run</extra>",
         ),
-        scatter(
+        scatter_trace(
             C, line, "lines", yaxis=axis, meta=["optimum"], customdata=texts,
-            line={"color": "@accent", "width": 2.4} if sound else _grey(2.4),
+            line={"color": "@accent", "width": 2.4} if sound else _unsound_line(2.4),
             hovertemplate="%{customdata}<extra></extra>",
         ),
     ]  # fmt: skip
 
 
 def blind_figure(study: Study) -> Figure | None:
-    """The blind run against its prediction, at the end of the frontier; None without a blind check."""
+    """Return the blind run and its prediction at the end of the frontier; None without a blind check."""
     blind = study.blind
     if blind is None:
         return None
-    rows = frontier_points(study)
-    data, losses, compute = _way_there(study, rows)
-    measured = blind_words.is_measured(blind) and math.isfinite(blind.measured)
-    known = all(map(math.isfinite, blind.interval))
-    seen = [blind.predicted, *(blind.interval if known else ()), *([blind.measured] if measured else ())]
+    rows = select_frontier_points(study)
+    data, losses, compute = _approach_traces(study, rows)
+    measured = blind_text.is_measured(blind) and math.isfinite(blind.measured)
+    has_interval = all(map(math.isfinite, blind.interval))
+    seen = [
+        blind.predicted,
+        *(blind.interval if has_interval else ()),
+        *([blind.measured] if measured else ()),
+    ]
+    # the same marks twice: vertically over C, and horizontally in the lower panel
     for axes in ({}, {"xaxis": "x2", "yaxis": "y2"}):
-        data += _blind_marks(blind, known, measured, axes)
+        data += _blind_marks(blind, has_interval, measured, axes)
     layout = {
-        "xaxis": log_axis("compute, C (FLOPs)", [*compute, blind.C, blind.C * 1.15], flops_tick)
+        "xaxis": log_axis("compute, C (FLOPs)", [*compute, blind.C, blind.C * 1.15], format_flops_tick)
         | {"anchor": "y"},
         "yaxis": loss_axis("loss", [*losses, *seen]) | {"domain": [0.42, 1.0]},
         "xaxis2": linear_axis(f"loss of the blind run ({LOSS_UNIT})", min(seen), max(seen))
@@ -229,7 +249,7 @@ def blind_figure(study: Study) -> Figure | None:
             "title": {"text": ""}, "showgrid": False,
         },
     }  # fmt: skip
-    if known:
+    if has_interval:
         layout["shapes"] = [
             {
                 "type": "rect", "xref": "x2", "yref": "y2 domain", "x0": blind.interval[0],
@@ -238,40 +258,44 @@ def blind_figure(study: Study) -> Figure | None:
             }
         ]  # fmt: skip
     caption = (
-        f"Bar: the {100 * blind.level:.0f} % predictive interval stored for this run. Diamond: what it "
-        "measured. Rings: the runs of the fit. Line: the loss at the best N of each compute, with its "
+        f"Bar: the {100 * blind.level:.0f} % predictive interval stored for this run. Diamond: the "
+        "measured loss. Rings: the runs of the fit. Line: the loss at the best N of each compute, with its "
         "predictive band. Below: the blind run alone."
     )
     if not measured:
-        caption = caption.replace(" Diamond: what it measured.", "")
-    if blind_words.is_refitted(study):
-        caption += " The line is of a later fit than the prediction."
-    title = blind_words.title(blind)
-    alt = f"{title}. {wording.plural(len(rows), 'run')} of the fit are to its left."
+        caption = caption.replace(" Diamond: the measured loss.", "")
+    if blind_text.is_refitted(study):
+        caption += " The line is from a later fit than the prediction."
+    title = blind_text.format_blind_title(blind)
+    alt = f"{title}. {format_plural(len(rows), 'run')} of the fit are to its left."
     chips = [Chip("blind", "prediction", "@accent", "point"), Chip("runs", "runs", "@muted", "point")]
     if study.compute_law is not None:
-        chips.insert(1, Chip("optimum", "frontier", "@accent" if is_answer(study) else "@muted"))
+        chips.insert(1, Chip("optimum", "frontier", "@accent" if has_answer(study) else "@muted"))
     return Figure("blind", title, caption, alt, data, layout, chips, 460)
 
 
-def _way_there(study: Study, rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[float], list[float]]:
-    """The runs and the frontier up to the blind run: traces, losses and FLOPs that the axes must show."""
+def _approach_traces(
+    study: Study, rows: Sequence[Row]
+) -> tuple[list[dict[str, Any]], list[float], list[float]]:
+    """Return (traces, losses, FLOPs) of the runs and of the frontier up to the blind run."""
     law, blind = study.compute_law, study.blind
     losses, compute = [row["loss"] for row in rows], [row["C"] for row in rows]
     if law is None or not rows:
         return [], losses, compute
-    best = _path(law, law.C[0], max(blind.C, law.C[1]))
-    sound, C = is_answer(study), [at.C for at in best]
+    best = _find_optima(law, law.C[0], max(blind.C, law.C[1]))
+    sound, C = has_answer(study), [at.C for at in best]
     traces = _frontier_traces(
         study, rows, C, "y", "loss", [at.loss for at in best], [at.predictive for at in best], sound
     )
     return traces, [*losses, *(at.loss for at in best)], compute
 
 
-def _blind_marks(blind: Any, known: bool, measured: bool, axes: dict[str, str]) -> list[dict[str, Any]]:
-    """The predicted interval and the measured loss, upright over C or lying in their own panel."""
-    lying = bool(axes)
-    text = f"predicted {blind.predicted:.3f} ({wording.interval(blind.interval, '{:.3f}'.format)})"
+def _blind_marks(
+    blind: Any, has_interval: bool, measured: bool, axes: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Return marks of predicted interval and measured loss: vertical over C, or horizontal in a panel."""
+    horizontal = bool(axes)
+    text = f"predicted {blind.predicted:.3f} ({format_interval(blind.interval, '{:.3f}'.format)})"
     low, high = blind.interval
     error = {
         "type": "data", "symmetric": False, "array": [high - blind.predicted],
@@ -279,16 +303,17 @@ def _blind_marks(blind: Any, known: bool, measured: bool, axes: dict[str, str]) 
     }  # fmt: skip
 
     def mark(value: float, row: int, more: dict[str, Any], words: str) -> dict[str, Any]:
-        x, y = (value, row) if lying else (blind.C, value)
-        return scatter(
+        # rows of the lower panel: 1 predicted, 0 measured
+        x, y = (value, row) if horizontal else (blind.C, value)
+        return scatter_trace(
             [x], [y], "markers", meta=["blind"], cliponaxis=False, hovertemplate=f"{words}<extra></extra>",
             **axes, **more,
         )  # fmt: skip
 
-    bar = {"marker": {"color": "@accent", "size": 9, "symbol": "line-ns" if lying else "line-ew",
+    bar = {"marker": {"color": "@accent", "size": 9, "symbol": "line-ns" if horizontal else "line-ew",
                       "line": {"width": 2, "color": "@accent"}}}  # fmt: skip
-    if known:
-        bar["error_x" if lying else "error_y"] = error
+    if has_interval:
+        bar["error_x" if horizontal else "error_y"] = error
     marks = [mark(blind.predicted, 1, bar, text)]
     if measured:
         diamond = {"marker": {"color": "@ink", "size": 10, "symbol": "diamond"}}
@@ -296,40 +321,45 @@ def _blind_marks(blind: Any, known: bool, measured: bool, axes: dict[str, str]) 
     return marks
 
 
-def _path(law: ComputeLaw, first: float, last: float) -> list[Optimum]:
-    """Optima along the frontier, as far as the law predicts and a float can hold them."""
-    found = (optimum_at(law, float(C)) for C in np.geomspace(first, last, STEPS))
-    return [at for at in found if at is not None]
+def _find_optima(law: ComputeLaw, first: float, last: float) -> list[Optimum]:
+    """Return optima along the frontier, without those that overflow a float."""
+    optima = (find_optimum(law, float(C)) for C in np.geomspace(first, last, STEPS))
+    return [at for at in optima if at is not None]
 
 
-def _band(
+def _band_traces(
     C: Sequence[float], ends: Sequence[tuple[float, float]], line: Sequence[float], axis: str
 ) -> list[dict[str, Any]]:
-    """The band as one closed trace, cut at CUT times the ends of the line; none without an interval."""
+    """Return the band as one closed trace, clipped at BAND_LIMIT; empty without an interval."""
     if not all(math.isfinite(end) for pair in ends for end in pair):
         return []
-    cut = (min(line) / CUT, max(line) * CUT)
+    # one closed polygon: forward along the upper end, back along the lower
+    cut = (min(line) / BAND_LIMIT, max(line) * BAND_LIMIT)
     low, high = (np.clip([pair[i] for pair in ends], *cut).tolist() for i in (0, 1))
     return [
-        scatter(
+        scatter_trace(
             [*C, *C[::-1]], [*low, *high[::-1]], "lines", yaxis=axis, fill="toself", fillcolor="@accent/0.18",
             line={"width": 0, "color": "@accent"}, hoverinfo="skip", meta=["optimum"],
         )
     ]  # fmt: skip
 
 
-def _within(shown: Sequence[float], more: Sequence[float]) -> list[float]:
-    """What of `more` an axis shall show as well: nothing further than WIDE times from `shown`."""
-    return [float(np.clip(x, min(shown) / WIDE, max(shown) * WIDE)) for x in more if math.isfinite(x)]
+def _clip_to_axis(shown: Sequence[float], more: Sequence[float]) -> list[float]:
+    """Clip `more` to the values that an axis shows: at most MAX_BAND_RATIO beyond `shown`."""
+    return [
+        float(np.clip(x, min(shown) / MAX_BAND_RATIO, max(shown) * MAX_BAND_RATIO))
+        for x in more
+        if math.isfinite(x)
+    ]
 
 
-def _grey(width: float) -> dict[str, Any]:
-    """The line of a law that may not be quoted."""
+def _unsound_line(width: float) -> dict[str, Any]:
+    """Return the line style of a law that is not identified: grey and dotted."""
     return {"color": "@muted", "width": width, "dash": "dot"}
 
 
-def _beyond(last: float, end: float, domains: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Shapes and words of the part beyond the largest budget, in each panel."""
+def _shade_extrapolation(last: float, end: float, domains: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return the shading and label of the range beyond the largest budget, for each panel."""
     shapes = [
         {
             "type": "rect", "xref": "x", "yref": "paper", "x0": last, "x1": end, "y0": low, "y1": high,
@@ -348,10 +378,11 @@ def _beyond(last: float, end: float, domains: Sequence[Sequence[float]]) -> dict
 
 
 def loss_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis of losses with evenly spaced ticks: a loss spans less than a decade."""
+    """Return a logarithmic axis of losses with evenly spaced ticks, because losses span under a decade."""
     axis = log_axis(f"{title} ({LOSS_UNIT})", values)
     low, high = (10**end for end in axis["range"])
-    step = next((step for step in LOSS_STEPS if (high - low) / step <= MOST_TICKS), None)
+    # fewest ticks of a round step that cover the range
+    step = next((step for step in LOSS_STEPS if (high - low) / step <= MAX_TICKS), None)
     if step is not None:
         ticks = [round(k * step, 2) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
         axis |= {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}

@@ -5,10 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import verdict, wording
+from megatron.scaling import verdict
 from megatron.scaling.approaches import estimate_bias
-from megatron.scaling.frontier import optimal
-from megatron.scaling.frontier_words import frontier_points
+from megatron.scaling.format import (
+    format_count,
+    format_exponent,
+    format_interval,
+    format_with_interval,
+)
+from megatron.scaling.frontier import optimal_frontier
+from megatron.scaling.frontier_text import select_frontier_points
 from megatron.scaling.isoflop import IsoFlop, Parabola, fit_isoflop
 from megatron.scaling.plot import (
     LOSS_UNIT,
@@ -16,27 +22,28 @@ from megatron.scaling.plot import (
     Figure,
     linear_axis,
     log_axis,
-    run_chips,
-    run_mark,
-    scatter,
+    make_run_chips,
+    make_run_mark,
+    scatter_trace,
 )
-from megatron.scaling.plot_law import largest_compute, law_points, line_of
+from megatron.scaling.plot_law import largest_compute, line_style, select_law_points
 from megatron.scaling.study import Study
 
-STEPS = 40  # of a contour grid, to either side
+STEPS = 40  # points per side of the contour grid
 Z95 = 1.96
 
 
-def isoflop_of(study: Study) -> IsoFlop | None:
-    """Parabolas through the finished runs of the first objective that has any; None without a budget."""
+def fit_study_isoflop(study: Study) -> IsoFlop | None:
+    """Fit parabolas to the finished runs of the first objective with enough runs; None without a budget."""
     for objective in study.objectives():
-        rows = [row for row in study.done(objective) if row["train_flops"] and row["train_tokens"]]
+        rows = [row for row in study.finished_rows(objective) if row["train_flops"] and row["train_tokens"]]
         if not rows:
             continue
         N, D, L, C = (
             np.array([row[name] for row in rows], dtype=float)
             for name in ("n_params", "train_tokens", "loss", "train_flops")
         )
+        # standard errors are used only if every run has one
         errors = [row["loss_se"] for row in rows]
         try:
             return fit_isoflop(N, D, L, C, np.array(errors) if all(errors) else None)
@@ -46,91 +53,93 @@ def isoflop_of(study: Study) -> IsoFlop | None:
 
 
 def isoflop_figure(study: Study) -> Figure | None:
-    """Loss against N at each compute, with parabolas and their minima; None where no budget has enough.
+    """Return loss over N at each compute with parabolas and minima; None if no budget has enough runs.
 
-    None as well where the study's frontier has its own slices (plot_frontier.slices_figure).
+    Also None if the study's frontier has its own slices (plot_frontier.slices_figure).
     """
-    found = isoflop_of(study)
-    if found is None or frontier_points(study):
+    isoflop = fit_study_isoflop(study)
+    if isoflop is None or select_frontier_points(study):
         return None
     data: list[dict[str, Any]] = []
     chips = []
-    for i, one in enumerate(found.parabolas):
-        name = f"{wording.exponent(one.C)} FLOPs"
-        data += parabola_traces(one, f"isoflop:{i}", f"@budget{i}", name)
+    for i, parabola in enumerate(isoflop.parabolas):
+        name = f"{format_exponent(parabola.C)} FLOPs"
+        data += parabola_traces(parabola, f"isoflop:{i}", f"@budget{i}", name)
         chips.append(Chip(f"isoflop:{i}", name, f"@budget{i}"))
-    sizes = np.concatenate([one.N for one in found.parabolas])
-    losses = np.concatenate([one.L for one in found.parabolas])
+    sizes = np.concatenate([parabola.N for parabola in isoflop.parabolas])
+    losses = np.concatenate([parabola.L for parabola in isoflop.parabolas])
     layout = {
         "xaxis": log_axis("parameters, N", sizes.tolist()),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", losses.min(), losses.max()),
     }
-    last = found.parabolas[-1]
+    last = isoflop.parabolas[-1]
     where = "beyond the sizes tried, at" if last.at_edge else "at"
     title = (
-        f"At {wording.exponent(last.C)} FLOPs the parabola's minimum is {where} "
-        f"{wording.count(last.N_best)} parameters"
+        f"At {format_exponent(last.C)} FLOPs the parabola's minimum is {where} "
+        f"{format_count(last.N_best)} parameters"
     )
-    if found.size is not None:
-        low, high = found.size.interval
-        inside = wording.interval([low, high], "{:.2f}".format)
-        power = f"power {found.size.exponent:.2f}" + (f" ({inside})" if inside else "")
+    if isoflop.size is not None:
+        low, high = isoflop.size.interval
+        inside = format_interval([low, high], "{:.2f}".format)
+        power = f"power {isoflop.size.exponent:.2f}" + (f" ({inside})" if inside else "")
         way = "grows" if low > 0 else "falls" if high < 0 else ""
         title = f"By isoFLOP curves N* {way} as C to the {power}"
-        if not way:  # also where there is no interval
+        if not way:  # also without an interval
             title = f"IsoFLOP curves leave open whether N* grows with C: {power}"
     caption = (
         "Points: finished runs of about equal FLOPs. Lines: parabolas in log N. Crosses: their minima, with "
         "95 % confidence intervals of the fit. A parabola is symmetric and a loss is not: compare with the "
-        "law's optimum. " + " ".join(found.warnings + bias_words(study, found))
+        "law's optimum. " + " ".join(isoflop.warnings + describe_bias(study, isoflop))
     ).strip()
     alt = f"{title}. " + "; ".join(
-        f"at {wording.exponent(one.C)} FLOPs the minimum is at N = {wording.count(one.N_best)}"
-        for one in found.parabolas
+        f"at {format_exponent(parabola.C)} FLOPs the minimum is at N = {format_count(parabola.N_best)}"
+        for parabola in isoflop.parabolas
     )
     return Figure("isoflop", title, caption, f"{alt}.", data, layout, chips)
 
 
-def bias_words(study: Study, found: IsoFlop) -> list[str]:
-    """The known bias of parabolas, if the study has a law to estimate it by."""
+def describe_bias(study: Study, isoflop: IsoFlop) -> list[str]:
+    """Return a sentence on the known bias of parabolas, if the study has a law to estimate it with."""
     if study.law is None or study.law.form != "chinchilla":
         return []
-    bias = estimate_bias(found, study.law)
+    bias = estimate_bias(isoflop, study.law)
     return [] if bias is None else [bias.words]
 
 
-def parabola_traces(one: Parabola, key: str, colour: str, name: str) -> list[dict[str, Any]]:
-    """One budget: its runs, its parabola, and the minimum with its error."""
-    fitted = one.N[one.used]
+def parabola_traces(parabola: Parabola, key: str, colour: str, name: str) -> list[dict[str, Any]]:
+    """Return the traces of one budget: runs, parabola, and minimum with its error."""
+    fitted = parabola.N[parabola.used]
     x = np.log(np.geomspace(fitted.min() / 1.1, fitted.max() * 1.1, 50))
-    line = np.polynomial.polynomial.polyval(x, one.coefficients)
-    wide = min(Z95 * one.log_se, 20.0)
-    ends = (one.N_best * math.exp(-wide), one.N_best * math.exp(wide))
-    told = f"{name}<br>N* = {wording.with_interval(one.N_best, ends, wording.count)}"
+    line = np.polynomial.polynomial.polyval(x, parabola.coefficients)
+    # a factor of e^20 at most, so that a nearly flat parabola does not overflow
+    wide = min(Z95 * parabola.log_se, 20.0)
+    ends = (parabola.N_best * math.exp(-wide), parabola.N_best * math.exp(wide))
+    label = f"{name}<br>N* = {format_with_interval(parabola.N_best, ends, format_count)}"
     return [
-        scatter(
+        scatter_trace(
             np.exp(x).tolist(), line.round(5).tolist(), "lines", meta=[key], hoverinfo="skip",
             line={"color": colour, "width": 2},
         ),
-        scatter(
-            one.N.tolist(), one.L.tolist(), "markers", meta=[key], marker={"color": colour, "size": 8},
+        scatter_trace(
+            parabola.N.tolist(), parabola.L.tolist(), "markers", meta=[key],
+            marker={"color": colour, "size": 8},
             hovertemplate=f"{name}<br>N = %{{x:.3s}}, loss %{{y:.4f}}<extra></extra>",
         ),
-        scatter(
-            [one.N_best], [one.L_best], "markers", meta=[key],
+        scatter_trace(
+            [parabola.N_best], [parabola.L_best], "markers", meta=[key],
             marker={"color": colour, "size": 11, "symbol": "x"},
             error_x={
-                "type": "data", "symmetric": False, "array": [ends[1] - one.N_best],
-                "arrayminus": [one.N_best - ends[0]], "color": colour, "thickness": 1.5,
+                "type": "data", "symmetric": False, "array": [ends[1] - parabola.N_best],
+                "arrayminus": [parabola.N_best - ends[0]], "color": colour, "thickness": 1.5,
             },
-            hovertemplate=f"{told}<extra>minimum</extra>",
+            hovertemplate=f"{label}<extra>minimum</extra>",
         ),
     ]  # fmt: skip
 
 
 def contour_figure(study: Study) -> Figure | None:
-    """Lines of equal loss over N and D, the runs, and the compute-optimal path; None without a law."""
-    points = law_points(study)
+    """Return contours of L(N, D), the runs, and the compute-optimal path; None without a law."""
+    points = select_law_points(study)
     if not points:
         return None
     N, D = (
@@ -139,7 +148,7 @@ def contour_figure(study: Study) -> Figure | None:
     )
     z = study.law.loss(N[None, :], D[:, None])
     first, last = (6.0 * min(row["N"] * row["D"] for row in points), largest_compute(study))
-    best = optimal(study.law, np.geomspace(first, last, 30))
+    best = optimal_frontier(study.law, np.geomspace(first, last, 30))
     data: list[dict[str, Any]] = [
         {
             "type": "contour",
@@ -153,15 +162,16 @@ def contour_figure(study: Study) -> Figure | None:
             "hovertemplate": "N %{x:.3s}, D %{y:.3s}<br>the law %{z:.3f}<extra></extra>",
             "meta": ["contours"],
         },
-        scatter(
+        scatter_trace(
             best.N.tolist(), best.D.tolist(), "lines", meta=["optimum"],
-            line=line_of(study.law, "@accent", 2.4),
-            customdata=[wording.exponent(c) for c in best.C],
+            line=line_style(study.law, "@accent", 2.4),
+            customdata=[format_exponent(c) for c in best.C],
             hovertemplate="optimum at %{customdata} FLOPs<extra></extra>",
         ),
     ]  # fmt: skip
     for row in points:
-        mark = run_mark(study, row, row["N"])
+        # a vertical error bar of the loss is invisible on a contour figure
+        mark = make_run_mark(study, row, row["N"])
         data.append(mark | {"y": [row["D"]], "error_y": {"visible": False}})
     layout = {
         "xaxis": log_axis("parameters, N", N.tolist()),
@@ -169,18 +179,18 @@ def contour_figure(study: Study) -> Figure | None:
     }
     low, high = float(z.min()), float(z.max())
     title = (
-        f"Over these sizes and tokens {verdict.law_words(study.law)} goes from {high:.2f} down to {low:.2f} "
+        f"Over these sizes and tokens {verdict.name_law(study.law)} goes from {high:.2f} down to {low:.2f} "
         "nats per token"
     )
     caption = (
-        "Thin lines: equal loss by the law, every token new. Heavy line: the N and D of lowest loss at each "
-        "compute. Points: the runs it was fitted on."
+        "Thin lines: equal loss by the law, with every token new. Heavy line: the N and D of lowest loss at "
+        "each compute. Points: the runs of the fit."
     )
     alt = f"{title}."
     if verdict.is_sound(study.law):
         first, last = (
-            f"N = {wording.count(best.N[i])}, D = {wording.count(best.D[i])}" for i in (0, len(best.N) - 1)
+            f"N = {format_count(best.N[i])}, D = {format_count(best.D[i])}" for i in (0, len(best.N) - 1)
         )
         alt += f" The compute-optimal path runs from {first} to {last}."
-    chips = [Chip("optimum", "optimum", "@accent"), *run_chips(study, points)]
+    chips = [Chip("optimum", "optimum", "@accent"), *make_run_chips(study, points)]
     return Figure("contours", title, caption, alt, data, layout, chips, 460)

@@ -1,56 +1,58 @@
-"""The figure of mixtures: the weights of the domains while a run trains, as plotly's JSON."""
+"""Figure of mixtures as plotly JSON: the weights of the domains during training."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from megatron.scaling import wording
-from megatron.scaling.plot import Chip, Figure, linear_axis, scatter
+from megatron.scaling.format import format_plural
+from megatron.scaling.plot import Chip, Figure, linear_axis, scatter_trace
 from megatron.scaling.study import Study
-from megatron.scaling.table import sound_metrics
+from megatron.scaling.table import read_valid_metrics
 
-MOST_DOMAINS = 8  # the ones whose weights move furthest: more lines cannot be told apart
+MAX_DOMAINS = 8  # those whose weights change most; more lines cannot be distinguished
 MAX_POINTS = 250
 DASHES = ("solid", "dash", "dot", "dashdot")
 
-WeightsOverTime = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of a domain: tokens, weights
+WeightsOverTime = Mapping[str, tuple[np.ndarray, np.ndarray]]  # domain -> (tokens, weights)
 
 
-def weights_over_time(study: Study) -> dict[str, WeightsOverTime]:
-    """Of every run of a mixture, what its training records say; of a step that was done twice the later."""
-    found: dict[str, WeightsOverTime] = {}
+def read_weights(study: Study) -> dict[str, WeightsOverTime]:
+    """Return the weights of every mixture run from its metrics; of repeated steps the later record."""
+    weights_by_run: dict[str, WeightsOverTime] = {}
     for row in study.rows:
         points: dict[float, dict[str, float]] = {}
-        for record in sound_metrics(study.folder / row["path"]) if row["path"] else ():
-            told, tokens = record.get("weights"), record.get("tokens")
-            if record["kind"] == "train" and isinstance(told, dict) and isinstance(tokens, int | float):
-                points[float(tokens)] = told
+        for record in read_valid_metrics(study.folder / row["path"]) if row["path"] else ():
+            weights, tokens = record.get("weights"), record.get("tokens")
+            if record["kind"] == "train" and isinstance(weights, dict) and isinstance(tokens, int | float):
+                # keyed by tokens: of a step that was trained twice the later record remains
+                points[float(tokens)] = weights
         if points:
             at = np.array(sorted(points))
             names = list(points[at[-1]])
-            found[row["run"]] = {
+            weights_by_run[row["run"]] = {
                 name: (at, np.array([float(points[tokens].get(name, 0.0)) for tokens in at.tolist()]))
                 for name in names
             }
-    return found
+    return weights_by_run
 
 
-def domains_shown(runs: Mapping[str, WeightsOverTime]) -> list[str]:
-    """At most MOST_DOMAINS, those that move furthest in any run, then the heaviest; in order of names."""
+def select_domains(runs: Mapping[str, WeightsOverTime]) -> list[str]:
+    """Return at most MAX_DOMAINS names, sorted: largest change in any run first, then largest weight."""
     moved: dict[str, tuple[float, float]] = {}
     for weights in runs.values():
         for name, (_, share) in weights.items():
-            here = float(np.ptp(share)), float(share.max())
-            moved[name] = max(moved.get(name, here), here)
+            # ordered by the largest change in any run, then by the largest weight
+            movement = float(np.ptp(share)), float(share.max())
+            moved[name] = max(moved.get(name, movement), movement)
     heavy = sorted(moved, key=lambda name: moved[name], reverse=True)
-    return sorted(name for name in heavy[:MOST_DOMAINS] if moved[name][1] > 0)
+    return sorted(name for name in heavy[:MAX_DOMAINS] if moved[name][1] > 0)
 
 
 def mixture_figure(study: Study) -> Figure | None:
-    """Weights against tokens: a colour a domain, a dash a run; None where no run has a mixture."""
-    runs = weights_over_time(study)
-    shown = domains_shown(runs)
+    """Return weights over tokens, one colour per domain, one dash per run; None without a mixture."""
+    runs = read_weights(study)
+    shown = select_domains(runs)
     if not shown:
         return None
     data: list[dict[str, Any]] = []
@@ -64,10 +66,11 @@ def mixture_figure(study: Study) -> Figure | None:
                 np.linspace(0, len(tokens) - 1, min(len(tokens), MAX_POINTS)).round().astype(int)
             )
             data.append(
-                scatter(
+                scatter_trace(
                     tokens[keep].tolist(),
                     share[keep].round(5).tolist(),
                     "lines",
+                    # "hv": weights are constant between two records
                     line={"color": f"@domain{place}", "width": 2, "dash": dash, "shape": "hv"},
                     meta=[f"domain:{name}", f"run:{run}"],
                     hovertemplate=f"<b>{name}</b>, {run}<br>%{{y:.1%}} at %{{x:.3s}} tokens<extra></extra>",
@@ -84,28 +87,29 @@ def mixture_figure(study: Study) -> Figure | None:
             Chip(f"run:{run}", run, "@muted", "dash" if DASHES[n % len(DASHES)] != "solid" else "solid")
             for n, run in enumerate(runs)
         ]
-    title = mixture_words(runs)
+    title = describe_mixture(runs)
     left_out = len({name for weights in runs.values() for name in weights}) - len(shown)
     caption = (
-        "The weights that the batches were made with: a colour for each domain, a dash for each run. A fixed "
-        "mixture is a level line. "
-        + (f"{wording.plural(left_out, 'domain')} that moved less are not shown." if left_out else "")
+        "Weights used for the batches: one colour per domain, one dash per run. A fixed mixture is a "
+        "horizontal line. "
+        + (f"{format_plural(left_out, 'domain')} with smaller changes are not shown." if left_out else "")
     )
     return Figure("mixture", title, caption.strip(), f"{title}.", data, layout, chips)
 
 
-def mixture_words(runs: Mapping[str, WeightsOverTime]) -> str:
-    """Which weight moved furthest, in which run."""
+def describe_mixture(runs: Mapping[str, WeightsOverTime]) -> str:
+    """Return a sentence on the largest change of a weight, and its run."""
     moves = [
         (abs(share[-1] - share[0]), float(np.ptp(share)), run, name, share)
         for run, weights in runs.items()
         for name, (_, share) in weights.items()
     ]
     size, _, run, name, share = max(moves, key=lambda move: move[:2])
+    # 0.5 points is the rounding of the percentages in the sentence
     if size >= 0.005:
         way = "rises" if share[-1] > share[0] else "falls"
         return f"In {run} the weight of {name} {way} from {share[0]:.0%} to {share[-1]:.0%}"
     _, moved, run, name, share = max(moves, key=lambda move: move[1])
     if moved < 0.005:
-        return f"The weights of {wording.plural(len(runs), 'mixture')} stay as they began"
+        return f"The weights of {format_plural(len(runs), 'mixture')} are constant"
     return f"In {run} the weight of {name} moves between {share.min():.1%} and {share.max():.1%}"

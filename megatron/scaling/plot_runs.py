@@ -1,4 +1,4 @@
-"""Figures of the runs, as plotly's JSON: curves, loss against compute, one objective beside the other."""
+"""Figures of the runs as plotly JSON: loss curves, loss over compute, comparison of objectives."""
 
 import math
 from collections.abc import Sequence
@@ -6,39 +6,41 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling import headlines, wording
+from megatron.scaling import headlines
+from megatron.scaling.format import format_count, format_exponent, format_loss, format_plural
 from megatron.scaling.plot import (
     DASH,
     LOSS_UNIT,
     SYMBOL,
     Chip,
     Figure,
-    describe,
-    flops_tick,
-    groups,
+    format_flops_tick,
+    format_run_hover,
+    format_score_hover,
     linear_axis,
+    list_groups,
     log_axis,
-    run_chips,
-    run_mark,
-    score,
+    make_run_chips,
+    make_run_mark,
     size_colour,
 )
 from megatron.scaling.study import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.scaling.table import Row
 
-SMOOTHED_SHARE = 0.02  # of a curve's points, to either side
-MAX_POINTS = 250  # of a curve: more cannot be seen and makes the page heavy
-AT_POINT = "%{y:.3f} at %{x:.3s} tokens<extra></extra>"  # of a hover: plotly puts in the point's values
-MAX_HELD_OUT = 8  # points of a run's held-out curve: a mark needs air
+SMOOTHED_SHARE = 0.02  # share of a curve's points, on either side
+MAX_POINTS = 250  # of a curve; more are not visible and increase the page's size
+AT_POINT = "%{y:.3f} at %{x:.3s} tokens<extra></extra>"  # hover template, filled in by plotly
+MAX_HELD_OUT = 8  # held-out points per run, so that marks do not overlap
 
 
-def smoothed(loss: np.ndarray) -> np.ndarray:
-    """Running mean over 2 % of the points to either side. float64 [n].
+def smooth_loss(loss: np.ndarray) -> np.ndarray:
+    """Return the running mean over 2 % of the points on either side. float64 [n].
 
-    At the start, where the loss falls fast, the window shrinks evenly, so that the mean does not lag; at the
-    end, where it is flat, only the side that has no points is cut.
+    At the start, where the loss falls fast, the window shrinks on both sides, so that the mean does not lag.
+    At the end, where the loss is flat, only the side without points is cut.
     """
     n, half = len(loss), math.ceil(SMOOTHED_SHARE * len(loss))
+    # running mean by cumulative sums: total[high + 1] - total[low] is the sum over low..high
     total = np.concatenate([[0.0], np.cumsum(loss)])
     at = np.arange(n)
     low = at - np.minimum(half, at)
@@ -46,24 +48,22 @@ def smoothed(loss: np.ndarray) -> np.ndarray:
     return (total[high + 1] - total[low]) / (high + 1 - low)
 
 
-def thinned(n: int, most: int) -> np.ndarray:
-    """Which of n points to draw: at most `most`, closer together early, where the loss moves; the last
-    always.
-    """
+def thin_points(n: int, most: int) -> np.ndarray:
+    """Return the indices of at most `most` of n points to draw, log-spaced, always with the last."""
     return np.unique(np.geomspace(1, n, most).round().astype(int) - 1) if n > most else np.arange(n)
 
 
 def curves_figure(study: Study) -> Figure | None:
-    """Loss against tokens, every run: training smoothed, held-out as points."""
+    """Return loss over tokens of every run: smoothed training loss as lines, held-out loss as points."""
     rows = [row for row in study.rows if len(study.curves[row["run"]].tokens) and row["n_params"]]
     if not rows:
         return None
     data, seen = [], []
     for row in rows:
         curve, colour = study.curves[row["run"]], size_colour(study, row)
-        keep = thinned(len(curve.tokens), MAX_POINTS)
-        mean = smoothed(curve.loss)[keep]
-        about = {"meta": groups(row), "legendgroup": row["run"]}
+        keep = thin_points(len(curve.tokens), MAX_POINTS)
+        mean = smooth_loss(curve.loss)[keep]
+        about = {"meta": list_groups(row), "legendgroup": row["run"]}
         data.append(
             {
                 "type": "scatter",
@@ -72,11 +72,11 @@ def curves_figure(study: Study) -> Figure | None:
                 "y": mean.round(4).tolist(),
                 "line": {"color": colour, "width": 1.6, "dash": DASH.get(row["objective"], "dot")},
                 "opacity": 0.85,
-                "hovertemplate": f"{describe(study, row)}<br>training {AT_POINT}",
+                "hovertemplate": f"{format_run_hover(study, row)}<br>training {AT_POINT}",
                 **about,
             }
         )
-        few = thinned(len(curve.held_out_tokens), MAX_HELD_OUT)
+        few = thin_points(len(curve.held_out_tokens), MAX_HELD_OUT)
         data.append(
             {
                 "type": "scatter",
@@ -91,7 +91,7 @@ def curves_figure(study: Study) -> Figure | None:
                     "line": {"width": 0 if row["objective"] == AUTOREGRESSIVE else 1.5},
                     "symbol": SYMBOL.get(row["objective"], "square-open"),
                 },
-                "hovertemplate": f"{describe(study, row)}<br>held out {AT_POINT}",
+                "hovertemplate": f"{format_run_hover(study, row)}<br>held out {AT_POINT}",
                 **about,
             }
         )
@@ -104,18 +104,19 @@ def curves_figure(study: Study) -> Figure | None:
     entropy = study.corpus.get("unigram_entropy_nats")
     if isinstance(entropy, int | float):
         layout |= level_line(entropy, f"unigram entropy, {entropy:.2f}")
-    words = curves_words(study, entropy)
+    words = describe_curves(study, entropy)
     caption = (
-        "Lines: training loss, smoothed lightly (a running mean over 2 % of a run's points to either side). "
-        "Points: loss "
-        "on held-out documents, the run's last one large. A masked-diffusion figure is an upper bound, and "
-        "noisier."
+        "Lines: training loss, smoothed by a running mean over 2 % of a run's points on either side. "
+        "Points: loss on held-out documents; the last one of a run is large. Masked-diffusion losses are "
+        "upper bounds, and noisier."
     )
-    return Figure("curves", words[0], caption, " ".join(words), data, layout, run_chips(study, rows), 460)
+    return Figure(
+        "curves", words[0], caption, " ".join(words), data, layout, make_run_chips(study, rows), 460
+    )
 
 
 def level_line(y: float, text: str) -> dict[str, Any]:
-    """A dotted level across the figure, and its name on it at the right, where the curves have gone below."""
+    """Return a dotted horizontal line with its label at the right, where the curves are below it."""
     line = {
         "type": "line",
         "xref": "paper",
@@ -141,37 +142,38 @@ def level_line(y: float, text: str) -> dict[str, Any]:
     return {"shapes": [line], "annotations": [name]}
 
 
-def curves_words(study: Study, entropy: float | None) -> list[str]:
-    """The claim of the curves, then what else they show."""
-    claim = headlines.size_claim(study)
+def describe_curves(study: Study, entropy: float | None) -> list[str]:
+    """Return the title of the curves, then parts of a sentence on the unigram entropy."""
+    claim = headlines.describe_sizes(study)
     if not claim:
-        return [f"{wording.plural(len(study.rows), 'run')} so far, and no two sizes to compare yet"]
+        return [f"{format_plural(len(study.rows), 'run')} so far, and no two sizes to compare yet"]
     words = [claim, "."]
-    done = study.done(AUTOREGRESSIVE)
+    done = study.finished_rows(AUTOREGRESSIVE)
     if entropy and done:
         level = [row for row in done if row["train_tokens"] == max(study.budgets(done))]
+        # a loss counts as below the entropy only by more than Z standard errors
         below = sum(row["loss"] + headlines.Z * (row["loss_se"] or 0) < entropy for row in level)
         words.append(
-            f" Of {wording.plural(len(level), 'autoregressive run')} at the largest budget, {below} "
+            f" Of {format_plural(len(level), 'autoregressive run')} at the largest budget, {below} "
             f"{'ends' if below == 1 else 'end'} below the unigram entropy of the held-out text "
             f"({entropy:.2f})"
         )
-        words.append(": they have learnt more than how often each token occurs." if below else ".")
+        words.append(": they have learnt more than the frequency of each token." if below else ".")
     return words
 
 
 def compute_figure(study: Study) -> Figure | None:
-    """Held-out loss against training FLOPs, and the lower envelope of the finished runs of each objective."""
-    rows = [row for row in study.done() if row["train_flops"]]
+    """Return held-out loss over training FLOPs, with the lower envelope of each objective's finished runs."""
+    rows = [row for row in study.finished_rows() if row["train_flops"]]
     if not rows:
         return None
-    data = [trail(study, row) for row in rows]
+    data = [intermediate_trace(study, row) for row in rows]
     for row in rows:
         flops = row["train_flops"]
-        data.append(run_mark(study, row, flops, f"<br>{wording.exponent(flops)} FLOPs"))
+        data.append(make_run_mark(study, row, flops, f"<br>{format_exponent(flops)} FLOPs"))
     claim = ""
     for objective in study.objectives():
-        lower = envelope([row for row in rows if row["objective"] == objective])
+        lower = lower_envelope([row for row in rows if row["objective"] == objective])
         data.append(
             {
                 "type": "scatter",
@@ -183,34 +185,40 @@ def compute_figure(study: Study) -> Figure | None:
                 "line": {"color": "@ink", "width": 2.2, "dash": DASH.get(objective, "dot")},
             }
         )
-        mine = [row for row in rows if row["objective"] == objective]
-        claim = claim or headlines.envelope_claim(study, mine, lower)
+        group = [row for row in rows if row["objective"] == objective]
+        claim = claim or headlines.describe_envelope(study, group, lower)
     flops, losses = [row["train_flops"] for row in rows], [row["loss"] for row in rows]
     layout = {
-        "xaxis": log_axis("training compute (FLOPs)", flops, flops_tick),
+        "xaxis": log_axis("training compute (FLOPs)", flops, format_flops_tick),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
     caption = (
-        "Large marks: finished runs, with two standard errors. Faint lines: the same runs on their way, "
-        "before the learning "
-        "rate came down, and so not on the envelope. Heavy line: the lowest loss reached with so much "
-        "compute or less."
+        "Large marks: finished runs, with two standard errors. Faint lines: the same runs during training, "
+        "before the learning rate decayed, and therefore not on the envelope. Heavy line: the lowest loss "
+        "reached with at most that compute."
     )
     title = claim or "Held-out loss against training compute"
     best = min(rows, key=lambda row: row["loss"])
     alt = (
-        f"{title}. The lowest loss of all, {wording.loss(best['loss'], best['loss_se'])}, is that of "
+        f"{title}. The lowest loss, {format_loss(best['loss'], best['loss_se'])}, is that of "
         f"{best['run']} at "
-        f"{wording.exponent(best['train_flops'])} FLOPs."
+        f"{format_exponent(best['train_flops'])} FLOPs."
     )
     return Figure(
-        "compute", title, caption, alt, data, layout, [*run_chips(study, rows), Chip("envelope", "envelope")]
+        "compute",
+        title,
+        caption,
+        alt,
+        data,
+        layout,
+        [*make_run_chips(study, rows), Chip("envelope", "envelope")],
     )
 
 
-def trail(study: Study, row: Row) -> dict[str, Any]:
-    """A run's held-out losses on the way, against the compute spent by then."""
+def intermediate_trace(study: Study, row: Row) -> dict[str, Any]:
+    """Return the trace of a run's held-out losses during training, over the compute spent so far."""
     curve = study.curves[row["run"]]
+    # held-out curves are over tokens: FLOPs per token are constant within a run
     flops = curve.held_out_tokens * (row["train_flops"] / row["train_tokens"])
     return {
         "type": "scatter",
@@ -220,12 +228,12 @@ def trail(study: Study, row: Row) -> dict[str, Any]:
         "line": {"color": size_colour(study, row), "width": 1, "dash": DASH.get(row["objective"], "dot")},
         "opacity": 0.4,
         "hoverinfo": "skip",
-        "meta": groups(row),
+        "meta": list_groups(row),
     }
 
 
-def envelope(rows: Sequence[Row]) -> list[Row]:
-    """The runs that no cheaper or equally cheap run beats, cheap to dear."""
+def lower_envelope(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with a lower loss than every run of equal or less compute, in ascending compute."""
     lower: list[Row] = []
     for row in sorted(rows, key=lambda row: (row["train_flops"], row["loss"])):
         if not lower or row["loss"] < lower[-1]["loss"]:
@@ -234,9 +242,11 @@ def envelope(rows: Sequence[Row]) -> list[Row]:
 
 
 def objectives_figure(study: Study) -> Figure | None:
-    """The two objectives at equal N and equal tokens; None where no pair exists."""
+    """Return the losses of the two objectives at equal N and equal tokens; None without such a pair."""
     by_key: dict[tuple, dict[str, Row]] = {}
-    for row in sorted(study.done(), key=lambda row: -row["loss"]):  # of several runs the best stays
+    for row in sorted(
+        study.finished_rows(), key=lambda row: -row["loss"]
+    ):  # of several runs with one key the lowest loss is stored last
         key = tuple(row[name] for name in ("n_params", "train_tokens", "unique_tokens", "seed"))
         by_key.setdefault(key, {})[row["objective"]] = row
     pairs = [pair for pair in by_key.values() if AUTOREGRESSIVE in pair and MASKED_DIFFUSION in pair]
@@ -256,7 +266,7 @@ def objectives_figure(study: Study) -> Figure | None:
                     "mode": "lines+markers",
                     "x": [row["train_tokens"] for row in rows],
                     "y": [row["loss"] for row in rows],
-                    "meta": groups(rows[0]),
+                    "meta": list_groups(rows[0]),
                     "cliponaxis": False,
                     "error_y": {
                         "array": [2 * (row["loss_se"] or 0) for row in rows],
@@ -266,7 +276,7 @@ def objectives_figure(study: Study) -> Figure | None:
                     },
                     "line": {"color": colour, "width": 2, "dash": DASH[objective]},
                     "marker": {"color": colour, "size": 9, "symbol": SYMBOL[objective]},
-                    "customdata": [score(study, row) for row in rows],
+                    "customdata": [format_score_hover(study, row) for row in rows],
                     "hovertemplate": "%{customdata}<extra></extra>",
                 }
             )
@@ -275,15 +285,14 @@ def objectives_figure(study: Study) -> Figure | None:
     tokens = study.budgets(rows)
     layout = {
         "xaxis": log_axis("training tokens", tokens)
-        | {"tickvals": tokens, "ticktext": list(map(wording.count, tokens))},
+        | {"tickvals": tokens, "ticktext": list(map(format_count, tokens))},
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
-    title = headlines.gap_claim(study, [(pair[AUTOREGRESSIVE], pair[MASKED_DIFFUSION]) for pair in pairs])
+    title = headlines.describe_gap(study, [(pair[AUTOREGRESSIVE], pair[MASKED_DIFFUSION]) for pair in pairs])
     caption = (
-        "Same model code, same N, same text. The autoregressive loss is exact; the masked-diffusion figure "
-        "is an upper bound "
-        "on what that model would score, estimated with random masks, so the true gap is no larger. Bars: "
-        "two standard errors."
+        "Same model code, same N, same text. The autoregressive loss is exact. The masked-diffusion loss is "
+        "an upper bound on that model's loss, estimated with random masks, so the true gap is no larger. "
+        "Bars: two standard errors."
     )
-    alt = f"{title}, in {wording.plural(len(pairs), 'pair')} of runs of equal N, tokens, text and seed."
-    return Figure("objectives", title, caption, alt, data, layout, run_chips(study, rows))
+    alt = f"{title}, in {format_plural(len(pairs), 'pair')} of runs of equal N, tokens, text and seed."
+    return Figure("objectives", title, caption, alt, data, layout, make_run_chips(study, rows))

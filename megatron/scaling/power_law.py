@@ -1,8 +1,8 @@
-"""y = coefficient x^exponent through points with errors, and its intervals.
+"""Power law y = coefficient x^exponent through points with errors, with intervals.
 
-A straight line in logs by weighted least squares. Where points have errors, their scatter around the line is
-compared with them: if it is larger the errors are scaled up (Birge), and never down. Intervals are Student's
-t with n - 2 degrees of freedom.
+A straight line in logs is fitted by weighted least squares. Where points have errors and their scatter around
+the line is larger, the errors are scaled up to it (Birge ratio); they are never scaled down. Intervals use
+Student's t with n - 2 degrees of freedom.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +16,13 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A straight line in logs. `interval` [2] is of the exponent, NaN where nothing says how sure it is.
+    """A fitted straight line in logs.
 
-    covariance  [2, 2] of (log y at the centre, exponent); NaN where nothing says it
-    centre      weighted mean of log x, where the two are independent
+    interval    confidence interval of the exponent; NaN for two points without errors
+    covariance  [2, 2] of (log y at the centre, exponent); NaN for two points without errors
+    centre      weighted mean of log x, where log y and the exponent are uncorrelated
     scatter     standard deviation of log y of a typical point around the line
-    dof         n - 2 degrees of freedom; 0: the errors of the points alone, normal
+    dof         n - 2 degrees of freedom; 0: normal, by the errors of the two points alone
     """
 
     coefficient: float
@@ -32,46 +33,46 @@ class PowerLaw:
     scatter: float = float("nan")
     dof: int = 0
 
-    def at(self, x: ArrayLike) -> np.ndarray:
-        """y at x; broadcasts."""
+    def evaluate(self, x: ArrayLike) -> np.ndarray:
+        """Return y at x; broadcasts."""
         return self.coefficient * np.asarray(x, dtype=float) ** self.exponent
 
     def predict(
         self, x: ArrayLike, level: float = LEVEL, kind: str = "predictive", log_se: float | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(y, low, high) at x, each of its shape.
+        """Return (y, low, high) at x, each of the shape of x.
 
-        kind  "predictive": for one new point, whose log has the error `log_se` (default: `scatter`).
-              "confidence": for the line.
+        kind  "predictive": interval for one new point whose log has the error `log_se` (default: `scatter`).
+              "confidence": interval for the line.
         Raises ValueError for another kind.
         """
         if kind not in ("predictive", "confidence"):
             raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
-        off = np.log(np.asarray(x, dtype=float)) - self.centre
-        variance = self.covariance[0, 0] + self.covariance[1, 1] * off**2
+        offset = np.log(np.asarray(x, dtype=float)) - self.centre
+        variance = self.covariance[0, 0] + self.covariance[1, 1] * offset**2
         if kind == "predictive":
             variance = variance + (self.scatter if log_se is None else log_se) ** 2
-        half = quantile(level, self.dof) * np.sqrt(variance)
-        return self.at(x), self.at(x) * np.exp(-half), self.at(x) * np.exp(half)
+        half = interval_quantile(level, self.dof) * np.sqrt(variance)
+        return self.evaluate(x), self.evaluate(x) * np.exp(-half), self.evaluate(x) * np.exp(half)
 
 
-def quantile(level: float, dof: int) -> float:
-    """Half-width of a two-sided interval in standard deviations."""
+def interval_quantile(level: float, dof: int) -> float:
+    """Return the half-width of a two-sided interval in standard deviations: t, or normal for dof = 0."""
     return float(stdtrit(dof, (1 + level) / 2) if dof else ndtri((1 + level) / 2))
 
 
 def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> PowerLaw:
-    """Weighted least squares of log y on log x, each [n]; `log_se` [n] are standard errors of log y.
+    """Fit log y on log x, each [n], by weighted least squares; `log_se` [n] are standard errors of log y.
 
-    With two points the interval is that of `log_se` alone, and without them there is none.
+    With two points the interval is by `log_se` alone, and NaN without `log_se`.
 
     Raises ValueError for fewer than two different x, or values that are not positive.
     """
-    x, y = np.log(_positive("x", x)), np.log(_positive("y", y))
+    x, y = np.log(_validate_positive("x", x)), np.log(_validate_positive("y", y))
     if len(x) != len(y):
         raise ValueError(f"power law: got {len(x)} x and {len(y)} y, expected as many of each")
     if len(np.unique(x)) < 2:
-        raise ValueError(f"power law: found {len(np.unique(x))} different x, wanted two or more")
+        raise ValueError(f"power law: got {len(np.unique(x))} different x, expected two or more")
     weights = np.ones_like(x)
     if log_se is not None:
         errors = np.asarray(log_se, dtype=float)
@@ -79,24 +80,25 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
             raise ValueError(f"log_se: got {errors}, expected {len(x)} numbers of 0 or more")
         weights = 1 / np.maximum(errors, 1e-9) ** 2
     total = weights.sum()
-    centre, middle = float(weights @ x / total), float(weights @ y / total)
-    off = x - centre
-    square = float(weights @ off**2)
-    slope = float(weights @ (off * (y - middle))) / square
+    # centring x makes the estimates of the level and of the slope uncorrelated
+    centre, mean_y = float(weights @ x / total), float(weights @ y / total)
+    offset = x - centre
+    square = float(weights @ offset**2)
+    slope = float(weights @ (offset * (y - mean_y))) / square
     dof = len(x) - 2
-    scale = float(weights @ (y - middle - slope * off) ** 2) / dof if dof else float("nan")
+    scale = float(weights @ (y - mean_y - slope * offset) ** 2) / dof if dof else float("nan")
     if log_se is not None:
-        scale = max(scale, 1.0) if dof else 1.0
+        scale = max(scale, 1.0) if dof else 1.0  # Birge ratio
     covariance = scale * np.diag([1 / total, 1 / square])
-    half = quantile(LEVEL, dof) * float(np.sqrt(covariance[1, 1]))
+    half = interval_quantile(LEVEL, dof) * float(np.sqrt(covariance[1, 1]))
     scatter = float(np.sqrt(scale / np.median(weights)))
-    coefficient = float(np.exp(middle - slope * centre))
+    coefficient = float(np.exp(mean_y - slope * centre))
     return PowerLaw(coefficient, slope, (slope - half, slope + half), covariance, centre, scatter, dof)
 
 
-def _positive(name: str, values: ArrayLike) -> np.ndarray:
+def _validate_positive(name: str, values: ArrayLike) -> np.ndarray:
     values = np.asarray(values, dtype=float)
     wrong = values[~(np.isfinite(values) & (values > 0))]
     if len(wrong):
-        raise ValueError(f"{name}: found {wrong[0]}, wanted positive numbers")
+        raise ValueError(f"{name}: got {wrong[0]}, expected positive numbers")
     return values

@@ -1,4 +1,4 @@
-"""What a law predicts for one run, or at one compute, with intervals that say what they are of."""
+"""Predictions of a law for one run or at one compute, with confidence and predictive intervals."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.scaling.frontier import bands, least_loss, optimal
+from megatron.scaling.frontier import frontier_bands, optimal_frontier, search_frontier
 from megatron.scaling.law import Law
 from megatron.scaling.stack import StackedLaw, stacked_bands
 
@@ -16,11 +16,11 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Prediction:
-    """The loss of N parameters after D tokens, U of them unique (None: all), in nats a token.
+    """Predicted loss of N parameters after D tokens, U of them unique (None: all), in nats a token.
 
-    confidence  of the law's value, the mean of many such runs
-    predictive  of the measured loss of one new run
-    outside     {"N": "above"} and so on: where the point leaves the range of the fitted runs
+    confidence  interval of the value of the law, the mean of many such runs
+    predictive  interval of the measured loss of one new run
+    outside     {name: "below" or "above"} of values outside the range of the fitted runs
     text        "same" as that of the fitted runs, or "new": see Law.text_deviation
     Both intervals are None for a law without bootstrap replicates.
     """
@@ -36,16 +36,16 @@ class Prediction:
     text: str = "same"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class OptimumPrediction:
-    """N parameters and D tokens of the least loss L at C = k N D FLOPs, k flops_per_param_token.
+    """N parameters and D tokens of the least loss L at C = k N D FLOPs, k = flops_per_param_token.
 
-    N_confidence, D_confidence and L_confidence are intervals of the law's optimum; L_predictive is of the
-    measured loss of one run there. None without bootstrap replicates.
+    N_confidence, D_confidence and L_confidence are intervals of the optimum of the law; L_predictive is the
+    interval of the measured loss of one run there. All are None without bootstrap replicates.
     """
 
     C: float
@@ -63,7 +63,7 @@ class OptimumPrediction:
     text: str = "same"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content for JSON."""
         return asdict(self)
 
 
@@ -75,7 +75,7 @@ def predict_run(
     level: float = LEVEL,
     text: str = "same",
 ) -> Prediction:
-    """Predict one run, scored on the `text` of the fitted runs or on a new one.
+    """Predict one run, scored on the `text` of the fitted runs ("same") or on a new one ("new").
 
     Raises ValueError for N, D or U not above 0, a level not between 0 and 1, and as Law.predict for a text.
     """
@@ -86,7 +86,15 @@ def predict_run(
     outer = law.predict(N, D, unique, level, "predictive", text)[1:]
     point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
     return Prediction(
-        N, D, U, float(value), level, _interval(*inner), _interval(*outer), find_outside(law, point), text
+        N,
+        D,
+        U,
+        float(value),
+        level,
+        _to_interval(*inner),
+        _to_interval(*outer),
+        find_outside(law, point),
+        text,
     )
 
 
@@ -98,28 +106,34 @@ def predict_optimum(
     level: float = LEVEL,
     text: str = "same",
 ) -> OptimumPrediction:
-    """Predict the best use of C FLOPs with U unique tokens. ValueError as `predict_run`.
+    """Predict the compute-optimal N, D and L at C FLOPs with U unique tokens.
 
-    Of a stack, the intervals of L are those of its prediction at N and D.
+    Raises ValueError as `predict_run`.
+
+    For a stack, the intervals of L are those of its prediction at N and D.
     """
     check_positive(C=C, flops_per_param_token=flops_per_param_token, **({} if U is None else {"U": U}))
     _check_level(level)
     k = flops_per_param_token
-    is_closed = U is None and isinstance(law, Law)
-    at = optimal(law, C, k) if is_closed else least_loss(law, C, np.inf if U is None else U, k)
-    N, D, L = (float(v[0]) for v in (at.N, at.D, at.L))
+    has_closed_form = U is None and isinstance(law, Law)
+    frontier = (
+        optimal_frontier(law, C, k)
+        if has_closed_form
+        else search_frontier(law, C, np.inf if U is None else U, k)
+    )
+    N, D, L = (float(v[0]) for v in (frontier.N, frontier.D, frontier.L))
     ends: Mapping[str, Any] = {}
     predictive = None
     if isinstance(law, StackedLaw):
-        ends, predictive = _of_stack(law, C, U, k, level, text, (N, D))
+        ends, predictive = _predict_stack_intervals(law, C, U, k, level, text, (N, D))
     elif law.replicates:
-        law.text_deviation("confidence", text)  # refuses a new text whose error is not known
-        ends = {name: (low[0], high[0]) for name, (low, high) in bands(law, C, level, k, U).items()}
-        predictive = _interval(
+        law.text_deviation("confidence", text)  # raises for a new text of unknown error
+        ends = {name: (low[0], high[0]) for name, (low, high) in frontier_bands(law, C, level, k, U).items()}
+        predictive = _to_interval(
             *law.widen_for_text(L, *law.add_noise(L, *ends["L"], N, D, level), level, "predictive", text)
         )
         ends = dict(ends) | {"L": law.widen_for_text(L, *ends["L"], level, "confidence", text)}
-    inner = {name: _interval(*ends[name]) if ends else None for name in "NDL"}
+    inner = {name: _to_interval(*ends[name]) if ends else None for name in "NDL"}
     point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
     return OptimumPrediction(
         C,
@@ -138,7 +152,7 @@ def predict_optimum(
     )
 
 
-def _of_stack(
+def _predict_stack_intervals(
     law: StackedLaw,
     C: float,
     U: float | None,
@@ -147,23 +161,23 @@ def _of_stack(
     text: str,
     optimum: tuple[float, float],
 ) -> tuple[dict[str, Any], Interval]:
-    """(confidence intervals of N, D and L, predictive interval of L) at the optimum of a stack."""
+    """Return (confidence intervals of N, D and L, predictive interval of L) at the optimum of a stack."""
     unique = np.inf if U is None else U
     inner, outer = (
         law.predict(*optimum, unique, level, kind, text)[1:] for kind in ("confidence", "predictive")
     )
     bands_of = stacked_bands(law, C, level, flops_per_param_token, U)
-    return bands_of | {"L": inner}, _interval(*outer)
+    return bands_of | {"L": inner}, _to_interval(*outer)
 
 
 def find_outside(law: Law | StackedLaw, point: Mapping[str, float]) -> dict[str, str]:
-    """{name: "below" or "above"} of the values of `point` beyond the ranges of the law's runs."""
-    found = {}
+    """Return {name: "below" or "above"} of the values of `point` outside the ranges of the fitted runs."""
+    outside = {}
     for name, value in point.items():
         low, high = law.ranges.get(name, (0.0, np.inf))
         if not low <= value <= high:
-            found[name] = "below" if value < low else "above"
-    return found
+            outside[name] = "below" if value < low else "above"
+    return outside
 
 
 def check_positive(**values: float) -> None:
@@ -175,8 +189,8 @@ def check_positive(**values: float) -> None:
 
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, expected a number between 0 and 1, as 0.95")
+        raise ValueError(f"level: got {level}, expected a number between 0 and 1, such as 0.95")
 
 
-def _interval(low: Any, high: Any) -> Interval:
+def _to_interval(low: Any, high: Any) -> Interval:
     return None if np.isnan(low) or np.isnan(high) else (float(low), float(high))

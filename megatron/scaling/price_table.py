@@ -1,4 +1,4 @@
-"""What the runs of a study are and cost, in a table for people, before anything is spent."""
+"""Table of a study's runs and their cost, printed before anything is trained."""
 
 import math
 import textwrap
@@ -7,137 +7,147 @@ from collections.abc import Sequence
 
 from megatron.run_dir import is_done
 from megatron.scaling.conventions import training_flops_per_token
-from megatron.scaling.ladder import PlannedRun, short_number
-from megatron.scaling.memory import bytes_of
-from megatron.scaling.price import Speed, duration, makespan
-from megatron.scaling.wording import plural
+from megatron.scaling.format import format_duration, format_plural
+from megatron.scaling.ladder import PlannedRun, format_short
+from megatron.scaling.memory_estimate import estimate_memory
+from megatron.scaling.price import Speed, makespan
 
 WIDTH = 100  # columns of a terminal
-SHORTEST_NAME = 12
-SHORT = {"autoregressive": "AR", "masked_diffusion": "MD"}  # at the start of a run's name
-OTHERS = {"6nd": "6ND", "kaplan": "Kaplan", "palm": "PaLM", "megatron": "Megatron",
+MIN_NAME_WIDTH = 12
+SHORT_OBJECTIVES = {"autoregressive": "AR", "masked_diffusion": "MD"}  # prefixes of run names
+OTHER_CONVENTIONS = {"6nd": "6ND", "kaplan": "Kaplan", "palm": "PaLM", "megatron": "Megatron",
           "chinchilla": "Chinchilla"}  # fmt: skip
 HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB")
-DETAILS = ("run", "unique", "batch", "lr", *OTHERS.values())
+DETAILS = ("run", "unique", "batch", "lr", *OTHER_CONVENTIONS.values())
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-def price_table(
+def format_price_table(
     runs: Sequence[PlannedRun], speed: Speed, jobs: int, gpus_per_run: int = 1, details: bool = False
 ) -> str:
-    """The total first, then a line a run, at most WIDTH columns wide; `details` adds a second table.
+    """Return the totals and one line per run, at most WIDTH columns wide. `details` adds a second table.
 
-    FLOPs are of the whole training, counted exactly; `details` has other conventions, batch and rate. Time
-    and totals are of what is trained: a run that branches from a trunk trains its end alone.
+    FLOPs are exact and for the whole training; the second table has other conventions, batch and learning
+    rate. Time and totals count only the steps that are trained: a branch trains only the steps after its
+    branch point.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    lines = [*_total(runs, waiting, speed, jobs, gpus_per_run), ""]
+    lines = [*_format_total(runs, waiting, speed, jobs, gpus_per_run), ""]
     longest = max((speed.seconds(run) for run in runs), default=0.0)
+    # the largest unit in which the longest run takes at least 2
     scale, unit = next(((size, name) for size, name in UNITS if longest >= 2 * size), UNITS[-1])
     head = (*HEAD, f"time ({unit})", "status")
-    lines += _aligned([head, *(_row(run, speed, gpus_per_run, scale) for run in runs)], len(head) - 1)
-    lines += _legend(runs)
+    lines += _align_columns(
+        [head, *(_format_row(run, speed, gpus_per_run, scale) for run in runs)], len(head) - 1
+    )
+    lines += _format_legend(runs)
     if details:
-        lines += ["", *_aligned([DETAILS, *map(_details, runs)])]
+        lines += ["", *_align_columns([DETAILS, *map(_format_details, runs)])]
     return "\n".join(lines)
 
 
-def _total(
+def _format_total(
     runs: Sequence[PlannedRun], waiting: Sequence[PlannedRun], speed: Speed, jobs: int, gpus_per_run: int
 ) -> list[str]:
-    """Time, runs, tokens and FLOPs of what is left, what the time rests on, and what trunks save."""
+    """Return time, runs, tokens and FLOPs of the remaining runs, the time's basis, and savings by trunks."""
     seconds = [speed.seconds(run) for run in waiting]
-    tokens = sum(run.plan.tokens_per_step * run.own_steps for run in waiting)
-    flops = sum(run.own_flops for run in waiting)
-    together = f"about {duration(makespan(seconds, jobs)) if seconds else '0 s'} with {jobs} at a time"
+    tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
+    flops = sum(run.trained_flops for run in waiting)
+    wall_time = format_duration(makespan(seconds, jobs), estimate=True) if seconds else "0 s"
+    together = f"about {wall_time} with {jobs} at a time"
     together += f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
     lines = [
-        f"{together}: {len(waiting)} of {len(runs)} runs to do, {short_number(tokens)} tokens, "
+        f"{together}: {len(waiting)} of {len(runs)} runs to do, {format_short(tokens)} tokens, "
         f"{flops:.2e} FLOPs",
-        f"({duration(sum(seconds))} one after another; expected from {speed.basis})",
+        f"({format_duration(sum(seconds), estimate=True)} one after another; expected from {speed.basis})",
     ]
+    # what shared steps would cost if every run trained them
     saved = sum(run.plan.train_flops for run in waiting) - flops
     if saved:
         lines.append(f"{saved:.2e} FLOPs more without shared trunks (share_trunks: false)")
-    lines += _seeds(runs)
+    lines += _format_seeds(runs)
     return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
 
 
-def _seeds(runs: Sequence[PlannedRun]) -> list[str]:
-    """How many cells have several seeds; nothing where none has."""
+def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return a line with the number of cells by number of seeds; empty if every cell has one seed."""
     seeds: dict[str, set[int]] = {}
     for run in runs:
         seeds.setdefault(run.plan.cell_identity, set()).add(run.plan.seed)
-    numbers = Counter(len(each) for each in seeds.values())
+    numbers = Counter(len(cell_seeds) for cell_seeds in seeds.values())
     if set(numbers) <= {1}:
         return []
-    shown = [f"{n} of {len(seeds)} cells with {plural(k, 'seed')}" for k, n in sorted(numbers.items())]
+    shown = [f"{n} of {len(seeds)} cells with {format_plural(k, 'seed')}" for k, n in sorted(numbers.items())]
     return [f"seeds: {', '.join(shown)}"]
 
 
-def _row(run: PlannedRun, speed: Speed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
+def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
     plan = run.plan
     seconds = speed.seconds(run)
     done = is_done(run.folder, plan.identity)
     marks = ("H" if run.held_out else "") + ("B" if run.branch and not done else "")
     return (
-        _name(run),
+        _short_name(run),
         f"{plan.n_params:,}",
-        short_number(plan.train_tokens),
+        format_short(plan.train_tokens),
         f"{plan.epochs:.2f}",
         f"{plan.n_steps:,}",
         f"{plan.train_flops:.2e}",
-        f"{bytes_of(run.config, gpus_per_run) / 2**30:.1f}",
+        f"{estimate_memory(run.config, gpus_per_run) / 2**30:.1f}",
         f"{seconds / scale:{'.1f' if seconds < 1e5 * scale else '.3g'}}" if math.isfinite(seconds) else "?",
         f"{'done' if done else 'to run'} {marks}".strip(),
     )
 
 
-def _details(run: PlannedRun) -> tuple[str, ...]:
+def _format_details(run: PlannedRun) -> tuple[str, ...]:
     plan = run.plan
     flops = training_flops_per_token(run.config.model, plan.seq_len)
     return (
-        _name(run),
-        short_number(plan.unique_tokens),
+        _short_name(run),
+        format_short(plan.unique_tokens),
         f"{run.config.dataset.batch_size}",
         f"{run.config.optim.lr:.3g}",
-        *(f"{flops[name] * plan.train_tokens:.2e}" for name in OTHERS),
+        *(f"{flops[name] * plan.train_tokens:.2e}" for name in OTHER_CONVENTIONS),
     )
 
 
-def _name(run: PlannedRun) -> str:
+def _short_name(run: PlannedRun) -> str:
     objective, dash, rest = run.config.name.partition("-")
-    return f"{SHORT.get(objective, objective)}{dash}{rest}"
+    return f"{SHORT_OBJECTIVES.get(objective, objective)}{dash}{rest}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], left_from: int | None = None) -> list[str]:
-    """Lines of cells in columns, names and the last column flush left; names are cut in the middle to fit."""
+def _align_columns(rows: Sequence[tuple[str, ...]], left_from: int | None = None) -> list[str]:
+    """Return lines of aligned columns: names and columns from `left_from` on the left, others on the right.
+
+    Names are shortened in the middle so that lines fit WIDTH.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    # only the name column can shrink: numbers are never cut
     room = WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = max(min(widths[0], room), SHORTEST_NAME)
+    widths[0] = max(min(widths[0], room), MIN_NAME_WIDTH)
     lines = []
     for row in rows:
-        cells = [_cut(row[0], widths[0]).ljust(widths[0])]
+        cells = [_shorten_name(row[0], widths[0]).ljust(widths[0])]
         for i, (cell, width) in enumerate(zip(row[1:], widths[1:], strict=True), start=1):
             cells.append(cell if left_from is not None and i >= left_from else cell.rjust(width))
         lines.append("  ".join(cells).rstrip())
     return lines
 
 
-def _cut(name: str, width: int) -> str:
-    """At most `width` letters: the beginning and the end, with .. for the middle."""
+def _shorten_name(name: str, width: int) -> str:
+    """Shorten a name to `width` characters: its beginning and end, with .. in the middle."""
     if len(name) <= width:
         return name
     head = (width - 2) // 2
     return f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
 
 
-def _legend(runs: Sequence[PlannedRun]) -> list[str]:
+def _format_legend(runs: Sequence[PlannedRun]) -> list[str]:
     words = []
     names = [run.config.name for run in runs]
     words += [
         f"{short}: {long.replace('_', ' ')}"
-        for long, short in SHORT.items()
+        for long, short in SHORT_OBJECTIVES.items()
         if any(name.startswith(f"{long}-") for name in names)
     ]
     if any(run.held_out for run in runs):

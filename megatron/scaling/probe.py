@@ -1,7 +1,7 @@
-"""Time a few real steps of a study's smallest and largest model, as the study's own launcher starts them.
+"""Timing of a few real steps of a study's smallest and largest model, with the study's launcher.
 
-Runs are processes of tools/pretrain.py on random tokens with the run's model, batch, type and threads, as
-many at a time as the study will have, so that start-up, other load and contention are in the measurement.
+Probes are processes of tools/pretrain.py on random tokens, with the run's model, batch, dtype and threads. As
+many run concurrently as in the study, so that the measurement includes start-up, other load and contention.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ from typing import Any
 
 from megatron.config.datapaths import SYNTHETIC
 from megatron.config.plan import plan_run
-from megatron.config.read import as_dict
+from megatron.config.read import config_to_dict
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig
 from megatron.run_dir import read_json, read_metrics, write_json
 from megatron.scaling.ladder import PlannedRun
 from megatron.scaling.launch import Job, Launcher
-from megatron.scaling.memory import bytes_of
+from megatron.scaling.memory_estimate import estimate_memory
 
 CACHE = "price.json"  # in the study's directory
 CACHE_AGE_S = 900.0
-PROBE_FLOPS = 8e10  # of one probe: a second or two of a CPU core
-FEWEST_STEPS, MOST_STEPS = 10, 240
-SKIPPED_STEPS = 2  # the first ones allocate and compile
-MOST_COPIES = 8
+PROBE_FLOPS = 8e10  # per probe: one or two seconds of a CPU core
+MIN_STEPS, MAX_STEPS = 10, 240
+SKIPPED_STEPS = 2  # at the start: allocation and compilation
+MAX_COPIES = 8
 TIMEOUT_S = 90.0
 POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one model: FLOPs and seconds of a step, and seconds of a process outside its steps."""
+    """Timing of one model: FLOPs and seconds per step, and seconds of the process outside its steps."""
 
     size: str
     flops_per_step: float
@@ -46,13 +46,13 @@ class Timing:
     startup_s: float
     n_steps: int
 
-    def words(self) -> str:
-        """For people."""
+    def describe(self) -> str:
+        """Return a short description."""
         return f"{self.n_steps} steps of {self.size}"
 
 
 def flops_per_step(run: PlannedRun) -> float:
-    """Training FLOPs of one step."""
+    """Return the training FLOPs of one step."""
     return run.plan.flops_per_token * run.plan.tokens_per_step
 
 
@@ -64,49 +64,53 @@ def time_steps(
     directory: Path,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Timing]:
-    """Timings of the model of fewest and of most FLOPs a step among `runs`, `jobs` processes at a time.
+    """Time the models with the fewest and the most FLOPs per step of `runs`, `jobs` processes at a time.
 
-    Read from `directory`/price.json where that is of this machine, these settings and the last CACHE_AGE_S.
-    Empty where the largest model does not fit `memory_bytes` or no process got through its first steps.
+    Results are cached in `directory`/price.json for CACHE_AGE_S, by machine and settings.
+    Returns an empty list if the largest model exceeds `memory_bytes` or no process completed its first steps.
     """
     ordered = sorted(runs, key=flops_per_step)
     ends = [ordered[0], ordered[-1]]
+    # equal FLOPs per step: one model is enough
     if flops_per_step(ends[0]) == flops_per_step(ends[1]):
         ends = ends[:1]
-    if bytes_of(ends[-1].config) > memory_bytes:
+    if estimate_memory(ends[-1].config) > memory_bytes:
         return []
-    n_copies = max(len(ends), min(jobs, len(runs), MOST_COPIES))
-    n_copies = min(n_copies, max(len(ends), int(memory_bytes // bytes_of(ends[-1].config))))
-    key = _key(ends, jobs)
+    # at least one copy of each model, at most as many as run concurrently and fit the memory
+    n_copies = max(len(ends), min(jobs, len(runs), MAX_COPIES))
+    n_copies = min(n_copies, max(len(ends), int(memory_bytes // estimate_memory(ends[-1].config))))
+    key = _hash_settings(ends, jobs)
     cached = read_json(directory / CACHE)
     if cached and cached.get("key") == key and 0 <= time.time() - cached.get("time", 0) < CACHE_AGE_S:
         with contextlib.suppress(KeyError, TypeError):
             return [Timing(**entry) for entry in cached["timings"]]
     with tempfile.TemporaryDirectory(prefix="price-") as folder:
-        probes = [_probe(ends[i % len(ends)], Path(folder) / str(i)) for i in range(n_copies)]
-        timings = _timings(_run(probes, launcher, jobs, timeout_s))
+        probes = [_make_probe(ends[i % len(ends)], Path(folder) / str(i)) for i in range(n_copies)]
+        timings = _average_timings(_run_probes(probes, launcher, jobs, timeout_s))
     if timings:
-        with contextlib.suppress(OSError):  # a price is printed where nothing can be written, too
+        with contextlib.suppress(OSError):  # the cache is optional: the directory may be read-only
             directory.mkdir(parents=True, exist_ok=True)
             entries = [vars(timing) for timing in timings]
             write_json(directory / CACHE, {"key": key, "time": time.time(), "timings": entries})
     return timings
 
 
-def _key(ends: Sequence[PlannedRun], jobs: int) -> str:
-    """Hash of the machine and of whatever changes the time of a step."""
+def _hash_settings(ends: Sequence[PlannedRun], jobs: int) -> str:
+    """Return a hash of the machine and of all settings that change the time of a step."""
+    # the identity of the machine is in the key, since directories can be on a shared file system
     settings: list[Any] = [platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), jobs]
     for run in ends:
-        config = as_dict(run.config)
+        config = config_to_dict(run.config)
         settings.append({name: config[name] for name in ("model", "dist", "objective", "optim")})
         settings.append([run.plan.tokens_per_step, run.config.misc.n_threads])
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _probe(run: PlannedRun, folder: Path) -> PlannedRun:
-    """The run on random tokens, cut to a few steps: as many as cost PROBE_FLOPS."""
-    n_steps = min(max(PROBE_FLOPS / flops_per_step(run), FEWEST_STEPS), MOST_STEPS)
+def _make_probe(run: PlannedRun, folder: Path) -> PlannedRun:
+    """Return the run on random tokens, shortened to the number of steps that costs PROBE_FLOPS."""
+    n_steps = min(max(PROBE_FLOPS / flops_per_step(run), MIN_STEPS), MAX_STEPS)
     config = run.config
+    # settings that cost extra time or write files are reset: validation, checkpoints, wandb, profiling
     config = replace(
         config,
         dataset=replace(
@@ -123,63 +127,66 @@ def _probe(run: PlannedRun, folder: Path) -> PlannedRun:
     return PlannedRun(config, plan_run(config), folder)
 
 
-def _run(
+def _run_probes(
     probes: Sequence[PlannedRun], launcher: Launcher, jobs: int, timeout_s: float
 ) -> list[tuple[PlannedRun, float | None]]:
-    """(probe, seconds of its process), None for one that failed or was stopped after `timeout_s`."""
+    """Return (probe, seconds of its process); None for a probe that failed or exceeded `timeout_s`."""
     waiting, running = list(probes), list[Job]()
     began: dict[Path, float] = {}
     results: list[tuple[PlannedRun, float | None]] = []
+    # monotonic clock: wall-clock adjustments must not end or extend the probe
     deadline = time.monotonic() + timeout_s
-    with _interruptible():
+    with _interrupt_on_sigterm():
         try:
             while (waiting or running) and time.monotonic() < deadline:
                 free = waiting[: max(0, jobs - len(running))]
-                for run in free:  # one by one: the clock of a process begins when it does
+                for run in free:  # one call per run, so that each process has its own start time
                     started = time.monotonic()
                     for job in launcher.start([run]):
                         began[job.run.folder] = started
                         waiting.remove(job.run)
                         running.append(job)
                 time.sleep(POLL_S)
-                for job, status in launcher.ended(running):
+                for job, status in launcher.collect_ended(running):
                     running.remove(job)
                     seconds = time.monotonic() - began[job.run.folder]
                     results.append((job.run, None if status else seconds))
         finally:
             launcher.stop(running)
-            launcher.ended(running)
+            launcher.collect_ended(running)
     return results + [(job.run, None) for job in running]
 
 
-def _timings(results: Sequence[tuple[PlannedRun, float | None]]) -> list[Timing]:
-    """One of each model, the mean over its processes; small to large."""
+def _average_timings(results: Sequence[tuple[PlannedRun, float | None]]) -> list[Timing]:
+    """Return the mean timing over the processes of each model, small to large."""
     by_size: dict[float, list[Timing]] = {}
     for run, seconds in results:
         lines = [line for line in read_metrics(run.folder) if line["kind"] == "train"]
         if len(lines) <= SKIPPED_STEPS:
             continue
+        # the first steps are excluded, so the interval starts at the end of step SKIPPED_STEPS
         first, last = lines[SKIPPED_STEPS - 1], lines[-1]
         step_s = (last["elapsed_s"] - first["elapsed_s"]) / (last["step"] - first["step"])
         outside = float("nan") if seconds is None else max(0.0, seconds - step_s * last["step"])
         flops = flops_per_step(run)
         timing = Timing(run.plan.size, flops, step_s, outside, last["step"])
         by_size.setdefault(flops, []).append(timing)
-    found = []
+    timings = []
     for flops in sorted(by_size):
         group = by_size[flops]
+        # x == x is False for NaN, the start-up of a stopped probe
         outside = [timing.startup_s for timing in group if timing.startup_s == timing.startup_s]
-        if not outside:  # stopped on its way: its start-up is not known, that of the others stands for it
+        if not outside:  # all probes of this model were stopped: use the start-up of the other models
             others = [t.startup_s for ts in by_size.values() for t in ts if t.startup_s == t.startup_s]
             outside = others or [0.0]
         step_s = sum(timing.step_s for timing in group) / len(group)
-        found.append(replace(group[0], step_s=step_s, startup_s=sum(outside) / len(outside)))
-    return found
+        timings.append(replace(group[0], step_s=step_s, startup_s=sum(outside) / len(outside)))
+    return timings
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as SIGINT does, so that processes that were started are ended."""
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM, as for SIGINT, so that started processes are stopped."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Profile likelihood of one constant: how well the others make up for it being held somewhere else."""
+"""Profile likelihood of one constant: the best fit of the others with it fixed at each of many values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -8,17 +8,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import chdtri
 
-from megatron.scaling.fit_form import Problem, fit_theta, limits_of, narrowed
+from megatron.scaling.fit_form import Problem, build_search_box, fit_theta, minimize_by_narrowing
 from megatron.scaling.forms import FORM
-from megatron.scaling.surface import EXPONENT, THETA, Points, constants
+from megatron.scaling.surface import EXPONENT, THETA, RunPoints, constants_from_theta
 
 LEVEL = 0.95
-VALUES = tuple(np.geomspace(0.3, 3e4, 26))  # of R_D* or R_N*
-AROUND, N_AROUND = 6.0, 26  # of exponents: from the best over this to it times this
-LEAST_E = 1e-3  # share of the lowest loss from which on E is tried
-CLOSE, N_CLOSE = 1.3, 14  # how far around a rough interval at most, and at how many values
-MOST_ROUNDS, SHARE_AROUND, SETTLED = 4, 0.25, 0.02  # of closer looks; shares of the interval's log width
-HELD = {  # constants that may be held by themselves
+DECAY_VALUES = tuple(np.geomspace(0.3, 3e4, 26))  # values of R_D* or R_N*
+EXPONENT_SPAN, N_EXPONENT_VALUES = 6.0, 26  # an exponent is profiled from best / span to best * span
+MIN_E_SHARE = 1e-3  # of the lowest loss: smallest value of E
+REFINED_SPAN, N_REFINED_VALUES = 1.3, 14  # largest factor around a rough interval, and number of values
+MAX_REFINEMENTS, REFINED_SHARE, CONVERGED_SHARE = (
+    4,
+    0.25,
+    0.02,
+)  # shares are of the log width of the interval
+PROFILED_COORDINATES = {  # constant -> its coordinate in theta; a coefficient depends on two coordinates
     "R_D": "r_D", "R_N": "r_N", "E": "e", "alpha": "alpha", "beta": "beta", "eta": "eta",
     "alpha_N": "alpha_N", "alpha_D": "alpha_D",
 }  # fmt: skip
@@ -26,9 +30,13 @@ HELD = {  # constants that may be held by themselves
 
 @dataclass(frozen=True)
 class Profile:
-    """`statistic` [m]: by how much each of `values` [m] is worse than `best`, in -2 log likelihood.
+    """Profile of constant `name` at `values` [m].
 
-    low and high are the ends of the interval; None where it does not end within `values`.
+    objective   [m] minimum over the other constants
+    statistic   [m] increase of -2 log likelihood above that of the free fit
+    best        value of the constant in the free fit
+    low, high   ends of the confidence interval; None where it extends beyond `values`
+    words       a sentence with the result
     """
 
     name: str
@@ -42,14 +50,14 @@ class Profile:
     words: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For law.json."""
+        """Return the content for law.json."""
         return {
             key: value.tolist() if isinstance(value, np.ndarray) else value
             for key, value in asdict(self).items()
         }
 
 
-def profile(
+def profile_constant(
     N: ArrayLike,
     D: ArrayLike,
     L: ArrayLike,
@@ -64,67 +72,71 @@ def profile(
     run_weights: ArrayLike | None = None,
     residual: str = "log",
 ) -> Profile:
-    """Hold `name` at each of `values` (rising), fit the rest, and compare with the fit where it is free.
+    """Fix `name` at each of `values` (increasing), fit the other constants, and compare with the free fit.
 
-    By default the values are VALUES for R_D* and R_N*, for E up to the lowest loss, and for an exponent
-    around its best. The coefficient of an exponent is free. The other arguments are as in `fit_law`. The runs
-    count as independent of each other.
+    By default the values are DECAY_VALUES for R_D* and R_N*, up to the lowest loss for E, and around the best
+    value for an exponent. The coefficient of a profiled exponent is free. The other arguments are as in
+    `fit_law`. Runs are treated as independent. The grid is refined around the ends of the interval.
 
-    Raises ValueError for a constant that the form lacks or that cannot be held alone.
+    Raises ValueError for a constant that the form lacks or that cannot be fixed alone.
     """
     fixed = dict(fixed or {})
-    if name not in FORM[form].constants or name not in HELD:
-        mine = [one for one in FORM[form].constants if one in HELD]
-        known = f"not one of {', '.join(mine)}, which {form} has" if mine else f"and {form} has none to hold"
-        raise ValueError(f"profile: '{name}' is {known}")
+    if name not in FORM[form].constants or name not in PROFILED_COORDINATES:
+        available = [constant for constant in FORM[form].constants if constant in PROFILED_COORDINATES]
+        expected = f"one of {', '.join(available)} of {form}" if available else f"a form other than {form}"
+        raise ValueError(f"profile: got '{name}', expected {expected}")
     N, D, L = (np.asarray(v, dtype=float) for v in (N, D, L))
     unique = None if U is None else np.asarray(U, dtype=float)
     if name in fixed or name in (tied or {}):
-        raise ValueError(f"profile: '{name}' is fixed or tied, expected a free constant")
+        raise ValueError(f"profile: got '{name}', which is fixed or tied, expected a free constant")
     ties = tuple(sorted((tied or {}).items()))
-    problem = Problem(form, Points.of(N, D, L, unique), huber_delta, residual == "nats", ties)
-    each = np.ones(len(N)) if run_weights is None else np.asarray(run_weights, dtype=float)
-    free = fit_theta(problem, each, fixed)
-    best = float(constants(form, free.phi[:1], problem.points)[name][0])
-    # with the best among them the interval is never narrower than what is tried
-    tried = _values_around(name, best, float(L.min())) if values is None else np.asarray(values, dtype=float)
-    values = np.unique(np.append(tried, best))
-    off = np.abs(problem.residual(free.phi[:1])[0][0])[each > 0]
-    weight = _share(off, huber_delta) * int((each > 0).sum())
+    problem = Problem(form, RunPoints.from_columns(N, D, L, unique), huber_delta, residual == "nats", ties)
+    unit_weights = np.ones(len(N)) if run_weights is None else np.asarray(run_weights, dtype=float)
+    free = fit_theta(problem, unit_weights, fixed)
+    best = float(constants_from_theta(form, free.phi[:1], problem.points)[name][0])
+    # with the best value in the grid at least one value is inside the interval
+    grid = _default_values(name, best, float(L.min())) if values is None else np.asarray(values, dtype=float)
+    values = np.unique(np.append(grid, best))
+    residuals = np.abs(problem.evaluate_residuals(free.phi[:1])[0][0])[unit_weights > 0]
+    # with the scale profiled out, -2 log likelihood = factor n log(objective) + constant
+    weight = _likelihood_factor(residuals, huber_delta) * int((unit_weights > 0).sum())
 
-    def told(values: np.ndarray, objective: np.ndarray) -> Profile:
+    def summarize(values: np.ndarray, objective: np.ndarray) -> Profile:
         lowest = min(float(free.objective[0]), float(objective.min()))
-        return _told(name, values, objective, weight * np.log(objective / lowest), best)
+        return _summarize_profile(name, values, objective, weight * np.log(objective / lowest), best)
 
-    objective = _held(problem, free.phi, name, values, fixed, each)
-    found = told(values, objective)
-    for _ in range(MOST_ROUNDS if found.identified else 0):
-        # the ends are interpolated between values far apart: look again, closely
-        around = min(CLOSE, (found.high / found.low) ** SHARE_AROUND)
-        near = np.geomspace(found.low / around, found.high * around, N_CLOSE)
+    objective = _minimize_profile(problem, free.phi, name, values, fixed, unit_weights)
+    result = summarize(values, objective)
+    for _ in range(MAX_REFINEMENTS if result.identified else 0):
+        # the ends are interpolated between distant values: refine the grid around them
+        around = min(REFINED_SPAN, (result.high / result.low) ** REFINED_SHARE)
+        near = np.geomspace(result.low / around, result.high * around, N_REFINED_VALUES)
+        # stay inside the given grid: the interval must not extend beyond the values that were requested
         near = near[(near >= values.min()) & (near <= values.max())]
-        objective = np.concatenate([objective, _held(problem, free.phi, name, near, fixed, each)])
+        objective = np.concatenate(
+            [objective, _minimize_profile(problem, free.phi, name, near, fixed, unit_weights)]
+        )
         values, first = np.unique(np.concatenate([values, near]), return_index=True)
         objective = objective[first]
-        before, found = found, told(values, objective)
-        if not found.identified:
+        before, result = result, summarize(values, objective)
+        if not result.identified:
             break
-        moved = max(abs(np.log(found.low / before.low)), abs(np.log(found.high / before.high)))
-        if moved < SETTLED * np.log(found.high / found.low):
+        shift = max(abs(np.log(result.low / before.low)), abs(np.log(result.high / before.high)))
+        if shift < CONVERGED_SHARE * np.log(result.high / result.low):
             break
-    return found
+    return result
 
 
-def _values_around(name: str, best: float, lowest_loss: float) -> np.ndarray:
-    """Where a constant is held by default, within what the fit searches."""
+def _default_values(name: str, best: float, lowest_loss: float) -> np.ndarray:
+    """Return default values of a constant, within the range that fits search."""
     if name in ("R_D", "R_N"):
-        return np.asarray(VALUES)
+        return np.asarray(DECAY_VALUES)
     if name == "E":
-        return np.geomspace(LEAST_E, 0.999, N_AROUND) * lowest_loss
-    return np.clip(best * np.geomspace(1 / AROUND, AROUND, N_AROUND), *EXPONENT)
+        return np.geomspace(MIN_E_SHARE, 0.999, N_EXPONENT_VALUES) * lowest_loss
+    return np.clip(best * np.geomspace(1 / EXPONENT_SPAN, EXPONENT_SPAN, N_EXPONENT_VALUES), *EXPONENT)
 
 
-def _held(
+def _minimize_profile(
     problem: Problem,
     minima: np.ndarray,
     name: str,
@@ -132,38 +144,48 @@ def _held(
     fixed: Mapping[str, float],
     weights: np.ndarray,
 ) -> np.ndarray:
-    """The least objective [m] with `name` held at each of `values` [m], from the free fit's minima [s, p]."""
-    at = THETA[problem.form].index(HELD[name])
+    """Return the least objective [m] with `name` fixed at each of `values` [m].
+
+    Fits start from the `minima` [s, p] of the free fit.
+    """
+    coordinate = THETA[problem.form].index(PROFILED_COORDINATES[name])
     objective = np.full(len(values), np.inf)
-    # up and down again, each from where the last one ended: a valley may be reached from one side only
+    # Upwards, then downwards, each fit from the solution at the previous value: a valley may be reachable
+    # from one side only.
     for order in (range(len(values)), reversed(range(len(values)))):
         theta = minima[:3]
         for i in order:
-            limits = limits_of(problem, {**fixed, name: float(values[i])})
+            box = build_search_box(problem, {**fixed, name: float(values[i])})
+            # the profiled coordinate is fixed by a box of width 0; the others start at the previous solution
             starts = theta.copy()
-            starts[:, at] = limits.low[at]
-            found = narrowed(problem, starts, np.broadcast_to(weights, (len(starts), len(weights))), limits)
-            objective[i] = min(objective[i], found.objective.min())
-            theta = np.concatenate([found.phi[found.objective.argsort()[:1]], minima[:2]])
+            starts[:, coordinate] = box.low[coordinate]
+            fitted = minimize_by_narrowing(
+                problem, starts, np.broadcast_to(weights, (len(starts), len(weights))), box
+            )
+            objective[i] = min(objective[i], fitted.objective.min())
+            theta = np.concatenate([fitted.phi[fitted.objective.argsort()[:1]], minima[:2]])
     return objective
 
 
-def _share(residual: np.ndarray, delta: float) -> float:
-    """1 for Gaussian errors, 2 for Laplace's: in between by how many residuals lie beyond the Huber's width.
+def _likelihood_factor(residual: np.ndarray, delta: float) -> float:
+    """Return the factor of n log(objective) in -2 log likelihood: 1 for Gaussian, 2 for Laplace errors.
 
-    With the scale profiled out, -2 log likelihood is n log(sum of squares) for the one and 2 n log(sum of
-    absolute values) for the other, and the objective is in proportion to that sum.
+    With the scale profiled out, -2 log likelihood is n log(sum of squares) for Gaussian errors and
+    2 n log(sum of absolute values) for Laplace errors, and the objective is proportional to that sum.
+    A Huber is between them by the share of residuals beyond its width.
     """
     return 1.0 + float((residual > delta).mean())
 
 
-def _told(
+def _summarize_profile(
     name: str, values: np.ndarray, objective: np.ndarray, statistic: np.ndarray, best: float
 ) -> Profile:
     limit = float(chdtri(1, 1 - LEVEL))
     inside = np.flatnonzero(statistic <= limit)
-    low = None if inside[0] == 0 else _crossing(values, statistic, inside[0] - 1, limit)
-    high = None if inside[-1] == len(values) - 1 else _crossing(values, statistic, inside[-1], limit)
+    low = None if inside[0] == 0 else _interpolate_crossing(values, statistic, inside[0] - 1, limit)
+    high = (
+        None if inside[-1] == len(values) - 1 else _interpolate_crossing(values, statistic, inside[-1], limit)
+    )
     identified = bool(low is not None and high is not None)
     shown = f"{name}*" if name in ("R_D", "R_N") else name
     if identified:
@@ -180,8 +202,11 @@ def _told(
     return Profile(name, values, objective, statistic, best, low, high, identified, words)
 
 
-def _crossing(values: np.ndarray, statistic: np.ndarray, i: int, limit: float) -> float:
-    """Where the statistic meets the limit between i and i + 1; its root is nearly straight in log value."""
+def _interpolate_crossing(values: np.ndarray, statistic: np.ndarray, i: int, limit: float) -> float:
+    """Return the value between i and i + 1 at which the statistic is `limit`.
+
+    The root of the statistic is nearly linear in the log of the value, so it is interpolated there.
+    """
     left, right = (float(np.sqrt(max(statistic[k], 0.0)) - np.sqrt(limit)) for k in (i, i + 1))
     share = left / (left - right)
     return float(np.exp(np.log(values[i]) * (1 - share) + np.log(values[i + 1]) * share))

@@ -1,95 +1,95 @@
-"""A few more runs for a law that is not identified, and what they cost at the speed of the runs so far."""
+"""Proposal of a few more runs for a law that is not identified, with their cost at the measured speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from megatron.scaling import wording
-from megatron.scaling.design import Designer, Runs
+from megatron.scaling.design import Designer, RunSet
+from megatron.scaling.format import format_count, format_duration
 from megatron.scaling.law import PUBLISHED, Law
 from megatron.scaling.table import Row
 
-PRIOR = "Besiroglu et al. 2024"  # the law that is taken for true: the study's own is not known
-NOISE = 0.005  # spread of a run's log loss, where the law does not say
+PRIOR = "Besiroglu et al. 2024"  # law at which runs are planned, since the law of the study is not identified
+NOISE = 0.005  # standard deviation of the log loss of a run, if the law has none
 N_RUNS = 3
-SPENDING = 0.5  # of what the study has cost so far
-TARGET = 10.0  # times the largest run: where the design is centred
-SIZE_SPAN, TOKEN_SPAN = (0.5, 2.0), (0.5, 8.0)  # beyond the smallest and largest so far
+SPENDING = 0.5  # budget, as a share of the FLOPs of the study so far
+TARGET = 10.0  # compute of the target of the design, times the largest run
+SIZE_SPAN, TOKEN_SPAN = (0.5, 2.0), (0.5, 8.0)  # factors on the smallest and the largest so far
 N_GRID = 12
-NUMBERS = ("no", "one", "two", "three", "four", "five")
+NUMBER_WORDS = ("no", "one", "two", "three", "four", "five")
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Runs to add, and the seconds that they take one after another; NaN where no run was timed."""
+    """Runs to add, and the seconds to train them one after another; NaN if no run was timed."""
 
-    runs: Runs
+    runs: RunSet
     seconds: float
 
-    def words(self) -> str:
-        """'three more runs: N = 41k on D = 3.1M tokens; ...; about 12 min ...'"""
+    def describe(self) -> str:
+        """Return a description such as "three more runs: N = 41k on D = 3.1M tokens; about 12 min ..."."""
         cells = zip(self.runs.N, self.runs.D, strict=True)
-        runs = "; ".join(f"N = {wording.count(n)} on D = {wording.count(d)} tokens" for n, d in cells)
+        runs = "; ".join(f"N = {format_count(n)} on D = {format_count(d)} tokens" for n, d in cells)
         n = len(self.runs.N)
         cost = ""
         if np.isfinite(self.seconds):
-            cost = f"; about {wording.duration(self.seconds)} of training at the speed of the runs so far"
+            cost = f"; about {format_duration(self.seconds)} of training at the speed of the runs so far"
         return (
-            f"{NUMBERS[n]} more {'run' if n == 1 else 'runs'}: {runs}{cost} (tightest for the constants of "
-            f"{PRIOR} within half of what the study has spent)"
+            f"{NUMBER_WORDS[n]} more {'run' if n == 1 else 'runs'}: {runs}{cost} (optimal for the constants "
+            f"of {PRIOR}, within half of the compute of the study)"
         )
 
 
 def propose_runs(law: Law | None, rows: Sequence[Row]) -> Proposal | None:
-    """At most N_RUNS runs that tell most about all constants, beside those of `rows` (columns of table.csv).
+    """Propose up to N_RUNS runs with the most information on all constants, beside those of `rows`.
 
-    `law`, where there is one, gives the scatter of single runs. They are planned at published constants,
-    since a plan from constants that are not known is a guess. None where a budget of half the study buys no
-    run.
+    `rows` have the columns of table.csv. `law`, if given, provides the scatter of single runs. The design is
+    at published constants, since those of the study are not identified. Returns None if half of the compute
+    of the study is less than the cost of any run.
     """
     rows = [row for row in rows if row.get("N") and row.get("D")]
     if not rows:
         return None
     N, D = (np.array([row[letter] for row in rows], dtype=float) for letter in "ND")
     prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
-    done = Runs(N, D, D)
+    done = RunSet(N, D, D)
     noise = law.spread if law is not None and law.spread else NOISE
     designer = Designer(prior, TARGET * float(done.flops.max()), noise, done)
-    # no more than the text holds, nor than was read where it was read again
+    # at most the tokens of the text (D / epochs), or the largest D where text was repeated
     text = [row["D"] / row["epochs"] for row in rows if row.get("epochs")]
     top = min(TOKEN_SPAN[1] * D.max(), max(D.max(), *text)) if text else TOKEN_SPAN[1] * D.max()
     sizes = np.geomspace(SIZE_SPAN[0] * N.min(), SIZE_SPAN[1] * N.max(), N_GRID)
     tokens = np.geomspace(TOKEN_SPAN[0] * D.min(), top, N_GRID)
     n, d = (grid.ravel() for grid in np.meshgrid(sizes, tokens, indexing="ij"))
     try:
-        runs = designer.choose(Runs(n, d, d), SPENDING * float(done.flops.sum()), N_RUNS, kind="D")
+        runs = designer.choose(RunSet(n, d, d), SPENDING * float(done.flops.sum()), N_RUNS, kind="D")
     except (ValueError, np.linalg.LinAlgError):
         return None
     return Proposal(runs, float((runs.flops * seconds_per_flop(rows, runs.N)).sum()))
 
 
 def seconds_per_flop(rows: Sequence[Row], N: np.ndarray) -> np.ndarray:
-    """Seconds for a FLOP of 6 N D at sizes N [n], by the runs of the nearest sizes; NaN without any.
+    """Return seconds per FLOP of 6 N D at sizes N [n], interpolated between timed sizes; NaN without any.
 
-    The time of a run that branched is of its own steps only, and says nothing here.
+    Branched runs are skipped: their time covers only the steps after the branch.
     """
-    found: dict[float, list[float]] = {}
+    rates_of_size: dict[float, list[float]] = {}
     for row in rows:
         if row.get("wall_s") and row.get("trunk") in (None, "", row.get("run")):
-            found.setdefault(float(row["N"]), []).append(row["wall_s"] / (6.0 * row["N"] * row["D"]))
-    if not found:
+            rates_of_size.setdefault(float(row["N"]), []).append(row["wall_s"] / (6.0 * row["N"] * row["D"]))
+    if not rates_of_size:
         return np.full(len(N), np.nan)
-    sizes = np.array(sorted(found))
-    rates = np.array([np.log(np.mean(found[size])) for size in sizes])
+    sizes = np.array(sorted(rates_of_size))
+    rates = np.array([np.log(np.mean(rates_of_size[size])) for size in sizes])
     return np.exp(np.interp(np.log(N), np.log(sizes), rates))
 
 
-def rows_of_table(table: dict[str, list[str]], columns: dict[str, str], runs: Sequence[str]) -> list[Row]:
-    """Rows for `propose_runs` of a table as read_table returns it: those of `runs`, all where it is empty."""
+def rows_from_table(table: dict[str, list[str]], columns: dict[str, str], runs: Sequence[str]) -> list[Row]:
+    """Return rows for `propose_runs` from a table of read_table: those of `runs`, or all if it is empty."""
     names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
     names |= {name: name for name in ("wall_s", "epochs")}
-    found = []
+    rows = []
     for i in range(len(next(iter(table.values()), []))):
         row: Row = {name: table[name][i] for name in ("run", "trunk") if name in table}
         for name, column in names.items():
@@ -98,5 +98,5 @@ def rows_of_table(table: dict[str, list[str]], columns: dict[str, str], runs: Se
             except (KeyError, ValueError):
                 row[name] = None
         if not runs or row.get("run") in runs:
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows

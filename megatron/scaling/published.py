@@ -1,8 +1,8 @@
-"""Scaling laws of the literature by name, each with its source.
+"""Published scaling laws by name, each with its source.
 
-Losses are in nats a token of the authors' own text and tokenizer, so a loss of one law does not compare with
-a loss of another; exponents and optima do, where N is counted alike. None of them has intervals: the papers
-print constants, not the spread of a prediction.
+Losses are in nats a token of the text and tokenizer of the authors, so losses of different laws are not
+comparable. Exponents and optima are, where N is counted alike. The laws have no intervals, since the papers
+publish constants without replicates.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.config.presets import nearest
+from megatron.config.presets import suggest_nearest
 from megatron.scaling.law import PUBLISHED, Law
 from megatron.scaling.rules import STEPLAW
 
@@ -20,12 +20,12 @@ ALL, NON_EMBEDDING = "all parameters", "parameters without embeddings"
 
 @dataclass(frozen=True)
 class PublishedLaw:
-    """Constants of a form of loss as they are published.
+    """Published constants of a form.
 
     source   authors, year, arXiv number, and where in the paper the constants are
-    counts   what N counts
+    counts   which parameters N includes
     ranges   {"N": [low, high], "D": [low, high]} of the runs, where the source states them
-    note     what a user should know; may be empty
+    note     caveats for users; may be empty
     """
 
     name: str
@@ -36,8 +36,8 @@ class PublishedLaw:
     ranges: dict[str, list[float]] = field(default_factory=dict)
     note: str = ""
 
-    def law(self) -> Law:
-        """As a Law without replicates: its intervals are NaN."""
+    def to_law(self) -> Law:
+        """Return a Law without replicates, whose intervals are NaN."""
         return Law(
             form=self.form,
             params=dict(self.params),
@@ -51,7 +51,7 @@ class PublishedLaw:
 
 @dataclass(frozen=True)
 class HyperparameterLaw:
-    """Optimal learning rate and batch as powers: (coefficient, exponent of N, exponent of D) of each."""
+    """Optimal learning rate and batch size as powers, each (coefficient, exponent of N, exponent of D)."""
 
     name: str
     source: str
@@ -61,22 +61,28 @@ class HyperparameterLaw:
     note: str = ""
 
     def learning_rate(self, N: ArrayLike, D: ArrayLike) -> np.ndarray:
-        """Peak learning rate for N parameters, D tokens; broadcasts. ValueError for what is not above 0."""
-        return _power(self.lr, N, D)
+        """Return the peak learning rate for N parameters, D tokens; broadcasts.
+
+        Raises ValueError unless both are > 0.
+        """
+        return _evaluate_power(self.lr, N, D)
 
     def batch_tokens(self, N: ArrayLike, D: ArrayLike) -> np.ndarray:
-        """Tokens of a batch for N parameters and D tokens; broadcasts. ValueError as `learning_rate`."""
-        return _power(self.batch, N, D)
+        """Return the batch size in tokens for N parameters, D tokens; broadcasts.
+
+        Raises ValueError as `learning_rate`.
+        """
+        return _evaluate_power(self.batch, N, D)
 
     def formula(self) -> str:
-        """Both powers in one line."""
+        """Return both powers in one line."""
         return "; ".join(
             f"{letter} = {c:g}" + "".join(f" {x}^{p:g}" for x, p in (("N", n), ("D", d)) if p)
             for letter, (c, n, d) in (("lr", self.lr), ("batch tokens", self.batch))
         )
 
 
-def _power(constants: tuple[float, float, float], N: ArrayLike, D: ArrayLike) -> np.ndarray:
+def _evaluate_power(constants: tuple[float, float, float], N: ArrayLike, D: ArrayLike) -> np.ndarray:
     N, D = (np.asarray(v, dtype=float) for v in (N, D))
     for name, values in (("N", N), ("D", D)):
         if not (np.isfinite(values) & (values > 0)).all():
@@ -85,7 +91,7 @@ def _power(constants: tuple[float, float, float], N: ArrayLike, D: ArrayLike) ->
     return coefficient * N**n * D**d
 
 
-def _gadre(text: str, name: str, E: float, a: float, b: float, eta: float) -> PublishedLaw:
+def _build_gadre_law(text: str, name: str, E: float, a: float, b: float, eta: float) -> PublishedLaw:
     return PublishedLaw(
         name,
         f"Gadre et al. 2024, arXiv 2403.08540, table of fitted constants, models trained on {text}; "
@@ -105,8 +111,8 @@ _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
         "chinchilla",
         {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28},
         ranges=_CHINCHILLA_RUNS,
-        note="Printed constants are rounded: their optimum at 5.8e23 FLOPs is 32B parameters where the paper "
-        "says 40B. chinchilla-unrounded has more digits.",
+        note="Printed constants are rounded: their optimum at 5.8e23 FLOPs is 32B parameters, in the paper "
+            "it is 40B. chinchilla-unrounded has more digits.",
     ),
     PublishedLaw(
         "chinchilla-unrounded",
@@ -134,12 +140,15 @@ _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
         ranges={"N": [7.1e6, 8.7e9], "D": [1e8, 9e11]},
         note="alpha and beta were tied. From the same runs R_D* is not identified above about 6.",
     ),
-    _gadre("C4", "gadre-c4", 1.5082605444147166, 113.69260327517962, 189.51552149611567, 0.24247223927556466),
-    _gadre(
+    _build_gadre_law(
+        "C4", "gadre-c4", 1.5082605444147166, 113.69260327517962, 189.51552149611567,
+        0.24247223927556466,
+    ),
+    _build_gadre_law(
         "RedPajama", "gadre-redpajama", 1.836648408738623, 166.210992120337, 366.6871979615622,
         0.2728507061786173,
     ),
-    _gadre(
+    _build_gadre_law(
         "RefinedWeb", "gadre-refinedweb", 1.7344620893321105, 125.09569550155217, 246.2066862427996,
         0.25439484463174905,
     ),
@@ -150,8 +159,8 @@ _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
         {"Nc": 6.4e13, "Dc": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},
         counts=NON_EMBEDDING,
         ranges={"N": [768, 1.5e9], "D": [2.2e7, 2.3e10]},
-        note="Of models trained until they stop improving on D tokens, with a floor of 0: optima at a fixed "
-        "compute are not those of the paper, which fits training curves for them.",
+        note="For models trained to convergence on D tokens, with a floor of 0: optima at a fixed compute "
+            "differ from those of the paper, which are fitted to training curves.",
     ),
     HyperparameterLaw(
         "step-law",
@@ -167,9 +176,10 @@ PUBLISHED_LAWS: dict[str, PublishedLaw | HyperparameterLaw] = {law.name: law for
 
 
 def find_law(name: str | Path) -> tuple[Law | HyperparameterLaw, PublishedLaw | None]:
-    """(the law, where it is published) of a law.json or of a published law's name; a file goes first.
+    """Return (law, publication) for a path of law.json or the name of a published law; a file has precedence.
 
-    Raises FileNotFoundError for neither, and ValueError for a file that is no law.
+    The publication of a file is None. Raises FileNotFoundError for neither, and ValueError for a file that is
+    not a law.
     """
     path = Path(name)
     if path.is_file():
@@ -178,8 +188,8 @@ def find_law(name: str | Path) -> tuple[Law | HyperparameterLaw, PublishedLaw | 
     if published is None:
         raise FileNotFoundError(
             f"{name}: got neither a file nor the name of a published law; "
-            f"{nearest(str(name), list(PUBLISHED_LAWS))} (tools/predict.py --list)"
+            f"{suggest_nearest(str(name), list(PUBLISHED_LAWS))} (tools/predict.py --list)"
         )
     if isinstance(published, HyperparameterLaw):
         return published, None
-    return published.law(), published
+    return published.to_law(), published

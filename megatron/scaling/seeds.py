@@ -1,65 +1,66 @@
-"""The seeds of a grid: the same for all of its cells, or more for some of them.
+"""Seeds of a grid: the same for all cells, or more seeds for some cells.
 
     seeds: 3                        # 0, 1 and 2, in every cell
-    seeds: [0, 7]                   # these, in every cell
+    seeds: [0, 7]                   # these seeds, in every cell
     seeds:                          # [0] in every cell, and three in those of one size at one budget
       default: [0]
       cells:
         - {size: s48, train_flops: 1.0e+11, seeds: 3}
 
-An entry of `cells` names cells by the values of one or more keys; the keys that it does not name are free.
+An entry of `cells` selects cells by the values of one or more keys; omitted keys match every value.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron.config.read import refuse_unknown
+from megatron.config.read import check_known_keys
 from megatron.config.yaml_file import is_finite
 
-# key of an entry: key of the grid that lists its values
+# key of an entry -> key of the grid that lists its values
 AXES = {
     "objective": "objectives", "size": "sizes", "train_tokens": "train_tokens", "train_flops": "train_flops",
     "tokens_per_param": "tokens_per_param", "unique_tokens": "unique_tokens", "epochs": "epochs", "lr": "lr",
     "batch_tokens": "batch_tokens",
 }  # fmt: skip
-MOST = 10_000  # of a number of seeds; more are a number of something else
+MAX_SEEDS = 10_000  # largest number of seeds; a larger one is probably a mistake
 
 
 @dataclass(frozen=True)
 class Seeds:
     """Seeds of the cells of a grid.
 
-    default  of every cell that no entry names
+    default  seeds of every cell that no entry selects
     cells    entries: values of keys of AXES, and `seeds`, a list
     """
 
     default: list[int]
     cells: list[dict[str, Any]] = field(default_factory=list)
 
-    def of(self, axes: Mapping[str, Any]) -> list[int]:
-        """The seeds of the cell with these values (Cell.axes)."""
+    def select(self, axes: Mapping[str, Any]) -> list[int]:
+        """Return the seeds of the cell with these values (Cell.axis_values)."""
+        # the first matching entry; entries cannot overlap (read_seeds)
         for entry in self.cells:
             if all(axes.get(key) == value for key, value in entry.items() if key != "seeds"):
                 return entry["seeds"]
         return self.default
 
-    def all(self) -> list[int]:
-        """Every seed of any cell, the default first."""
+    def union(self) -> list[int]:
+        """Return the seeds of all cells without duplicates, the default ones first."""
         return list(
             dict.fromkeys([*self.default, *(seed for entry in self.cells for seed in entry["seeds"])])
         )
 
 
 def read_seeds(raw: Any, grid: Mapping[str, Sequence[Any]], where: str) -> Seeds:
-    """`seeds` of a grid as written; `grid` has the lists of its other keys. None: seed 0 alone.
+    """Read and validate `seeds` of a grid; `grid` has the lists of its other keys. None means [0].
 
-    Raises ValueError for what is no seed, for a cell that the grid does not have, and for two entries that
-    name one cell.
+    Raises ValueError for an invalid seed, for a cell that the grid does not have, and for two entries that
+    select the same cell.
     """
     if not isinstance(raw, dict):
         return Seeds(_read_list([0] if raw is None else raw, where))
-    refuse_unknown(raw, ["default", "cells"], where)
+    check_known_keys(raw, ["default", "cells"], where)
     default = _read_list([0] if raw.get("default") is None else raw["default"], f"{where}.default")
     entries = raw.get("cells") or []
     if not isinstance(entries, list):
@@ -68,59 +69,61 @@ def read_seeds(raw: Any, grid: Mapping[str, Sequence[Any]], where: str) -> Seeds
     for i, entry in enumerate(entries):
         read.append(_read_entry(entry, grid, f"{where}.cells[{i}]"))
         for j, other in enumerate(read[:-1]):
-            if _overlap(other, read[-1]):
+            # entries overlap if no shared key differs, since omitted keys match every value
+            if _do_overlap(other, read[-1]):
                 raise ValueError(
-                    f"{where}.cells[{i}]: names a cell that cells[{j}] names too. Give each cell one entry."
+                    f"{where}.cells[{i}]: got a cell of cells[{j}], expected one entry per cell."
                 )
     return Seeds(default, read)
 
 
 def _read_entry(entry: Any, grid: Mapping[str, Sequence[Any]], where: str) -> dict[str, Any]:
-    """One entry of `cells`, each of its values one that the grid lists."""
+    """Read one entry of `cells`; each of its values must be in the grid."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: got {entry!r}, expected keys such as size, train_flops and seeds.")
-    refuse_unknown(entry, [*AXES, "seeds"], where)
+    check_known_keys(entry, [*AXES, "seeds"], where)
     if entry.get("seeds") is None:
-        raise ValueError(f"{where}.seeds: missing, expected a number of seeds or a list of them.")
-    found: dict[str, Any] = {}
+        raise ValueError(f"{where}.seeds: got None, expected a number of seeds or a list of seeds.")
+    axes: dict[str, Any] = {}
     for key, value in entry.items():
         if key == "seeds" or value is None:
             continue
         listed = grid.get(AXES[key]) or []
-        found[key] = str(value) if key == "size" else plain(value)
-        if found[key] not in listed:
-            known = (
-                f"one of its {AXES[key]}, {', '.join(map(str, listed))}" if listed else "a key that it has"
+        axes[key] = str(value) if key == "size" else to_integer(value)
+        if axes[key] not in listed:
+            choices = (
+                f"one of its {AXES[key]}, {', '.join(map(str, listed))}" if listed else "a key of the grid"
             )
             raise ValueError(
-                f"{where}.{key}: got {value!r}, a cell that the grid does not have; expected {known}."
+                f"{where}.{key}: got {value!r}, a cell that the grid does not have; expected {choices}."
             )
-    if not found:
-        raise ValueError(f"{where}: names no cell, expected one or more of {', '.join(AXES)}.")
-    return found | {"seeds": _read_list(entry["seeds"], f"{where}.seeds")}
+    if not axes:
+        raise ValueError(f"{where}: got no cell, expected one or more of {', '.join(AXES)}.")
+    return axes | {"seeds": _read_list(entry["seeds"], f"{where}.seeds")}
 
 
 def _read_list(value: Any, where: str) -> list[int]:
-    """A list of seeds; a number of them stands for 0, 1, ..."""
-    value = plain(value)
-    if type(value) is int and 0 < value <= MOST:
+    """Read a list of seeds; a number n stands for 0, 1, ..., n - 1."""
+    value = to_integer(value)
+    # type() instead of isinstance: True is an int
+    if type(value) is int and 0 < value <= MAX_SEEDS:
         return list(range(value))
     if not isinstance(value, list) or not value:
         raise ValueError(
-            f"{where}: got {value!r}, expected a list of seeds, or a number of them from 1 to {MOST:,}."
+            f"{where}: got {value!r}, expected a list of seeds, or a number of seeds from 1 to {MAX_SEEDS:,}."
         )
-    seeds = [plain(seed) for seed in value]
+    seeds = [to_integer(seed) for seed in value]
     for seed in seeds:
         if not is_finite(seed) or not isinstance(seed, int):
-            raise ValueError(f"{where}: got {seed!r}, expected whole numbers.")
+            raise ValueError(f"{where}: got {seed!r}, expected integers.")
     return list(dict.fromkeys(seeds))
 
 
-def _overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether one cell fits both entries: no key has two values."""
+def _do_overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Return whether some cell matches both entries: no key has different values."""
     return all(a[key] == b[key] for key in a.keys() & b.keys() if key != "seeds")
 
 
-def plain(value: Any) -> Any:
-    """YAML reads 1e6 as a float."""
+def to_integer(value: Any) -> Any:
+    """Convert a float that is an integer to int, since YAML reads 1e6 as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value

@@ -1,4 +1,4 @@
-"""Runs as tasks of Slurm arrays, followed until all have ended."""
+"""Launcher of runs as tasks of Slurm arrays, which are polled until all have ended."""
 
 import re
 import subprocess
@@ -8,267 +8,290 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatron.command import STOPPED
-from megatron.config.yaml_file import is_one_line
+from megatron.config.yaml_file import is_single_line
 from megatron.log import get_logger
-from megatron.run_dir import is_done, write_whole
-from megatron.scaling.claims import Claims
+from megatron.run_dir import is_done, write_atomic
 from megatron.scaling.ladder import PlannedRun
-from megatron.scaling.launch import ROOT, STOP_WAIT_S, Job, prepare
+from megatron.scaling.launch import ROOT, STOP_WAIT_S, Job, prepare_run
+from megatron.scaling.run_locks import RunLocks
 
 PRETRAIN = ROOT / "tools" / "pretrain.py"
 SCRIPT = ROOT / "examples_scaling" / "training" / "sweep_slurm.sh"
-TASK = "slurm_task"  # in a run's folder: <array>_<index>, as squeue names it
+TASK = "slurm_task"  # file in a run's folder: <array>_<index>, the task's id in squeue
 SQUEUE = ("squeue", "--noheader", "--array", "--format=%i %T")
-ASK_EVERY_S = 2.0
-ANSWER_S = 60.0  # a command of Slurm that takes longer has failed
-LONGEST_PAUSE_S = 60.0
-GIVE_UP_S = 3600.0  # without an answer; longer than controllers take to restart or to be moved
-# what sbatch prints where the controller is away; anything else is wrong with the submission itself
+POLL_INTERVAL_S = 2.0
+COMMAND_TIMEOUT_S = 60.0  # limit for one Slurm command
+MAX_PAUSE_S = 60.0
+GIVE_UP_S = 3600.0  # limit without a response; longer than a restart or move of the controller
+# sbatch messages for an unreachable controller; any other message is an error of the submission
 UNREACHABLE = (
     "Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes were",
-    "Connection timed out", "temporarily unable", "no answer for",
+    "Connection timed out", "temporarily unable", "no response for",
 )  # fmt: skip
 
 log = get_logger(__name__)
 
 
-class QueueSilentError(OSError):
-    """Slurm has not answered for so long that the sweep ends without its tasks."""
+class QueueTimeoutError(OSError):
+    """Slurm has not responded for GIVE_UP_S; the sweep ends and its tasks keep running."""
 
 
 class SlurmLauncher:
-    """Each `start` submits one array; squeue says what has ended. `words` go to sbatch."""
+    """Submits one array per `start` and polls squeue for ended tasks."""
 
-    def __init__(self, folder: Path, jobs: int | None, words: Sequence[str] = ()) -> None:
-        """`folder` takes the lists of runs; `jobs`: tasks of an array that run at a time, None: all."""
-        self.folder, self.jobs, self.words = folder, jobs, list(words)
-        self.asked = 0.0
-        self.alive: set[str] = set()
-        self.claims = Claims()
-        self.silence, self.refusal = Silence(), Silence()  # of squeue, of sbatch
-        self.unanswered: tuple[Path, list[PlannedRun]] | None = None  # submitted, and the answer got lost
+    def __init__(self, folder: Path, jobs: int | None, sbatch_args: Sequence[str] = ()) -> None:
+        """Create a launcher.
+
+        folder       for the lists of runs, one file per array
+        jobs         number of tasks of an array that run concurrently; None: all
+        sbatch_args  additional arguments of sbatch
+        """
+        self.folder, self.jobs, self.sbatch_args = folder, jobs, list(sbatch_args)
+        self.polled_at = 0.0
+        self.queued: set[str] = set()
+        self.locks = RunLocks()
+        self.squeue_backoff, self.sbatch_backoff = Backoff(), Backoff()  # separate: either can fail alone
+        self.lost_submission: tuple[Path, list[PlannedRun]] | None = (
+            None  # array submitted without a response
+        )
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """See Launcher: all of them, the queue has room. OSError with what sbatch said.
+        """See Launcher: submits all runs, since the queue has no limit. Raises OSError with sbatch's message.
 
-        While the controller is away it starts none, and tries again later.
+        While the controller is unreachable, no run is started and a later call tries again.
         """
-        if not runs or self.silence.lasts() or self.refusal.lasts():
+        if not runs or self.squeue_backoff.is_waiting() or self.sbatch_backoff.is_waiting():
             return []
         elsewhere: list[Job] = []
         jobs: list[Job] = []
         try:
-            if self.unanswered is not None:
-                jobs = self._find_unanswered(*self.unanswered)  # these may be training already
+            if self.lost_submission is not None:
+                jobs = self._find_lost_array(*self.lost_submission)  # its tasks may be running already
             if not jobs:
-                free = [run for run in runs if self.claims.take(run)]
-                elsewhere = [Job(run, None, elsewhere=True) for run in runs if run not in free]
-                jobs = self._submit(free)
+                free = [run for run in runs if self.locks.acquire(run)]
+                elsewhere = [Job(run, None, is_external=True) for run in runs if run not in free]
+                jobs = self._submit_array(free)
         except FileNotFoundError:
             raise
         except OSError as error:
             if not any(text in str(error) for text in (*UNREACHABLE, "squeue")):
                 raise
-            self.refusal.note(error)
+            self.sbatch_backoff.record_failure(error)
             return elsewhere
-        self.refusal.end()
+        self.sbatch_backoff.reset()
         for job in jobs:
-            write_whole(job.run.folder / TASK, job.handle + "\n")
-        self.alive |= {job.handle for job in jobs}
-        self.asked = time.monotonic()
+            write_atomic(job.run.folder / TASK, job.handle + "\n")
+        self.queued |= {job.handle for job in jobs}
+        self.polled_at = time.monotonic()
         return [*jobs, *elsewhere]
 
-    def _submit(self, runs: list[PlannedRun]) -> list[Job]:
+    def _submit_array(self, runs: list[PlannedRun]) -> list[Job]:
         if not runs:
             return []
-        for run in runs:  # a task finds its folder by the number of a line
-            if not is_one_line(str(run.folder.resolve())):
-                raise ValueError(f"{str(run.folder.resolve())!r}: got a line end, expected none. Rename it.")
+        for run in runs:  # task i reads line i of the list, so a folder must be a single line
+            if not is_single_line(str(run.folder.resolve())):
+                raise ValueError(
+                    f"{str(run.folder.resolve())!r}: got a line break, expected none. Rename the folder."
+                )
         for run in runs:
-            prepare(run)
+            prepare_run(run)
         self.folder.mkdir(parents=True, exist_ok=True)
+        # runs-<time>-<nanoseconds>: unique, because a lost submission is found by this path
         listed = self.folder / f"runs-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.txt"
-        write_whole(listed, "".join(f"{run.folder.resolve()}\n" for run in runs))
+        write_atomic(listed, "".join(f"{run.folder.resolve()}\n" for run in runs))
         limit = f"%{self.jobs}" if self.jobs else ""
-        words = ["sbatch", "--parsable", f"--array=0-{len(runs) - 1}{limit}", *self.words]
-        self.unanswered = listed, runs
-        array = _ask([*words, str(SCRIPT), str(listed.resolve()), str(PRETRAIN)]).partition(";")[0].strip()
-        self.unanswered = None
+        words = ["sbatch", "--parsable", f"--array=0-{len(runs) - 1}{limit}", *self.sbatch_args]
+        # set before sbatch and cleared after its response: a failure in between leaves it set
+        self.lost_submission = listed, runs
+        # "--parsable" prints <id>[;<cluster>]
+        array = (
+            _run_command([*words, str(SCRIPT), str(listed.resolve()), str(PRETRAIN)])
+            .partition(";")[0]
+            .strip()
+        )
+        self.lost_submission = None
         return [Job(run, f"{array}_{i}") for i, run in enumerate(runs)]
 
-    def _find_unanswered(self, listed: Path, runs: list[PlannedRun]) -> list[Job]:
-        """The jobs of an array that is in the queue though sbatch failed: they are not submitted again."""
-        for line in _ask(["squeue", "--noheader", "--format=%F %o"]).splitlines():
+    def _find_lost_array(self, listed: Path, runs: list[PlannedRun]) -> list[Job]:
+        """Return the jobs of an array that is queued although sbatch failed, to avoid submitting it twice."""
+        for line in _run_command(["squeue", "--noheader", "--format=%F %o"]).splitlines():
+            # the path of the list is in the command line (%o), which identifies the array
             if str(listed.resolve()) in line:
-                self.unanswered = None
+                self.lost_submission = None
                 return [Job(run, f"{line.split()[0]}_{i}") for i, run in enumerate(runs)]
-        self.unanswered = None
+        self.lost_submission = None
         return []
 
-    def running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
-        """See Launcher: by what is written in the folders and in the queue."""
-        if not self._look():
+    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
+        """See Launcher: from the task ids in the runs' folders and the queue."""
+        if not self._poll_queue():
             return None
         jobs = []
         for run in runs:
-            task = self._task_of(run)
-            if task is not None and self.claims.take_unstarted(run):
+            task = self._read_task(run)
+            # a lock on a task from an earlier sweep means that this sweep follows it from now on
+            if task is not None and self.locks.lock_run(run):
                 jobs.append(Job(run, task))
-            elif task is not None or self.claims.is_training(run):
-                jobs.append(Job(run, None, elsewhere=True))
+            elif task is not None or self.locks.is_training(run):
+                jobs.append(Job(run, None, is_external=True))
         return jobs
 
-    def _task_of(self, run: PlannedRun) -> str | None:
-        """The task of a run that is in the queue; None where it has none there."""
+    def _read_task(self, run: PlannedRun) -> str | None:
+        """Return the id of a run's task if it is in the queue, else None."""
         with suppress(FileNotFoundError):
             task = (run.folder / TASK).read_text().strip()
-            return task if task in self.alive else None
+            return task if task in self.queued else None
         return None
 
-    def ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-        """See Launcher; the queue is asked every two seconds, and more rarely while it does not answer.
+    def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+        """See Launcher. The queue is polled every POLL_INTERVAL_S, and less often while it does not respond.
 
-        Raises QueueSilentError where that lasts for `GIVE_UP_S`: nothing is known to have ended until then.
+        Without a response no job counts as ended. Raises QueueTimeoutError after `GIVE_UP_S` without one.
         """
-        if not jobs or time.monotonic() - self.asked < ASK_EVERY_S or not self._look():
+        if not jobs or time.monotonic() - self.polled_at < POLL_INTERVAL_S or not self._poll_queue():
             return []
         over = []
         for job in jobs:
-            status = self._status_elsewhere(job) if job.elsewhere else self._status(job)
+            status = self._poll_external(job) if job.is_external else self._exit_status(job)
             if status is not None:
                 over.append((job, status))
-                self.claims.release(job.run)
+                self.locks.release(job.run)
         return over
 
-    def _status_elsewhere(self, job: Job) -> int | None:
-        """As a launcher's status. A task whose sweep is gone is taken up."""
-        task = self._task_of(job.run)
-        if task is None and self.claims.has_ended(job.run):
+    def _poll_external(self, job: Job) -> int | None:
+        """Return the status of an external job, None while it runs. Take over tasks of an ended sweep."""
+        task = self._read_task(job.run)
+        if task is None and self.locks.has_ended(job.run):
             return 0 if is_done(job.run.folder, job.run.plan.identity) else STOPPED
-        if task is not None and self.claims.take_unstarted(job.run):
-            job.handle, job.elsewhere = task, False
+        if task is not None and self.locks.lock_run(job.run):
+            job.handle, job.is_external = task, False
         return None
 
     def stop(self, jobs: Sequence[Job]) -> None:
-        """See Launcher: cancelled tasks save and end; what is left after a minute is Slurm's to kill."""
-        own = [job.handle for job in jobs if not job.elsewhere]
+        """See Launcher: cancels the tasks, which save and end; after STOP_WAIT_S Slurm kills the rest."""
+        tasks = [job.handle for job in jobs if not job.is_external]
         deadline = time.monotonic() + STOP_WAIT_S
         cancelled = False
-        while own and time.monotonic() < deadline:
+        # squeue is polled until all own tasks have left the queue
+        while tasks and time.monotonic() < deadline:
             try:
                 if not cancelled:
-                    _cancel(own)
+                    _cancel_tasks(tasks)
                     cancelled = True
-                self.alive = _parse_tasks(_ask(SQUEUE))
-                if not self.alive & set(own):
+                self.queued = _parse_tasks(_run_command(SQUEUE))
+                if not self.queued & set(tasks):
                     return
             except OSError as error:
-                log.warning("%s; trying again", error)
-                time.sleep(ASK_EVERY_S)
+                log.warning("%s; retrying", error)
+                time.sleep(POLL_INTERVAL_S)
             time.sleep(0.5)
-        if own and not cancelled:
+        if tasks and not cancelled:
             raise OSError(
-                f"scancel: no answer from Slurm, {len(own)} tasks still run; cancel them when it is well: "
-                f"scancel {' '.join(own)}"
+                f"scancel: got no response from Slurm, {len(tasks)} tasks still run. Cancel them when Slurm "
+                f"responds: scancel {' '.join(tasks)}"
             )
 
-    def leave(self, jobs: Sequence[Job]) -> None:
-        """See Launcher: tasks do not need the sweep, and the next one finds them."""
-        own = [job for job in jobs if not job.elsewhere]
-        if own:
+    def detach(self, jobs: Sequence[Job]) -> None:
+        """See Launcher: tasks keep running without the sweep, and the next sweep finds them."""
+        attached = [job for job in jobs if not job.is_external]
+        if attached:
             log.warning(
-                "%d tasks of Slurm go on without the sweep; run the same command again to follow them",
-                len(own),
+                "%d Slurm tasks keep running without the sweep; rerun the same command to follow them",
+                len(attached),
             )
 
     def close(self) -> None:
         """See Launcher."""
-        self.claims.release_all()
+        self.locks.release_all()
 
-    def _look(self) -> bool:
-        """Ask what is in the queue. False while there is no answer; QueueSilentError where that lasts."""
-        if self.silence.lasts():
+    def _poll_queue(self) -> bool:
+        """Read the queue. Return False without a response; raise QueueTimeoutError after GIVE_UP_S."""
+        if self.squeue_backoff.is_waiting():
             return False
-        self.asked = time.monotonic()
+        self.polled_at = time.monotonic()
         try:
-            self.alive = _parse_tasks(_ask(SQUEUE))
+            self.queued = _parse_tasks(_run_command(SQUEUE))
         except FileNotFoundError:
             raise
         except OSError as error:
-            self.silence.note(error)
+            self.squeue_backoff.record_failure(error)
             return False
-        self.silence.end()
+        self.squeue_backoff.reset()
         return True
 
-    def _status(self, job: Job) -> int | None:
-        """None for a task in the queue; the exit status of one that has left it, while Slurm knows it."""
-        if job.handle in self.alive:
+    def _exit_status(self, job: Job) -> int | None:
+        """Return None for a task in the queue, else its exit status (1 if Slurm has no record of it)."""
+        if job.handle in self.queued:
             return None
         if is_done(job.run.folder, job.run.plan.identity):
             return 0
         try:
-            found = re.search(r"ExitCode=(\d+):(\d+)", _ask(["scontrol", "show", "job", job.handle]))
+            # an exit status is not available from squeue: scontrol has it for a while after the end
+            match = re.search(r"ExitCode=(\d+):(\d+)", _run_command(["scontrol", "show", "job", job.handle]))
         except OSError as error:
             if any(text in str(error) for text in UNREACHABLE):
                 return None
-            found = None
-        return int(found[1]) or int(found[2]) or 1 if found else 1
+            match = None
+        # a signal gives ExitCode=0:<signal>
+        return int(match[1]) or int(match[2]) or 1 if match else 1
 
 
-class Silence:
-    """How long Slurm has not answered, and when to ask again: after 2, 4, 8, ... 60 s."""
+class Backoff:
+    """Exponential backoff while Slurm does not respond: retries after 2, 4, 8, ... 60 s."""
 
     def __init__(self) -> None:
-        self.end()
+        self.reset()
 
-    def end(self) -> None:
-        """There was an answer."""
+    def reset(self) -> None:
+        """Reset after a response."""
         self.since: float | None = None
-        self.until, self.pause_s = 0.0, ASK_EVERY_S
+        self.until, self.pause_s = 0.0, POLL_INTERVAL_S
 
-    def lasts(self) -> bool:
-        """Whether it is too early to ask again."""
+    def is_waiting(self) -> bool:
+        """Return whether it is too early to retry."""
         return time.monotonic() < self.until
 
-    def note(self, error: OSError) -> None:
-        """There was none. Raises QueueSilentError where that has lasted too long."""
+    def record_failure(self, error: OSError) -> None:
+        """Record a missing response. Raises QueueTimeoutError after GIVE_UP_S of them."""
         now = time.monotonic()
         self.since = now if self.since is None else self.since
         if now - self.since >= GIVE_UP_S:
-            raise QueueSilentError(
-                f"{error}, for {now - self.since:.0f} s now; the tasks still run, and the same command "
-                "follows them when Slurm is well"
+            raise QueueTimeoutError(
+                f"{error}, for {now - self.since:.0f} s. The tasks still run; rerun the same command to "
+                "follow them when Slurm responds."
             ) from error
-        log.warning("%s; the tasks go on, asking Slurm again in %.0f s", error, self.pause_s)
+        log.warning("%s; the tasks keep running, retrying in %.0f s", error, self.pause_s)
         self.until = now + self.pause_s
-        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+        self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
 
 
-def _cancel(tasks: Sequence[str]) -> None:
-    """Ask Slurm to end tasks; those that have ended by themselves are none the worse."""
+def _cancel_tasks(tasks: Sequence[str]) -> None:
+    """Cancel tasks; tasks that have already ended are ignored."""
     try:
-        _ask(["scancel", *tasks])
+        _run_command(["scancel", *tasks])
     except OSError as error:
         if not any(text in str(error) for text in ("Invalid job id", "already complet")):
             raise
 
 
 def _parse_tasks(answer: str) -> set[str]:
-    """The tasks that have not ended, of all users: their ids are unique."""
+    """Return the ids of the tasks of all users that have not ended; ids are unique in a cluster."""
     over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
     pairs = [line.split() for line in answer.splitlines() if len(line.split()) == 2]
     return {task for task, state in pairs if state not in over}
 
 
-def _ask(words: Sequence[str]) -> str:
-    """What a command of Slurm prints. OSError with its last line where it fails."""
+def _run_command(words: Sequence[str]) -> str:
+    """Run a Slurm command and return its output. Raises OSError with its last line if it fails."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{words[0]}: not found; --launcher slurm wants Slurm's commands") from error
+        raise FileNotFoundError(
+            f"{words[0]}: command not found. Run --launcher slurm on a machine with Slurm."
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise OSError(f"{words[0]}: no answer for {ANSWER_S:.0f} s") from error
+        raise OSError(f"{words[0]}: no response for {COMMAND_TIMEOUT_S:.0f} s") from error
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-        raise OSError(f"{words[0]}: {said.removeprefix(f'{words[0]}: ')}")
+        message = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise OSError(f"{words[0]}: {message.removeprefix(f'{words[0]}: ')}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""All that is known of a study, as the report wants it: rows, curves, corpus, law."""
+"""Data of a study for the report: rows, loss curves, corpus, laws, blind check."""
 
 import json
 from collections.abc import Sequence
@@ -8,26 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from megatron.config.yaml_file import is_finite, is_one_line
-from megatron.scaling import wording
+from megatron.config.yaml_file import is_finite, is_single_line
 from megatron.scaling.blind import BlindOutcome, check_blind
 from megatron.scaling.compute_law import ComputeLaw
+from megatron.scaling.format import format_count
 from megatron.scaling.ladder import STUDY, read_study_plan
 from megatron.scaling.law import Law
 from megatron.scaling.study_frontier import COMPUTE_LAW
-from megatron.scaling.table import LARGEST, Row, read_runs, read_table, sound_metrics
+from megatron.scaling.table import MAX_NUMBER, Row, read_runs, read_table, read_valid_metrics
 
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
-# of corpus.json
+# keys of corpus.json
 CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "train_bytes", "held_out_bytes",
                   "unigram_entropy_nats", "bytes_per_token", "added_documents", "added_bytes")  # fmt: skip
 CORPUS_TEXTS = ("corpus", "why", "added")
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The losses of one run on its way. Tokens are those trained on so far; losses in nats a token."""
+class LossCurve:
+    """Losses of one run during training, in nats per token, over the tokens trained on so far."""
 
     tokens: np.ndarray  # float64 [training records]
     loss: np.ndarray
@@ -35,52 +35,52 @@ class Curve:
     held_out_loss: np.ndarray
 
 
-NO_CURVE = Curve(*(np.empty(0) for _ in range(4)))
+NO_CURVE = LossCurve(*(np.empty(0) for _ in range(4)))
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study directory, read. `rows` are those of table.read_runs; `curves` are by the run's name."""
+    """Contents of a study directory. `rows` are from table.read_runs; `curves` are by run name."""
 
     folder: Path
     rows: list[Row]
-    curves: dict[str, Curve]
+    curves: dict[str, LossCurve]
     law: Law | None
     corpus: dict[str, Any]
-    faults: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+    faults: list[str] = field(default_factory=list)  # unreadable files, one sentence each
     results: list[dict[str, Any]] = field(default_factory=list)  # result.json of the finished runs
-    name: str = ""  # as study.yaml says
-    laws: dict[str, Law] = field(default_factory=dict)  # of each objective: law.json and law_*.json
-    scores: list[dict[str, Any]] = field(default_factory=list)  # of scores.csv: run, task, score, kind
+    name: str = ""  # from study.yaml
+    laws: dict[str, Law] = field(default_factory=dict)  # by objective, from law.json and law_*.json
+    scores: list[dict[str, Any]] = field(default_factory=list)  # rows of scores.csv: run, task, score, kind
     compute_law: ComputeLaw | None = None  # compute_law.json: the frontier
-    blind: BlindOutcome | None = None  # None where no run was predicted
+    blind: BlindOutcome | None = None  # None if no run was predicted
 
-    def done(self, objective: str | None = None) -> list[Row]:
-        """Finished runs, of one objective or of all."""
+    def finished_rows(self, objective: str | None = None) -> list[Row]:
+        """Return the finished runs, of one objective or of all."""
         return [row for row in self.rows if row["status"] == "done" and objective in (None, row["objective"])]
 
     def objectives(self) -> list[str]:
-        """The objectives of all runs, autoregressive first."""
+        """Return the objectives of all runs, autoregressive first."""
         return sorted({row["objective"] for row in self.rows if row["objective"]})
 
     def sizes(self) -> list[int]:
-        """The different N of all runs, small to large."""
+        """Return the distinct N of all runs, in ascending order."""
         return sorted({row["n_params"] for row in self.rows if row["n_params"]})
 
     def budgets(self, rows: Sequence[Row]) -> list[int]:
-        """The different D of `rows`, small to large."""
+        """Return the distinct D of `rows`, in ascending order."""
         return sorted({row["train_tokens"] for row in rows if row["train_tokens"]})
 
     def size_name(self, n_params: int) -> str:
-        """How a size is written: 2.3M, or with a digit more where two sizes would read alike."""
-        alike = [other for other in self.sizes() if wording.count(other) == wording.count(n_params)]
-        return wording.count(n_params, 2 if len(alike) < 2 else 3)
+        """Format a size as 2.3M, with one more digit if another size would have the same text."""
+        alike = [other for other in self.sizes() if format_count(other) == format_count(n_params)]
+        return format_count(n_params, 2 if len(alike) < 2 else 3)
 
 
 def read_study(study_dir: str | Path) -> Study:
-    """Read a study directory. What is damaged in it becomes a fault or a row's note.
+    """Read a study directory. Damaged files become a fault or a row's note.
 
-    Raises FileNotFoundError if there is no such study, ValueError for a blind.json that was changed.
+    Raises FileNotFoundError if there is no such study, and ValueError if blind.json was modified.
     """
     folder = Path(study_dir)
     rows = read_runs(folder)
@@ -98,6 +98,7 @@ def read_study(study_dir: str | Path) -> Study:
         except (OSError, ValueError) as error:
             faults.append(f"{path.name} cannot be used: {error}")
         else:
+            # law.json takes precedence over law_<objective>.json of the same objective
             laws.setdefault(str(other.filter.get("objective")), other)
     compute_law = None
     if (folder / COMPUTE_LAW).exists():
@@ -131,7 +132,7 @@ def read_study(study_dir: str | Path) -> Study:
 
 
 def _read_scores(path: Path, faults: list[str]) -> list[dict[str, Any]]:
-    """scores.csv: columns run, task, score, and kind (error or accuracy; by itself accuracy)."""
+    """Read scores.csv: columns run, task, score, and kind (error or accuracy; default accuracy)."""
     if not path.is_file():
         return []
     try:
@@ -146,7 +147,7 @@ def _read_scores(path: Path, faults: list[str]) -> list[dict[str, Any]]:
             for i, run in enumerate(table["run"])
         ]
     except (OSError, ValueError, KeyError) as error:
-        faults.append(f"{path.name} cannot be used ({error!r}): wanted columns run, task, score, kind")
+        faults.append(f"{path.name} cannot be used ({error!r}): expected columns run, task, score, kind")
         return []
 
 
@@ -154,57 +155,60 @@ def _read_name(path: Path) -> str:
     try:
         return read_study_plan(path).name
     except (OSError, ValueError):
-        return ""  # a study of runs alone has no study.yaml, and the page can do without
+        return ""  # study.yaml is optional: a study can consist of runs alone
 
 
 def _read_corpus(
     folder: Path, plans: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], faults: list[str]
 ) -> dict[str, Any]:
-    """What is known of the text: corpus.json of the study or of its text, and what the runs counted."""
-    told: dict[str, Any] = {}
+    """Return the facts on the text: corpus.json of the study or its text, and counts from the runs."""
+    corpus: dict[str, Any] = {}
+    # the order of both places matters: corpus.json of the study overrides that of its text
     for place in (folder / "text" / "corpus.json", folder / "corpus.json"):
         for name, value in _read_json(place, faults).items():
-            if name in CORPUS_NUMBERS and not (is_finite(value) and 0 < value < LARGEST):
-                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, wanted a number above 0.")
-            elif name in CORPUS_TEXTS and not (isinstance(value, str) and is_one_line(value)):
-                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, wanted a line of text.")
+            if name in CORPUS_NUMBERS and not (is_finite(value) and 0 < value < MAX_NUMBER):
+                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, expected a number above 0.")
+            elif name in CORPUS_TEXTS and not (isinstance(value, str) and is_single_line(value)):
+                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, expected a line of text.")
             else:
-                told[name] = value
+                corpus[name] = value
     counted: dict[str, Any] = {}
     for plan in plans:
         if plan.get("held_out_unigram_nats"):
             counted["unigram_entropy_nats"] = plan["held_out_unigram_nats"]
         if plan.get("epochs"):
-            held = round(plan["train_tokens"] / plan["epochs"])
-            counted["train_tokens"] = max(held, counted.get("train_tokens", 0))
+            # tokens of an epoch: D / epochs; the largest, since runs can use subsets
+            train_tokens = round(plan["train_tokens"] / plan["epochs"])
+            counted["train_tokens"] = max(train_tokens, counted.get("train_tokens", 0))
     for result in results:
         if result.get("n_tokens_scored"):
             counted["held_out_tokens"] = result["n_tokens_scored"]
-            if told.get("held_out_bytes"):
-                counted["bytes_per_token"] = told["held_out_bytes"] / result["n_tokens_scored"]
-    return counted | told
+            if corpus.get("held_out_bytes"):
+                counted["bytes_per_token"] = corpus["held_out_bytes"] / result["n_tokens_scored"]
+    # values of corpus.json override those counted from the runs
+    return counted | corpus
 
 
-def read_curve(run_dir: Path) -> Curve:
-    """The curve of one run; empty where it has logged nothing. Losses that are not finite are left out."""
+def read_curve(run_dir: Path) -> LossCurve:
+    """Return the curve of one run, empty if it has logged nothing. Losses that are NaN or Inf are omitted."""
     points: dict[str, list[tuple[float, float]]] = {"train": [], "validation": []}
-    for record in sound_metrics(run_dir):
+    for record in read_valid_metrics(run_dir):
         pair = (record.get("tokens"), record.get("loss"))
         if record["kind"] in points and all(isinstance(x, int | float) and np.isfinite(x) for x in pair):
             points[record["kind"]].append(pair)
-    # a resumed run may have logged the steps after its checkpoint twice: the later record counts, tokens rise
+    # a resumed run logs the steps after its checkpoint again: dict() keeps the later record of equal tokens
     train, held_out = (
         np.array(sorted(dict(p).items()), dtype=np.float64).reshape(-1, 2) for p in points.values()
     )
-    return Curve(train[:, 0], train[:, 1], held_out[:, 0], held_out[:, 1])
+    return LossCurve(train[:, 0], train[:, 1], held_out[:, 0], held_out[:, 1])
 
 
 def _read_json(path: Path, faults: list[str]) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         faults.append(f"{path.name} cannot be read: {error}")
         return {}
-    return held if isinstance(held, dict) else {}
+    return content if isinstance(content, dict) else {}

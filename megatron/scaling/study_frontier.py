@@ -1,4 +1,4 @@
-"""The compute-optimal frontier of a study: which of its runs are fitted, and the law of them."""
+"""Compute-optimal frontier of a study: selection of the runs, and the fit of their law."""
 
 import hashlib
 import json
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.scaling.blind_plan import COLUMN
+from megatron.scaling.blind_plan import FLOPS_COLUMN
 from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
 from megatron.scaling.ladder import STUDY, read_study_plan
 from megatron.scaling.selection import Columns, compute_of, select_runs
 from megatron.scaling.table import Row, read_runs, read_table
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
-EXACT = COLUMN["exact"]
+EXACT = FLOPS_COLUMN["exact"]
 
 
 @dataclass(frozen=True)
 class FrontierRuns:
-    """Runs that a frontier is fitted on: N parameters, D tokens, L nats a token, C FLOPs, each float64 [n].
+    """Runs that a frontier is fitted on: N parameters, D tokens, L nats per token, C FLOPs, each float64 [n].
 
-    table: path and sha256 of what they were read from, objective, and the column of C; all as text.
+    table: path and sha256 of their source, objective, and the column of C; all as text
     """
 
     N: np.ndarray
@@ -34,13 +34,14 @@ class FrontierRuns:
     warnings: list[str]
 
     def fit(self) -> ComputeLaw:
-        """The law of these runs. ValueError where they are too few."""
+        """Fit the law of these runs. Raises ValueError if there are too few."""
         law = fit_compute_law(self.N, self.D, self.L, self.C, self.names)
         return replace(law, table=self.table)
 
 
 def select_rows(rows: Sequence[Row], objective: str, flops_column: str) -> list[Row]:
-    """The finished runs of an objective that no grid holds out, by identity."""
+    """Return the finished runs of an objective that no grid holds out, sorted by identity."""
+    # duplicate directories of one identity count once
     by_identity = {
         row["identity"]: row
         for row in rows
@@ -49,31 +50,34 @@ def select_rows(rows: Sequence[Row], objective: str, flops_column: str) -> list[
     for row in by_identity.values():
         if row[flops_column] is None:
             raise ValueError(
-                f"run {row['run']}: got no {flops_column}, expected FLOPs. Train it again, or fit a table."
+                f"run {row['run']}: got no {flops_column}, expected FLOPs. Train the run again, or fit a "
+                "table."
             )
     return [by_identity[identity] for identity in sorted(by_identity)]
 
 
 def hash_rows(rows: Sequence[Row], flops_column: str) -> str:
-    """sha256 over identity, N, D, C and loss of each run, in the order of `select_rows`."""
+    """Return the sha256 of identity, N, D, C and loss of each run, in the order of `select_rows`."""
     keys = ("identity", "n_params", "train_tokens", flops_column, "loss")
+    # separators and allow_nan fix the text, so that the hash is reproducible
     text = json.dumps([[row[key] for key in keys] for row in rows], separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def runs_of_rows(rows: Sequence[Row], objective: str, flops_column: str, path: str) -> FrontierRuns:
-    """The runs of `select_rows` as arrays."""
+def make_frontier_runs(rows: Sequence[Row], objective: str, flops_column: str, path: str) -> FrontierRuns:
+    """Convert the rows of `select_rows` to arrays."""
     columns = ("n_params", "train_tokens", "loss", flops_column)
     N, D, L, C = (np.array([row[name] for row in rows], dtype=float) for name in columns)
     table = {"path": path, "objective": objective, "flops_by": flops_column}
     table["sha256"] = hash_rows(rows, flops_column)
+    # 1.01: rounding to whole steps can exceed one epoch slightly
     n_repeated = sum((row["epochs"] or 0) > 1.01 for row in rows)
-    warnings = [f"{n_repeated} runs saw some text more than once."] if n_repeated else []
+    warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
     return FrontierRuns(N, D, L, C, [row["run"] for row in rows], table, warnings)
 
 
 def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
-    """The runs of a study: of `objective`, else of its key blind, else the only one there is.
+    """Read the runs of a study. `objective` defaults to that of the key `blind`, or else to the only one.
 
     Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError for several objectives.
     """
@@ -87,7 +91,7 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Fron
         if len(objectives) != 1:
             raise ValueError(
                 f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected one. "
-                "Name it with --objective."
+                "Select it with --objective."
             )
         objective = objectives[0]
     if objective not in objectives:
@@ -96,7 +100,7 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Fron
             f"{objective}. Run tools/sweep.py first."
         )
     column = blind.flops_column if blind is not None else EXACT
-    return runs_of_rows(select_rows(rows, objective, column), objective, column, str(folder))
+    return make_frontier_runs(select_rows(rows, objective, column), objective, column, str(folder))
 
 
 def read_table_runs(
@@ -106,12 +110,13 @@ def read_table_runs(
     flops_by: str | None = None,
     where: Sequence[str] = (),
 ) -> FrontierRuns:
-    """The runs of a table; C is the column `flops_by`, 6 N D for "6nd".
+    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd".
 
-    None is train_flops where the table has it, else 6nd. Errors as `selection.select_runs`.
+    `flops_by` defaults to train_flops if the table has that column, else to 6nd.
+    Raises the errors of `selection.select_runs`.
     """
     runs = select_runs(path, columns, objective, where=where)
-    runs = runs.only(~runs.held_out())
+    runs = runs.subset(~runs.held_out())
     by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
     table = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
     names = runs.names if runs.names is not None else [str(i) for i in runs.rows]

@@ -1,4 +1,4 @@
-"""Run what is missing of a study, and say how far it is."""
+"""Sweep over a study: train the missing runs and print the progress."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -7,24 +7,27 @@ from dataclasses import dataclass, field
 from megatron.command import STOPPED
 from megatron.io import wait_for_lock
 from megatron.run_dir import LOCK, RESULT, is_done, read_json
-from megatron.scaling.follow import run_all
-from megatron.scaling.ladder import PlannedRun, StudyPlan, expand
+from megatron.scaling.ladder import PlannedRun, StudyPlan, expand_study
 from megatron.scaling.launch import Job, Launcher
-from megatron.scaling.local import FULL, Device, LocalLauncher
-from megatron.scaling.price import Speed, gpus
-from megatron.scaling.price_table import price_table
+from megatron.scaling.local import MAX_MEMORY_SHARE, Device, LocalLauncher
+from megatron.scaling.price import Speed, query_gpus
+from megatron.scaling.price_table import format_price_table
 from megatron.scaling.probe import Timing, time_steps
-from megatron.scaling.progress import LiveTable
+from megatron.scaling.scheduler import run_all
 from megatron.scaling.slurm import SlurmLauncher
+from megatron.scaling.sweep_table import LiveTable
 
-JOBS_PER_GPU = 4  # small runs leave most of a GPU idle
+JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a sweep runs. `jobs` at a time, None: as many as fit; `retries` of a failed run.
+class SweepOptions:
+    """Settings of a sweep.
 
-    `details` adds a second table to the price.
+    jobs     concurrent runs; None: as many as fit
+    retries  restarts of a failed run
+    sbatch   additional arguments of sbatch
+    details  print a second table with the price
     """
 
     launcher: str = "local"
@@ -36,8 +39,8 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a sweep ended."""
+class SweepOutcome:
+    """Result of a sweep."""
 
     n_runs: int
     n_done: int
@@ -45,102 +48,109 @@ class Outcome:
     interrupted: bool
 
 
-def n_cores() -> int:
-    """Cores that this process may use."""
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def devices_of(study: StudyPlan, options: Options) -> tuple[list[Device], bool]:
-    """(what runs are placed on here, whether these are GPUs). ValueError where there are too few."""
-    found = [] if (study.run.get("dist") or {}).get("cpu_only") else gpus()
-    if options.gpus_per_run > max(1, len(found)):
-        raise ValueError(f"--gpus-per-run {options.gpus_per_run}: the study may use {len(found)} here")
-    if not found:
+def find_devices(study: StudyPlan, options: SweepOptions) -> tuple[list[Device], bool]:
+    """Return (local devices, whether they are GPUs). Raises ValueError if there are too few GPUs."""
+    gpu_list = [] if (study.run.get("dist") or {}).get("cpu_only") else query_gpus()
+    if options.gpus_per_run > max(1, len(gpu_list)):
+        raise ValueError(f"--gpus-per-run: got {options.gpus_per_run}, expected at most {len(gpu_list)}.")
+    if not gpu_list:
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        return [Device(options.jobs or n_cores(), memory)], False
-    places = JOBS_PER_GPU if options.jobs is None else -(-options.jobs // len(found))
-    most = max(1, n_cores() // len(found))  # each run wants a core of its own to start kernels from
-    return [Device(min(places, most), memory) for _, memory in found], True
+        return [Device(options.jobs or count_cores(), memory)], False
+    # at least `jobs` in total: ceiling division
+    places = JOBS_PER_GPU if options.jobs is None else -(-options.jobs // len(gpu_list))
+    most = max(1, count_cores() // len(gpu_list))  # each run needs a core to launch kernels
+    return [Device(min(places, most), memory) for _, memory in gpu_list], True
 
 
-def jobs_of(study: StudyPlan, options: Options) -> int:
-    """Runs at a time, for the price."""
+def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
+    """Return the number of concurrent runs, for the price."""
     if options.jobs is not None or options.launcher == "slurm":
         return options.jobs or 1
-    devices, _ = devices_of(study, options)
+    devices, _ = find_devices(study, options)
     if options.gpus_per_run > 1:
         return max(1, len(devices) // options.gpus_per_run)
-    return sum(device.places for device in devices)
+    return sum(device.slots for device in devices)
 
 
-def time_study(study: StudyPlan, options: Options, runs: Sequence[PlannedRun]) -> list[Timing]:
-    """Time a few steps of what is still to run, on this machine and as the sweep would run it."""
+def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> list[Timing]:
+    """Time a few steps of the remaining runs on this machine, under the conditions of the sweep."""
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
         return []
-    devices, on_gpus = devices_of(study, options)
+    devices, on_gpus = find_devices(study, options)
     launcher = LocalLauncher(devices, on_gpus, options.gpus_per_run)
-    memory = FULL * min((device.memory for device in devices if device.memory), default=float("inf"))
-    return time_steps(waiting, launcher, jobs_of(study, options), memory, study.directory)
+    # the smallest device decides whether a probe fits
+    memory = MAX_MEMORY_SHARE * min(
+        (device.memory for device in devices if device.memory), default=float("inf")
+    )
+    return time_steps(waiting, launcher, count_jobs(study, options), memory, study.directory)
 
 
-def _launcher(study: StudyPlan, options: Options) -> Launcher:
+def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
     if options.launcher == "slurm":
         words = list(options.sbatch)
         if options.gpus_per_run > 1:
+            # Slurm needs one task per GPU; the user's own arguments follow and can override it
             words = [f"--ntasks={options.gpus_per_run}", *words]
         return SlurmLauncher(study.directory / "slurm", options.jobs, words)
-    devices, on_gpus = devices_of(study, options)
+    devices, on_gpus = find_devices(study, options)
     return LocalLauncher(devices, on_gpus, options.gpus_per_run)
 
 
-def sweep(study: StudyPlan, options: Options, price: Callable[[Sequence[PlannedRun]], Speed]) -> Outcome:
-    """Run every run of the study that has no result yet; one that fails does not stop the others.
+def run_sweep(
+    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], Speed]
+) -> SweepOutcome:
+    """Train every run of the study that has no result yet; a failed run does not stop the others.
 
-    `price` says how fast they are expected to be.
+    price: returns the expected speed of the runs
     """
-    runs = expand(study)
+    runs = expand_study(study)
     study.directory.mkdir(parents=True, exist_ok=True)
-    with wait_for_lock(study.directory / LOCK):  # another sweep may begin at the same moment
+    with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
         study.save()
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if len(waiting) < len(runs):
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
     if not waiting:
-        return Outcome(len(runs), len(runs), [], False)
-    jobs = jobs_of(study, options)
-    print(price_table(runs, price(runs), jobs, options.gpus_per_run, options.details), flush=True)
+        return SweepOutcome(len(runs), len(runs), [], False)
+    jobs = count_jobs(study, options)
+    print(format_price_table(runs, price(runs), jobs, options.gpus_per_run, options.details), flush=True)
     live = LiveTable()
     failed: list[str] = []
     n_ended = len(runs) - len(waiting)
 
-    def ended(job: Job, status: int, again: bool) -> None:
+    def report_end(job: Job, status: int, again: bool) -> None:
         nonlocal n_ended
         n_ended += not again
         if not again and not is_done(job.run.folder, job.run.plan.identity):
-            failed.append(f"{job.run.folder.name}: {job.last_words()}")
-        live.say(_line(job, status, again, n_ended, len(runs)))
+            failed.append(f"{job.run.folder.name}: {job.last_line()}")
+        live.print_line(_format_end(job, status, again, n_ended, len(runs)))
 
     try:
-        _, whole = run_all(waiting, _launcher(study, options), live.draw, ended, options.retries)
+        _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
         live.clear()
-    return Outcome(len(runs), _n_done(runs), failed, not whole)
+    return SweepOutcome(len(runs), _count_done(runs), failed, not whole)
 
 
-def _n_done(runs: Sequence[PlannedRun]) -> int:
+def _count_done(runs: Sequence[PlannedRun]) -> int:
     return sum(is_done(run.folder, run.plan.identity) for run in runs)
 
 
-def _line(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
-    """What a run that ended has to say for itself."""
+def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
+    """Return a line on a run that ended: its loss and time, or the reason of its failure."""
     result = read_json(job.run.folder / RESULT)
     width = len(str(n_runs))
     count = f"[{n_ended:>{width}}/{n_runs}] {job.run.config.name}"
     if not is_done(job.run.folder, job.run.plan.identity) or result is None:
-        how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_words()}"
-        if job.elsewhere:
-            how = "another process that trained it has ended"
+        how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_line()}"
+        if job.is_external:
+            how = "the process that trained it has ended"
         return f"{count}: {how}{', starts again' if again else ''}"
     loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"

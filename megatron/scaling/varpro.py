@@ -1,8 +1,13 @@
-"""E + A/N^alpha + B/D^beta, fitted fast for many weightings of the same runs.
+"""Fast fits of E + A/N^alpha + B/D^beta for many weightings of the same runs.
 
-For fixed exponents the law is linear in E, A and B (variable projection), so a small grid of exponents with a
-non-negative least-squares solution at each gives starts; a damped Newton iteration with exact derivatives
-polishes the best of them, and the lowest objective wins.
+Variable projection: at fixed exponents the law is linear in E, A and B. A small grid of exponents with the
+non-negative least-squares solution at each gives the starts. A damped Newton iteration with exact derivatives
+refines the best of them, and the lowest objective is kept.
+
+The bound E >= 0 needs care, since phi = (c, s, t, alpha, beta) of huber.py has E as a function of all five
+coordinates: a minimum with E < 0 is replaced by one on the surface E = 0 (`minimize_with_floor`). In the
+coordinates (E, s, t, alpha, beta) E >= 0 is a plain bound, but the iteration is slower there
+(`minimize_in_floor_coordinates`).
 """
 
 from itertools import combinations
@@ -10,179 +15,219 @@ from itertools import combinations
 import numpy as np
 
 from megatron.scaling.huber import (
-    Runs,
-    derivatives,
-    floor_of,
-    from_floor,
-    in_floor,
-    objective,
-    onto_surface,
-    to_floor,
-    without_floor,
+    CentredRuns,
+    compute_floor,
+    from_floor_coordinates,
+    huber_derivatives,
+    huber_objective,
+    project_to_zero_floor,
+    restrict_to_zero_floor,
+    to_floor_coordinates,
+    transform_to_floor,
 )
-from megatron.scaling.newton import Box, Fitted, solve, widths
-from megatron.scaling.newton import newton as descent
+from megatron.scaling.newton import Box, Minima, iterate_huber_widths, minimize_newton, solve_symmetric
 
-GRID = np.geomspace(0.05, 2.0, 24)  # exponents tried
-BOUNDS = (0.01, 5.0)  # exponents searched
-SLOPES = (0.0, np.inf)  # alpha A and beta B
-LOW, HIGH = (
+EXPONENT_GRID = np.geomspace(0.05, 2.0, 24)  # exponents of the starts
+EXPONENT_BOUNDS = (0.01, 5.0)  # range of the search
+SLOPE_BOUNDS = (0.0, np.inf)  # of s = alpha A and t = beta B, in centred units
+LOW, HIGH = (  # bounds of phi [5]; c is free
     np.array([end, *2 * [slope], *2 * [bound]])
-    for end, slope, bound in zip((-np.inf, np.inf), SLOPES, BOUNDS, strict=True)
+    for end, slope, bound in zip((-np.inf, np.inf), SLOPE_BOUNDS, EXPONENT_BOUNDS, strict=True)
 )
-N_POLISHED = 6
+N_POLISHED = 6  # starts refined for each weighting
 MAX_ITERATIONS = 200
-ROUGH_ITERATIONS = 20  # at a Huber on the way to a narrower one
-N_SETTLING = 40
-IMMATERIAL = 1e-5  # share of the objective: n times it is a difference in -2 log likelihood
-CHUNK = 100  # replicates that start from their own grid at a time: bounds the memory
+ROUGH_ITERATIONS = 20  # at each Huber width above the final one
+MAX_REFINEMENTS = 40
+NEGLIGIBLE_GAIN = 1e-5  # share of the objective; n times it is a difference in -2 log likelihood
+CHUNK = 100  # replicates fitted from their own grid at a time, which bounds the memory
 
 
-def from_grid(runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
-    """For each weighting [R, n] the best of its polished starts, all R polished together."""
-    phi = np.concatenate([starts(runs, one) for one in weights])
-    polished = descend(phi, runs, np.repeat(weights, N_POLISHED, axis=0), delta)
+def fit_chinchilla(runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima:
+    """Fit each weighting [R, n] from its own grid, and return the lowest minimum of its N_POLISHED starts."""
+    phi = np.concatenate([find_grid_starts(runs, row_weights) for row_weights in weights])
+    polished = minimize_with_floor(phi, runs, np.repeat(weights, N_POLISHED, axis=0), delta)
+    # rows are grouped by weighting: index of the best of each group of N_POLISHED rows
     best = polished.objective.reshape(-1, N_POLISHED).argmin(axis=1) + N_POLISHED * np.arange(len(weights))
-    return Fitted(polished.phi[best], polished.objective[best], polished.at_rest[best])
+    return Minima(polished.phi[best], polished.objective[best], polished.converged[best])
 
 
-def bootstrap(runs: Runs, phi: np.ndarray, weights: np.ndarray, delta: float) -> Fitted:
-    """Refit every weighting [R, n] from the whole fit's phi [5], and some from their own grid.
+def bootstrap_chinchilla(runs: CentredRuns, phi: np.ndarray, weights: np.ndarray, delta: float) -> Minima:
+    """Refit every weighting [R, n] from the phi [5] of the fit to all runs, and some from their own grid.
 
-    Those are the ones that do not rest, and those that rest on a bound: a vanished term has no slope that
-    could bring it back, though with another exponent it may lower the objective.
+    A replicate that has not converged, or has converged on a bound, is refitted from its own grid: a term
+    that has vanished has no slope that could bring it back, although with another exponent it may lower the
+    objective.
     """
-    found = descend(np.tile(phi, (len(weights), 1)), runs, weights, delta)
-    afresh = np.flatnonzero(~found.at_rest | _on_bound(found.phi))
-    for i in range(0, len(afresh), CHUNK):
-        chunk = afresh[i : i + CHUNK]
-        again = from_grid(runs, weights[chunk], delta)
-        no_worse = again.objective <= found.objective[chunk]
-        kept = chunk[no_worse]
-        found.phi[kept], found.objective[kept] = again.phi[no_worse], again.objective[no_worse]
-        found.at_rest[kept] = again.at_rest[no_worse]
-    # with the whole fit's constants a resample has this objective: no refit may end above it
+    fitted = minimize_with_floor(np.tile(phi, (len(weights), 1)), runs, weights, delta)
+    retried = np.flatnonzero(~fitted.converged | _is_on_bound(fitted.phi))
+    for i in range(0, len(retried), CHUNK):
+        chunk = retried[i : i + CHUNK]
+        refitted = fit_chinchilla(runs, weights[chunk], delta)
+        no_worse = refitted.objective <= fitted.objective[chunk]
+        improved = chunk[no_worse]
+        fitted.phi[improved], fitted.objective[improved] = (
+            refitted.phi[no_worse],
+            refitted.objective[no_worse],
+        )
+        fitted.converged[improved] = refitted.converged[no_worse]
+    # the constants of the fit to all runs are one candidate for a replicate: no refit may end above them
     whole = np.tile(phi, (len(weights), 1))
-    above = np.flatnonzero(found.objective > objective(whole, runs, weights, delta))
+    above = np.flatnonzero(fitted.objective > huber_objective(whole, runs, weights, delta))
     if len(above):
-        replace_rows(found, above, newton_above_floor(whole[above], runs, weights[above], delta))
-    _settle(found, runs, weights, delta)
-    return found
+        replace_if_lower(
+            fitted, above, minimize_in_floor_coordinates(whole[above], runs, weights[above], delta)
+        )
+    _refine_unconverged(fitted, runs, weights, delta)
+    return fitted
 
 
-def _settle(found: Fitted, runs: Runs, weights: np.ndarray, delta: float) -> None:
-    """Follow what did not come to rest in other coordinates, until nothing that matters is gained.
+def _refine_unconverged(fitted: Minima, runs: CentredRuns, weights: np.ndarray, delta: float) -> None:
+    """Continue problems that have not converged, in other coordinates, until the gain is negligible.
 
-    Near the kinks of a narrow Huber the iteration zigzags; in (E, s, t, alpha, beta) the kinks are elsewhere.
+    Near the kinks of a narrow Huber the iteration zigzags. The steps in (E, s, t, alpha, beta) have other
+    directions, and meet other kinks. A gain below NEGLIGIBLE_GAIN of the objective counts as convergence.
     """
-    for _ in range(N_SETTLING):
-        rows = np.flatnonzero(~found.at_rest)
+    for _ in range(MAX_REFINEMENTS):
+        rows = np.flatnonzero(~fitted.converged)
         if not len(rows):
             return
-        before = found.objective[rows]
+        before = fitted.objective[rows]
+        # the bound E >= 0 holds from the start on in floor coordinates
         start = np.where(
-            floor_of(found.phi[rows])[:, None] < 0, onto_surface(found.phi[rows]), found.phi[rows]
+            compute_floor(fitted.phi[rows])[:, None] < 0,
+            project_to_zero_floor(fitted.phi[rows]),
+            fitted.phi[rows],
         )
-        replace_rows(found, rows, newton_above_floor(start, runs, weights[rows], delta))
-        found.at_rest[rows] |= found.objective[rows] > before * (1 - IMMATERIAL)
+        replace_if_lower(fitted, rows, minimize_in_floor_coordinates(start, runs, weights[rows], delta))
+        fitted.converged[rows] |= fitted.objective[rows] > before * (1 - NEGLIGIBLE_GAIN)
 
 
-def replace_rows(fitted: Fitted, rows: np.ndarray, others: Fitted) -> None:
-    """Put `others` [r] in the places `rows` [r] of `fitted`, where their objective is lower."""
+def replace_if_lower(fitted: Minima, rows: np.ndarray, others: Minima) -> None:
+    """Replace `rows` [r] of `fitted` by `others` [r] where these have the lower objective, in place."""
     lower = others.objective < fitted.objective[rows]
     rows = rows[lower]
     fitted.phi[rows], fitted.objective[rows] = others.phi[lower], others.objective[lower]
-    fitted.at_rest[rows] = others.at_rest[lower]
+    fitted.converged[rows] = others.converged[lower]
 
 
-def _on_bound(phi: np.ndarray) -> np.ndarray:
-    """Whether a slope has vanished or an exponent is at an end of BOUNDS, [R]."""
-    exponents_at = (phi[:, 3:] <= BOUNDS[0]) | (phi[:, 3:] >= BOUNDS[1])
-    return (phi[:, 1:3] <= SLOPES[0]).any(axis=1) | exponents_at.any(axis=1)
+def _is_on_bound(phi: np.ndarray) -> np.ndarray:
+    """Return which phi [R, 5] have a slope s or t of 0, or an exponent at an end of EXPONENT_BOUNDS."""
+    exponents_at = (phi[:, 3:] <= EXPONENT_BOUNDS[0]) | (phi[:, 3:] >= EXPONENT_BOUNDS[1])
+    return (phi[:, 1:3] <= SLOPE_BOUNDS[0]).any(axis=1) | exponents_at.any(axis=1)
 
 
-def starts(runs: Runs, weights: np.ndarray) -> np.ndarray:
-    """phi [N_POLISHED, 5] of the best grid points, by least squares of Lhat / L - 1 with E, A, B >= 0."""
-    alpha, beta = (grid.ravel() for grid in np.meshgrid(GRID, GRID, indexing="ij"))
+def find_grid_starts(runs: CentredRuns, weights: np.ndarray) -> np.ndarray:
+    """Return phi [N_POLISHED, 5] of the best grid points, by least squares of Lhat / L - 1 with E, A, B >= 0.
+
+    Non-negative least squares in three unknowns: the optimum is the unconstrained solution of one of the
+    seven subsets of unknowns that are not 0, so all are solved and the best one without a negative entry is
+    taken.
+    """
+    alpha, beta = (grid.ravel() for grid in np.meshgrid(EXPONENT_GRID, EXPONENT_GRID, indexing="ij"))
     loss = np.exp(runs.log_loss)
     ones = np.ones((len(alpha), len(loss)))
     basis = np.stack([np.exp(-alpha[:, None] * runs.x), np.exp(-beta[:, None] * runs.y), ones], axis=2)
     basis /= loss[:, None]  # [grid, n, 3], relative residuals
+    # normal equations of all grid points at once: gram [grid, 3, 3], right [grid, 3]; the target is 1
     weighted = np.swapaxes(basis * weights[:, None], 1, 2)
     gram, right = weighted @ basis, weighted.sum(axis=2)
     best_rss, best = np.full(len(alpha), np.inf), np.zeros((len(alpha), 3))
-    for size in (1, 2, 3):  # three unknowns: every subset that is not held at 0
+    for size in (1, 2, 3):
         for subset in combinations(range(3), size):
             at = np.ix_(range(len(alpha)), subset, subset)
+            # a term may be the same for all runs of a resample: the ridge keeps such a system solvable
             ridge = 1e-12 * np.trace(gram[at], axis1=1, axis2=2)[:, None, None] * np.eye(size)
-            found = solve(gram[at] + ridge, right[:, subset])
-            rss = weights.sum() - (found * right[:, subset]).sum(1)
-            better = (found >= 0).all(1) & (rss < best_rss)
+            solution = solve_symmetric(gram[at] + ridge, right[:, subset])
+            # residual sum of squares at a least-squares solution: y'Wy - solution . X'Wy, with y = 1
+            rss = weights.sum() - (solution * right[:, subset]).sum(1)
+            better = (solution >= 0).all(1) & (rss < best_rss)
             best_rss[better] = rss[better]
             best[better] = 0.0
-            best[np.ix_(better, subset)] = found[better]
+            best[np.ix_(better, subset)] = solution[better]
     order = np.argsort(best_rss, kind="stable")[:N_POLISHED]
     a, b, e = best[order].T
     alpha, beta = alpha[order], beta[order]
+    # c = E + A + B, s = alpha A, t = beta B in centred units
     return np.column_stack([a + b + e, alpha * a, beta * b, alpha, beta])
 
 
-def descend(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
-    """The minimum with E >= 0 near phi [R, 5]: a free one, or where that has E < 0 one with E = 0.
+def minimize_with_floor(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima:
+    """Return the minima with E >= 0 near phi [R, 5]: free ones, or on E = 0 where the free one has E < 0.
 
-    A free minimum with E < 0 may have run far along its valley, to exponents near 0; on the surface E = 0
-    the way back from there can lead into another, higher minimum. So the surface is entered from the start
-    too, and the lower of the two counts.
+    A free minimum with E < 0 may be far along its valley, at exponents near 0. Descent on the surface E = 0
+    from there can end in another, higher minimum. So the descent on the surface also starts at the projection
+    of `phi`, and the lower of the two minima is kept.
     """
-    free = _narrow(phi, runs, weights, delta, floor=True)
-    below = np.flatnonzero(floor_of(free.phi) < 0)
+    free = _minimize_by_narrowing(phi, runs, weights, delta, floor=True)
+    below = np.flatnonzero(compute_floor(free.phi) < 0)
     if len(below):
-        starts = np.concatenate([onto_surface(free.phi[below]), onto_surface(phi[below])])
-        held = _narrow(starts, runs, np.tile(weights[below], (2, 1)), delta, floor=False)
-        free.objective[below] = np.inf
+        starts = np.concatenate([project_to_zero_floor(free.phi[below]), project_to_zero_floor(phi[below])])
+        on_surface = _minimize_by_narrowing(starts, runs, np.tile(weights[below], (2, 1)), delta, floor=False)
+        free.objective[below] = np.inf  # infeasible: any minimum on the surface replaces it
         for half in (slice(0, len(below)), slice(len(below), None)):
-            replace_rows(free, below, Fitted(held.phi[half], held.objective[half], held.at_rest[half]))
+            replace_if_lower(
+                free,
+                below,
+                Minima(on_surface.phi[half], on_surface.objective[half], on_surface.converged[half]),
+            )
     return free
 
 
-def _narrow(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float, floor: bool) -> Fitted:
-    """Newton at Hubers that narrow down to `delta`: see `widths`."""
-    mean_square = 2 * objective(phi, runs, weights, np.inf) / np.maximum(weights.sum(axis=1), 1)
-    for width in widths(mean_square, delta):
-        phi = newton(phi, runs, weights, width, ROUGH_ITERATIONS, floor).phi
-    return newton(phi, runs, weights, delta, MAX_ITERATIONS, floor)
+def _minimize_by_narrowing(
+    phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, delta: float, floor: bool
+) -> Minima:
+    """Minimise at Huber widths that narrow to `delta` (newton.iterate_huber_widths).
+
+    With `floor` False the minimum is on the surface E = 0.
+    """
+    # with an infinite width the Huber term is r^2 / 2
+    mean_square = 2 * huber_objective(phi, runs, weights, np.inf) / np.maximum(weights.sum(axis=1), 1)
+    for width in iterate_huber_widths(mean_square, delta):
+        phi = minimize_in_phi(phi, runs, weights, width, ROUGH_ITERATIONS, floor).phi
+    return minimize_in_phi(phi, runs, weights, delta, MAX_ITERATIONS, floor)
 
 
-def newton(
-    phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float, n_iterations: int, floor: bool = True
-) -> Fitted:
-    """Damped Newton on R problems: phi [R, 5], weights [R, n]; without `floor` on the surface E = 0."""
+def minimize_in_phi(
+    phi: np.ndarray,
+    runs: CentredRuns,
+    weights: np.ndarray,
+    delta: float,
+    n_iterations: int,
+    floor: bool = True,
+) -> Minima:
+    """Minimise R problems in phi [R, 5] with weights [R, n]; without `floor`, on the surface E = 0."""
 
-    def value(at: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return objective(at, runs, weights[rows], delta)
+    def compute_objective(at: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return huber_objective(at, runs, weights[rows], delta)
 
-    def slopes(at: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        found = derivatives(at, runs, weights[rows], delta)
-        return found if floor else without_floor(at, *found)
+    def compute_derivatives(at: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        values = huber_derivatives(at, runs, weights[rows], delta)
+        return values if floor else restrict_to_zero_floor(at, *values)
 
-    box = Box(LOW, HIGH, None if floor else onto_surface)
-    return descent(phi, value, slopes, box, n_iterations)
+    box = Box(LOW, HIGH, None if floor else project_to_zero_floor)
+    return minimize_newton(phi, compute_objective, compute_derivatives, box, n_iterations)
 
 
-def newton_above_floor(phi: np.ndarray, runs: Runs, weights: np.ndarray, delta: float) -> Fitted:
-    """Damped Newton in (E, s, t, alpha, beta) with the bound E >= 0, from phi [R, 5] with E >= 0.
+def minimize_in_floor_coordinates(
+    phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, delta: float
+) -> Minima:
+    """Minimise in (E, s, t, alpha, beta) with the bound E >= 0, from phi [R, 5] with E >= 0.
 
-    Slower than `descend`, but the objective never rises above that of the start.
+    Slower than `minimize_with_floor`, but the objective never rises above that of the start.
     """
 
-    def value(at: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return objective(from_floor(at), runs, weights[rows], delta)
+    def compute_objective(floored: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return huber_objective(from_floor_coordinates(floored), runs, weights[rows], delta)
 
-    def slopes(at: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        there = from_floor(at)
-        return in_floor(there, *derivatives(there, runs, weights[rows], delta))
+    def compute_derivatives(
+        floored: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        phi = from_floor_coordinates(floored)
+        return transform_to_floor(phi, *huber_derivatives(phi, runs, weights[rows], delta))
 
     low = LOW.copy()
     low[0] = 0.0
-    found = descent(to_floor(phi), value, slopes, Box(low, HIGH), MAX_ITERATIONS)
-    return Fitted(from_floor(found.phi), found.objective, found.at_rest)
+    fitted = minimize_newton(
+        to_floor_coordinates(phi), compute_objective, compute_derivatives, Box(low, HIGH), MAX_ITERATIONS
+    )
+    return Minima(from_floor_coordinates(fitted.phi), fitted.objective, fitted.converged)

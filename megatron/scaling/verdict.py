@@ -1,20 +1,20 @@
-"""Whether a law may be quoted: what its runs leave open, whether its form fits, and in which words."""
+"""Soundness of a law: whether its constants are identified and its form fits, and sentences about it."""
 
 from string import Template
 
-from megatron.scaling import wording
+from megatron.scaling.format import OBJECTIVE_NAMES, join_list
 from megatron.scaling.forms import FORM
 from megatron.scaling.law import Law
 from megatron.scaling.study import Study
 
 
 def is_sound(law: Law) -> bool:
-    """Whether every constant is identified, as far as known, and no lack-of-fit test has failed."""
+    """Return whether no constant is known to be unidentified and no lack-of-fit test has failed."""
     return law.identified is not False and law.lack_of_fit.get("passes", True)
 
 
-def law_words(law: Law) -> str:
-    """What to call it in a sentence: 'the law', or what is wrong with it."""
+def name_law(law: Law) -> str:
+    """Return the subject of a sentence about the law: 'the law', or a description of its fault."""
     if law.identified is False:
         return "a law that these runs do not identify"
     if not is_sound(law):
@@ -22,22 +22,22 @@ def law_words(law: Law) -> str:
     return "the law"
 
 
-def doubts(law: Law) -> list[str]:
-    """Sentences that come before anything else is said of the law; empty for a sound one."""
-    objective = wording.OBJECTIVES.get((law.filter or {}).get("objective", ""), "")
+def list_law_doubts(law: Law) -> list[str]:
+    """Return the faults of a law, one sentence each; empty for a sound law."""
+    objective = OBJECTIVE_NAMES.get((law.filter or {}).get("objective", ""), "")
     name = f"the {objective} law" if objective else "the law"
     words = []
     if law.identified is False:
-        constants = wording.listed([c for c in law.params if c in law.not_identified]) or "the constants"
+        constants = join_list([c for c in law.params if c in law.not_identified]) or "the constants"
         reasons = " ".join(dict.fromkeys(law.not_identified.values()))
-        words.append(f"Not identified: these runs do not hold {constants} of {name}. {reasons}".strip())
+        words.append(f"Not identified: these runs do not determine {constants} of {name}. {reasons}".strip())
     if not law.lack_of_fit.get("passes", True):
-        words.append(f"Rejected: {misfit_words(law)}.")
+        words.append(f"Rejected: {describe_misfit(law)}.")
     return words
 
 
-def misfit_words(law: Law) -> str:
-    """The lack-of-fit test in one clause."""
+def describe_misfit(law: Law) -> str:
+    """Return the result of the lack-of-fit test as one clause."""
     test = law.lack_of_fit
     verdict = "passes" if test["passes"] else "fails"
     return (
@@ -47,31 +47,31 @@ def misfit_words(law: Law) -> str:
     )
 
 
-def fit_words(law: Law) -> str:
-    """What is known of the fit of its form: a sentence, empty for a law that was rejected."""
+def describe_fit(law: Law) -> str:
+    """Return a sentence on the test of the law's form; empty for a rejected law."""
     if not law.lack_of_fit:
-        return "Its form is not tested: that needs runs of one N and D that differ in their seed alone."
-    words = misfit_words(law)
+        return "Its form is not tested: that requires runs of equal N and D that differ only in their seed."
+    words = describe_misfit(law)
     return f"{words[:1].upper()}{words[1:]}." if law.lack_of_fit["passes"] else ""
 
 
-def other_form_words(study: Study) -> str:
-    """What to do about forms that fail their test; empty where none does."""
+def suggest_other_form(study: Study) -> str:
+    """Return advice for laws whose form fails its test; empty if none does."""
     laws = list(study.laws.values()) or ([study.law] if study.law is not None else [])
     if all(law.lack_of_fit.get("passes", True) for law in laws):
         return ""
     return (
-        "More runs do not repair a rejected form: fit the compute-optimal frontier of runs at equal FLOPs, "
-        "fit another form (tools/fit_law.py --form), or leave out the runs that the misfit's figure shows."
+        "More runs do not fix a rejected form: fit the compute-optimal frontier of runs at equal FLOPs, "
+        "fit another form (tools/fit_law.py --form), or exclude the runs with large residuals in the figure."
     )
 
 
-def first_lines(study: Study) -> list[str]:
-    """The doubts about all laws of a study."""
+def list_study_doubts(study: Study) -> list[str]:
+    """Return the faults of all laws of a study, one sentence each."""
     laws = list(study.laws.values()) or ([study.law] if study.law is not None else [])
-    return [line for law in laws for line in doubts(law)]
+    return [line for law in laws for line in list_law_doubts(law)]
 
 
-def symbolic(law: Law) -> str:
-    """Its form with the names of the constants in place of their values."""
+def format_symbolic(law: Law) -> str:
+    """Return the law's formula with the names of the constants instead of their values."""
     return Template(FORM[law.form].formula).substitute({name: name for name in law.params})

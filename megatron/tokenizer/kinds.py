@@ -1,4 +1,4 @@
-"""The kinds of tokenizer that preprocessing knows, by the names that Megatron's users know."""
+"""Kinds of tokenizers supported by preprocessing, with Megatron's names."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from megatron.tokenizer.bpe import bpe_of_files, load_tokenizer
-from megatron.tokenizer.eod import Eod, WithEod
+from megatron.tokenizer.bpe import load_bpe_files, load_hf_tokenizer
+from megatron.tokenizer.eod import Eod, EodMixin
 
 KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "Llama2cTokenizer", "NullTokenizer")
-MOST_IDS = 2**31 - 1
+MAX_NULL_IDS = 2**31 - 1
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. `sha256` is equal for two that give equal ids."""
+    """Interface of tokenizers. Tokenizers with equal `sha256` give equal ids."""
 
     name: str
     n_tokens: int
@@ -23,31 +23,31 @@ class Tokenizer(Protocol):
 
     @property
     def eod_id(self) -> int:
-        """The id that ends a document. ValueError where none is known."""
+        """End-of-document id. Raises ValueError if it is unknown."""
         ...
 
     def choose_eod(self, token: str | None, number: int | None) -> None:
-        """Replace the end by what the caller names."""
+        """Set the end-of-document token to the caller's token or id."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without an end."""
+        """Return the ids of each text, without end-of-document tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         ...
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Which tokenizer, in the words of the command line.
+    """Description of a tokenizer by its command-line options.
 
     model       a folder, file or hub name (HFTokenizer), a .model file (SentencePieceTokenizer) or a
                 .bin file (Llama2cTokenizer)
     vocab_file, merge_file   of a GPT2BPETokenizer
-    vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size ends a document
-    eod_token, eod_id   what ends a document, instead of what the tokenizer's own files say (eod.py)
+    vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size is the end-of-document id
+    eod_token, eod_id   end-of-document token, overrides that of the tokenizer's files (eod.py)
     """
 
     kind: str = "HFTokenizer"
@@ -59,19 +59,19 @@ class TokenizerSpec:
     eod_id: int | None = None
 
 
-def load(spec: TokenizerSpec | str) -> Tokenizer:
-    """The tokenizer that a spec, or the name of a Hugging Face one, describes.
+def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
+    """Load the tokenizer of a spec, or of the name of a Hugging Face tokenizer.
 
-    Raises ValueError where the spec lacks what its kind needs, and what the kinds themselves raise.
+    Raises ValueError if the spec lacks an option of its kind, and the errors of the kinds.
     """
     if isinstance(spec, str):
-        return load_tokenizer(spec)
-    tokenizer = _load(spec)
+        return load_hf_tokenizer(spec)
+    tokenizer = _load_kind(spec)
     tokenizer.choose_eod(spec.eod_token, spec.eod_id)
     return tokenizer
 
 
-def _load(spec: TokenizerSpec) -> Tokenizer:
+def _load_kind(spec: TokenizerSpec) -> Tokenizer:
     needs = {
         "HFTokenizer": {"--tokenizer-model": spec.model},
         "SentencePieceTokenizer": {"--tokenizer-model": spec.model},
@@ -79,63 +79,68 @@ def _load(spec: TokenizerSpec) -> Tokenizer:
         "GPT2BPETokenizer": {"--vocab-file": spec.vocab_file, "--merge-file": spec.merge_file},
         "NullTokenizer": {"--vocab-size": spec.vocab_size},
     }[spec.kind]
-    lacking = [name for name, value in needs.items() if value is None]
-    if lacking:
-        way = (
-            "; tools/train_tokenizer.py writes one, or give a name of the hub"
+    missing = [name for name, value in needs.items() if value is None]
+    if missing:
+        hint = (
+            " (train one with tools/train_tokenizer.py, or set a name of the hub)"
             if spec.kind == "HFTokenizer"
             else ""
         )
-        raise ValueError(f"{spec.kind}: wants {' and '.join(lacking)}{way}")
+        raise ValueError(f"{spec.kind}: {' and '.join(missing)} missing{hint}")
     if spec.kind == "HFTokenizer":
-        return load_tokenizer(str(spec.model))
+        return load_hf_tokenizer(str(spec.model))
     if spec.kind == "SentencePieceTokenizer":
-        return SentencePiece(Path(str(spec.model)))
+        return SentencePieceTokenizer(Path(str(spec.model)))
     if spec.kind == "Llama2cTokenizer":
-        from megatron.tokenizer.llama2c import Llama2cTokenizer  # the library, which the others may not want
+        from megatron.tokenizer.llama2c_tokenizer import (
+            Llama2cTokenizer,  # imports the library, which other kinds do not need
+        )
 
         return Llama2cTokenizer(Path(str(spec.model)))
     if spec.kind == "NullTokenizer":
         assert spec.vocab_size is not None
-        return Null(spec.vocab_size)
+        return NullTokenizer(spec.vocab_size)
     vocab, merges = Path(str(spec.vocab_file)), Path(str(spec.merge_file))
     for path in (vocab, merges):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file of a GPT2BPETokenizer")
-    return bpe_of_files(vocab, merges, vocab.stem)
+    return load_bpe_files(vocab, merges, vocab.stem)
 
 
-def load_by_name(name: str) -> Tokenizer:
-    """The tokenizer of a folder, a file or a hub name: .model SentencePiece, .bin llama2.c, else HF."""
+def load_tokenizer_by_name(name: str) -> Tokenizer:
+    """Load the tokenizer of a folder, file or hub name: .model SentencePiece, .bin llama2.c, else HF."""
     kind = {".model": "SentencePieceTokenizer", ".bin": "Llama2cTokenizer"}.get(
         Path(name).suffix, "HFTokenizer"
     )
-    return load(TokenizerSpec(kind=kind, model=name))
+    return load_tokenizer(TokenizerSpec(kind=kind, model=name))
 
 
-class Null(WithEod):
-    """Numbers separated by spaces are their own ids."""
+class NullTokenizer(EodMixin):
+    """Tokenizer of texts that already are ids: numbers separated by spaces."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
-            raise ValueError(f"--vocab-size: found {vocab_size}, wanted 1 or more")
-        if vocab_size > MOST_IDS:
-            raise ValueError(f"--vocab-size: found {vocab_size}, wanted at most {MOST_IDS}: ids are int32")
+            raise ValueError(f"--vocab-size: got {vocab_size}, expected 1 or more")
+        if vocab_size > MAX_NULL_IDS:
+            raise ValueError(
+                f"--vocab-size: got {vocab_size}, expected at most {MAX_NULL_IDS}: ids are int32"
+            )
         self.name = f"null-{vocab_size}"
         self.vocab_size, self.n_tokens = vocab_size, vocab_size + 1
         self.eod = Eod(vocab_size, None, "NullTokenizer")
         self.sha256 = hashlib.sha256(self.name.encode()).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._encode(text) for text in texts]
+        return [self._encode_text(text) for text in texts]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         ids = []
         for word in text.split():
-            digits = word.lstrip("0")[:20]  # more would be too large, and Python would not convert very many
+            # 20 digits always exceed vocab_size, and int() raises for thousands of digits
+            digits = word.lstrip("0")[:20]
             if not (word.isascii() and word.isdigit()) or int(digits or 0) >= self.vocab_size:
                 raise ValueError(
-                    f"NullTokenizer: found '{word[:20]}', wanted numbers under {self.vocab_size}"
+                    f"NullTokenizer: got '{word[:20]}', expected numbers below {self.vocab_size}"
                 )
             ids.append(int(digits or 0))
         return ids
@@ -147,29 +152,32 @@ class Null(WithEod):
         return " ".join(map(str, ids))
 
 
-class SentencePiece(WithEod):
-    """A SentencePiece .model file, through its own library."""
+class SentencePieceTokenizer(EodMixin):
+    """Tokenizer of a SentencePiece .model file, through the sentencepiece library."""
 
     def __init__(self, path: Path) -> None:
-        """FileNotFoundError, or ValueError for another file."""
+        """Raises FileNotFoundError, or ValueError for another file."""
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such SentencePiece model")
-        import sentencepiece  # only this kind wants it
+        import sentencepiece  # an optional dependency of this kind only
 
         raw = path.read_bytes()
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(raw)
         except RuntimeError as error:
-            raise ValueError(f"{path}: not a SentencePiece model") from error  # its words are of its own code
+            raise ValueError(
+                f"{path}: not a SentencePiece model"
+            ) from error  # its message refers to the library's source code
         self.name, self.sha256 = str(path), hashlib.sha256(raw).hexdigest()
         self.n_tokens, end = self._processor.vocab_size(), self._processor.eos_id()
         self.eod = None if end < 0 else Eod(end, self._processor.IdToPiece(end), "SentencePiece's eos")
         self.missing_eod = "the model has no </s>"
 
     def token_id(self, token: str) -> int | None:
-        found = self._processor.PieceToId(token)
-        return found if self._processor.IdToPiece(found) == token else None
+        number = self._processor.PieceToId(token)
+        # PieceToId returns the id of <unk> for an unknown piece
+        return number if self._processor.IdToPiece(number) == token else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.Encode(list(texts))

@@ -1,4 +1,4 @@
-"""Rows of the embedding: the tokenizer's ids, then [MASK], then padding."""
+"""Rows of the embedding: token ids, [MASK], padding."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from megatron.config.presets import padded_rows
 
 @dataclass(frozen=True)
 class VocabularyRows:
-    """What each row of an embedding stands for, given the tokenizer's ids 0..n_tokens - 1."""
+    """Meaning of the rows of an embedding, for a tokenizer with ids 0..n_tokens - 1."""
 
     n_tokens: int
 
     @property
     def mask_id(self) -> int:
-        """The row of [MASK]: a reserved one, never an id of the tokenizer."""
+        """Row of [MASK], which is never an id of the tokenizer."""
         return self.n_tokens
 
     @property
     def rows(self) -> int:
-        """All rows, a multiple of 128."""
+        """Number of rows, a multiple of 128."""
         return padded_rows(self.n_tokens)

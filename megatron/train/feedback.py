@@ -1,4 +1,4 @@
-"""What a run tells its mixture: the loss on each domain, now and then, and the mixture's answer."""
+"""Feedback of a run to an adaptive mixture: the loss per domain, and the statistics of the domains."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,32 +8,33 @@ import numpy as np
 import torch
 
 from megatron.mixture.source import MixtureSamples
-from megatron.objective.base import Task
-from megatron.parallel.reduce import sum_over_ranks
+from megatron.objective.task import Task
+from megatron.parallel.collectives import sum_over_ranks
 from megatron.train.build import Run
 from megatron.train.state import TrainState
 
 
 @dataclass(frozen=True)
-class Told:
-    """Of each domain: samples so far, weight, and its last loss in nats (None: not in that batch)."""
+class DomainStats:
+    """Per domain: samples so far, weight, and last loss in nats (None: not in that batch)."""
 
     samples: Sequence[int]
     weights: Sequence[float]
     losses: Sequence[float | None] | None
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """For a line of metrics.jsonl."""
-        told: dict[str, Any] = {"weights": dict(zip(names, self.weights, strict=True))}
+        """Return the fields of a line of metrics.jsonl."""
+        fields: dict[str, Any] = {"weights": dict(zip(names, self.weights, strict=True))}
         if self.losses is not None:
-            told["domain_losses"] = dict(zip(names, self.losses, strict=True))
-        return told
+            fields["domain_losses"] = dict(zip(names, self.losses, strict=True))
+        return fields
 
 
 class Feedback:
-    """Scores the batch of every every_steps-th step once more, without gradients, domain by domain.
+    """Scores the batch of every `every_steps`-th step again, without gradients, per domain.
 
-    Costs a forward then, a third of a step; nothing for a mixture whose weights do not follow the model.
+    This costs one forward, a third of a step, in those steps. It costs nothing if the weights of the mixture
+    do not depend on the model.
     """
 
     def __init__(self, run: Run) -> None:
@@ -42,16 +43,17 @@ class Feedback:
         self.losses: list[float | None] | None = None
 
     def observe(self, state: TrainState, tasks: Sequence[Task]) -> None:
-        """Before a step: what the model loses on this rank's microbatches of it, added up over ranks."""
+        """Score this rank's microbatches before a step and pass the sums over all ranks to the mixture."""
         samples, world = self.samples, self.run.world
         if samples is None or samples.rule is None or state.step % samples.every_steps:
             return
-        first, last = self.run.batches(0).samples_of(state.next_sample)
-        domains = samples.domains_of(np.arange(first, last + 1)).astype(np.int64)
+        first, last = self.run.open_batches(0).sample_range(state.next_sample)
+        domains = samples.lookup_domains(np.arange(first, last + 1)).astype(np.int64)
         domains = torch.from_numpy(domains).to(world.device)
         scored = [self.run.engine.score(task) for task in tasks]
         nats = torch.cat([nats for nats, _ in scored])
         tokens = torch.cat([torch.full((len(nats),), count / len(nats)) for nats, count in scored])
+        # [nats, tokens] x domains; ranks that share a model contribute each token once
         sums = torch.zeros(2, len(samples.names), dtype=torch.float64, device=world.device)
         sums[0].index_add_(0, domains, nats)
         sums[1].index_add_(0, domains, tokens.to(nats))
@@ -59,10 +61,12 @@ class Feedback:
         samples.observe(state.step, total[0], total[1])
         self.losses = [float(loss / n) if n else None for loss, n in total.T]
 
-    def told(self, state: TrainState) -> Told | None:
-        """After a step; None where there is no mixture."""
+    def get_domain_stats(self, state: TrainState) -> DomainStats | None:
+        """Return the statistics after a step; None without a mixture."""
         if self.samples is None:
             return None
-        return Told(
-            self.samples.counts(state.next_sample), self.samples.weights_at(state.step - 1), self.losses
+        return DomainStats(
+            self.samples.count_samples(state.next_sample),
+            self.samples.weights_at(state.step - 1),
+            self.losses,
         )

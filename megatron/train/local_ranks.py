@@ -1,4 +1,4 @@
-"""Several processes of one command on this machine, and the exit status that says what became of them."""
+"""Runs several ranks of a command on this machine and combines their exit statuses."""
 
 import os
 import signal
@@ -13,96 +13,105 @@ from types import FrameType
 from megatron.command import STOPPED
 from megatron.processes import die_with_parent, end_after_parent, replace_lost_terminal, stop_signals
 
-GRACE_S = 30.0  # from SIGTERM to SIGKILL, for those that a failed rank has left behind
+GRACE_S = 30.0  # from SIGTERM to SIGKILL, for the remaining ranks after one has failed
 POLL_S = 0.1
 
 
 def run_ranks(command: Sequence[str], n_ranks: int) -> int:
-    """Run a command once for each rank, with torchrun's variables; gives its status when all have ended.
+    """Run a command once per rank with torchrun's environment variables; return the combined exit status.
 
-    Where every rank ends with 0 or 75 and one with 75, that is 75: stopped when asked, run me again. torchrun
-    answers 1 there. Where one fails, the others are ended and its status is given, 128 + the signal's number
-    for one that was killed. Signals are passed on, and the ranks have what time they want to save;
-    on Linux none outlives this process, whatever ends it.
+    The status is 75 (stopped on request, run again to resume) if all ranks exit with 0 or 75 and at least one
+    with 75; torchrun would return 1. If a rank fails, the others are terminated and its status is returned,
+    128 + the signal number for a killed rank. Signals are forwarded, and the ranks may take as long as they
+    need to save. On Linux no rank outlives this process, however it ends.
     """
     ranks: list[subprocess.Popen] = []
-    told: list[int] = []  # signals that are still to be passed on: one may come before there are ranks
+    pending: list[int] = []  # signals to forward: one may arrive before the ranks are started
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+    def queue_signal(number: int, frame: FrameType | None) -> None:
+        # A handler may interrupt any bytecode, also Popen in the loop below. It only records the signal; the
+        # waiting loop forwards it when the list of ranks is complete.
+        pending.append(number)
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
     end_after_parent()
-    before = {number: signal.signal(number, remember) for number in stop_signals(signal.SIGUSR1)}
+    before = {number: signal.signal(number, queue_signal) for number in stop_signals(signal.SIGUSR1)}
     try:
-        with held_port() as port:
-            words = _common_words(n_ranks, port)
+        with reserve_port() as port:
+            common = _build_common_environment(n_ranks, port)
             for rank in range(n_ranks):
-                mine = {**words, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                # a session of its own: Ctrl-C in a terminal would else arrive twice, and twice means at once
+                variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # A new session: otherwise the terminal sends Ctrl-C to the rank directly as well, and a
+                # second signal means "stop immediately, without saving".
                 ranks.append(
                     subprocess.Popen(
-                        command, env=os.environ | mine, start_new_session=True, preexec_fn=die_with_parent()
+                        command,
+                        env=os.environ | variables,
+                        start_new_session=True,
+                        preexec_fn=die_with_parent(),
                     )
                 )
-            return _wait(ranks, told)
+            return _wait_for_ranks(ranks, pending)
     finally:
-        _end(ranks, told)
+        _terminate_ranks(ranks, pending)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def held_port() -> Iterator[int]:
-    """A port for rank 0 to listen on, which nobody else is given for the length of a `with`.
+def reserve_port() -> Iterator[int]:
+    """Reserve a port for rank 0 to listen on inside a `with` block.
 
-    Ranks listen seconds after they are started, and who asks the kernel for any port may meanwhile get one
-    that was only looked up. One that is bound is given to nobody, and Linux lets those listen on it who set
-    SO_REUSEADDR, as torch does; other systems would refuse them.
+    Ranks start to listen seconds after they are started. A port that was only looked up could meanwhile be
+    assigned to another process. The kernel does not assign a bound port, and on Linux sockets with
+    SO_REUSEADDR, as torch's, may listen on it all the same. Other systems would refuse that, so there the
+    port is released.
     """
-    with socket.socket() as holder:
+    with socket.socket() as listener:
         if sys.platform == "linux":
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
-        port = holder.getsockname()[1]
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("", 0))
+        port = listener.getsockname()[1]
         if sys.platform != "linux":
-            holder.close()
+            listener.close()
         yield port
 
 
-def _common_words(n_ranks: int, port: int) -> dict[str, str]:
-    words = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
-    # one of several ranks has one core, as under torchrun, unless somebody says otherwise
+def _build_common_environment(n_ranks: int, port: int) -> dict[str, str]:
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
+    # one thread per rank, as under torchrun, unless the variable is set
     if n_ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        words["OMP_NUM_THREADS"] = "1"
-    return words
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables
 
 
-def _wait(ranks: Sequence[subprocess.Popen], told: list[int]) -> int:
+def _wait_for_ranks(ranks: Sequence[subprocess.Popen], pending: list[int]) -> int:
+    # polling instead of wait(): the first failure of any rank must end the others, and signals are forwarded
     while True:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status not in (None, 0, STOPPED)]
         if failed:
+            # Popen reports death by signal n as -n; shells report 128 + n
             return failed[0] if failed[0] > 0 else 128 - failed[0]
         if None not in statuses:
             return STOPPED if STOPPED in statuses else 0
-        _pass_on(told, ranks)
+        _forward_signals(pending, ranks)
         time.sleep(POLL_S)
 
 
-def _pass_on(told: list[int], ranks: Sequence[subprocess.Popen]) -> None:
-    """Each signal to each rank once; those that come meanwhile are added at the end."""
-    while told:
-        number = told.pop(0)
+def _forward_signals(pending: list[int], ranks: Sequence[subprocess.Popen]) -> None:
+    """Send each pending signal once to each running rank; signals that arrive meanwhile are appended."""
+    while pending:
+        number = pending.pop(0)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
 
-def _end(ranks: Sequence[subprocess.Popen], told: list[int]) -> None:
-    """Nothing is left running. A rank that is stopped (SIGSTOP) is woken, so that it ends too."""
+def _terminate_ranks(ranks: Sequence[subprocess.Popen], pending: list[int]) -> None:
+    """Terminate all ranks. A suspended rank (SIGSTOP) is continued, so that it receives its SIGTERM."""
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
@@ -112,5 +121,5 @@ def _end(ranks: Sequence[subprocess.Popen], told: list[int]) -> None:
         if time.monotonic() > deadline:
             for rank in ranks:
                 rank.kill()
-        _pass_on(told, ranks)
+        _forward_signals(pending, ranks)
         time.sleep(POLL_S)

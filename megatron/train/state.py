@@ -1,4 +1,4 @@
-"""How far a run has come. All of it is in the checkpoint."""
+"""Progress of a run; all of it is part of the checkpoint."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Position of a run, after `step` optimizer steps. Samples seen = next_sample, whatever the ranks."""
+    """Position of a run after `step` optimizer steps; next_sample samples were used over all ranks."""
 
     step: int = 0
     next_sample: int = 0
@@ -16,7 +16,7 @@ class TrainState:
     elapsed_s: float = 0.0
 
     def after_step(self, batch_size: int, seq_len: int, seconds: float) -> "TrainState":
-        """One step further."""
+        """Return the state after one more step."""
         return replace(
             self,
             step=self.step + 1,
@@ -26,13 +26,13 @@ class TrainState:
         )
 
     def after_validation(self, loss: float) -> "TrainState":
-        """With the best held-out loss so far; one that is NaN or Inf is none."""
+        """Return the state with the best held-out loss so far; NaN and Inf are ignored."""
         if not math.isfinite(loss):
             return self
         return replace(self, best_loss=loss if self.best_loss is None else min(loss, self.best_loss))
 
     def as_dict(self, samples_per_epoch: int) -> dict[str, Any]:
-        """For iter_state_dict.pt: the state, and the epoch it lies in as a segment of sample numbers."""
+        """Return the content of iter_state_dict.pt: the state, and its epoch as a range of sample numbers."""
         epoch = self.next_sample // samples_per_epoch
         return {
             "step": self.step,
@@ -48,5 +48,5 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> "TrainState":
-        """Undo `as_dict`."""
+        """Restore a state from the result of `as_dict`."""
         return cls(**{name: saved[name] for name in cls.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""Generation makes thousands of tiny forwards: threads would only wait for one another."""
+"""Run torch with one thread: generation makes thousands of tiny forward passes, which threads slow down."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Folders as the Hugging Face hub has them: keys left out, keys added, older names, beside transformers."""
+"""Model folders of the Hugging Face hub (missing, additional and old keys), compared with transformers."""
 
 import inspect
 import json
@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.convert import convert_checkpoint, read_any
 from megatron.checkpoint.exported.modeling_masked_diffusion import MaskedDiffusionConfig
 from megatron.checkpoint.huggingface import read_huggingface
 from megatron.config.hf_checkpoint import DEFAULTS, DIFFUSION_TYPE, read_hf_config
 
-with pytest.MonkeyPatch.context() as patched:  # read at the import, and no test after these wants it
+with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
     patched.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
 
@@ -33,8 +33,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(folder: Path, kind: str, left_out: tuple[str, ...] = (), **more: Any) -> Any:
-    """A model of transformers saved in a folder whose config.json lacks some keys."""
+def make(folder: Path, kind: str, missing: tuple[str, ...] = (), **more: Any) -> Any:
+    """Save a model of transformers in a folder whose config.json lacks some keys; reload it."""
     config_class, model_class = CLASSES[kind]
     torch.manual_seed(0)
     model = model_class(config_class(**{**SHAPES[kind], "initializer_range": 0.3, **more}))
@@ -46,14 +46,14 @@ def make(folder: Path, kind: str, left_out: tuple[str, ...] = (), **more: Any) -
             if "embed_tokens" in name:  # so small that the epsilon of a norm matters
                 parameter *= 1e-2
     model.save_pretrained(folder)
-    change_config(folder, remove=left_out)
+    change_config(folder, remove=missing)
     return model_class.from_pretrained(folder).eval()
 
 
 def change_config(folder: Path, add: dict[str, Any] | None = None, remove: tuple[str, ...] = ()) -> None:
     path = folder / "config.json"
-    kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in remove}
-    path.write_text(json.dumps(kept | (add or {})))
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in remove}
+    path.write_text(json.dumps(content | (add or {})))
 
 
 def change_tensors(folder: Path, add: dict[str, torch.Tensor], rename: Any = str) -> None:
@@ -66,12 +66,12 @@ def assert_same_logits(folder: Path, theirs: Any) -> None:
     with torch.no_grad():
         expected = theirs(TOKENS).logits
         assert expected.std() > 0.01
-        ours = read_any(folder).model()(TOKENS, causal=True)
+        ours = read_any(folder).build_model()(TOKENS, causal=True)
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=2e-5 * float(expected.std()))
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_default_is_the_one_of_transformers(kind: str) -> None:
+def test_every_default_equals_that_of_transformers(kind: str) -> None:
     expected = CLASSES[kind][0]()
     for key, default in DEFAULTS[kind].items():
         if key == "rope_theta":
@@ -84,7 +84,7 @@ def test_every_default_is_the_one_of_transformers(kind: str) -> None:
     names = {"llama": ("num_key_value_heads", "head_dim"), "qwen3": ("num_key_value_heads", "head_dim")}
     ours = (shape.get("n_kv_heads", shape["n_heads"]), shape["d_head"], shape["d_ff"])
     if kind == "gpt2":
-        assert ours == (12, 64, 3072)  # as its weights are
+        assert ours == (12, 64, 3072)  # the shape of its weights
     else:
         assert ours == (*(getattr(expected, name) for name in names[kind]), expected.intermediate_size)
     assert n_positions == expected.max_position_embeddings and ignored == []
@@ -122,7 +122,7 @@ def test_a_whole_configuration_of_transformers_is_read(kind: str) -> None:
         ("llama", ("max_position_embeddings", "model_type"), {"rope_theta": 777.0}),
     ],
 )
-def test_keys_left_out_have_the_defaults_of_transformers(
+def test_missing_keys_have_the_defaults_of_transformers(
     tmp_path: Path, kind: str, left_out: tuple[str, ...], more: dict[str, Any]
 ) -> None:
     without = tuple(key for key in left_out if key != "model_type")
@@ -152,8 +152,8 @@ def test_older_and_newer_spellings_mean_what_transformers_reads(
     assert_same_logits(tmp_path, CLASSES[kind][1].from_pretrained(tmp_path).eval())
 
 
-def test_gpt2_as_the_hub_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """openai-community/gpt2: names of the bare model, causal masks, dropout, settings of generation."""
+def test_gpt2_of_the_hub_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Layout of openai-community/gpt2: names of the bare model, causal masks, dropout, generation keys."""
     theirs = make(tmp_path, "gpt2")
     hub_keys = {
         "n_ctx": 40, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "summary_type": "cls_index",
@@ -168,16 +168,16 @@ def test_gpt2_as_the_hub_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture
         assert_same_logits(tmp_path, theirs)
     assert "resid_pdrop 0.1" in caplog.text and "embd_pdrop 0.1" in caplog.text
     assert "summary" not in caplog.text and "task_specific" not in caplog.text
-    convert(tmp_path, tmp_path / "native", to="native")
-    convert(tmp_path / "native", tmp_path / "back", to="huggingface")
+    convert_checkpoint(tmp_path, tmp_path / "native", to="native")
+    convert_checkpoint(tmp_path / "native", tmp_path / "back", to="huggingface")
     assert_same_logits(tmp_path / "back", theirs)
 
 
-def test_llama_with_the_keys_of_other_programs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_llama_with_keys_of_other_programs_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     theirs = make(tmp_path, "llama")
     added = {
         "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
-        "_model_name_or_path": "made/elsewhere", "unk_token_id": 0, "hidden_dropout": 0.0, "resid_pdrop": 0.1,
+        "_model_name_or_path": "other/project", "unk_token_id": 0, "hidden_dropout": 0.0, "resid_pdrop": 0.1,
         "my_label": "third try", "quantization_config": None, "num_experts": 0, "logit_scale": 1.0,
     }  # fmt: skip
     change_config(tmp_path, added)
@@ -207,13 +207,13 @@ def test_llama_with_the_keys_of_other_programs(tmp_path: Path, caplog: pytest.Lo
         ("llama", {"use_qk_norm": True}, "use_qk_norm: got True"),
         ("llama", {"is_causal": False}, "is_causal: got False"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1.0"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: found"),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters: found"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: got"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters: got"),
         ("llama", {"sliding_window": 8}, "sliding_window: got 8, expected None"),
         ("llama", {"attention_bias": True}, "attention_bias True and mlp_bias False"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
         ("llama", {"architectures": ["LlamaBiModel"]}, "architectures: got ['LlamaBiModel'], expected Llama"),
-        ("llama", {"model_type": "mistral"}, "model_type: found 'mistral', known: llama, qwen3, gpt2"),
+        ("llama", {"model_type": "mistral"}, "model_type: got 'mistral', expected one of llama, qwen3, gpt2"),
         ("llama", {"rms_norm_eps": "1e-6"}, "rms_norm_eps: got '1e-6', expected float"),
         ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps: got nan, expected float"),
         ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings: got None, expected bool"),
@@ -223,22 +223,26 @@ def test_llama_with_the_keys_of_other_programs(tmp_path: Path, caplog: pytest.Lo
         ("llama", {"objective": "masked_diffusion"}, "objective: got 'masked_diffusion', expected 'autor"),
         ("llama", {"tie_word_embeddings": True}, "lm_head.weight: differs from the embedding"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 4}, "sliding_window: got 4"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: this model has"),
-        ("qwen3", {"model_type": "llama", "architectures": None}, "weights and shape do not fit"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: got"),
+        (
+            "qwen3",
+            {"model_type": "llama", "architectures": None},
+            "weights do not match the model configuration",
+        ),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: got True"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights: got False, expected True"),
         ("gpt2", {"activation_function": "relu"}, "activation_function: got 'relu', expected 'gelu_new'"),
         ("gpt2", {"tie_word_embeddings": False}, "lm_head.weight: missing, but tie_word_embeddings is false"),
-        ("gpt2", {"n_layer": 3}, "weights and shape do not fit"),
+        ("gpt2", {"n_layer": 3}, "weights do not match the model configuration"),
     ],
 )
-def test_what_would_change_the_logits_is_refused_by_name(
+def test_a_key_that_changes_the_logits_is_refused_by_name(
     tmp_path: Path, kind: str, add: dict[str, Any], sentence: str
 ) -> None:
     make(tmp_path / "hub", kind)
     change_config(tmp_path / "hub", add)
     with pytest.raises(ValueError) as caught:
-        convert(tmp_path / "hub", tmp_path / "out", to="native")
+        convert_checkpoint(tmp_path / "hub", tmp_path / "out", to="native")
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.glob("out*"))
 
@@ -251,21 +255,33 @@ def test_what_would_change_the_logits_is_refused_by_name(
             {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
             "other rotary frequencies",
         ),
-        ("llama", {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, "do not fit each other"),
+        (
+            "llama",
+            {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)},
+            "do not match the model configuration",
+        ),
         ("llama", {"score.weight": torch.ones(2, 32)}, "a tensor that Llama and Qwen3 do not have"),
-        ("llama", {"embed_tokens.weight": torch.ones(50, 32)}, "is there twice, with and without"),
-        ("llama", {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "quantised models are not read"),
-        ("gpt2", {"transformer.h.0.attn.bias": torch.ones(1, 1, 40, 40)}, "another mask than the causal"),
-        ("gpt2", {"transformer.h.0.attn.bias": torch.tensor(1.0)}, "another mask than the causal"),
-        ("gpt2", {"transformer.h.0.attn.masked_bias": torch.tensor(-1.0)}, "another mask than the causal"),
+        (
+            "llama",
+            {"embed_tokens.weight": torch.ones(50, 32)},
+            "got two tensors of this name, with and without",
+        ),
+        (
+            "llama",
+            {"model.norm.weight": torch.ones(32, dtype=torch.int8)},
+            "quantised models are not supported",
+        ),
+        ("gpt2", {"transformer.h.0.attn.bias": torch.ones(1, 1, 40, 40)}, "got a mask that is not causal"),
+        ("gpt2", {"transformer.h.0.attn.bias": torch.tensor(1.0)}, "got a mask that is not causal"),
+        ("gpt2", {"transformer.h.0.attn.masked_bias": torch.tensor(-1.0)}, "got a mask that is not causal"),
         ("gpt2", {"lm_head.weight": torch.ones(50, 32)}, "lm_head.weight: differs from the embedding"),
         ("gpt2", {"score.weight": torch.ones(2, 32)}, "score.weight: got a tensor that GPT-2 does not have"),
         ("gpt2", {"transformer.h.0.crossattention.c_attn.weight": torch.ones(32, 64)}, "crossattention"),
-        ("gpt2", {"wte.weight": torch.ones(50, 32)}, "is there twice, with and without"),
-        ("gpt2", {"transformer.h.0.attn.c_attn.bias": torch.ones(95)}, "expected 3 x the width"),
+        ("gpt2", {"wte.weight": torch.ones(50, 32)}, "got two tensors of this name, with and without"),
+        ("gpt2", {"transformer.h.0.attn.c_attn.bias": torch.ones(95)}, "expected 3 x d_model"),
     ],
 )
-def test_a_tensor_that_would_be_left_out_and_says_something_is_refused(
+def test_a_tensor_that_is_neither_used_nor_redundant_is_refused(
     tmp_path: Path, kind: str, add: dict[str, torch.Tensor], sentence: str
 ) -> None:
     make(tmp_path, kind)
@@ -282,7 +298,7 @@ def test_a_missing_tensor_of_gpt2_is_named(tmp_path: Path) -> None:
         read_huggingface(tmp_path)
 
 
-def test_a_head_that_repeats_the_embedding_is_no_fault(tmp_path: Path) -> None:
+def test_a_head_that_repeats_the_embedding_is_accepted(tmp_path: Path) -> None:
     theirs = make(tmp_path, "llama", tie_word_embeddings=True)
     change_tensors(tmp_path, {"lm_head.weight": theirs.model.embed_tokens.weight.detach().clone()})
     assert read_huggingface(tmp_path).config.tied_embedding
@@ -295,7 +311,7 @@ def test_a_head_that_repeats_the_embedding_is_no_fault(tmp_path: Path) -> None:
         (None, "weight_map: got nothing"),
         ({"a": 3}, "got 3, expected .safetensors files of the same folder"),
         ({"a": "../other/model.safetensors"}, "expected .safetensors files of the same folder"),
-        ({"a": "part.safetensors"}, "is in this file or in model.safetensors.index.json, not in both"),
+        ({"a": "part.safetensors"}, "is in only one of this file and model.safetensors.index.json"),
     ],
 )
 def test_an_index_lists_the_tensors_of_files_beside_it(

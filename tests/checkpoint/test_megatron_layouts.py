@@ -1,4 +1,4 @@
-"""Megatron's shards, cut here rank by rank as Megatron's own layers hold them, made one again."""
+"""Megatron checkpoints, sharded here rank by rank as in Megatron's layers, are merged into one model."""
 
 import enum
 import sys
@@ -29,8 +29,8 @@ def share(tensor: Tensor, rank: int, n_ranks: int, dim: int = 0) -> Tensor:
     return tensor.chunk(n_ranks, dim)[rank].clone()
 
 
-def qkv_of(model: Gpt, layer: int, rank: int, n_ranks: int, kind: str) -> Tensor:
-    """A rank's rows of query_key_value, written head by head: its queries, then their key and value."""
+def shard_qkv(model: Gpt, layer: int, rank: int, n_ranks: int, kind: str) -> Tensor:
+    """Return a rank's rows of query_key_value: for each key head its queries, the key, the value."""
     config, attention = model.config, model.blocks[layer].attention
     k, shared = config.d_head, config.n_heads // config.kv_heads
     query, key, value = (getattr(getattr(attention, n), kind) for n in ("query", "key", "value"))
@@ -42,31 +42,31 @@ def qkv_of(model: Gpt, layer: int, rank: int, n_ranks: int, kind: str) -> Tensor
     return torch.cat(rows)
 
 
-def layer_of(model: Gpt, layer: int, rank: int, n: int) -> Tensors:
-    """One layer on one tensor rank, under the legacy names."""
+def shard_layer(model: Gpt, layer: int, rank: int, n: int) -> Tensors:
+    """Return one layer's tensors on one tensor rank, under the legacy names."""
     block = model.blocks[layer]
     first = [block.mlp.up] if block.mlp.gate is None else [block.mlp.gate, block.mlp.up]
-    held = {}
+    tensors = {}
     for kind in ("weight", "bias") if model.config.biases else ("weight",):
-        held[f"input_layernorm.{kind}"] = getattr(block.attention_norm, kind)
-        held[f"self_attention.query_key_value.{kind}"] = qkv_of(model, layer, rank, n, kind)
-        held[f"post_attention_layernorm.{kind}"] = getattr(block.mlp_norm, kind)
-        held[f"mlp.dense_h_to_4h.{kind}"] = torch.cat([share(getattr(m, kind), rank, n) for m in first])
-    held["self_attention.dense.weight"] = share(block.attention.out.weight, rank, n, dim=1)
-    held["mlp.dense_4h_to_h.weight"] = share(block.mlp.down.weight, rank, n, dim=1)
+        tensors[f"input_layernorm.{kind}"] = getattr(block.attention_norm, kind)
+        tensors[f"self_attention.query_key_value.{kind}"] = shard_qkv(model, layer, rank, n, kind)
+        tensors[f"post_attention_layernorm.{kind}"] = getattr(block.mlp_norm, kind)
+        tensors[f"mlp.dense_h_to_4h.{kind}"] = torch.cat([share(getattr(m, kind), rank, n) for m in first])
+    tensors["self_attention.dense.weight"] = share(block.attention.out.weight, rank, n, dim=1)
+    tensors["mlp.dense_4h_to_h.weight"] = share(block.mlp.down.weight, rank, n, dim=1)
     if model.config.biases:
-        held["self_attention.dense.bias"], held["mlp.dense_4h_to_h.bias"] = (
+        tensors["self_attention.dense.bias"], tensors["mlp.dense_4h_to_h.bias"] = (
             block.attention.out.bias,
             block.mlp.down.bias,
         )
     if model.config.qk_norm:
-        held["self_attention.q_layernorm.weight"] = block.attention.query_norm.weight
-        held["self_attention.k_layernorm.weight"] = block.attention.key_norm.weight
-    return {name: tensor.detach().clone() for name, tensor in held.items()}
+        tensors["self_attention.q_layernorm.weight"] = block.attention.query_norm.weight
+        tensors["self_attention.k_layernorm.weight"] = block.attention.key_norm.weight
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def core_name(name: str, engine: bool) -> str:
-    """A legacy name of a layer's tensor in Megatron core, with or without Transformer Engine."""
+def to_core_name(name: str, engine: bool) -> str:
+    """Convert a legacy name to that of Megatron core, with or without Transformer Engine."""
     pairs = [
         ("self_attention.query_key_value", "self_attention.linear_qkv"),
         ("self_attention.dense", "self_attention.linear_proj"),
@@ -80,13 +80,13 @@ def core_name(name: str, engine: bool) -> str:
     return name
 
 
-def args_of(model: Gpt) -> Namespace:
-    """As Megatron pickles them: with an enum of its own, and much that does not matter."""
+def make_args(model: Gpt) -> Namespace:
+    """Return args as Megatron pickles them, with an enum of a module that is not importable."""
     config = model.config
-    module = types.ModuleType("megatron_elsewhere")
-    kind = enum.Enum("ModelType", {"encoder_or_decoder": 1}, module="megatron_elsewhere")
+    module = types.ModuleType("absent_megatron")
+    kind = enum.Enum("ModelType", {"encoder_or_decoder": 1}, module="absent_megatron")
     module.ModelType = kind
-    sys.modules["megatron_elsewhere"] = module
+    sys.modules["absent_megatron"] = module
     return Namespace(
         num_layers=config.n_layers, hidden_size=config.d_model, num_attention_heads=config.n_heads,
         group_query_attention=config.kv_heads != config.n_heads, num_query_groups=config.kv_heads,
@@ -100,7 +100,7 @@ def args_of(model: Gpt) -> Namespace:
 
 
 def write_megatron_lm(model: Gpt, folder: Path, n_tensor: int, n_pipeline: int, names: str) -> None:
-    """iter_0000007 with a folder for each rank."""
+    """Write iter_0000007 with one folder per rank."""
     (folder / "iter_0000007").mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("7\n")
     per_stage = model.config.n_layers // n_pipeline
@@ -119,7 +119,7 @@ def write_megatron_lm(model: Gpt, folder: Path, n_tensor: int, n_pipeline: int, 
             layers = {
                 f"layers.{i}.{name}": tensor
                 for i in range(per_stage)
-                for name, tensor in layer_of(model, stage * per_stage + i, rank, n_tensor).items()
+                for name, tensor in shard_layer(model, stage * per_stage + i, rank, n_tensor).items()
             }
             if names == "legacy":
                 nested: dict[str, Any] = {"language_model": {"encoder": dict(layers)}}
@@ -136,28 +136,34 @@ def write_megatron_lm(model: Gpt, folder: Path, n_tensor: int, n_pipeline: int, 
                     nested["word_embeddings_for_head"] = {
                         "weight": share(model.embedding.weight, rank, n_tensor)
                     }
-                held = nested
+                model_state = nested
             else:
-                held = outside | {
-                    "decoder." + core_name(name, engine=names == "engine"): of for name, of in layers.items()
+                model_state = outside | {
+                    "decoder." + to_core_name(name, engine=names == "engine"): of
+                    for name, of in layers.items()
                 }
-                held["decoder.layers.0.self_attention.core_attention._extra_state"] = None
+                model_state["decoder.layers.0.self_attention.core_attention._extra_state"] = None
             place = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if n_pipeline > 1 else "")
             (folder / "iter_0000007" / place).mkdir()
-            told = {"model": held, "args": args_of(model), "checkpoint_version": 3.0, "iteration": 7}
-            torch.save(told, folder / "iter_0000007" / place / "model_optim_rng.pt")
+            checkpoint = {
+                "model": model_state,
+                "args": make_args(model),
+                "checkpoint_version": 3.0,
+                "iteration": 7,
+            }
+            torch.save(checkpoint, folder / "iter_0000007" / place / "model_optim_rng.pt")
 
 
 def write_deepspeed(model: Gpt, folder: Path, n_tensor: int, pipeline: bool) -> None:
-    """global_step7 with a file for each tensor rank, or for each layer and rank."""
+    """Write global_step7 with one file per tensor rank, or per layer and rank."""
     step = folder / "global_step7"
     step.mkdir(parents=True)
     (folder / "latest").write_text("global_step7")
     n_layers = model.config.n_layers
     for rank in range(n_tensor):
-        layers = [layer_of(model, i, rank, n_tensor) for i in range(n_layers)]
+        layers = [shard_layer(model, i, rank, n_tensor) for i in range(n_layers)]
         embedding = {"word_embeddings.weight": share(model.embedding.weight, rank, n_tensor)}
-        args = args_of(model)
+        args = make_args(model)
         args.num_key_value_heads, args.group_query_attention = model.config.kv_heads, False
         if not pipeline:
             encoder = {
@@ -173,8 +179,8 @@ def write_deepspeed(model: Gpt, folder: Path, n_tensor: int, pipeline: bool) -> 
         files |= {3 + i: layer for i, layer in enumerate(layers)}
         if model.unembedding is not None:
             files[n_layers + 5] = {"lm_head.weight": share(model.unembedding.weight, rank, n_tensor)}
-        for number, held in files.items():
-            torch.save(held, step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
+        for number, tensors in files.items():
+            torch.save(tensors, step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
 
 
 def assert_same(model: Gpt, folder: Path) -> None:
@@ -185,7 +191,7 @@ def assert_same(model: Gpt, folder: Path) -> None:
         assert torch.equal(theirs[name], tensor), name
     assert weights.config == model.config
     tokens = torch.arange(16)[None] % model.config.n_tokens
-    assert torch.equal(weights.model()(tokens, causal=True), model(tokens, causal=True))
+    assert torch.equal(weights.build_model()(tokens, causal=True), model(tokens, causal=True))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def assert_same(model: Gpt, folder: Path) -> None:
         ("legacy", (2, 1), GPT2),
     ],
 )
-def test_ranks_of_megatron_lm_become_the_model_to_the_bit(
+def test_ranks_of_megatron_lm_are_merged_bitwise_exactly(
     tiny_of: Callable[..., Gpt], tmp_path: Path, names: str, ranks: tuple[int, int], shape: dict[str, Any]
 ) -> None:
     model = tiny_of(**shape)
@@ -212,7 +218,7 @@ def test_ranks_of_megatron_lm_become_the_model_to_the_bit(
 
 @pytest.mark.parametrize("pipeline", [False, True])
 @pytest.mark.parametrize("n_tensor", [1, 2])
-def test_ranks_of_megatron_deepspeed_become_the_model_to_the_bit(
+def test_ranks_of_megatron_deepspeed_are_merged_bitwise_exactly(
     tiny_of: Callable[..., Gpt], tmp_path: Path, pipeline: bool, n_tensor: int
 ) -> None:
     model = tiny_of(**LLAMA)
@@ -224,52 +230,50 @@ def test_ranks_of_megatron_deepspeed_become_the_model_to_the_bit(
         assert_same(untied, tmp_path / "untied")
 
 
-def test_shards_that_do_not_fit_are_refused_in_one_sentence(
-    tiny_of: Callable[..., Gpt], tmp_path: Path
-) -> None:
+def test_inconsistent_shards_are_refused_in_one_sentence(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
     model = tiny_of(**LLAMA)
     write_megatron_lm(model, tmp_path / "ck", 2, 2, "core")
     step = tmp_path / "ck" / "iter_0000007"
     lost = step / "mp_rank_01_001" / "model_optim_rng.pt"
-    kept = torch.load(lost, weights_only=False)
+    saved = torch.load(lost, weights_only=False)
 
     def refused(sentence: str, **changes: Any) -> None:
-        torch.save({**kept, **changes}, lost)
+        torch.save({**saved, **changes}, lost)
         with pytest.raises((ValueError, FileNotFoundError)) as caught:
             read_megatron(tmp_path / "ck")
         assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
-    other = {name: None if of is None else of + 1 for name, of in kept["model"].items()}
+    other = {name: None if of is None else of + 1 for name, of in saved["model"].items()}
     refused("differs between tensor ranks", model=other)
-    fewer = dict(list(kept["model"].items())[3:])
-    refused("another rank has not", model=fewer)
+    fewer = dict(list(saved["model"].items())[3:])
+    refused("another rank does not", model=fewer)
     lost.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="not a torch file that can be read"):
+    with pytest.raises(ValueError, match="cannot be read as a torch file"):
         read_megatron(tmp_path / "ck")
     lost.unlink()
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_megatron(tmp_path / "ck")
     lost.parent.rmdir()
-    with pytest.raises(ValueError, match="3 ranks' files, wanted 2 x 2"):
+    with pytest.raises(ValueError, match="got files of 3 ranks, expected 2 x 2"):
         read_megatron(tmp_path / "ck")
 
 
 @pytest.mark.parametrize(
-    ("part", "sentence"), [("word_embeddings", "holds no word_embeddings"), ("linear_fc2", "holds no MLP")]
+    ("part", "sentence"), [("word_embeddings", "got no word_embeddings"), ("linear_fc2", "got no MLP")]
 )
 def test_a_transformer_without_a_part_is_refused_in_one_sentence(
     tiny_of: Callable[..., Gpt], tmp_path: Path, part: str, sentence: str
 ) -> None:
     write_megatron_lm(tiny_of(**LLAMA), tmp_path / "ck", 1, 1, "core")
     (path,) = (tmp_path / "ck").rglob("model_optim_rng.pt")
-    kept = torch.load(path, weights_only=False)
-    kept["model"] = {name: held for name, held in kept["model"].items() if part not in name}
-    torch.save(kept, path)
+    checkpoint = torch.load(path, weights_only=False)
+    checkpoint["model"] = {name: tensor for name, tensor in checkpoint["model"].items() if part not in name}
+    torch.save(checkpoint, path)
     with pytest.raises(ValueError, match=sentence):
         read_megatron(tmp_path / "ck")
 
 
-def test_nothing_that_a_file_names_is_run(tmp_path: Path) -> None:
+def test_no_code_that_a_file_names_is_run(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
             return (exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",))
@@ -303,7 +307,7 @@ def test_nothing_that_a_file_names_is_run(tmp_path: Path) -> None:
         ("seq_length", []),
     ],
 )
-def test_settings_of_other_types_are_refused_in_one_sentence(
+def test_settings_of_wrong_types_are_refused_in_one_sentence(
     tmp_path: Path, tiny_of: Callable[..., Gpt], key: str, value: Any
 ) -> None:
     write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
@@ -326,7 +330,7 @@ def test_settings_of_other_types_are_refused_in_one_sentence(
         ("model0", 1.5),
     ],
 )
-def test_parts_of_other_types_are_refused_in_one_sentence(
+def test_parts_of_wrong_types_are_refused_in_one_sentence(
     tmp_path: Path, tiny_of: Callable[..., Gpt], key: str, value: Any
 ) -> None:
     write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
@@ -336,7 +340,7 @@ def test_parts_of_other_types_are_refused_in_one_sentence(
         read_megatron(tmp_path)
 
 
-def test_a_setting_whose_name_is_no_word_is_passed_over(tmp_path: Path, tiny_of: Callable[..., Gpt]) -> None:
+def test_a_setting_whose_name_is_not_a_string_is_ignored(tmp_path: Path, tiny_of: Callable[..., Gpt]) -> None:
     write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
     path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
     part = torch.load(path, weights_only=False)

@@ -1,4 +1,4 @@
-"""What a Megatron checkpoint was trained for: read from its saved arguments, asked for, never guessed."""
+"""The objective of a Megatron checkpoint is read from its saved arguments or required, never guessed."""
 
 import subprocess
 import sys
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.convert import convert_checkpoint, read_any
 from megatron.checkpoint.megatron_args import read_objective
 from megatron.checkpoint.megatron_layouts import read_megatron
 from megatron.model.gpt import Gpt
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, write_deepspeed, write_megatron_lm
 
-# of wmn-231314/diffusion-data-constraint, as its parser leaves them
+# default arguments of wmn-231314/diffusion-data-constraint
 FORK = {
     "low_noise_start": False, "low_noise_iter": 1000, "low_noise_ratio": 0.5, "ar_ratio": 0.0,
     "untie_with_additional_mask": False, "randmask_ratio": 0.0, "target_random_ratio": 0.0,
@@ -54,11 +54,11 @@ def change_args(folder: Path, **changes: Any) -> None:
         (FORK | {"use_order_list": True}, None, "autoregressive"),
         (FORK, "autoregressive", "autoregressive"),
         (FORK, "masked_diffusion", "masked_diffusion"),
-        (FORK | {"low_noise_start": True}, "autoregressive", "autoregressive"),  # who says so knows
+        (FORK | {"low_noise_start": True}, "autoregressive", "autoregressive"),  # the caller overrides hints
         ({"attn_mask": EVERYTHING}, "masked_diffusion", "masked_diffusion"),
     ],
 )
-def test_arguments_and_the_caller_say_the_objective(
+def test_the_objective_comes_from_the_arguments_and_the_caller(
     args: dict[str, Any], requested: str | None, objective: str
 ) -> None:
     assert read_objective(Namespace(**args), requested, Path("step")) == objective
@@ -67,20 +67,20 @@ def test_arguments_and_the_caller_say_the_objective(
 @pytest.mark.parametrize(
     ("args", "requested", "sentence"),
     [
-        (FORK, None, "do not say whether it is autoregressive or masked diffusion"),
-        (FORK | {"attn_mask": None}, None, "do not say"),
-        (FORK | {"attn_mask": "a stranger's"}, None, "do not say"),
-        (FORK | {"attn_mask": torch.zeros(1, 1, 1, 1)}, None, "do not say"),
-        (FORK | {"attn_mask": CAUSAL[..., :9]}, None, "do not say"),
-        (FORK | {"attn_mask": CAUSAL.roll(1)}, None, "do not say"),
-        (FORK | {"ar_ratio": 0.1, "randmask_ratio": 0.1}, None, "do not say"),
-        ({"attn_mask": EVERYTHING}, None, "do not say"),
-        ({"use_masked_diffusion": True}, None, "do not say"),
+        (FORK, None, "do not show whether it is autoregressive or masked diffusion"),
+        (FORK | {"attn_mask": None}, None, "do not show"),
+        (FORK | {"attn_mask": "not a tensor"}, None, "do not show"),
+        (FORK | {"attn_mask": torch.zeros(1, 1, 1, 1)}, None, "do not show"),
+        (FORK | {"attn_mask": CAUSAL[..., :9]}, None, "do not show"),
+        (FORK | {"attn_mask": CAUSAL.roll(1)}, None, "do not show"),
+        (FORK | {"ar_ratio": 0.1, "randmask_ratio": 0.1}, None, "do not show"),
+        ({"attn_mask": EVERYTHING}, None, "do not show"),
+        ({"use_masked_diffusion": True}, None, "do not show"),
         (FORK | {"attn_mask": EVERYTHING}, "autoregressive", "its saved attn_mask is that of masked_diff"),
         ({"attn_mask": CAUSAL}, "masked_diffusion", "its saved attn_mask is that of autoregressive"),
     ],
 )
-def test_an_objective_that_is_not_certain_is_refused(
+def test_an_uncertain_objective_is_refused(
     args: dict[str, Any], requested: str | None, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence) as caught:
@@ -90,7 +90,7 @@ def test_an_objective_that_is_not_certain_is_refused(
 
 @pytest.mark.parametrize("layout", ["pipeline", "deepspeed", "megatron-lm"])
 @pytest.mark.parametrize("shape", [TIED, UNTIED | {"qk_norm": False}], ids=["tied", "untied"])
-def test_a_diffusion_checkpoint_is_read_as_one_with_its_mask_row(
+def test_a_diffusion_checkpoint_is_read_with_its_mask_row(
     tiny_of: Callable[..., Gpt], tmp_path: Path, layout: str, shape: dict[str, Any]
 ) -> None:
     model = tiny_of(**shape)
@@ -102,9 +102,9 @@ def test_a_diffusion_checkpoint_is_read_as_one_with_its_mask_row(
     weights = read_any(tmp_path / "ck")
     assert (weights.objective, weights.rate_min) == ("masked_diffusion", 1e-3)
     assert weights.config == model.config and weights.config.n_tokens == 41
-    tokens = torch.tensor([[3, 41, 7, 41, 1]])  # row 41 is [MASK], there and here
-    assert torch.equal(weights.model()(tokens, causal=False), model(tokens, causal=False))
-    convert(tmp_path / "ck", tmp_path / "native", to="native")
+    tokens = torch.tensor([[3, 41, 7, 41, 1]])  # row 41 is [MASK] in both
+    assert torch.equal(weights.build_model()(tokens, causal=False), model(tokens, causal=False))
+    convert_checkpoint(tmp_path / "ck", tmp_path / "native", to="native")
     again = read_any(tmp_path / "native")
     assert (again.objective, again.rate_min) == ("masked_diffusion", 1e-3)
 
@@ -112,7 +112,7 @@ def test_a_diffusion_checkpoint_is_read_as_one_with_its_mask_row(
 def test_the_additional_mask_row_moves_to_the_row_after_the_ids(
     tiny_of: Callable[..., Gpt], tmp_path: Path
 ) -> None:
-    """That option's [MASK] is row 48 of an embedding of 49, and the head has 48 rows."""
+    """Option --untie-with-additional-mask: [MASK] is row 48 of 49 embedding rows; the head has 48 rows."""
     model = tiny_of(**UNTIED | {"qk_norm": False})
     write_deepspeed(model, tmp_path / "ck", 1, True)
     (path,) = (tmp_path / "ck").rglob("layer_01-model_00-model_states.pt")
@@ -125,7 +125,7 @@ def test_the_additional_mask_row_moves_to_the_row_after_the_ids(
     with torch.no_grad():
         model.embedding.weight[41] = extra[0]
         tokens = torch.tensor([[3, 41, 7, 41, 1]])
-        assert torch.equal(weights.model()(tokens, causal=False), model(tokens, causal=False))
+        assert torch.equal(weights.build_model()(tokens, causal=False), model(tokens, causal=False))
     with pytest.raises(ValueError, match="expected one embedding row more than head rows, and padding"):
         read_any(tmp_path / "ck", n_tokens=48)
 
@@ -158,7 +158,7 @@ def test_the_mask_row_needs_the_number_of_ids(
     assert "Give --n-tokens" in str(caught.value)
 
 
-def test_the_command_refuses_and_takes_the_objective(
+def test_the_command_requires_and_accepts_the_objective(
     tiny_of: Callable[..., Gpt], tmp_path: Path, root: Path
 ) -> None:
     write_deepspeed(tiny_of(**TIED), tmp_path / "ck", 1, False)
@@ -179,7 +179,7 @@ def test_the_command_refuses_and_takes_the_objective(
     assert "--objective autoregressive or --objective masked_diffusion." in refused.stderr
     done = run("--objective", "masked_diffusion")
     assert done.returncode == 0 and ": masked_diffusion, " in done.stdout
-    with pytest.raises(ValueError, match="says that it is masked_diffusion, not autoregressive"):
+    with pytest.raises(ValueError, match="got masked_diffusion, expected autoregressive"):
         read_any(tmp_path / "out", objective="autoregressive")
 
 
@@ -190,8 +190,8 @@ def test_the_command_refuses_and_takes_the_objective(
         ({"use_rope_scaling": True}, "trained with use_rope_scaling"),
         ({"window_size": (64, 0)}, "trained with window_size"),
         ({"use_target_position_embeddings": True}, "trained with use_target_position_embeddings"),
-        ({"position_embedding_type": "relative"}, "position_embedding_type is relative, expected rope or"),
-        ({"num_experts": [4]}, r"num_experts is \[4\], this model has no experts"),
+        ({"position_embedding_type": "relative"}, "got position_embedding_type relative, expected rope or"),
+        ({"num_experts": [4]}, r"got num_experts \[4\], expected none"),
         ({"swiglu": False, "bias_gelu_fusion": False}, "its GELU is exact"),
     ],
 )
@@ -211,27 +211,29 @@ def change_model(folder: Path, rank: str, change: Callable[[dict[str, Any]], Non
     torch.save(part, path)
 
 
-def test_no_tensor_of_megatron_is_dropped_unseen(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
+def test_no_tensor_of_megatron_is_dropped_without_a_check(
+    tiny_of: Callable[..., Gpt], tmp_path: Path
+) -> None:
     model = tiny_of(**TIED)
     write_megatron_lm(model, tmp_path / "bert", 1, 1, "legacy")
-    change_model(tmp_path, "mp_rank_00", lambda held: held.update(lm_head={"bias": torch.zeros(48)}))
-    with pytest.raises(ValueError, match="holds lm_head.bias, which this model has not"):
+    change_model(tmp_path, "mp_rank_00", lambda tensors: tensors.update(lm_head={"bias": torch.zeros(48)}))
+    with pytest.raises(ValueError, match="got the tensor lm_head.bias, which this model does not have"):
         read_megatron(tmp_path / "bert")
 
     write_megatron_lm(model, tmp_path / "pp", 1, 2, "legacy")
     head = {"word_embeddings_for_head": {"weight": torch.zeros(48, model.config.d_model)}}
-    change_model(tmp_path / "pp", "mp_rank_00_001", lambda held: held.update(head))
-    with pytest.raises(ValueError, match="word_embeddings.weight is there twice and differs"):
+    change_model(tmp_path / "pp", "mp_rank_00_001", lambda tensors: tensors.update(head))
+    with pytest.raises(ValueError, match="got two different tensors word_embeddings.weight"):
         read_megatron(tmp_path / "pp")
 
     write_megatron_lm(model, tmp_path / "rope", 1, 1, "core")
     table = {
         "rotary_pos_emb.inv_freq": 10000.0 ** -(torch.arange(0, model.config.d_head, 2) / model.config.d_head)
     }
-    change_model(tmp_path / "rope", "mp_rank_00", lambda held: held.update(table))
+    change_model(tmp_path / "rope", "mp_rank_00", lambda tensors: tensors.update(table))
     assert read_megatron(tmp_path / "rope").state.keys() == model.state_dict().keys()
     change_model(
-        tmp_path / "rope", "mp_rank_00", lambda held: held.update({k: 2 * v for k, v in table.items()})
+        tmp_path / "rope", "mp_rank_00", lambda tensors: tensors.update({k: 2 * v for k, v in table.items()})
     )
     with pytest.raises(ValueError, match="got other rotary frequencies than those of rope_theta 10000"):
         read_megatron(tmp_path / "rope")

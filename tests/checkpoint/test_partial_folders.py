@@ -1,4 +1,4 @@
-"""Folders that are written by a process that is killed, and by two at once."""
+"""Folders whose writer is killed, and folders with two writers at once."""
 
 import os
 import signal
@@ -10,27 +10,27 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, reshard, store
-from megatron.checkpoint.folder import partial_folder, whole_folder
+from megatron.checkpoint.folder import atomic_folder, open_partial_folder
 
 WRITER = """
 import sys
 from pathlib import Path
-from megatron.checkpoint.folder import whole_folder
-with whole_folder(Path(sys.argv[1])) as partial:
+from megatron.checkpoint.folder import atomic_folder
+with atomic_folder(Path(sys.argv[1])) as partial:
     (partial / "deep").mkdir()
     (partial / "deep" / "half").write_text("half")
-    print("begun", flush=True)
+    print("started", flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> Path:
-    """A full checkpoint."""
+    """Save a full checkpoint and return its path."""
     parts = {name: {"step": 3, "tensor": torch.arange(1000)} for name in layout.FILES}
     parts["model"] = {"w": torch.arange(1000)}
     parts["optim"] = {"state": {"w": {"exp_avg": torch.ones(3)}}, "count": 3}
-    return store.save(tmp_path / "run", "step", parts, {"identity": "abc", "step": 3})
+    return store.save_checkpoint(tmp_path / "run", "step", parts, {"identity": "abc", "step": 3})
 
 
 def start_writer(root: Path, target: Path) -> "subprocess.Popen[str]":
@@ -38,19 +38,19 @@ def start_writer(root: Path, target: Path) -> "subprocess.Popen[str]":
         [sys.executable, "-c", WRITER, str(target)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
-    assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
+    assert writer.stdout is not None and writer.stdout.readline() == "started\n"
     return writer
 
 
-def test_what_a_killed_writer_left_is_replaced(root: Path, full: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_replaced(root: Path, full: Path, tmp_path: Path) -> None:
     for name in ("sharded", "full", "folder"):
         with start_writer(root, tmp_path / name) as writer:
             writer.send_signal(signal.SIGKILL)
         assert (tmp_path / f"{name}.partial" / "deep" / "half").is_file()
-    reshard.to_sharded(full, tmp_path / "sharded")
-    reshard.to_full(tmp_path / "sharded", tmp_path / "full")
-    assert torch.equal(store.load(tmp_path / "full")[0]["model"]["w"], torch.arange(1000))
-    with whole_folder(tmp_path / "folder") as partial:
+    reshard.reshard_to_sharded(full, tmp_path / "sharded")
+    reshard.reshard_to_full(tmp_path / "sharded", tmp_path / "full")
+    assert torch.equal(store.load_checkpoint(tmp_path / "full")[0]["model"]["w"], torch.arange(1000))
+    with atomic_folder(tmp_path / "folder") as partial:
         assert list(partial.iterdir()) == []
         (partial / "new").touch()
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
@@ -58,16 +58,16 @@ def test_what_a_killed_writer_left_is_replaced(root: Path, full: Path, tmp_path:
     assert not (tmp_path / "sharded" / "deep").exists()
 
 
-def test_what_a_running_writer_has_is_left_alone(root: Path, full: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_running_writer_is_not_touched(root: Path, full: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     with start_writer(root, target) as writer:
-        for write in (reshard.to_sharded, lambda _, path: whole_folder(path).__enter__()):
-            with pytest.raises(ValueError, match="target: got another process that writes it"):
+        for write in (reshard.reshard_to_sharded, lambda _, path: atomic_folder(path).__enter__()):
+            with pytest.raises(ValueError, match="target: got another process writing it"):
                 write(full, target)
         assert (tmp_path / "target.partial" / "deep" / "half").read_text() == "half"
         writer.communicate("", timeout=60)
     assert writer.returncode == 0
     assert (target / "deep" / "half").is_file() and not (tmp_path / "target.partial").exists()
-    with pytest.raises(FileExistsError, match="is there already"), partial_folder(target):
+    with pytest.raises(FileExistsError, match="already exists"), open_partial_folder(target):
         pass
     assert (target / "deep" / "half").is_file()

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and a broken one is found out."""
+"""Checkpoints are complete or absent, and damaged ones are detected."""
 
 import errno
 import resource
@@ -10,27 +10,27 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, sharded, store
-from megatron.checkpoint.weights import newest_in
+from megatron.checkpoint.model_weights import find_newest_checkpoint
 from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}
 STATE_OF_4_MIB = {"model": {"w": torch.zeros(1 << 20)}, "optim": {"state": {}}}
 
 
-def parts(step: int) -> dict:
+def make_parts(step: int) -> dict:
     return {name: {"step": step, "tensor": torch.arange(1000)} for name in layout.FILES}
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    path = store.save(tmp_path, "run", parts(3), META)
-    loaded, meta = store.load(path)
+def test_saved_parts_are_loaded(tmp_path: Path) -> None:
+    path = store.save_checkpoint(tmp_path, "run", make_parts(3), META)
+    loaded, meta = store.load_checkpoint(path)
     assert torch.equal(loaded["model"]["tensor"], torch.arange(1000))
     assert meta["identity"] == "abc"
     assert sorted(file.name for file in path.iterdir()) == sorted([*layout.FILES.values(), "meta.json"])
 
 
-def test_the_newest_whole_one_is_taken_and_broken_ones_are_passed_over(tmp_path: Path) -> None:
-    paths = [store.save(tmp_path, "run", parts(step), META) for step in (1, 2, 3, 4)]
+def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_path: Path) -> None:
+    paths = [store.save_checkpoint(tmp_path, "run", make_parts(step), META) for step in (1, 2, 3, 4)]
     truncated = paths[3] / "model_state_dict.pt"
     truncated.write_bytes(truncated.read_bytes()[:-100])
     flipped = paths[2] / "optim_state_dict.pt"
@@ -38,58 +38,62 @@ def test_the_newest_whole_one_is_taken_and_broken_ones_are_passed_over(tmp_path:
     content[len(content) // 2] ^= 1
     flipped.write_bytes(content)
     (paths[1] / "meta.json").write_text("{")
-    found = load_newest(tmp_path, "run")
-    assert found is not None
-    assert found[0] == paths[0]
-    assert found[1]["iter"]["step"] == 1
+    result = load_newest(tmp_path, "run")
+    assert result is not None
+    assert result[0] == paths[0]
+    assert result[1]["iter"]["step"] == 1
 
 
-def test_a_bit_that_flips_anywhere_in_meta_json_is_found_out(tmp_path: Path) -> None:
-    path = store.save(tmp_path, "run", parts(1), {**META, "config": {"optim": {"lr": 1e-3}, "name": "é"}})
+def test_a_flipped_bit_anywhere_in_meta_json_is_detected(tmp_path: Path) -> None:
+    path = store.save_checkpoint(
+        tmp_path, "run", make_parts(1), {**META, "config": {"optim": {"lr": 1e-3}, "name": "é"}}
+    )
     content = (path / "meta.json").read_bytes()
-    own = content.rindex(b'"sha256"')  # the sum's own name guards nothing
+    digest_key = content.rindex(b'"sha256"')  # the key of the checksum is not covered by it
     for i in range(len(content)):
         flipped = bytearray(content)
         flipped[i] ^= 1
         (path / "meta.json").write_bytes(flipped)
-        if not own <= i < own + len('"sha256"'):
+        if not digest_key <= i < digest_key + len('"sha256"'):
             with pytest.raises(ValueError, match="meta.json"):
-                store.verify(path)
+                store.verify_checkpoint(path)
     (path / "meta.json").write_bytes(content)
-    assert store.verify(path)["config"]["optim"]["lr"] == 1e-3
+    assert store.verify_checkpoint(path)["config"]["optim"]["lr"] == 1e-3
 
 
-def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(content: object, file: IO[bytes]) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="No space left"):
-        store.save(tmp_path, "run", parts(1), META)
+        store.save_checkpoint(tmp_path, "run", make_parts(1), META)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_save_is_no_checkpoint_and_is_swept_away(tmp_path: Path) -> None:
-    kept = store.save(tmp_path, "run", parts(1), META)
-    leftover = tmp_path / (layout.new_name("run", preempt=False) + layout.PARTIAL)
+def test_an_interrupted_save_is_not_a_checkpoint_and_is_removed(tmp_path: Path) -> None:
+    saved = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
+    leftover = tmp_path / (layout.new_checkpoint_name("run", preempt=False) + layout.PARTIAL)
     leftover.mkdir()
-    assert [found.path for found in layout.find(tmp_path, "run")] == [kept]
-    store.remove_old(tmp_path, "run", keep_last=None)
-    assert list(tmp_path.iterdir()) == [kept]
+    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [saved]
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=None)
+    assert list(tmp_path.iterdir()) == [saved]
 
 
-def test_what_another_prefix_is_writing_is_left_alone(tmp_path: Path) -> None:
-    writing = tmp_path / (layout.new_name("run-0.1", preempt=False) + layout.PARTIAL)
+def test_a_save_of_another_prefix_in_progress_is_not_removed(tmp_path: Path) -> None:
+    writing = tmp_path / (layout.new_checkpoint_name("run-0.1", preempt=False) + layout.PARTIAL)
     writing.mkdir()
-    store.remove_old(tmp_path, "run-0", keep_last=2)
+    store.remove_old_checkpoints(tmp_path, "run-0", keep_last=2)
     assert list(tmp_path.iterdir()) == [writing]
 
 
-def test_only_the_last_are_kept_and_other_prefixes_left_alone(tmp_path: Path) -> None:
-    other = store.save(tmp_path, "other", parts(0), META)
-    paths = [store.save(tmp_path, "run", parts(step), META, preempt=step == 2) for step in range(4)]
-    store.remove_old(tmp_path, "run", keep_last=2)
+def test_only_the_last_are_retained_and_other_prefixes_are_not_touched(tmp_path: Path) -> None:
+    other = store.save_checkpoint(tmp_path, "other", make_parts(0), META)
+    paths = [
+        store.save_checkpoint(tmp_path, "run", make_parts(step), META, preempt=step == 2) for step in range(4)
+    ]
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=2)
     assert sorted(tmp_path.iterdir()) == sorted([other, *paths[2:]])
     assert paths[2].name.endswith(".preempt")
 
@@ -99,150 +103,153 @@ def test_no_pickled_code_is_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return (Path.touch, (tmp_path / "touched",))
 
-    path = store.save(tmp_path, "run", {**parts(1), "iter": {"evil": Evil()}}, META)
+    path = store.save_checkpoint(tmp_path, "run", {**make_parts(1), "iter": {"evil": Evil()}}, META)
     with pytest.raises(ValueError, match="not a checkpoint of this project"):
-        store.load(path)
+        store.load_checkpoint(path)
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_folder_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_as_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such checkpoint"):
-        store.load(tmp_path / "none")
+        store.load_checkpoint(tmp_path / "none")
     assert load_newest(tmp_path / "none", "run") is None
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints"])
-def test_a_folder_of_checkpoints_is_answered_with_their_names_and_steps(tmp_path: Path, inside: str) -> None:
+def test_the_error_for_a_folder_of_checkpoints_lists_their_names_and_steps(
+    tmp_path: Path, inside: str
+) -> None:
     folder = tmp_path / inside
-    names = [store.save(folder, "run", parts(step), {**META, "step": step}).name for step in (100, 200)]
+    names = [
+        store.save_checkpoint(folder, "run", make_parts(step), {**META, "step": step}).name
+        for step in (100, 200)
+    ]
     with pytest.raises(ValueError) as caught:
-        store.load(tmp_path)
-    told = f"give one of those in it: {names[0]} (step 100), {names[1]} (step 200)"
-    assert str(caught.value) == f"{folder}: a folder of checkpoints; {told}"
+        store.load_checkpoint(tmp_path)
+    listed = f"Give {names[0]} (step 100), {names[1]} (step 200)."
+    assert str(caught.value) == f"{folder}: got a folder of checkpoints, expected one of them. {listed}"
 
 
-def test_every_hundredth_stays_and_preempted_ones_do_not(tmp_path: Path) -> None:
+def test_multiples_of_keep_every_are_retained_unless_saved_on_a_preemption(tmp_path: Path) -> None:
     paths = [
-        store.save(tmp_path, "run", parts(step), {**META, "step": step}, preempt=step == 300)
+        store.save_checkpoint(tmp_path, "run", make_parts(step), {**META, "step": step}, preempt=step == 300)
         for step in (100, 150, 200, 250, 300, 350)
     ]
-    store.remove_old(tmp_path, "run", keep_last=1, keep_every=100)
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=1, keep_every=100)
     assert sorted(tmp_path.iterdir()) == [paths[0], paths[2], paths[5]]
 
 
-def test_a_full_disk_is_an_oserror_whoever_of_torch_finds_it(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    kept = store.save(tmp_path, "run", parts(1), META)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))  # a file may hold 64 KiB
+    saved = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))  # files are limited to 64 KiB
     try:
-        big = {**parts(2), "model": {"tensor": torch.zeros(1 << 20)}}
+        big = {**make_parts(2), "model": {"tensor": torch.zeros(1 << 20)}}
         with pytest.raises(OSError) as whole:
-            store.save(tmp_path, "run", big, META)
-        partial = store.begin(tmp_path / "run.20300101-000000-000000")
+            store.save_checkpoint(tmp_path, "run", big, META)
+        partial = store.create_partial_folder(tmp_path / "run.20300101-000000-000000")
         with pytest.raises(OSError) as shards:
-            sharded.write(partial, STATE_OF_4_MIB)
+            sharded.write_sharded(partial, STATE_OF_4_MIB)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert [found.path for found in layout.find(tmp_path)] == [kept]
-    assert store.load(kept)[0]["iter"]["step"] == 1
-    # what the system said of which file, not how torch's writer stumbled
+    assert [info.path for info in layout.find_checkpoints(tmp_path)] == [saved]
+    assert store.load_checkpoint(saved)[0]["iter"]["step"] == 1
+    # the system's error and file, not the error of torch's writer
     assert whole.value.errno == shards.value.errno == errno.EFBIG
     assert str(whole.value.filename).endswith(f"{layout.PARTIAL}/{layout.FILES['model']}")
     assert shards.value.filename == str(partial / "__0_0.distcp")
 
 
 def save_at(directory: Path, step: int, time: str, **meta: object) -> Path:
-    """A checkpoint of a step, under the name that it has by a clock that shows `time`."""
+    """Save a checkpoint of a step under the name that it gets when the clock shows `time`."""
     path = directory / f"run.{time}"
-    store.save_as(path, parts(step), {**META, "step": step, **meta})
+    store.save_checkpoint_as(path, make_parts(step), {**META, "step": step, **meta})
     return path
 
 
-def test_the_newest_is_of_the_last_step_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_the_newest_is_that_of_the_last_step_for_any_clock(tmp_path: Path) -> None:
     before = [save_at(tmp_path, step, f"20300101-0000{step}-000000") for step in (10, 20)]
-    # the clock is set right: all that follows has an earlier time in its name
+    # the clock is corrected: all later checkpoints have an earlier time in their name
     after = []
     for step in (30, 40, 50):
         after.append(save_at(tmp_path, step, f"20200101-0000{step}-000000"))
-        store.remove_old(tmp_path, "run", keep_last=2, saved=after[-1])
-    assert [found.path for found in layout.find(tmp_path, "run")] == after[1:]
+        store.remove_old_checkpoints(tmp_path, "run", keep_last=2, saved=after[-1])
+    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == after[1:]
     assert not any(path.exists() for path in before)
-    newest = store.newest_whole(tmp_path, "run")
+    newest = store.find_newest_valid(tmp_path, "run")
     assert newest is not None and newest[0] == after[-1]
-    assert newest_in(tmp_path) == after[-1]
+    assert find_newest_checkpoint(tmp_path) == after[-1]
 
 
-def test_what_was_just_saved_stays_though_others_have_later_steps(tmp_path: Path) -> None:
+def test_the_checkpoint_just_saved_is_retained_though_others_have_later_steps(tmp_path: Path) -> None:
     others = [save_at(tmp_path, step, f"20300101-0000{step}-000000") for step in (20, 30, 30 + 1)]
     saved = save_at(tmp_path, 11, "20200101-000000-000000")
-    store.remove_old(tmp_path, "run", keep_last=1, saved=saved)
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=1, saved=saved)
     assert list(tmp_path.iterdir()) == [saved]
     assert not any(path.exists() for path in others)
 
 
-def test_after_going_back_to_an_earlier_step_what_is_saved_is_the_newest(tmp_path: Path) -> None:
+def test_after_a_rewind_to_an_earlier_step_new_checkpoints_are_the_newest(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save_at(tmp_path, step, f"20200101-0000{step}-000000")
     saved = []
-    for step in (15, 20, 25):  # taken back to step 10
+    for step in (15, 20, 25):  # rewound to step 10
         generation = store.next_generation(tmp_path, "run", step)
         assert generation == 1
         saved.append(save_at(tmp_path, step, f"20190101-0000{step}-000000", generation=generation))
-    assert [found.step for found in layout.find(tmp_path, "run")] == [10, 20, 30, 15, 20, 25]
-    store.remove_old(tmp_path, "run", keep_last=4, saved=saved[-1])
-    assert [found.step for found in layout.find(tmp_path, "run")] == [30, 15, 20, 25]
-    newest = store.newest_whole(tmp_path, "run")
+    assert [info.step for info in layout.find_checkpoints(tmp_path, "run")] == [10, 20, 30, 15, 20, 25]
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=4, saved=saved[-1])
+    assert [info.step for info in layout.find_checkpoints(tmp_path, "run")] == [30, 15, 20, 25]
+    newest = store.find_newest_valid(tmp_path, "run")
     assert newest is not None and newest[0] == saved[-1]
-    assert store.next_generation(tmp_path, "run", 25) == 2  # the same step once more is saved later
+    assert store.next_generation(tmp_path, "run", 25) == 2  # the same step again starts a new generation
     assert store.next_generation(tmp_path, "run", 26) == 1
     assert store.next_generation(tmp_path, "other", 1) == 0
 
 
 @pytest.mark.parametrize("content", ['{"step": 99', '{"step": true}', '{"step": -1}', "[]", "[" * 100_000])
-def test_one_without_a_readable_step_is_never_newest_never_counted_and_never_deleted(
+def test_a_checkpoint_without_a_readable_step_is_never_newest_counted_or_deleted(
     tmp_path: Path, content: str
 ) -> None:
     first = save_at(tmp_path, 10, "20200101-000010-000000")
     odd = save_at(tmp_path, 20, "20300101-000020-000000")
     (odd / "meta.json").write_text(content)
     last = save_at(tmp_path, 30, "20200101-000030-000000")
-    store.remove_old(tmp_path, "run", keep_last=2, saved=last)
-    assert [found.path for found in layout.find(tmp_path, "run")] == [odd, first, last]
-    assert newest_in(tmp_path) == last
-    store.remove_old(tmp_path, "run", keep_last=1, saved=last)
-    assert [found.path for found in layout.find(tmp_path, "run")] == [odd, last]
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=2, saved=last)
+    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [odd, first, last]
+    assert find_newest_checkpoint(tmp_path) == last
+    store.remove_old_checkpoints(tmp_path, "run", keep_last=1, saved=last)
+    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [odd, last]
 
 
-def test_a_flipped_step_does_not_order(tmp_path: Path) -> None:
+def test_a_damaged_step_is_not_used_for_the_order(tmp_path: Path) -> None:
     path, last = (
         save_at(tmp_path, 10, "20200101-000010-000000"),
         save_at(tmp_path, 20, "20200101-000020-000000"),
     )
     (path / "meta.json").write_text((path / "meta.json").read_text().replace('"step": 10', '"step": 90'))
-    assert [found.step for found in layout.find(tmp_path, "run")] == [None, 20]
-    assert newest_in(tmp_path) == last
+    assert [info.step for info in layout.find_checkpoints(tmp_path, "run")] == [None, 20]
+    assert find_newest_checkpoint(tmp_path) == last
 
 
 def test_the_newest_of_two_runs_in_one_folder_is_not_guessed(tmp_path: Path) -> None:
     for prefix, step in (("a", 10), ("b", 20)):
-        store.save(tmp_path, prefix, parts(step), {**META, "step": step})
-    with pytest.raises(ValueError, match=r"checkpoints of 2 runs \(a, b\), expected those of one"):
-        newest_in(tmp_path)
+        store.save_checkpoint(tmp_path, prefix, make_parts(step), {**META, "step": step})
+    with pytest.raises(ValueError, match=r"checkpoints of 2 runs \(a, b\), expected those of one run"):
+        find_newest_checkpoint(tmp_path)
 
 
-def test_other_content_of_the_same_size_is_named_as_that(tmp_path: Path) -> None:
-    path = store.save(tmp_path, "run", parts(1), META)
+def test_changed_content_of_the_same_size_is_detected(tmp_path: Path) -> None:
+    path = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
     file = path / layout.FILES["model"]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(ValueError) as caught:
-        store.verify(path)
-    assert str(caught.value) == (
-        f"{file}: got other content than was saved (its sha256 differs); {layout.RESTORE}"
-    )
+        store.verify_checkpoint(path)
+    assert str(caught.value) == (f"{file}: got content with another sha256 than was saved; {layout.RESTORE}")
     file.write_bytes(content[:-1])
     with pytest.raises(ValueError, match=rf"got {len(content) - 1:,} bytes, expected {len(content):,}"):
-        store.verify(path)
+        store.verify_checkpoint(path)

@@ -1,5 +1,5 @@
-"""A tokenizer goes from the hub through a native checkpoint and back, as transformers reads it; what stands
-before a text without context is what lm-eval's own model puts there."""
+"""A tokenizer converted from the hub to a native checkpoint and back is the same in transformers. The prefix
+of a text without context is that of lm-eval's model."""
 
 import json
 from collections.abc import Callable
@@ -10,18 +10,18 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.convert import convert_checkpoint, read_any
 from megatron.checkpoint.huggingface import write_huggingface
+from megatron.checkpoint.model_weights import Weights
 from megatron.checkpoint.tokenizer_files import write_tokenizer
-from megatron.checkpoint.weights import Weights
-from megatron.evaluation.harness import harness_model, hf_model
+from megatron.evaluation.harness import build_hf_model, harness_model
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.model.gpt import Gpt
 from megatron.parallel.world import World
-from megatron.tokenizer.kinds import load_by_name
-from megatron.tokenizer.special_tokens import prefix_id, special_ids
+from megatron.tokenizer.kinds import load_tokenizer_by_name
+from megatron.tokenizer.special_tokens import find_prefix_id, find_special_ids
 
-with pytest.MonkeyPatch.context() as patched:  # read at the import, and no test after these wants it
+with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
     patched.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
 
@@ -51,22 +51,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "bos_token": "<s>", "eos_token": "<|endoftext|>", "pad_token": {"content": "<pad>"},
         },
     },
-    "class alone": {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}},
+    "class only": {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}},
     "no bos": {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}},
-    "code of its own": {
+    "custom code": {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": ["own.Own", None]},
             "bos_token": "<s>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE,
         }
     },
 }  # fmt: skip
-BEGUN = {"template in a file", "map of special tokens"}  # <s> is put before a text too
-PREFIX = {"chat": 257, "template in a file": 260, "map of special tokens": 260, "class alone": 256}
-PREFIX |= {"no bos": 258, "code of its own": 260}
+BEGUN = {"template in a file", "map of special tokens"}  # cases whose tokenizer also puts <s> before a text
+PREFIX = {"chat": 257, "template in a file": 260, "map of special tokens": 260, "class only": 256}
+PREFIX |= {"no bos": 258, "custom code": 260}
 
 
 def write_source(folder: Path, settings: dict[str, Any], begins: bool) -> Path:
-    """tokenizer.json of the 256 bytes and SPECIAL, and files of settings."""
+    """Write a tokenizer.json of the 256 bytes and SPECIAL, and settings files."""
     folder.mkdir()
     ids = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     inner = Tokenizer(models.BPE(vocab=ids, merges=[]))
@@ -83,7 +83,7 @@ def write_source(folder: Path, settings: dict[str, Any], begins: bool) -> Path:
 
 
 def hub_model(tiny_of: Callable[..., Gpt], folder: Path, case: str) -> Path:
-    """A Llama folder with weights and the tokenizer of a case, as the hub has it."""
+    """Write a Llama folder in the form of the hub, with weights and the tokenizer of a case."""
     model = tiny_of(n_tokens=261, vocab_rows=261)
     state = model.state_dict()
     weights = Weights(config=model.config, objective="autoregressive", state=state, seq_len=64, source="test")
@@ -97,12 +97,12 @@ def hub_model(tiny_of: Callable[..., Gpt], folder: Path, case: str) -> Path:
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_a_tokenizer_comes_back_as_transformers_knew_it(
+def test_a_converted_tokenizer_is_the_same_in_transformers(
     tiny_of: Callable[..., Gpt], tmp_path: Path, case: str
 ) -> None:
     hub = hub_model(tiny_of, tmp_path / "hub", case)
-    convert(hub, tmp_path / "native", to="native")
-    convert(tmp_path / "native", tmp_path / "back", to="huggingface")
+    convert_checkpoint(hub, tmp_path / "native", to="native")
+    convert_checkpoint(tmp_path / "native", tmp_path / "back", to="huggingface")
     before, after = (
         transformers.AutoTokenizer.from_pretrained(tmp_path / name, trust_remote_code=False)
         for name in ("hub", "back")
@@ -117,56 +117,54 @@ def test_a_tokenizer_comes_back_as_transformers_knew_it(
         assert after.apply_chat_template(CHAT) == before.apply_chat_template(CHAT)
         assert "<|im_start|>user: Hello" in after.apply_chat_template(CHAT, tokenize=False)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "back")
-    # Qwen2Tokenizer pads with <|endoftext|> where its settings name nothing, and the model is not told
+    # Qwen2Tokenizer pads with <|endoftext|> by default, which is not in config.json
     for token in ("bos", "eos") if case == "no bos" else ("bos", "eos", "pad"):
         assert getattr(config, f"{token}_token_id") == getattr(before, f"{token}_token_id"), token
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     tokens = torch.tensor([[1, 2, 3]])
-    expected = read_any(hub).model()(tokens, causal=True)
+    expected = read_any(hub).build_model()(tokens, causal=True)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_the_prefix_is_that_of_lm_evals_own_model(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, case: str
-) -> None:
-    pytest.importorskip("accelerate", reason="lm-eval's hf model wants accelerate")
+def test_the_prefix_is_that_of_lm_evals_model(tiny_of: Callable[..., Gpt], tmp_path: Path, case: str) -> None:
+    pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     from lm_eval.api.instance import Instance
 
     hub = hub_model(tiny_of, tmp_path / "hub", case)
-    convert(hub, tmp_path / "back", to="huggingface")
+    convert_checkpoint(hub, tmp_path / "back", to="huggingface")
     world = World(0, 1, 0, torch.device("cpu"))
     texts = ["A text, longer than the sixty-four positions of the model: " * 3, "a", "é"]
     pairs = [("", " and"), ("A cat", " sat"), ("", "<|im_start|>a")]
     rolling = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
-    asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    instances = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     for folder in (hub, tmp_path / "back"):
-        theirs = hf_model(folder, 4, softmax_dtype="float64")
+        theirs = build_hf_model(folder, 4, softmax_dtype="float64")
         reader = Reader(read_any(folder), Scoring(batch_size=2), world)
         assert reader.prefix_id == theirs.prefix_token_id == PREFIX[case]
         ours = harness_model(reader)
         expected = theirs.loglikelihood_rolling(rolling, disable_tqdm=True)
         assert ours.loglikelihood_rolling(rolling) == pytest.approx(expected, abs=1e-3)
-        scores = theirs.loglikelihood(asked, disable_tqdm=True)
-        found = ours.loglikelihood(asked)
-        assert [log_p for log_p, _ in found] == pytest.approx([log_p for log_p, _ in scores], abs=1e-3)
+        scores = theirs.loglikelihood(instances, disable_tqdm=True)
+        result = ours.loglikelihood(instances)
+        assert [log_p for log_p, _ in result] == pytest.approx([log_p for log_p, _ in scores], abs=1e-3)
 
 
-def test_without_settings_the_files_name_what_the_tokenizer_does(tmp_path: Path) -> None:
+def test_without_settings_the_files_name_the_tokens_that_the_tokenizer_uses(tmp_path: Path) -> None:
     for begins, expected in ((True, {"bos": 260}), (False, {})):
         source = write_source(tmp_path / f"source-{begins}", {}, begins)
         (tmp_path / f"out-{begins}").mkdir()
         ids = write_tokenizer(str(source), tmp_path / f"out-{begins}")
-        tokenizer = load_by_name(str(source))
-        assert special_ids(str(source), tokenizer) == expected
+        tokenizer = load_tokenizer_by_name(str(source))
+        assert find_special_ids(str(source), tokenizer) == expected
         assert ids == {f"{kind}_token_id": i for kind, i in (expected | {"eos": 256}).items()}
         read = transformers.AutoTokenizer.from_pretrained(tmp_path / f"out-{begins}")
         assert (read.bos_token_id, read.eos_token_id) == (expected.get("bos"), 256)
-        assert prefix_id(str(source), tokenizer) == (260 if begins else 256)
+        assert find_prefix_id(str(source), tokenizer) == (260 if begins else 256)
 
 
-def test_a_file_has_the_settings_beside_it(tmp_path: Path) -> None:
+def test_a_tokenizer_file_has_the_settings_next_to_it(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", SETTINGS["chat"], False)
     (tmp_path / "out").mkdir()
     ids = write_tokenizer(str(source / "tokenizer.json"), tmp_path / "out")
@@ -179,21 +177,19 @@ def test_a_file_has_the_settings_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", "tokenizer_config.json: not JSON"),
+        ("{", "tokenizer_config.json: got invalid JSON"),
         ("[1]", "tokenizer_config.json: got list, expected a JSON object"),
         ('{"bos_token": 7}', "bos_token is 7, expected text"),
     ],
 )
-def test_settings_of_another_kind_are_refused(tmp_path: Path, content: str, sentence: str) -> None:
+def test_malformed_settings_are_refused(tmp_path: Path, content: str, sentence: str) -> None:
     source = write_source(tmp_path / "source", {"tokenizer_config.json": content}, False)
     with pytest.raises(ValueError, match=sentence):
-        special_ids(str(source), load_by_name(str(tmp_path / "source" / "tokenizer.json")))
+        find_special_ids(str(source), load_tokenizer_by_name(str(tmp_path / "source" / "tokenizer.json")))
 
 
-def test_a_padding_token_past_the_embedding_is_not_the_models(
-    tiny_of: Callable[..., Gpt], tmp_path: Path
-) -> None:
-    """Its rows are 259, and <pad> is id 259: transformers would refuse such a padding_idx."""
+def test_a_padding_id_past_the_embedding_is_not_exported(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
+    """The embedding has 259 rows and <pad> is id 259: transformers would refuse this padding_idx."""
     source = write_source(tmp_path / "source", SETTINGS["chat"], False)
     model = tiny_of(n_tokens=259, vocab_rows=259)
     weights = Weights(config=model.config, objective="autoregressive", state=model.state_dict(), seq_len=64)

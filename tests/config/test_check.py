@@ -1,4 +1,4 @@
-"""Values that mean nothing are refused by name, before anything starts."""
+"""Invalid values raise an error that names the key, before the run starts."""
 
 from typing import Any
 
@@ -13,22 +13,26 @@ RUN = {
 
 
 @pytest.mark.parametrize(
-    ("section", "told", "sentence"),
+    ("section", "values", "message"),
     [
-        ("optim", {"beta1": 1.0}, "optim.beta1: found 1.0, wanted 0 or more and less than 1"),
-        ("optim", {"beta2": -0.1}, "optim.beta2: found -0.1, wanted 0 or more"),
-        ("optim", {"weight_decay": -0.1}, "optim.weight_decay: found -0.1, wanted 0 or more"),
-        ("optim", {"grad_clip": -1.0}, "optim.grad_clip: found -1.0, wanted 0 or more"),
+        ("optim", {"beta1": 1.0}, "optim.beta1: got 1.0, expected 0 or more and less than 1"),
+        ("optim", {"beta2": -0.1}, "optim.beta2: got -0.1, expected 0 or more"),
+        ("optim", {"weight_decay": -0.1}, "optim.weight_decay: got -0.1, expected 0 or more"),
+        ("optim", {"grad_clip": -1.0}, "optim.grad_clip: got -1.0, expected 0 or more"),
         ("optim", {"grad_clip": float("nan")}, "optim.grad_clip: got nan, expected a finite number"),
-        ("misc", {"seed": -1}, "misc.seed: found -1, wanted 0 or more"),
-        ("checkpoint", {"prefix": ""}, "checkpoint.prefix: found '', wanted the first part of a name"),
-        ("checkpoint", {"prefix": "a/b"}, "folders are for checkpoint.directory"),
-        ("checkpoint", {"chkpt_at": [5, 0]}, "checkpoint.chkpt_at: found 0, steps are counted from 1"),
-        ("checkpoint", {"asynchronous": True}, "wants checkpoint.state_dict_type=sharded, found full"),
-        ("dist", {"compile": True, "engine": "deepspeed"}, "dist.compile=True: wants dist.engine=torch"),
+        ("misc", {"seed": -1}, "misc.seed: got -1, expected 0 or more"),
+        ("checkpoint", {"prefix": ""}, "checkpoint.prefix: got '', expected the first part of a file name"),
+        ("checkpoint", {"prefix": "a/b"}, "Set folders with checkpoint.directory"),
+        ("checkpoint", {"chkpt_at": [5, 0]}, "checkpoint.chkpt_at: got 0, expected 1 or more"),
+        ("checkpoint", {"asynchronous": True}, "got checkpoint.state_dict_type=full, expected sharded"),
+        (
+            "dist",
+            {"compile": True, "engine": "deepspeed"},
+            "dist.compile=True: got dist.engine=deepspeed, expected torch",
+        ),
     ],
 )
-def test_a_value_that_means_nothing_is_refused(section: str, told: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_value_is_refused(section: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        build_config({**RUN, section: told})
-    assert sentence in str(caught.value)
+        build_config({**RUN, section: values})
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""config.json files of Hugging Face, read as shapes."""
+"""Model shapes from config.json files of Hugging Face."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
 
 
-def model_of(hf_config: dict, **more: object) -> ModelConfig:
+def build_model_config(hf_config: dict, **more: object) -> ModelConfig:
     raw = {
         "model": {"hf_config": hf_config, **more},
         "dataset": {"seq_len": 512},
@@ -17,7 +17,7 @@ def model_of(hf_config: dict, **more: object) -> ModelConfig:
     return build_config(raw).model
 
 
-# parameter counts from the makers: the sizes of the published weights
+# published parameter counts: the sizes of the published weights
 LLAMA_3_8B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16",
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -46,7 +46,7 @@ GPT2 = {
 )
 def test_published_models_have_their_published_number_of_parameters(hf_config: dict, published: int) -> None:
     rows = hf_config["vocab_size"]
-    model = model_of(hf_config, n_tokens=rows - 1, vocab_rows=rows)
+    model = build_model_config(hf_config, n_tokens=rows - 1, vocab_rows=rows)
     assert n_params(model) == published
 
 
@@ -63,16 +63,16 @@ def test_names_of_hugging_face_become_ours() -> None:
 @pytest.mark.parametrize(
     ("hf_config", "sentence"),
     [
-        ({"model_type": "bert"}, "hf_config.model_type: found 'bert', known: llama, qwen3, gpt2"),
-        ({"hidden_act": "relu"}, "hf_config.hidden_act: found 'relu', this model has 'silu'"),
-        ({"rope_scaling": {"type": "linear"}}, "hf_config.rope_scaling: found"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "this model has rope_type 'default'"),
+        ({"model_type": "bert"}, "hf_config.model_type: got 'bert', expected one of llama, qwen3, gpt2"),
+        ({"hidden_act": "relu"}, "hf_config.hidden_act: got 'relu', expected 'silu'"),
+        ({"rope_scaling": {"type": "linear"}}, "hf_config.rope_scaling: got"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "expected rope_type 'default'"),
         ({"attention_bias": True}, "attention_bias True and mlp_bias False"),
-        ({"model_type": "gpt2", "resid_pdrop": 0.1}, "hf_config.resid_pdrop: found 0.1, this model has 0.0"),
+        ({"model_type": "gpt2", "resid_pdrop": 0.1}, "hf_config.resid_pdrop: got 0.1, expected 0.0"),
         ({"num_kv_heads": 2}, "unknown key 'num_kv_heads'; did you mean 'num_key_value_heads'?"),
     ],
 )
-def test_what_the_model_cannot_be_is_refused_in_one_sentence(hf_config: dict, sentence: str) -> None:
+def test_an_unsupported_shape_is_refused_in_one_sentence(hf_config: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         shape_from_hf(hf_config)
     assert sentence in str(caught.value)

@@ -1,4 +1,4 @@
-"""Ranks from the words of each launcher, as the launchers really set them."""
+"""Ranks from the environment variables of each launcher, as the launchers really set them."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from megatron.config.launcher import (
     FIRST_PORT,
     N_PORTS,
     Ranks,
-    export,
-    first_host,
-    forget,
+    export_ranks,
+    parse_first_host,
     ranks_from_environment,
+    remove_launcher_variables,
 )
 
 TORCHRUN = {
@@ -36,7 +36,7 @@ CRAY = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE
 
 
 @pytest.mark.parametrize(
-    ("told", "ranks"),
+    ("environment", "ranks"),
     [
         ({}, (0, 1, 0, None)),
         ({"MASTER_ADDR": "site-wide", "LOCAL_RANK": "0"}, (0, 1, 0, None)),
@@ -47,24 +47,24 @@ CRAY = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE
         (PALS, (9, 12, 3, "x1")),
         (HYDRA, (1, 2, 1, "127.0.0.1")),
         (CRAY, (1, 2, 0, "n1")),
-        # torchrun under srun: Slurm sees one task a node
+        # torchrun under srun: Slurm starts one task per node
         (SRUN | TORCHRUN, (3, 8, 1, "node0")),
-        # mpirun inside a Slurm job starts one daemon a node with srun, and the ranks from there
+        # mpirun inside a Slurm job starts one daemon per node with srun, and the daemons start the ranks
         (SRUN | OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (2, 4, 2, "gpu012")),
-        # srun through its own PMI
+        # srun with its own PMI
         (SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8, 1, "gpu012")),
         ({**SRUN, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, (0, 1, 0, None)),
         # the batch script of a job with one task
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7"}, (0, 1, 0, None)),
     ],
 )
-def test_ranks_are_found_from_every_launcher(told: dict[str, str], ranks: tuple) -> None:
-    found = ranks_from_environment(told)
-    assert (found.rank, found.n_ranks, found.local_rank, found.address) == ranks
+def test_ranks_are_found_from_every_launcher(environment: dict[str, str], ranks: tuple) -> None:
+    result = ranks_from_environment(environment)
+    assert (result.rank, result.n_ranks, result.local_rank, result.address) == ranks
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("environment", "sentence"),
     [
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
@@ -76,22 +76,22 @@ def test_ranks_are_found_from_every_launcher(told: dict[str, str], ranks: tuple)
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "set MASTER_ADDR to the first host"),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
-            "2 tasks, and this is its batch script; start with srun",
+            "2 tasks, and this process is its batch script; start with srun",
         ),
-        (TORCHRUN | {"RANK": "one"}, "RANK is 'one', wanted a number"),
-        (TORCHRUN | {"RANK": "8"}, "RANK is 8 and WORLD_SIZE 8, wanted a rank from 0 to 7"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "all"}, "LOCAL_WORLD_SIZE is 'all', wanted a number"),
+        (TORCHRUN | {"RANK": "one"}, "RANK is 'one', expected a number"),
+        (TORCHRUN | {"RANK": "8"}, "RANK is 8 and WORLD_SIZE 8, expected a rank from 0 to 7"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "all"}, "LOCAL_WORLD_SIZE is 'all', expected a number"),
         ({"LOCAL_RANK": "1"}, "LOCAL_RANK set without RANK, WORLD_SIZE"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE set without OMPI_COMM_WORLD_RANK"),
         ({"MV2_COMM_WORLD_LOCAL_RANK": "1"}, "set without MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE"),
         ({"PMI_SIZE": "4"}, "PMI_SIZE set without"),
-        (SRUN | {"MASTER_PORT": "any"}, "MASTER_PORT is 'any', wanted a number"),
-        ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 'two', wanted a number"),
+        (SRUN | {"MASTER_PORT": "any"}, "MASTER_PORT is 'any', expected a number"),
+        ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 'two', expected a number"),
     ],
 )
-def test_half_of_a_launchers_variables_are_refused(told: dict[str, str], sentence: str) -> None:
+def test_half_of_a_launchers_variables_are_refused(environment: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        ranks_from_environment(told)
+        ranks_from_environment(environment)
     assert sentence in str(caught.value)
 
 
@@ -99,15 +99,15 @@ def test_half_of_a_launchers_variables_are_refused(told: dict[str, str], sentenc
     ("tasks", "node", "n_local"), [("8(x2)", "1", 8), ("8(x2),4", "2", 4), ("3,5(x3)", "1", 5)]
 )
 def test_ranks_on_a_host_are_counted_from_slurms_list(tasks: str, node: str, n_local: int) -> None:
-    told = SRUN | {"SLURM_NTASKS": "20", "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node}
-    found = ranks_from_environment(told)
-    assert found.n_local == n_local
+    variables = SRUN | {"SLURM_NTASKS": "20", "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node}
+    ranks = ranks_from_environment(variables)
+    assert ranks.n_local == n_local
     environment: dict[str, str] = {}
-    export(found, environment)
+    export_ranks(ranks, environment)
     assert environment["LOCAL_WORLD_SIZE"] == environment["LOCAL_SIZE"] == str(n_local)
 
 
-def test_slurm_tasks_on_one_node_meet_on_the_loopback() -> None:
+def test_slurm_tasks_on_one_node_use_the_loopback_address() -> None:
     assert ranks_from_environment(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "8"}).address == "127.0.0.1"
 
 
@@ -122,7 +122,7 @@ def test_slurm_tasks_on_one_node_meet_on_the_loopback() -> None:
     ],
 )
 def test_the_first_host_of_a_list(hosts: str, first: str) -> None:
-    assert first_host(hosts) == first
+    assert parse_first_host(hosts) == first
 
 
 def test_ranks_of_one_job_agree_on_a_port_and_jobs_differ() -> None:
@@ -134,19 +134,19 @@ def test_ranks_of_one_job_agree_on_a_port_and_jobs_differ() -> None:
     assert ranks_from_environment({**SRUN, "MASTER_PORT": "555"}).port == 555
 
 
-def test_what_is_exported_reads_back_and_what_is_forgotten_is_gone() -> None:
+def test_exported_variables_read_back_and_removed_ones_are_gone() -> None:
     environment = dict(SRUN)
-    found = ranks_from_environment(environment)
-    export(found, environment)
-    assert ranks_from_environment(environment) == found
-    for told in (SRUN, OPEN_MPI, MVAPICH, PALS, HYDRA, CRAY, TORCHRUN):
-        child = dict(told)
-        forget(child)
+    ranks = ranks_from_environment(environment)
+    export_ranks(ranks, environment)
+    assert ranks_from_environment(environment) == ranks
+    for variables in (SRUN, OPEN_MPI, MVAPICH, PALS, HYDRA, CRAY, TORCHRUN):
+        child = dict(variables)
+        remove_launcher_variables(child)
         assert ranks_from_environment(child) == Ranks()
 
 
 @pytest.mark.parametrize("word", ["9" * 5000, "\u0663", "-1", "1.0", "", "+1", "1_0"])
-def test_a_number_of_ranks_that_is_none_is_named(word: str) -> None:
-    told = {"RANK": "0", "WORLD_SIZE": word, "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
-    with pytest.raises(ValueError, match="environment: WORLD_SIZE is .*, wanted a number"):
-        ranks_from_environment(told)
+def test_an_invalid_number_of_ranks_is_named(word: str) -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": word, "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+    with pytest.raises(ValueError, match="environment: WORLD_SIZE is .*, expected a number"):
+        ranks_from_environment(environment)

@@ -1,57 +1,57 @@
-"""Lengths in steps, tokens, epochs and fractions, by arithmetic."""
+"""Lengths in steps, tokens, epochs and fractions, compared with arithmetic."""
 
 import pytest
 
 from megatron.config.identity import trunk_identity
-from megatron.config.length import DECAY_FRACTION, decay_steps_of, n_steps_of, warmup_steps_of
+from megatron.config.length import DECAY_FRACTION, count_decay_steps, count_steps, count_warmup_steps
 from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.config.schema import DatasetConfig, LrSchedulerConfig
 
-DATA = DatasetConfig(seq_len=10, batch_size=8)  # 80 tokens a step
+DATA = DatasetConfig(seq_len=10, batch_size=8)  # 80 tokens per step
 
 
 @pytest.mark.parametrize(
-    ("epochs", "samples_held", "n_steps"),
+    ("epochs", "epoch_samples", "n_steps"),
     [
         (1, 80, 10),
-        (1, 87, 10),  # 7 samples are left out rather than one of them seen twice
-        (100, 87, 1087),  # 8,700 samples: 1,087 steps of 8, 4 samples left out
-        (0.1, 240, 3),  # 24 samples, though 0.1 as a double is a little more than one tenth
+        (1, 87, 10),  # 7 samples are skipped, so that none is read twice
+        (100, 87, 1087),  # 8,700 samples: 1,087 steps of 8, 4 samples are skipped
+        (0.1, 240, 3),  # 24 samples; the double 0.1 is slightly more than one tenth
         (1.5, 16, 3),
     ],
 )
-def test_epochs_are_exact_and_no_sample_is_seen_more_often(epochs, samples_held, n_steps) -> None:
+def test_epochs_are_exact_and_no_sample_is_seen_more_often(epochs, epoch_samples, n_steps) -> None:
     length = LrSchedulerConfig(total_epochs=epochs)
-    assert n_steps_of(length, DATA, samples_held) == n_steps
-    assert epochs * samples_held - 8 < n_steps * 8 <= epochs * samples_held
+    assert count_steps(length, DATA, epoch_samples) == n_steps
+    assert epochs * epoch_samples - 8 < n_steps * 8 <= epochs * epoch_samples
 
 
 def test_warm_up_in_steps_tokens_and_fractions() -> None:
-    def warmup(**told: float) -> int:
-        return warmup_steps_of(LrSchedulerConfig(**told), n_steps=30, tokens_per_step=80)
+    def count_warmup(**settings: float) -> int:
+        return count_warmup_steps(LrSchedulerConfig(**settings), n_steps=30, tokens_per_step=80)
 
-    assert warmup() == 0
-    assert warmup(warmup_iterations=7) == 7
-    assert warmup(warmup_tokens=160) == 2
-    assert warmup(warmup_tokens=161) == 3
-    assert warmup(warmup_fraction=0.1) == 3  # 0.1 * 30 is 3.0000000000000004 in doubles
-    assert warmup(warmup_fraction=0.11) == 4
+    assert count_warmup() == 0
+    assert count_warmup(warmup_iterations=7) == 7
+    assert count_warmup(warmup_tokens=160) == 2
+    assert count_warmup(warmup_tokens=161) == 3
+    assert count_warmup(warmup_fraction=0.1) == 3  # 0.1 * 30 is 3.0000000000000004 in doubles
+    assert count_warmup(warmup_fraction=0.11) == 4
 
 
-def test_decay_is_the_last_fifth_by_itself_and_only_of_wsd() -> None:
-    def decay(kind: str = "wsd", **told: float) -> int:
-        return decay_steps_of(LrSchedulerConfig(kind=kind, **told), n_steps=50, tokens_per_step=80)
+def test_decay_defaults_to_the_last_fifth_and_only_wsd_has_one() -> None:
+    def count_decay(kind: str = "wsd", **settings: float) -> int:
+        return count_decay_steps(LrSchedulerConfig(kind=kind, **settings), n_steps=50, tokens_per_step=80)
 
     assert DECAY_FRACTION == 1 / 5
-    assert decay() == 10
-    assert decay(decay_iterations=3) == 3
-    assert decay(decay_tokens=400) == 5
-    assert decay(decay_fraction=0.5) == 25
-    assert decay(kind="cosine") == 0
+    assert count_decay() == 10
+    assert count_decay(decay_iterations=3) == 3
+    assert count_decay(decay_tokens=400) == 5
+    assert count_decay(decay_fraction=0.5) == 25
+    assert count_decay(kind="cosine") == 0
 
 
-def test_synthetic_tokens_need_no_file_no_vocabulary_and_repeat_only_when_told() -> None:
+def test_synthetic_tokens_need_no_file_and_no_vocabulary_and_repeat_only_on_request() -> None:
     raw = {
         "model": {"hf_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}},
         "dataset": {"path_train": "synthetic", "path_eval": "synthetic", "seq_len": 10, "batch_size": 8},
@@ -71,25 +71,25 @@ def test_synthetic_tokens_need_no_file_no_vocabulary_and_repeat_only_when_told()
     assert spelt.identity == plan.identity
 
 
-def test_runs_of_two_lengths_share_a_trunk_where_the_order_of_samples_is_the_same() -> None:
-    def trunk(**dataset: str) -> set[str]:
+def test_runs_of_two_lengths_share_a_trunk_if_they_have_one_sample_order() -> None:
+    def trunk_identities(**dataset: str) -> set[str]:
         model = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
         raw = {"model": model, "dataset": {"path_train": "synthetic", **dataset}}
         configs = [build_config({**raw, "lr_scheduler": {"total_iterations": n}}) for n in (10, 20)]
         return {trunk_identity(config) for config in configs}
 
-    assert len(trunk()) == 1
-    assert len(trunk(order="megatron")) == 2
+    assert len(trunk_identities()) == 1
+    assert len(trunk_identities(order="megatron")) == 2
 
 
 @pytest.mark.parametrize(
     ("window", "sentence"),
     [
-        ([3, 11], "logging.profile_steps: found [3, 11], the run has 10 steps"),
-        ([3, 2], "logging.profile_steps: found [3, 2], wanted [first, last], counted from 1"),
-        ([0, 2], "wanted [first, last], counted from 1"),
-        ([3], "wanted [first, last], counted from 1"),
-        ("3-4", "logging.profile_steps: found '3-4', wanted a list of int"),
+        ([3, 11], "logging.profile_steps: got [3, 11], expected steps of the run, 1 to 10"),
+        ([3, 2], "logging.profile_steps: got [3, 2], expected [first, last], counted from 1"),
+        ([0, 2], "expected [first, last], counted from 1"),
+        ([3], "expected [first, last], counted from 1"),
+        ("3-4", "logging.profile_steps: got '3-4', expected a list of int"),
     ],
 )
 def test_steps_to_profile_are_steps_of_the_run(window: object, sentence: str) -> None:

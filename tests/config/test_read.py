@@ -1,4 +1,4 @@
-"""Configurations: what is accepted, and how the rest is refused."""
+"""Valid configurations, and the errors of invalid ones."""
 
 import hashlib
 import json
@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.identity import AFFECTS, run_identity
+from megatron.config.identity import HASHED_SECTIONS, run_identity
 from megatron.config.plan import plan_run
-from megatron.config.read import as_dict, build_config, read_config, write_config
+from megatron.config.read import build_config, config_to_dict, read_config, write_config
 from megatron.config.schema import RunConfig
 
 SHAPE = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
 
 
-def minimal(**sections: dict) -> dict:
+def minimal_settings(**sections: dict) -> dict:
     return {"model": SHAPE, "lr_scheduler": {"total_iterations": 10}, **sections}
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
-    """A sidecar of 1,001 tokens; planning reads nothing else."""
+    """Prefix of a dataset with only a sidecar of 1,001 tokens; planning reads nothing else."""
     sidecar = {"tokens": 1001, "tokenizer": {"n_tokens": 300}, "sha256": {"bin": "aa", "idx": "bb"}}
     (tmp_path / "text.json").write_text(json.dumps(sidecar))
     return str(tmp_path / "text")
@@ -34,7 +34,7 @@ def test_a_named_size_takes_the_place_of_a_shape_that_is_set_to_null(tmp_path: P
     words = ["model.size=7M", "model.d_model=null", "model.n_heads=null", "model.n_layers=null"]
     config = read_config(path, words)
     assert (config.model.size, config.model.d_model, config.model.n_layers) == ("7M", 128, 3)
-    assert build_config(as_dict(config)) == config
+    assert build_config(config_to_dict(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_a_named_size_takes_the_place_of_a_shape_that_is_set_to_null(tmp_path: P
     [
         (["dataset.path_trian=text"], "unknown key 'dataset.path_trian'; did you mean 'path_train'?"),
         (["datsaet.path_train=text"], "unknown key 'datsaet'; did you mean 'dataset'?"),
-        ([], "dataset.path_train: missing; give a .bin/.idx prefix"),
+        ([], "dataset.path_train: missing; set a .bin/.idx prefix"),
     ],
 )
-def test_a_corpus_that_is_not_named_is_told_as_that(tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_a_missing_corpus_is_reported(tmp_path: Path, words: list[str], sentence: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2}\nlr_scheduler: {total_iterations: 5}\n")
     with pytest.raises(ValueError) as caught:
@@ -53,7 +53,7 @@ def test_a_corpus_that_is_not_named_is_told_as_that(tmp_path: Path, words: list[
     assert sentence in str(caught.value)
 
 
-def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
+def test_overrides_on_the_command_line_replace_values_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 100}\n"
                     "optim: {lr: 1e-3}\nlr_scheduler: {total_iterations: 5}\n")  # fmt: skip
@@ -67,13 +67,13 @@ def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
         ({"optm": {}}, "unknown key 'optm'; did you mean 'optim'?"),
         ({"optim": {"learning_rate": 1}}, "unknown key 'optim.learning_rate'"),
         ({"optim": {"wieght_decay": 1}}, "unknown key 'optim.wieght_decay'; did you mean 'weight_decay'?"),
-        ({"optim": {"lr": "fast"}}, "optim.lr: found 'fast', wanted float"),
-        ({"dataset": {"seq_len": 2.5}}, "dataset.seq_len: found 2.5, wanted int"),
-        ({"dataset": {"seq_len": 0}}, "dataset.seq_len: found 0, wanted more than 0"),
-        ({"dist": {"dtype": "fp16"}}, "dist.dtype: found 'fp16', wanted one of float32, bfloat16"),
-        ({"optim": 3}, "optim: wanted keys, found 3"),
-        ({"dataset": 3}, "dataset: wanted keys, found 3"),
-        ({"model": 3}, "model: wanted keys"),
+        ({"optim": {"lr": "fast"}}, "optim.lr: got 'fast', expected float"),
+        ({"dataset": {"seq_len": 2.5}}, "dataset.seq_len: got 2.5, expected int"),
+        ({"dataset": {"seq_len": 0}}, "dataset.seq_len: got 0, expected more than 0"),
+        ({"dist": {"dtype": "fp16"}}, "dist.dtype: got 'fp16', expected one of float32, bfloat16"),
+        ({"optim": 3}, "optim: got 3, expected keys"),
+        ({"dataset": 3}, "dataset: got 3, expected keys"),
+        ({"model": 3}, "model: got 3, expected keys"),
         ({"lr_scheduler": {}}, "give the length as either total_iterations, total_tokens or total_epochs"),
         (
             {"lr_scheduler": {"total_tokens": 9, "total_epochs": 1.5}},
@@ -81,21 +81,21 @@ def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
         ),
         (
             {"lr_scheduler": {"total_tokens": 9, "decay_shape": "linear"}},
-            "lr_scheduler.decay_shape: kind cosine has no decay of its own; set kind: wsd",
+            "lr_scheduler.decay_shape: kind cosine has no separate decay; set kind: wsd",
         ),
         (
             {"lr_scheduler": {"total_tokens": 9, "decay_tokens": 3}},
-            "lr_scheduler.decay_tokens: kind cosine has no decay of its own; set kind: wsd",
+            "lr_scheduler.decay_tokens: kind cosine has no separate decay; set kind: wsd",
         ),
         (
             {"dataset": {"path_train": "synthetic"}, "lr_scheduler": {"total_epochs": 1}},
-            "lr_scheduler.total_epochs: synthetic tokens have no epochs; give total_iterations",
+            "lr_scheduler.total_epochs: synthetic tokens have no epochs; set total_iterations",
         ),
-        ({"objective": {"name": "mdn"}}, "found 'mdn', wanted one of autoregressive, masked_diffusion"),
+        ({"objective": {"name": "mdn"}}, "got 'mdn', expected one of autoregressive, masked_diffusion"),
         ({"model": {}}, "model: no shape"),
         ({"model": {"size": "425", "n_tokens": 10}}, "did you mean '425M'?"),
-        ({"model": {**SHAPE, "n_heads": 5}}, "5 does not divide d_model 64"),
-        ({"model": {**SHAPE, "vocab_rows": 99}}, "99 rows are too few for 100 tokens; leave the key out"),
+        ({"model": {**SHAPE, "n_heads": 5}}, "got 5, expected a divisor of d_model 64"),
+        ({"model": {**SHAPE, "vocab_rows": 99}}, "99 rows are too few for 100 tokens. Remove the key."),
         (
             {"model": {**SHAPE, "vocab_rows": 100}, "objective": {"name": "masked_diffusion"}},
             "100 rows are too few for 100 tokens and [MASK]",
@@ -103,66 +103,72 @@ def test_words_on_the_command_line_win_over_the_file(tmp_path: Path) -> None:
         ({"model": {"hf_config": {"hidden_siz": 64}}}, "did you mean 'hidden_size'?"),
         (
             {"model": {"size": "7M", "hf_config": {"hidden_size": 1280}, "n_tokens": 10}},
-            "model.size: '7M' has d_model 128, the shape beside it 1280; set model.size=null",
+            "model.size: '7M' has d_model 128, but the explicit shape has 1280. Set model.size=null",
         ),
-        ({"model": {"size": "7M", "n_layers": 4, "n_tokens": 10}}, "has n_layers 3, the shape beside it 4"),
-        ({"model": {**SHAPE, "n_kv_heads": 3}}, "model.n_kv_heads: 3 does not divide the 4 heads"),
-        ({"model": {**SHAPE, "norm": "batchnorm"}}, "found 'batchnorm', wanted one of rmsnorm, layernorm"),
+        (
+            {"model": {"size": "7M", "n_layers": 4, "n_tokens": 10}},
+            "has n_layers 3, but the explicit shape has 4",
+        ),
+        (
+            {"model": {**SHAPE, "n_kv_heads": 3}},
+            "model.n_kv_heads: got 3, expected a divisor of model.n_heads 4",
+        ),
+        ({"model": {**SHAPE, "norm": "batchnorm"}}, "got 'batchnorm', expected one of rmsnorm, layernorm"),
         (
             {"model": {**SHAPE, "positions": "learned", "n_positions": 9}},
-            "9 learned positions are fewer than",
+            "got 9 learned positions, expected 2048",
         ),
-        ({"model": {**SHAPE, "attention_dropout": 1.0}}, "model.attention_dropout: found 1.0"),
+        ({"model": {**SHAPE, "attention_dropout": 1.0}}, "model.attention_dropout: got 1.0"),
         ({"model": {**SHAPE, "document_mask": True}}, "model.document_mask: no end-of-document id"),
-        ({"model": {**SHAPE, "document_mask": True, "eod_id": 100}}, "model.eod_id: found 100"),
+        ({"model": {**SHAPE, "document_mask": True, "eod_id": 100}}, "model.eod_id: got 100"),
         ({"model": {**SHAPE, "base_d_model": 32}}, "no effect under parametrization 'standard'"),
         (
             {"model": {**SHAPE, "base_d_model": 32, "base_n_layers": 2, "parametrization": "mup"}},
-            "no effect under parametrization 'mup'; leave it out or set completep",
+            "no effect under parametrization 'mup'. Remove it or set model.parametrization=completep",
         ),
         (
             {"objective": {"ar_ratio": 0.5}},
-            "objective.ar_ratio: belongs to masked_diffusion, objective.name is",
+            "objective.ar_ratio: belongs to masked_diffusion, but objective.name is",
         ),
         (
             {"objective": {"orders": 2, "name": "masked_diffusion"}},
             "objective.orders: belongs to autoregressive",
         ),
-        ({"model": {**SHAPE, "d_model": "wide"}}, "model.d_model: found 'wide', wanted int"),
-        ({"model": {**SHAPE, "n_tokens": [1]}}, "model.n_tokens: found [1], wanted int"),
-        ({"objective": {"orders": 0}}, "objective.orders: found 0, wanted more than 0"),
-        ({"objective": {"randmask_ratio": 1.5}}, "objective.randmask_ratio: found 1.5, wanted 0 to 1"),
+        ({"model": {**SHAPE, "d_model": "wide"}}, "model.d_model: got 'wide', expected int"),
+        ({"model": {**SHAPE, "n_tokens": [1]}}, "model.n_tokens: got [1], expected int"),
+        ({"objective": {"orders": 0}}, "objective.orders: got 0, expected more than 0"),
+        ({"objective": {"randmask_ratio": 1.5}}, "objective.randmask_ratio: got 1.5, expected 0 to 1"),
         (
             {"objective": {"name": "masked_diffusion", "low_noise_start": 0.5}},
-            "give low_noise_start and low_noise_iterations together",
+            "expected both or neither",
         ),
         (
             {"objective": {"orders": 2}, "model": {**SHAPE, "document_mask": True, "eod_id": 1}},
-            "objective.orders: an order runs over the whole sample",
+            "objective.orders: got an order over the whole sample",
         ),
         (
             {"objective": {"orders": 2}, "model": {**SHAPE, "positions": "learned"}},
-            "2048 learned positions are fewer than the 2049",
+            "got 2048 learned positions, expected 2049",
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(sections: dict, sentence: str) -> None:
+def test_an_invalid_configuration_is_refused_in_one_sentence(sections: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        build_config(minimal(**sections))
+        build_config(minimal_settings(**sections))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_and_a_word_without_a_value_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_override_without_a_value_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such configuration file"):
         read_config(tmp_path / "none.yaml")
     (tmp_path / "run.yaml").write_text("name: x")
-    with pytest.raises(ValueError, match="wanted section.key=value"):
+    with pytest.raises(ValueError, match="expected section.key=value"):
         read_config(tmp_path / "run.yaml", ["optim.lr"])
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "a: ${nowhere}", "\tx: 1"])
-def test_what_is_no_yaml_with_keys_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_a_file_without_keys_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ValueError) as caught:
         read_config(tmp_path / "run.yaml")
@@ -170,27 +176,29 @@ def test_what_is_no_yaml_with_keys_is_one_sentence(tmp_path: Path, text: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_config_cannot_be_written_to() -> None:
+def test_a_config_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
-        build_config(minimal()).optim.lr = 1.0
+        build_config(minimal_settings()).optim.lr = 1.0
 
 
 def test_a_resolved_config_reads_back_equal(tmp_path: Path) -> None:
-    config = build_config(minimal(model={"size": "7M", "n_tokens": 50257}))
+    config = build_config(minimal_settings(model={"size": "7M", "n_tokens": 50257}))
     write_config(config, tmp_path / "config.yaml")
     assert read_config(tmp_path / "config.yaml") == config
-    assert build_config(as_dict(config)) == config
+    assert build_config(config_to_dict(config)) == config
 
 
 def test_hugging_face_names_give_the_same_shape() -> None:
-    ours = build_config(minimal(model={"d_model": 1280, "n_heads": 16, "n_layers": 32, "n_tokens": 50257}))
+    ours = build_config(
+        minimal_settings(model={"d_model": 1280, "n_heads": 16, "n_layers": 32, "n_tokens": 50257})
+    )
     names = {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "vocab_size": 50257}
-    assert build_config(minimal(model={"hf_config": names})).model == ours.model
+    assert build_config(minimal_settings(model={"hf_config": names})).model == ours.model
 
 
 def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
     shape = {key: value for key, value in SHAPE.items() if key != "n_tokens"}
-    config = build_config(minimal(model=shape, dataset={"path_train": corpus}))
+    config = build_config(minimal_settings(model=shape, dataset={"path_train": corpus}))
     # 300 tokens and [MASK], padded to a multiple of 128
     assert (config.model.n_tokens, config.model.vocab_rows) == (300, 384)
 
@@ -198,8 +206,8 @@ def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
 def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
     data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
     length = {"total_tokens": 2000, "warmup_tokens": 81}
-    plan = plan_run(build_config(minimal(dataset=data, lr_scheduler=length)))
-    # 40 tokens a step; 1,001 tokens hold 100 windows of 10 + 1
+    plan = plan_run(build_config(minimal_settings(dataset=data, lr_scheduler=length)))
+    # 40 tokens per step; 1,001 tokens hold 100 windows of 10 + 1
     assert (plan.n_steps, plan.warmup_steps, plan.train_tokens) == (50, 3, 2000)
     assert (plan.unique_tokens, plan.epochs) == (1000, 2.0)
     assert plan.flops_6nd == 6 * plan.n_params * 2000
@@ -208,15 +216,23 @@ def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
 @pytest.mark.parametrize(
     ("data", "length", "sentence"),
     [
-        ({"seq_len": 2000}, {"total_iterations": 5}, "no window of 2000 + 1 tokens"),
-        ({"seq_len": 10, "batch_size": 4}, {"total_tokens": 10}, "total_tokens: 10 is no whole step of 4"),
+        ({"seq_len": 2000}, {"total_iterations": 5}, "expected at least one window of 2000 + 1"),
+        (
+            {"seq_len": 10, "batch_size": 4},
+            {"total_tokens": 10},
+            "total_tokens: 10 is less than one step of 4",
+        ),
         (
             {"seq_len": 10, "batch_size": 4},
             {"total_epochs": 0.01},
-            "total_epochs: 0.01 is no whole step of 4",
+            "total_epochs: 0.01 is less than one step of 4",
         ),
         # 1,001 tokens hold 100 windows of 10 + 1
-        ({"seq_len": 10, "batch_size": 101}, {"total_iterations": 5}, "101 samples a step, while an epoch"),
+        (
+            {"seq_len": 10, "batch_size": 101},
+            {"total_iterations": 5},
+            "101 samples a step, expected 100 or less",
+        ),
         (
             {"seq_len": 10, "batch_size": 4},
             {"kind": "wsd", "total_iterations": 10, "warmup_iterations": 6, "decay_fraction": 0.5},
@@ -224,8 +240,8 @@ def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
         ),
     ],
 )
-def test_a_run_that_cannot_be_is_refused(corpus: str, data: dict, length: dict, sentence: str) -> None:
-    config = build_config(minimal(dataset={"path_train": corpus, **data}, lr_scheduler=length))
+def test_an_impossible_run_is_refused(corpus: str, data: dict, length: dict, sentence: str) -> None:
+    config = build_config(minimal_settings(dataset={"path_train": corpus, **data}, lr_scheduler=length))
     with pytest.raises(ValueError) as caught:
         plan_run(config)
     assert sentence in str(caught.value)
@@ -234,21 +250,21 @@ def test_a_run_that_cannot_be_is_refused(corpus: str, data: dict, length: dict, 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "not JSON"),
+        ("{", "got invalid JSON"),
         ("[]", "got list"),
         ('{"tokens": "x", "tokenizer": {"n_tokens": 9}}', "tokens: got 'x'"),
     ],
 )
-def test_a_broken_sidecar_is_one_sentence(corpus: str, text: str, sentence: str) -> None:
+def test_a_broken_sidecar_is_refused_in_one_sentence(corpus: str, text: str, sentence: str) -> None:
     Path(f"{corpus}.json").write_text(text)
     with pytest.raises(ValueError, match=sentence):
-        plan_run(build_config(minimal(dataset={"path_train": corpus})))
+        plan_run(build_config(minimal_settings(dataset={"path_train": corpus})))
 
 
-def test_identity_follows_the_numbers_and_not_the_names(corpus: str) -> None:
+def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> None:
     def identity(**sections: dict) -> str:
         data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
-        return plan_run(build_config(minimal(**{"dataset": data, **sections}))).identity
+        return plan_run(build_config(minimal_settings(**{"dataset": data, **sections}))).identity
 
     same = identity()
     assert identity(logging={"run_dir": "elsewhere"}) == same
@@ -259,34 +275,36 @@ def test_identity_follows_the_numbers_and_not_the_names(corpus: str) -> None:
     assert identity(objective={"name": "masked_diffusion"}) != same
 
 
-def test_what_a_shape_leaves_out_follows_from_the_rest(corpus: str, tmp_path: Path) -> None:
-    gelu = build_config(minimal(model={**SHAPE, "feed_forward": "gelu", "positions": "learned"}))
+def test_omitted_shape_keys_follow_from_the_others(corpus: str, tmp_path: Path) -> None:
+    gelu = build_config(minimal_settings(model={**SHAPE, "feed_forward": "gelu", "positions": "learned"}))
     assert (gelu.model.d_ff, gelu.model.n_positions, gelu.model.kv_heads) == (256, gelu.dataset.seq_len, 4)
-    shorter = build_config(minimal(model={**SHAPE, "positions": "learned"}, dataset={"seq_len": 33}))
+    shorter = build_config(minimal_settings(model={**SHAPE, "positions": "learned"}, dataset={"seq_len": 33}))
     assert shorter.model.n_positions == 33
     sidecar = json.loads(Path(f"{corpus}.json").read_text())
     sidecar["tokenizer"]["eod_id"] = 17
     Path(f"{corpus}.json").write_text(json.dumps(sidecar))
     shape = {"d_model": 64, "n_heads": 4, "n_layers": 2, "document_mask": True}
-    assert build_config(minimal(model=shape, dataset={"path_train": corpus})).model.eod_id == 17
+    assert build_config(minimal_settings(model=shape, dataset={"path_train": corpus})).model.eod_id == 17
 
 
-def test_a_later_option_at_its_default_leaves_the_name_of_a_run_alone() -> None:
-    plain = build_config(minimal())
-    whole = as_dict(plain)
+def test_a_later_option_at_its_default_does_not_change_the_run_identity() -> None:
+    plain = build_config(minimal_settings())
+    whole = config_to_dict(plain)
     later = {
         (section.name, f.name)
         for section in fields(RunConfig)
-        if section.name in AFFECTS
+        if section.name in HASHED_SECTIONS
         for f in fields(getattr(plain, section.name))
         if f.metadata["later"]
     }
     assert ("model", "qk_norm") in later
-    # the sum as it was before there were later options: over all others, each by its name
-    told = {name: {k: v for k, v in whole[name].items() if (name, k) not in later} for name in AFFECTS}
-    told["model"].pop("size")
-    told["optim"].pop("kernel")
-    told |= {
+    # the hash before later options existed: over all other options, each with its name
+    hashed = {
+        name: {k: v for k, v in whole[name].items() if (name, k) not in later} for name in HASHED_SECTIONS
+    }
+    hashed["model"].pop("size")
+    hashed["optim"].pop("kernel")
+    hashed |= {
         "dtype": "bfloat16",
         "seed": 0,
         "seq_len": 2048,
@@ -294,15 +312,15 @@ def test_a_later_option_at_its_default_leaves_the_name_of_a_run_alone() -> None:
         "train": None,
         "held_out": None,
     }
-    told["evaluation"] = {"max_samples": None, "num_mc": 8}
-    assert run_identity(plain) == hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    hashed["evaluation"] = {"max_samples": None, "num_mc": 8}
+    assert run_identity(plain) == hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
     for more in ({"qk_norm": True}, {"biases": True}, {"n_kv_heads": 2}, {"attention_dropout": 0.1}):
-        assert run_identity(build_config(minimal(model=SHAPE | more))) != run_identity(plain)
+        assert run_identity(build_config(minimal_settings(model=SHAPE | more))) != run_identity(plain)
     for more in ({"orders": 2}, {"randmask_ratio": 0.1}):
-        assert run_identity(build_config(minimal(objective=more))) != run_identity(plain)
+        assert run_identity(build_config(minimal_settings(objective=more))) != run_identity(plain)
 
 
-SPELT = ["model.d_model=64", "model.n_heads=2", "model.n_layers=3"]
+SHAPE_OVERRIDES = ["model.d_model=64", "model.n_heads=2", "model.n_layers=3"]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +331,7 @@ SPELT = ["model.d_model=64", "model.n_heads=2", "model.n_layers=3"]
         ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=yours"], None),
         ("{size: 7M}", ["model.size=425"], None),
         ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model={size: 425}"], None),
-        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=425", *SPELT], "425"),
+        ("{d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=425", *SHAPE_OVERRIDES], "425"),
         ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", [], "mine"),
         ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=mine"], "mine"),
         ("{size: mine, d_model: 32, n_heads: 2, n_layers: 2}", ["model.size=null"], "custom"),
@@ -321,7 +339,7 @@ SPELT = ["model.d_model=64", "model.n_heads=2", "model.n_layers=3"]
         ("{size: 14M}", ["model.size=7M"], "7M"),
     ],
 )
-def test_a_size_on_the_command_line_is_no_mere_label(
+def test_a_size_on_the_command_line_sets_the_shape(
     tmp_path: Path, model: str, words: list[str], label: str | None
 ) -> None:
     path = tmp_path / "run.yaml"

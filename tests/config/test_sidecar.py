@@ -1,4 +1,4 @@
-"""Sidecars of datasets: hostile ones end in a sentence wherever they are read."""
+"""Damaged sidecars of datasets raise an error of one sentence in every reader."""
 
 import json
 import random
@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from megatron.config.datapaths import compare_eods, compare_tokenizers, read_data_paths, tokens_held
+from megatron.config.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_data_paths
 from megatron.config.sidecar import read_sidecar
-from megatron.data.inspect import faults
-from megatron.data.merge import merge
-from megatron.data.preprocess import Options, preprocess
-from megatron.data.subset import Selection, subset_pair
+from megatron.data.inspect import find_faults
+from megatron.data.merge import merge_datasets
+from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.data.subset import DocumentSelection, subset_dataset
 from megatron.tokenizer.kinds import TokenizerSpec
 
 N_MUTATIONS = 400
-ODD: list[Any] = [
+ODD_VALUES: list[Any] = [
     None, True, False, 0, -1, 5, 1 << 63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "5", "\ud800",
     [], [5], [[]], {}, {"a": 5}, {"n_tokens": "x"}, [{"path": 5}], "uint16", "float32",
 ]  # fmt: skip
@@ -28,26 +28,29 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "in.jsonl"
     source.write_text("".join(json.dumps({"text": f"{i} {i + 1}"}) + "\n" for i in range(8)))
     preprocess(
-        [str(source)], folder / "x", TokenizerSpec("NullTokenizer", vocab_size=9), Options(append_eod=True)
+        [str(source)],
+        folder / "x",
+        TokenizerSpec("NullTokenizer", vocab_size=9),
+        PreprocessOptions(append_eod=True),
     )
     return folder / "x_text_document"
 
 
-def places(content: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values within a JSON value."""
+def list_paths(content: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values inside a JSON value."""
     items = content.items() if isinstance(content, dict) else enumerate(content)
-    found = []
+    paths = []
     for key, value in items:
-        found.append((*before, key))
+        paths.append((*before, key))
         if isinstance(value, dict | list):
-            found += places(value, (*before, key))
-    return found
+            paths += list_paths(value, (*before, key))
+    return paths
 
 
-def mutate(content: dict[str, Any], rng: random.Random) -> str:
+def mutate_sidecar(content: dict[str, Any], rng: random.Random) -> str:
     changed = json.loads(json.dumps(content))
     for _ in range(rng.randrange(1, 3)):
-        *above, last = rng.choice(places(content))
+        *above, last = rng.choice(list_paths(content))
         inner = changed
         try:
             for key in above:
@@ -55,9 +58,9 @@ def mutate(content: dict[str, Any], rng: random.Random) -> str:
             if rng.random() < 0.15:
                 del inner[last]
             else:
-                inner[last] = rng.choice(ODD)
+                inner[last] = rng.choice(ODD_VALUES)
         except (KeyError, IndexError, TypeError):
-            continue  # what a change before this one has replaced
+            continue  # an earlier change has replaced this place
     text = json.dumps(changed)
     if rng.random() < 0.1:
         at = rng.randrange(len(text))
@@ -65,7 +68,9 @@ def mutate(content: dict[str, Any], rng: random.Random) -> str:
     return text
 
 
-def test_hundreds_of_changed_sidecars_end_in_a_sentence(dataset: Path, tmp_path: Path) -> None:
+def test_hundreds_of_changed_sidecars_are_read_or_refused_in_a_sentence(
+    dataset: Path, tmp_path: Path
+) -> None:
     sidecar = Path(f"{dataset}.json")
     whole = sidecar.read_text()
     content, rng = json.loads(whole), random.Random(0)
@@ -74,17 +79,19 @@ def test_hundreds_of_changed_sidecars_end_in_a_sentence(dataset: Path, tmp_path:
     n_refused = n_read = 0
     try:
         for trial in range(N_MUTATIONS):
-            sidecar.write_text(mutate(content, rng), errors="surrogatepass")
+            sidecar.write_text(mutate_sidecar(content, rng), errors="surrogatepass")
             try:
                 read_sidecar(dataset)
-                tokens_held(str(dataset))
+                count_corpus_tokens(str(dataset))
                 compare_tokenizers(str(dataset), str(dataset), "data.txt:1")
                 compare_eods([str(dataset), str(dataset)])
                 read_data_paths(listed)
-                list(faults(dataset))
+                list(find_faults(dataset))
                 if trial % 10 == 0:
-                    merge([str(dataset)], tmp_path / "merged", overwrite=True)
-                    subset_pair(dataset, tmp_path / "part", Selection(documents=3), True, overwrite=True)
+                    merge_datasets([str(dataset)], tmp_path / "merged", overwrite=True)
+                    subset_dataset(
+                        dataset, tmp_path / "part", DocumentSelection(documents=3), True, overwrite=True
+                    )
                 n_read += 1
             except ValueError as error:
                 assert str(sidecar) in str(error) and "\n" not in str(error)
@@ -103,7 +110,7 @@ def test_hundreds_of_changed_sidecars_end_in_a_sentence(dataset: Path, tmp_path:
         ("dtype", "float32", "dtype: got 'float32', expected one of uint8"),
     ],
 )
-def test_a_field_of_another_type_is_named(
+def test_a_field_of_the_wrong_type_is_named(
     dataset: Path, tmp_path: Path, name: str, value: Any, expected: str
 ) -> None:
     content = json.loads(Path(f"{dataset}.json").read_text())

@@ -1,4 +1,4 @@
-"""TRAIN.md shows what the project says: its sizes, and the messages under "What went wrong"."""
+"""TRAIN.md quotes real messages in its section "Errors"."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron.config.launcher import ranks_from_environment
-from megatron.config.layout import layout_of
+from megatron.config.parallelism import build_layout
 from megatron.config.read import read_config
 from megatron.config.schema import DistConfig
 
@@ -21,12 +21,12 @@ def guide(root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def messages(guide: str) -> list[str]:
-    """What stands in backquotes in the first column of the table of failures."""
-    return re.findall(r"^\| `(.+?)` \| ", guide.partition("## What went wrong")[2], re.MULTILINE)
+    """Return the quoted messages in the first column of the table of failures."""
+    return re.findall(r"^\| `(.+?)` \| ", guide.partition("## Errors")[2], re.MULTILINE)
 
 
 def test_the_table_of_failures_is_found(messages: list[str]) -> None:
-    assert len(messages) > 12 and all("|" not in one for one in messages)
+    assert len(messages) > 12 and all("|" not in message for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_the_table_of_failures_is_found(messages: list[str]) -> None:
         (["model.n_tokens=300", "model.n_heads=2", "dist.tensor_parallel=3"], "dist.tensor_parallel 3"),
     ],
 )
-def test_a_refused_setting_is_told_as_the_guide_shows(
+def test_a_refused_setting_has_the_message_in_the_guide(
     root: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str], words: list[str], key: str
 ) -> None:
     monkeypatch.chdir(root)
-    (shown,) = [one for one in messages if key in one]
+    (shown,) = [message for message in messages if key in message]
     with pytest.raises((ValueError, OSError)) as failed:
         read_config(Path(SMALL), words)
     assert str(failed.value).endswith(shown.split(": ", 2)[2].removeprefix("..."))
@@ -52,7 +52,7 @@ def test_a_refused_setting_is_told_as_the_guide_shows(
 @pytest.mark.parametrize(
     "environment", [{"WORLD_SIZE": "2"}, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}], ids=str
 )
-def test_half_an_environment_is_told_as_the_guide_shows(
+def test_an_incomplete_environment_has_the_message_in_the_guide(
     messages: list[str], environment: Mapping[str, str]
 ) -> None:
     with pytest.raises(ValueError) as failed:
@@ -60,7 +60,7 @@ def test_half_an_environment_is_told_as_the_guide_shows(
     assert f"error: {failed.value}" in messages
 
 
-def test_too_few_ranks_are_told_as_the_guide_shows(messages: list[str]) -> None:
+def test_too_few_ranks_have_the_message_in_the_guide(messages: list[str]) -> None:
     with pytest.raises(ValueError) as failed:
-        layout_of(DistConfig(pipeline_parallel=2), 1, 1)
+        build_layout(DistConfig(pipeline_parallel=2), 1, 1)
     assert f"error: {failed.value}" in messages

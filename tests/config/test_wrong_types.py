@@ -1,4 +1,4 @@
-"""Runs and studies with values of wrong types: refused in one sentence, never a traceback or a long wait."""
+"""Runs and studies with values of wrong types: one sentence, no traceback, no long wait."""
 
 import time
 from dataclasses import fields, is_dataclass
@@ -10,8 +10,8 @@ import pytest
 from megatron.config.plan import plan_run
 from megatron.config.read import read_config, write_config
 from megatron.config.schema import RunConfig
-from megatron.scaling.ladder import expand, read_study_plan
-from tests.wrong_values import READ_S, refusal, wrong_texts
+from megatron.scaling.ladder import expand_study, read_study_plan
+from tests.wrong_values import READ_S, generate_wrong_texts, read_refusal
 
 N = 150
 RUN: dict[str, Any] = {
@@ -37,19 +37,19 @@ KEYS[("model",)].append("hf_config")
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -> None:
-    def read() -> None:
+    def read_run() -> None:
         config = read_config(tmp_path / "run.yaml")
         plan_run(config)
         write_config(config, tmp_path / "written.yaml")
         assert read_config(tmp_path / "written.yaml") == config
 
     refused = []
-    for text in wrong_texts({"name": "r", **RUN}, KEYS, N, seed):
+    for text in generate_wrong_texts({"name": "r", **RUN}, KEYS, N, seed):
         (tmp_path / "run.yaml").write_text(text)
         begin = time.monotonic()
-        refused.append(refusal(read))
+        refused.append(read_refusal(read_run))
         assert time.monotonic() - begin < READ_S, text[:2000]
-    assert N / 2 < sum(one is not None for one in refused) < N  # both kinds were there
+    assert N / 2 < sum(message is not None for message in refused) < N  # some were read and some refused
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -59,9 +59,9 @@ def test_a_study_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -
         "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "grids": [GRID],
         "seed": 1, "blind": {"sizes": ["small"], "compute": 4.0, "seed": 2, "objective": "autoregressive"},
     }  # fmt: skip
-    known = {("run", *place): keys for place, keys in KEYS.items()}
-    known |= {("grids", "run", *place): keys for place, keys in KEYS.items()}
-    known |= {
+    known_keys = {("run", *place): keys for place, keys in KEYS.items()}
+    known_keys |= {("grids", "run", *place): keys for place, keys in KEYS.items()}
+    known_keys |= {
         ("blind",): [
             "sizes",
             "compute",
@@ -76,14 +76,14 @@ def test_a_study_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -
         ("grids",): [*GRID, "unique_tokens", "epochs", "train_flops", "tokens_per_param"],
     }
 
-    def read() -> None:
+    def read_study() -> None:
         study = read_study_plan(tmp_path / "study.yaml")
-        expand(study)
+        expand_study(study)
 
     refused = []
-    for text in wrong_texts(base, known, N, seed):
+    for text in generate_wrong_texts(base, known_keys, N, seed):
         (tmp_path / "study.yaml").write_text(text)
         begin = time.monotonic()
-        refused.append(refusal(read))
+        refused.append(read_refusal(read_study))
         assert time.monotonic() - begin < READ_S, text[:2000]
-    assert N / 2 < sum(one is not None for one in refused) < N
+    assert N / 2 < sum(message is not None for message in refused) < N

@@ -1,4 +1,4 @@
-"""The walk through an index on disk, against numpy."""
+"""csrc/check_index.cpp against numpy."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from megatron import _csrc
 
 
-def write(path: Path, lengths: np.ndarray, positions: np.ndarray, boundaries: np.ndarray) -> Path:
+def write_index(path: Path, lengths: np.ndarray, positions: np.ndarray, boundaries: np.ndarray) -> Path:
     path.write_bytes(
         b"head" + lengths.astype("<i4").tobytes() + positions.astype("<i8").tobytes()
         + boundaries.astype("<i8").tobytes()
@@ -16,38 +16,45 @@ def write(path: Path, lengths: np.ndarray, positions: np.ndarray, boundaries: np
     return path
 
 
-def check(path: Path, n_sequences: int, n_documents: int, itemsize: int = 2) -> tuple[int, int, bool, bool]:
+def check_index(
+    path: Path, n_sequences: int, n_documents: int, itemsize: int = 2
+) -> tuple[int, int, bool, bool]:
     with path.open("rb") as file:
         return _csrc.check_index(file.fileno(), 4, n_sequences, n_documents, itemsize)
 
 
-@pytest.mark.parametrize("n", [0, 1, (1 << 14) - 1, 1 << 14, 40_000])  # it is read 1 << 14 numbers at a time
+@pytest.mark.parametrize("n", [0, 1, (1 << 14) - 1, 1 << 14, 40_000])  # blocks have 1 << 14 numbers
 def test_an_index_in_order_is_sound_and_gives_its_tokens(tmp_path: Path, n: int) -> None:
     lengths = np.random.default_rng(n).integers(0, 100_000, n)
-    path = write(tmp_path / "i", lengths, (np.cumsum(lengths) - lengths) * 2, np.arange(n + 1))
-    assert check(path, n, n) == (lengths.sum(), lengths.max(initial=0), True, True)
+    path = write_index(tmp_path / "i", lengths, (np.cumsum(lengths) - lengths) * 2, np.arange(n + 1))
+    assert check_index(path, n, n) == (lengths.sum(), lengths.max(initial=0), True, True)
 
 
 @pytest.mark.parametrize("at", [0, 5, 20_000, 39_999])
-def test_one_wrong_number_anywhere_is_seen(tmp_path: Path, at: int) -> None:
+def test_a_wrong_number_anywhere_is_detected(tmp_path: Path, at: int) -> None:
     n = 40_000
     lengths = np.full(n, 3)
     positions, boundaries = (np.cumsum(lengths) - lengths) * 2, np.arange(n + 1)
     moved = positions + (np.arange(n) == at)
-    assert check(write(tmp_path / "p", lengths, moved, boundaries), n, n) == (3 * n, 3, False, True)
+    assert check_index(write_index(tmp_path / "p", lengths, moved, boundaries), n, n) == (
+        3 * n,
+        3,
+        False,
+        True,
+    )
     negative = np.where(np.arange(n) == at, -1, lengths)
-    assert check(write(tmp_path / "l", negative, positions, boundaries), n, n)[3] is False
+    assert check_index(write_index(tmp_path / "l", negative, positions, boundaries), n, n)[3] is False
     for wrong in (boundaries[at] + 2, boundaries[at] - 2):
         fallen = np.where(np.arange(n + 1) == at, wrong, boundaries)
-        assert check(write(tmp_path / "b", lengths, positions, fallen), n, n)[2:] == (True, False)
+        assert check_index(write_index(tmp_path / "b", lengths, positions, fallen), n, n)[2:] == (True, False)
 
 
 def test_boundaries_must_end_with_the_sequences(tmp_path: Path) -> None:
-    path = write(tmp_path / "b", np.array([1, 2]), np.array([0, 2]), np.array([0, 1]))
-    assert check(path, 2, 1) == (3, 2, True, False)
+    path = write_index(tmp_path / "b", np.array([1, 2]), np.array([0, 2]), np.array([0, 1]))
+    assert check_index(path, 2, 1) == (3, 2, True, False)
 
 
 def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "b", np.array([1, 2]), np.array([0, 2]), np.array([0, 1]))
+    path = write_index(tmp_path / "b", np.array([1, 2]), np.array([0, 2]), np.array([0, 1]))
     with pytest.raises(RuntimeError, match="became shorter"):
-        check(path, 2, 5)
+        check_index(path, 2, 5)

@@ -1,4 +1,4 @@
-"""The C++ walk over JSON lines against Python's json: what it takes is right, the rest it refuses."""
+"""The C++ parser of JSON lines against Python's json: accepted lines are correct, all others are refused."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from megatron import _csrc
-from megatron.data.documents import text_of
-from megatron.tokenizer.bpe import load_tokenizer
-from megatron.tokenizer.encoder import FastEncoder, fast_of
+from megatron.data.text_readers import parse_text
+from megatron.tokenizer.bpe import load_hf_tokenizer
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from megatron.tokenizer.train_bpe import train_bpe
 
 GOOD = [
@@ -62,11 +62,11 @@ REFUSED = [
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> FastEncoder:
     folder = tmp_path_factory.mktemp("tokenizer")
     train_bpe(["plain words of a small text, quote and slash"] * 20, 280, folder)
-    return FastEncoder(fast_of(load_tokenizer(str(folder)))[0])
+    return FastEncoder(build_fast_bpe(load_hf_tokenizer(str(folder)))[0])
 
 
 class Range:
-    """A file of lines, and what C++ makes of a byte range of it."""
+    """A file of lines, and the C++ encoding of a byte range of it."""
 
     def __init__(self, folder: Path, content: bytes) -> None:
         self.folder, self.path = folder, folder / "in.jsonl"
@@ -76,26 +76,26 @@ class Range:
         end = self.path.stat().st_size if end is None else end
         names = [self.folder / name for name in ("ids", "lengths")]
         with self.path.open("rb") as file, names[0].open("wb") as ids, names[1].open("wb") as lengths:
-            told = _csrc.encode_lines(encoder.worker, file.fileno(), begin, end, "text", True, eod, False,
+            counts = _csrc.encode_lines(encoder.worker, file.fileno(), begin, end, "text", True, eod, False,
                                       ids.fileno(), lengths.fileno())  # fmt: skip
-        return (*told, np.fromfile(names[0], "<u2"), np.fromfile(names[1], "<i4"))
+        return (*counts, np.fromfile(names[0], "<u2"), np.fromfile(names[1], "<i4"))
 
 
 @pytest.mark.parametrize("line", GOOD, ids=range(len(GOOD)))
-def test_a_line_that_is_taken_has_the_text_that_json_gives(
+def test_an_accepted_line_has_the_same_text_as_in_python(
     tmp_path: Path, encoder: FastEncoder, line: bytes
 ) -> None:
     for end in (b"\n", b""):
         content = line + end
         at, documents, tokens, lines, refused, ids, lengths = Range(tmp_path, content).encode(encoder)
-        wanted, _ = encoder.encode([text_of(line, "text")])
+        expected, _ = encoder.encode([parse_text(line, "text")])
         assert (at, documents, lines, refused) == (len(content), 1, 1, False)
-        assert ids.tolist() == wanted.tolist()
+        assert ids.tolist() == expected.tolist()
         assert lengths.tolist() == [tokens]
 
 
 @pytest.mark.parametrize("line", REFUSED, ids=range(len(REFUSED)))
-def test_an_odd_line_is_left_to_python_and_what_came_before_is_written(
+def test_a_doubtful_line_is_refused_and_earlier_lines_are_written(
     tmp_path: Path, encoder: FastEncoder, line: bytes
 ) -> None:
     content = GOOD[0] + b"\n\n" + line + b"\n" + GOOD[0] + b"\n"
@@ -104,7 +104,7 @@ def test_an_odd_line_is_left_to_python_and_what_came_before_is_written(
     assert ids.tolist() == encoder.encode(["plain"])[0].tolist()
 
 
-def test_any_json_that_python_writes_is_taken(tmp_path: Path, encoder: FastEncoder) -> None:
+def test_any_json_that_python_writes_is_accepted(tmp_path: Path, encoder: FastEncoder) -> None:
     rng = np.random.default_rng(0)
 
     def value(depth: int) -> object:
@@ -123,12 +123,12 @@ def test_any_json_that_python_writes_is_taken(tmp_path: Path, encoder: FastEncod
     lines = [json.dumps(record, ensure_ascii=bool(i % 2)).encode() for i, record in enumerate(records)]
     _, documents, _, _, refused, ids, lengths = Range(tmp_path, b"\n".join(lines)).encode(encoder, eod=0)
     assert (documents, refused) == (800, False)
-    wanted, sizes = encoder.encode([record["text"] for record in records], eod=0)
-    assert ids.tolist() == wanted.tolist()
+    expected, sizes = encoder.encode([record["text"] for record in records], eod=0)
+    assert ids.tolist() == expected.tolist()
     assert lengths.tolist() == sizes.tolist()
 
 
-def test_a_damaged_line_is_never_taken_for_another_text(tmp_path: Path, encoder: FastEncoder) -> None:
+def test_a_damaged_line_never_gives_another_text(tmp_path: Path, encoder: FastEncoder) -> None:
     rng = np.random.default_rng(1)
     pieces = [
         b"\\",
@@ -147,7 +147,7 @@ def test_a_damaged_line_is_never_taken_for_another_text(tmp_path: Path, encoder:
         b"1",
         b"t",
     ]
-    n_taken = n_refused = 0
+    n_accepted = n_refused = 0
     for _ in range(1500):
         line = GOOD[rng.integers(0, len(GOOD) - 1)]
         for _ in range(rng.integers(1, 4)):
@@ -155,15 +155,15 @@ def test_a_damaged_line_is_never_taken_for_another_text(tmp_path: Path, encoder:
             line = line[:at] + pieces[rng.integers(0, len(pieces))] * int(rng.integers(0, 2)) + line[at + n :]
         _, documents, _, _, refused, ids, _ = Range(tmp_path, line).encode(encoder)
         n_refused += refused
-        if documents:  # then Python takes it too, and for the same text
-            n_taken += 1
-            assert ids.tolist() == encoder.encode([text_of(line, "text")])[0].tolist(), line
-    assert n_taken > 100
+        if documents:  # then Python accepts it too, with the same text
+            n_accepted += 1
+            assert ids.tolist() == encoder.encode([parse_text(line, "text")])[0].tolist(), line
+    assert n_accepted > 100
     assert n_refused > 100
 
 
 def test_ranges_and_lines_longer_than_a_block_are_read_whole(tmp_path: Path, encoder: FastEncoder) -> None:
-    texts = ["small text " * n for n in (1, 300_000, 2, 150_000, 3)]  # 3.3 MB and 1.6 MB: blocks are of 1 MiB
+    texts = ["small text " * n for n in (1, 300_000, 2, 150_000, 3)]  # 3.3 MB and 1.6 MB; blocks have 1 MiB
     lines = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
     whole = Range(tmp_path, b"".join(lines))
     begin, end = len(lines[0]), sum(map(len, lines[:4]))

@@ -1,7 +1,7 @@
-"""Lines and words too long to be held: the ids are those of the whole text.
+"""Lines and words that are too long to buffer: the ids are those of the whole text.
 
-The whole text goes through `encode_texts`, which other tests hold against the `tokenizers` library; the slow
-test here does so itself, for lines of several million bytes.
+The expected ids are from `encode_texts`, which other tests compare with the `tokenizers` library. The slow
+test here compares with the library directly, for lines of several million bytes.
 """
 
 import json
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from megatron import _csrc
-from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
-from megatron.tokenizer.encoder import FastEncoder, fast_of
+from megatron.tokenizer.bpe import BpeTokenizer, load_hf_tokenizer
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from megatron.tokenizer.train_bpe import train_bpe
 
 LINE = 4 << 20  # bytes above which a line is streamed, in windows of one MiB
@@ -44,22 +44,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BpeTokenizer:
         "the house it's here, they'll say 12 times: xxxxxxxxxxxx abababab ------ \u4e2d\u6587 \u00e9t\u00e9"
     )
     train_bpe([text] * 40, 290, folder)
-    return load_tokenizer(str(folder))
+    return load_hf_tokenizer(str(folder))
 
 
-def encode(tokenizer: BpeTokenizer, path: Path, special: bool = True) -> tuple[list[int], list[int], tuple]:
-    """(ids, lengths, what was told) of a file's lines, each document with its end."""
-    encoder = FastEncoder(fast_of(tokenizer)[0], special)
+def encode_file(
+    tokenizer: BpeTokenizer, path: Path, special: bool = True
+) -> tuple[list[int], list[int], tuple]:
+    """Return (ids, lengths, counts) of a file's lines, each document with its end token."""
+    encoder = FastEncoder(build_fast_bpe(tokenizer)[0], special)
     ids, lengths = path.with_name("ids"), path.with_name("lengths")
     with path.open("rb") as file, ids.open("wb") as ids_out, lengths.open("wb") as lengths_out:
-        told = _csrc.encode_lines(
+        counts = _csrc.encode_lines(
             encoder.worker, file.fileno(), 0, path.stat().st_size, "text", special, tokenizer.eod_id, False,
             ids_out.fileno(), lengths_out.fileno(),
         )  # fmt: skip
-    return np.fromfile(ids, "<u2").tolist(), np.fromfile(lengths, "<i4").tolist(), told
+    return np.fromfile(ids, "<u2").tolist(), np.fromfile(lengths, "<i4").tolist(), counts
 
 
-def text_of(name: str) -> str:
+def make_text(name: str) -> str:
     rng = random.Random(0)
     some = int(1.1 * LINE)
     kinds: dict[str, Callable[[], str]] = {
@@ -76,11 +78,11 @@ def text_of(name: str) -> str:
     return kinds[name]()
 
 
-def reference(tokenizer: BpeTokenizer, text: str, is_library: bool) -> list[int]:
-    """The ids of a whole text, with its end."""
+def encode_whole(tokenizer: BpeTokenizer, text: str, is_library: bool) -> list[int]:
+    """Return the ids of a whole text, with its end token."""
     if is_library:
         return [*tokenizer.encode(text), tokenizer.eod_id]
-    return FastEncoder(fast_of(tokenizer)[0]).encode([text], tokenizer.eod_id)[0].tolist()
+    return FastEncoder(build_fast_bpe(tokenizer)[0]).encode([text], tokenizer.eod_id)[0].tolist()
 
 
 @pytest.mark.parametrize("is_library", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -94,40 +96,40 @@ def reference(tokenizer: BpeTokenizer, text: str, is_library: bool) -> list[int]
 def test_a_streamed_line_gives_the_ids_of_the_whole(
     tmp_path: Path, tokenizer: BpeTokenizer, name: str, is_library: bool
 ) -> None:
-    text, path = text_of(name), tmp_path / "in.jsonl"
+    text, path = make_text(name), tmp_path / "in.jsonl"
     lines = [{"text": "before"}, {"n": [1, {"a": "b"}], "text": text, "z": None}, {"text": "after"}]
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     assert path.stat().st_size > LINE
-    ids, lengths, told = encode(tokenizer, path)
-    wanted = [reference(tokenizer, line["text"], is_library) for line in lines]
-    assert lengths == [len(one) for one in wanted]
-    assert ids == [i for one in wanted for i in one]
-    assert told == (path.stat().st_size, 3, len(ids), 3, False)
+    ids, lengths, counts = encode_file(tokenizer, path)
+    expected = [encode_whole(tokenizer, line["text"], is_library) for line in lines]
+    assert lengths == [len(ids_) for ids_ in expected]
+    assert ids == [i for ids_ in expected for i in ids_]
+    assert counts == (path.stat().st_size, 3, len(ids), 3, False)
 
 
 def test_special_text_as_text_is_streamed_too(tmp_path: Path, tokenizer: BpeTokenizer) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"text": "a<|endoftext|>'s" * (LINE // 12)}))
-    ids, _, _ = encode(tokenizer, path, special=False)
+    ids, _, _ = encode_file(tokenizer, path, special=False)
     assert tokenizer.eod_id not in ids[:-1]
 
 
 @pytest.mark.parametrize("tail", [b'"', b'", "text": "again"}', b'"} x', b'\xff"}', b"\\x"])
-def test_a_streamed_line_that_is_odd_at_its_very_end_is_refused_and_leaves_no_ids(
+def test_a_streamed_line_that_is_invalid_at_its_end_is_refused_and_leaves_no_ids(
     tmp_path: Path, tokenizer: BpeTokenizer, tail: bytes
 ) -> None:
     path = tmp_path / "in.jsonl"
     first = b'{"text": "before"}\n'
     path.write_bytes(first + b'{"text": "' + b"ab " * (LINE // 3) + b"abc " + tail + b"\n")
-    ids, lengths, told = encode(tokenizer, path)
+    ids, lengths, counts = encode_file(tokenizer, path)
     assert ids == [*tokenizer.encode("before"), tokenizer.eod_id]
     assert lengths == [len(ids)]
-    assert told == (len(first), 1, len(ids), 1, True)
+    assert counts == (len(first), 1, len(ids), 1, True)
 
 
 def test_very_long_words_of_any_letters_give_the_ids_of_tokenizers(tokenizer: BpeTokenizer) -> None:
     rng = random.Random(1)
-    encoder = FastEncoder(fast_of(tokenizer)[0])
+    encoder = FastEncoder(build_fast_bpe(tokenizer)[0])
     for n in (16383, 16384, 16385, 40_000, 100_001):
         for letters in ("x", "ab", "hse", "abcdefghijklmnopqrstuvwxyz"):
             word = "".join(rng.choice(letters) for _ in range(n))

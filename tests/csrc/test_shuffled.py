@@ -6,34 +6,36 @@ import pytest
 from megatron import _csrc
 
 
-def twin(random: np.random.RandomState, parts: list[tuple[int, int, int]], dtype: type) -> np.ndarray:
-    """What Megatron writes: ranges, repeated, shuffled in place."""
+def shuffle_ranges(
+    random: np.random.RandomState, parts: list[tuple[int, int, int]], dtype: type
+) -> np.ndarray:
+    """Return what Megatron computes: ranges, repeated, shuffled in place."""
     shuffled = [np.tile(np.arange(begin, end), times).astype(dtype) for begin, end, times in parts]
     for part in shuffled:
         random.shuffle(part)
     return np.concatenate([np.empty(0, dtype), *shuffled])
 
 
-def state_of(random: np.random.RandomState) -> tuple[np.ndarray, int]:
+def get_state(random: np.random.RandomState) -> tuple[np.ndarray, int]:
     state = random.get_state(legacy=False)["state"]
     return state["key"], state["pos"]
 
 
-def check(seed: int, parts: list[tuple[int, int, int]], dtype: type) -> None:
+def check_shuffle(seed: int, parts: list[tuple[int, int, int]], dtype: type) -> None:
     random = np.random.RandomState(seed)
-    found, key, pos = _csrc.shuffled(
-        *state_of(random), np.array(parts, np.int64).reshape(-1, 3), np.dtype(dtype)
+    values, key, pos = _csrc.shuffled(
+        *get_state(random), np.array(parts, np.int64).reshape(-1, 3), np.dtype(dtype)
     )
-    expected = twin(random, parts, dtype)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(key, state_of(random)[0])
-    assert pos == state_of(random)[1]  # and so is every number drawn from here on
+    expected = shuffle_ranges(random, parts, dtype)
+    assert values.dtype == expected.dtype
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(key, get_state(random)[0])
+    assert pos == get_state(random)[1]  # so all later numbers are equal too
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
 @pytest.mark.parametrize("seed", range(40))
-def test_ranges_are_shuffled_as_numpy_does_and_its_generator_is_left_where_numpy_leaves_it(
+def test_ranges_are_shuffled_as_by_numpy_and_the_generator_ends_in_the_same_state(
     seed: int, dtype: type
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -41,24 +43,24 @@ def test_ranges_are_shuffled_as_numpy_does_and_its_generator_is_left_where_numpy
         (int(begin), int(begin + n), int(times))
         for begin, n, times in rng.integers(0, [100, 700, 4], (rng.integers(0, 5), 3))
     ]
-    check(seed, parts, dtype)
+    check_shuffle(seed, parts, dtype)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 255, 256, 257, 511, 512, 513, 65536, 65537, 300_001])
-def test_lengths_about_the_powers_of_two_where_the_mask_changes(n: int) -> None:
-    check(1234, [(0, n, 1), (5, 5 + n, 1)], np.int32)
+def test_lengths_near_powers_of_two_where_the_mask_changes(n: int) -> None:
+    check_shuffle(1234, [(0, n, 1), (5, 5 + n, 1)], np.int32)
 
 
-def test_going_on_from_the_state_returned_is_going_on() -> None:
+def test_the_returned_state_continues_the_stream() -> None:
     random = np.random.RandomState(7)
-    _, key, pos = _csrc.shuffled(*state_of(random), np.array([(0, 1000, 1)]), np.dtype(np.int32))
+    _, key, pos = _csrc.shuffled(*get_state(random), np.array([(0, 1000, 1)]), np.dtype(np.int32))
     second, _, _ = _csrc.shuffled(key, pos, np.array([(0, 500, 2)]), np.dtype(np.uint32))
-    both = twin(random, [(0, 1000, 1), (0, 500, 2)], np.int64)
+    both = shuffle_ranges(random, [(0, 1000, 1), (0, 500, 2)], np.int64)
     np.testing.assert_array_equal(second, both[1000:])
 
 
-def test_the_words_of_a_state_are_read_and_not_written() -> None:
-    key, pos = state_of(np.random.RandomState(7))
+def test_the_words_of_a_state_are_not_modified() -> None:
+    key, pos = get_state(np.random.RandomState(7))
     before = key.copy()
     _csrc.shuffled(key, pos, np.array([(0, 5000, 1)]), np.dtype(np.int32))
     np.testing.assert_array_equal(key, before)

@@ -1,4 +1,4 @@
-"""The words that threads share: whoever met one first, all get the ids that merging gives."""
+"""The word cache that threads share: every thread gets the ids of the merges, whichever stored a word."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,39 +6,39 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
-from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, fast_of
+from megatron.tokenizer.bpe import BpeTokenizer, load_hf_tokenizer
+from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, build_fast_bpe
 
-N_SHARED = 1 << 20  # words that all threads together keep
+N_SHARED = 1 << 20  # slots of the shared cache
 
 
 @pytest.fixture
 def tokenizer(scaling_data: Path) -> BpeTokenizer:
-    return load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    return load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer"))
 
 
-def words(seed: int, n: int) -> list[str]:
-    """Words of nine letters, each hardly ever twice."""
+def make_words(seed: int, n: int) -> list[str]:
+    """Return random words of nine letters, nearly all distinct."""
     letters = np.random.default_rng(seed).integers(ord("a"), ord("z") + 1, (n, 9), dtype=np.uint8)
     return [row.tobytes().decode() for row in letters]
 
 
-def test_threads_that_meet_the_same_words_at_once_give_the_librarys_ids(tokenizer: BpeTokenizer) -> None:
-    fast, _ = fast_of(tokenizer)
-    texts = [" ".join(words(seed, 500)) for seed in range(40)]
+def test_threads_that_encode_the_same_words_at_once_give_the_librarys_ids(tokenizer: BpeTokenizer) -> None:
+    fast, _ = build_fast_bpe(tokenizer)
+    texts = [" ".join(make_words(seed, 500)) for seed in range(40)]
     with ThreadPoolExecutor(4) as pool:
         encoders = [FastEncoder(fast) for _ in range(4)]
-        found = list(pool.map(lambda encoder: encoder.encode(texts * 3), encoders))
-    wanted = LibraryEncoder(tokenizer).encode(texts)[0].tolist() * 3
-    assert all(ids.tolist() == wanted for ids, _ in found)
+        results = list(pool.map(lambda encoder: encoder.encode(texts * 3), encoders))
+    expected = LibraryEncoder(tokenizer).encode(texts)[0].tolist() * 3
+    assert all(ids.tolist() == expected for ids, _ in results)
 
 
-def test_words_that_come_when_there_is_no_room_left_get_the_librarys_ids(tokenizer: BpeTokenizer) -> None:
-    fast, _ = fast_of(tokenizer)
+def test_words_after_the_cache_is_full_get_the_librarys_ids(tokenizer: BpeTokenizer) -> None:
+    fast, _ = build_fast_bpe(tokenizer)
     first, second = FastEncoder(fast), FastEncoder(fast)
     for part in range(8):
-        first.encode([" ".join(words(100 + part, N_SHARED // 4))])  # twice as many as there are places
-    text = " ".join(words(7, 2000))
-    wanted = LibraryEncoder(tokenizer).encode([text])[0].tolist()
-    for encoder in (first, second, first, second):  # merged, then remembered
-        assert encoder.encode([text])[0].tolist() == wanted
+        first.encode([" ".join(make_words(100 + part, N_SHARED // 4))])  # twice as many as slots
+    text = " ".join(make_words(7, 2000))
+    expected = LibraryEncoder(tokenizer).encode([text])[0].tolist()
+    for encoder in (first, second, first, second):  # merged, then cached
+        assert encoder.encode([text])[0].tolist() == expected

@@ -1,4 +1,4 @@
-"""Blends: fixed proportions over corpora that each go through true epochs of their own."""
+"""Blends: fixed proportions over corpora, each with its own epochs."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.shares import Shares
+from megatron.config.weighted_round_robin import WeightedRoundRobin
 from megatron.data.batches import Batches
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
@@ -20,40 +20,40 @@ WEIGHTS = [Fraction("0.5"), Fraction("0.125"), Fraction("0.375")]
 
 @pytest.fixture
 def blend(tmp_path: Path) -> Callable[..., Blend]:
-    """Makes blends of three corpora: token values say which corpus, and where in it."""
+    """A factory for blends of three corpora. Token values encode the corpus and the position in it."""
     for k, size in enumerate(SIZES):
         with IndexedWriter(tmp_path / str(k), np.dtype([np.uint16, np.int32][k % 2])) as writer:
             writer.add_document(10_000 * k + np.arange(size))
 
     def make(shuffle: bool = True, once: bool = False, weights: list[Fraction] = WEIGHTS) -> Blend:
         corpora = [Samples(IndexedTokens(tmp_path / str(k)), 10, 3, shuffle) for k in range(3)]
-        return Blend(corpora, Shares(weights), once)
+        return Blend(corpora, WeightedRoundRobin(weights), once)
 
     return make
 
 
-def sources(samples: np.ndarray) -> np.ndarray:
+def list_sources(samples: np.ndarray) -> np.ndarray:
     return samples[:, 0] // 10_000
 
 
-def test_of_every_prefix_each_corpus_has_its_weight_to_within_one_sample(blend: Callable[..., Blend]) -> None:
-    found = sources(blend().take(np.arange(3000)))
+def test_each_corpus_has_its_weight_in_every_prefix_to_within_one_sample(blend: Callable[..., Blend]) -> None:
+    corpora = list_sources(blend().take(np.arange(3000)))
     for k, weight in enumerate(WEIGHTS):
-        counts = np.cumsum(found == k)
+        counts = np.cumsum(corpora == k)
         assert np.abs(counts - float(weight) * np.arange(1, 3001)).max() < 1
 
 
-def test_each_corpus_goes_through_epochs_of_its_own(blend: Callable[..., Blend]) -> None:
-    taken = blend().take(np.arange(800))
+def test_each_corpus_has_its_own_epochs(blend: Callable[..., Blend]) -> None:
+    samples = blend().take(np.arange(800))
     for k, n in enumerate((10, 4, 100)):
-        own = taken[sources(taken) == k]
-        assert len(own) == 800 * WEIGHTS[k]
-        starts = (own[:, 0] % 10_000) // 10
+        rows = samples[list_sources(samples) == k]
+        assert len(rows) == 800 * WEIGHTS[k]
+        starts = (rows[:, 0] % 10_000) // 10
         epochs = [starts[e : e + n] for e in range(0, len(starts) - n + 1, n)]
         assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
         # whole windows, in the order that the corpus would have alone
         alone = blend().corpora[k]
-        np.testing.assert_array_equal(own[:20], np.stack([alone[i] for i in range(20)]))
+        np.testing.assert_array_equal(rows[:20], np.stack([alone[i] for i in range(20)]))
 
 
 def test_a_sample_depends_on_its_number_alone(blend: Callable[..., Blend]) -> None:
@@ -69,16 +69,16 @@ def test_a_sample_depends_on_its_number_alone(blend: Callable[..., Blend]) -> No
 def test_ranks_share_the_batches_of_a_blend(blend: Callable[..., Blend], n_ranks: int) -> None:
     expected = blend().take(np.arange(1000, 1000 + 3 * 8))
     ranks = [Batches(blend(), 8, rank, n_ranks, 1000) for rank in range(n_ranks)]
-    found = [next(batches).tokens for _ in range(3) for batches in ranks]
-    np.testing.assert_array_equal(np.concatenate(found), expected)
+    shares = [next(batches).tokens for _ in range(3) for batches in ranks]
+    np.testing.assert_array_equal(np.concatenate(shares), expected)
 
 
 def test_held_out_text_ends_before_a_corpus_would_repeat_itself(blend: Callable[..., Blend]) -> None:
     held_out = blend(shuffle=False, once=True)
-    # half of the samples come from a corpus of 10: the 21st of such turns is sample 20 or 21
+    # half of the samples are from a corpus of 10 samples, whose 11th would be sample 20 or 21 of the blend
     assert 20 <= held_out.samples_per_epoch <= 21
-    taken = held_out.take(np.arange(held_out.samples_per_epoch))
-    assert len({int(row[0]) for row in taken}) == len(taken)
-    one_more = sources(held_out.take(np.arange(held_out.samples_per_epoch + 1)))
+    samples = held_out.take(np.arange(held_out.samples_per_epoch))
+    assert len({int(row[0]) for row in samples}) == len(samples)
+    one_more = list_sources(held_out.take(np.arange(held_out.samples_per_epoch + 1)))
     assert (one_more == 0).sum() == 11
     assert blend().samples_per_epoch == 114

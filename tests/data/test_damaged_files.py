@@ -1,4 +1,4 @@
-"""Damaged inputs of preprocessing: one sentence that names the file and nothing left, or passed over."""
+"""Damaged inputs of preprocessing: an error that names the file, without outputs; or a skipped file."""
 
 import gzip
 import json
@@ -16,10 +16,10 @@ import zstandard
 
 from megatron.data import preprocess as module
 from megatron.data.damage import DamagedFileError
-from megatron.data.documents import text_of
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import Options, preprocess
-from megatron.data.subset import Selection, subset_text
+from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.data.subset import DocumentSelection, subset_text
+from megatron.data.text_readers import parse_text
 from megatron.tokenizer.kinds import TokenizerSpec
 
 RNG = random.Random(0)
@@ -49,7 +49,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def overwrite(content: bytes, at: int) -> bytes:
+def flip_bytes(content: bytes, at: int) -> bytes:
     return content[:at] + bytes(byte ^ 0xFF for byte in content[at : at + 64]) + content[at + 64 :]
 
 
@@ -60,11 +60,11 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "other magic": lambda content: b"PK\x03\x04" + content[4:],
     "other kind": lambda content: LINES,
-    "flipped early": lambda content: overwrite(content, 200),
-    "flipped in the middle": lambda content: overwrite(content, len(content) // 2),
-    "flipped at the end": lambda content: overwrite(content, len(content) - 64),
+    "flipped early": lambda content: flip_bytes(content, 200),
+    "flipped in the middle": lambda content: flip_bytes(content, len(content) // 2),
+    "flipped at the end": lambda content: flip_bytes(content, len(content) - 64),
 }
-# arrow streams have no sum: changed values are not seen; and their readers take one without its end marker
+# Arrow streams have no checksum, so changed values are not detected. Readers accept a missing end marker.
 UNSEEN = {
     ("arrow", name) for name in ("cut before the last byte", "flipped at the end", "flipped in the middle")
 }
@@ -76,9 +76,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_named_in_one_sentence_or_passed_over(
-    tmp_path: Path, kind: str, damage: str
-) -> None:
+def test_a_damaged_file_is_named_in_one_sentence_or_skipped(tmp_path: Path, kind: str, damage: str) -> None:
     bad, good = tmp_path / f"bad.{kind}", tmp_path / "good.jsonl"
     WRITERS[kind](bad)
     bad.write_bytes(DAMAGE[damage](bad.read_bytes()))
@@ -89,15 +87,15 @@ def test_a_damaged_file_is_named_in_one_sentence_or_passed_over(
         pytest.skip("the format does not show this damage")
     for inputs in ([str(bad)], [str(good), str(bad)]):
         with pytest.raises(ValueError) as caught:
-            preprocess(inputs, out / "x", NULL, Options())
+            preprocess(inputs, out / "x", NULL, PreprocessOptions())
         assert str(caught.value).startswith(f"{bad}: ") or str(caught.value).startswith(f"{bad}, ")
         assert "\n" not in str(caught.value)
         assert list(out.iterdir()) == []
-    totals = preprocess([str(bad), str(good)], out / "x", NULL, Options(skip_bad_lines=True))
+    totals = preprocess([str(bad), str(good)], out / "x", NULL, PreprocessOptions(skip_bad_lines=True))
     assert totals.outputs[0].n_documents == 50
     assert totals.rejected.n_files == 1 and totals.rejects is not None
     rejects = [json.loads(line) for line in totals.rejects.read_text().splitlines()]
-    assert [(one["file"], one["line"]) for one in rejects] == [(str(bad), None)]
+    assert [(record["file"], record["line"]) for record in rejects] == [(str(bad), None)]
     sidecar = json.loads((out / "x_text_document.json").read_text())
     assert (sidecar["rejected_lines"], sidecar["rejected_files"]) == (0, 1)
     assert sidecar["sources"][0]["documents_read"] == 0
@@ -114,12 +112,12 @@ def test_flips_anywhere_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
     for trial in range(60):
         changed = bytearray(content)
-        # half of the trials near the end or the start, where formats keep what describes the rest
+        # half of the trials near the start or the end, where formats store their metadata
         at = rng.randrange(len(changed)) if trial % 2 else rng.choice([1, -1]) * rng.randrange(1, 400)
         changed[at] ^= 1 << rng.randrange(8)
         bad.write_bytes(changed)
         try:
-            preprocess([str(bad)], out / "x", NULL, Options(overwrite=True))
+            preprocess([str(bad)], out / "x", NULL, PreprocessOptions(overwrite=True))
         except ValueError as error:
             assert str(bad) in str(error)
             assert list(out.iterdir()) == [] or not any(p.name.startswith(".") for p in out.iterdir())
@@ -128,7 +126,7 @@ def test_flips_anywhere_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_what_is_passed_over_is_the_same_for_any_workers_and_tokenizer_path(
+def test_the_same_files_are_skipped_for_any_workers_and_encoder(
     tmp_path: Path, kind: str, n_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 1000)
@@ -141,49 +139,49 @@ def test_what_is_passed_over_is_the_same_for_any_workers_and_tokenizer_path(
         files.append(str(path))
     spec = NULL if n_workers == 1 else "gpt2"  # the library in processes, and C++ in threads
     for words in (files, [files[0], files[2]]):
-        options = Options(n_workers=n_workers, skip_bad_lines=True, quiet=True)
+        options = PreprocessOptions(n_workers=n_workers, skip_bad_lines=True, quiet=True)
         preprocess(words, tmp_path / f"{len(words)}", spec, options)
     three, two = (IndexedTokens(tmp_path / f"{n}_text_document") for n in (3, 2))
     assert np.array_equal(three.tokens, two.tokens)
     assert three.n_documents == 2 * len(TEXTS)
 
 
-def test_a_restart_passes_over_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_skips_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         path = tmp_path / f"{i}.jsonl.gz"
         content = gzip.compress(LINES)
-        path.write_bytes(content if i % 2 else overwrite(content, len(content) // 2))
-    words, options = [str(tmp_path / "*.gz")], Options(skip_bad_lines=True)
+        path.write_bytes(content if i % 2 else flip_bytes(content, len(content) // 2))
+    words, options = [str(tmp_path / "*.gz")], PreprocessOptions(skip_bad_lines=True)
     preprocess(words, tmp_path / "whole", NULL, options)
-    take, calls = module.Joining.take, []
+    take, calls = module.ShardJoiner.join_ready, []
 
-    def stop(joining: module.Joining) -> None:
+    def stop(joining: module.ShardJoiner) -> None:
         take(joining)
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Joining, "take", stop)
+        patched.setattr(module.ShardJoiner, "join_ready", stop)
         with pytest.raises(KeyboardInterrupt):
             preprocess(words, tmp_path / "out", NULL, options)
     preprocess(words, tmp_path / "out", NULL, options)
     for suffix in ("bin", "idx"):
-        one, other = (tmp_path / f"{name}_text_document.{suffix}" for name in ("out", "whole"))
-        assert one.read_bytes() == other.read_bytes()
+        resumed, other = (tmp_path / f"{name}_text_document.{suffix}" for name in ("out", "whole"))
+        assert resumed.read_bytes() == other.read_bytes()
     lists = [(tmp_path / f"{name}.rejects.jsonl").read_text() for name in ("out", "whole")]
     assert lists[0] == lists[1] and len(lists[0].splitlines()) == 2
 
 
-def test_a_subset_passes_over_damaged_files_too(tmp_path: Path, kind: str) -> None:
+def test_a_subset_skips_damaged_files_too(tmp_path: Path, kind: str) -> None:
     for name in ("a", "b"):
         WRITERS[kind](tmp_path / f"{name}.{kind}")
     bad = tmp_path / f"a.{kind}"
     bad.write_bytes(DAMAGE["cut in half"](bad.read_bytes()))
-    words, selection = [str(tmp_path / f"*.{kind}")], Selection(documents=10)
+    words, selection = [str(tmp_path / f"*.{kind}")], DocumentSelection(documents=10)
     if kind in ("jsonl.gz", "jsonl.zst", "parquet"):
         with pytest.raises(DamagedFileError, match=str(bad)):
-            subset_text(words, tmp_path / "out.jsonl", Selection(documents=5000))
+            subset_text(words, tmp_path / "out.jsonl", DocumentSelection(documents=5000))
         assert not (tmp_path / "out.jsonl").exists()
     subset = subset_text(words, tmp_path / "out.jsonl", selection, skip_bad_lines=True)
     assert (subset.n_documents, subset.n_damaged) == (10, 1)
@@ -194,7 +192,7 @@ def test_a_subset_passes_over_damaged_files_too(tmp_path: Path, kind: str) -> No
 def test_the_command_ends_with_1_and_a_sentence(root: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl.gz"
     content = gzip.compress(LINES)
-    bad.write_bytes(overwrite(content, len(content) // 2))
+    bad.write_bytes(flip_bytes(content, len(content) // 2))
     tool = str(root / "tools" / "preprocess_data_many_cores.py")
     words = ["--input", bad, "--output-prefix", "x", "--root", tmp_path / "out", "--tokenizer-model", "gpt2"]
     done = subprocess.run(
@@ -206,7 +204,7 @@ def test_the_command_ends_with_1_and_a_sentence(root: Path, tmp_path: Path) -> N
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_only_strict_utf8_is_text_on_both_paths(tmp_path: Path) -> None:
+def test_only_strict_utf8_is_accepted_in_cpp_and_in_python(tmp_path: Path) -> None:
     rng = random.Random(1)
     odd = [
         b"\xed\xa0\xbd\xed\xb8\x80",
@@ -232,17 +230,17 @@ def test_only_strict_utf8_is_text_on_both_paths(tmp_path: Path) -> None:
     lines = [b'{"text": "' + body + b'"}' for body in bodies]
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"\n".join(lines))
-    totals = preprocess([str(source)], tmp_path / "fast", "gpt2", Options(skip_bad_lines=True))
+    totals = preprocess([str(source)], tmp_path / "fast", "gpt2", PreprocessOptions(skip_bad_lines=True))
     assert totals.rejects is not None
     rejects = [json.loads(line) for line in totals.rejects.read_text().splitlines()]
-    assert [one["line"] for one in rejects] == expected
-    assert all("not UTF-8" in one["reason"] for one in rejects)
-    for number, line in enumerate(lines, 1):  # Python's own path
+    assert [record["line"] for record in rejects] == expected
+    assert all("not UTF-8" in record["reason"] for record in rejects)
+    for number, line in enumerate(lines, 1):  # the parser in Python
         if number in set(expected):
             with pytest.raises(ValueError, match="not UTF-8"):
-                text_of(line, "text")
+                parse_text(line, "text")
         else:
-            text_of(line, "text")
+            parse_text(line, "text")
 
 
 @pytest.mark.parametrize("spec", ["gpt2", NULL])
@@ -252,6 +250,6 @@ def test_a_row_that_is_not_utf8_is_named(tmp_path: Path, spec: str | TokenizerSp
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "in.parquet")
     source = str(tmp_path / "in.parquet")
     with pytest.raises(ValueError, match="in.parquet, row 3: .*not UTF-8"):
-        preprocess([source], tmp_path / "x", spec, Options())
-    totals = preprocess([source], tmp_path / "x", spec, Options(skip_bad_lines=True))
+        preprocess([source], tmp_path / "x", spec, PreprocessOptions())
+    totals = preprocess([source], tmp_path / "x", spec, PreprocessOptions(skip_bad_lines=True))
     assert (totals.outputs[0].n_documents, totals.n_rejected, totals.rejected.n_files) == (3, 1, 0)

@@ -27,10 +27,10 @@ def test_epoch_tokens_are_the_published_counts(scaling_data: Path, epoch_tokens:
 
 def test_a_part_for_k_epochs_has_a_kth_of_the_tokens(epoch_tokens: dict[str, int]) -> None:
     for name, tokens in epoch_tokens.items():
-        if found := TOKENS.match(name):
+        if match := TOKENS.match(name):
             whole = epoch_tokens[name.split("_")[0]]
-            assert abs(tokens * int(found[1]) / whole - 1) < 0.006, name
+            assert abs(tokens * int(match[1]) / whole - 1) < 0.006, name
 
 
-def test_the_guides_table_is_the_file(guide: str, epoch_tokens: dict[str, int]) -> None:
+def test_the_table_of_the_guide_equals_the_file(guide: str, epoch_tokens: dict[str, int]) -> None:
     assert [name for name, n in epoch_tokens.items() if f"{n:,}" not in guide] == ["EMOTION"]

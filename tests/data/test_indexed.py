@@ -1,4 +1,4 @@
-"""The .bin/.idx pair: Megatron's own files, and broken ones."""
+"""The .bin/.idx format: Megatron's own files, and broken files."""
 
 import gzip
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed import BLOCK, HEADER, MAGIC, IndexedTokens
+from megatron.data.indexed import BLOCK_NUMBERS, HEADER, MAGIC, IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
-from megatron.tokenizer.bpe import BpeTokenizer, gpt2_tokenizer
+from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
 
 OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
 
@@ -25,17 +25,17 @@ def pair(tmp_path: Path) -> Path:
     return tmp_path / "pair"
 
 
-def test_megatrons_pair_reads_back_to_its_documents(scaling_data: Path) -> None:
+def test_megatrons_dataset_reads_back_to_its_documents(scaling_data: Path) -> None:
     folder = scaling_data / "megatron_openwebtext"
     tokens = IndexedTokens(scaling_data / OPENWEBTEXT)
     tokenizer = BpeTokenizer(
-        gpt2_tokenizer(folder / "gpt2-tiny-vocab.json", folder / "gpt2-tiny-merges.txt"), "tiny"
+        build_gpt2_tokenizer(folder / "gpt2-tiny-vocab.json", folder / "gpt2-tiny-merges.txt"), "tiny"
     )
     with gzip.open(folder / "openwebtext-1000.decoded.jsonl.gz", "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     assert (tokens.n_documents, tokens.n_tokens, len(texts)) == (1000, 1_361_845, 1000)
     for i, text in enumerate(texts):
-        ids = tokens.document(i)
+        ids = tokens.get_document(i)
         assert ids[-1] == tokenizer.eod_id == 4999
         assert tokenizer.decode(ids[:-1]) == text
 
@@ -46,7 +46,7 @@ def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path,
         tokens = IndexedTokens(source)
         with IndexedWriter(tmp_path / "again", tokens.dtype) as writer:
             for i in range(tokens.n_documents):
-                writer.add_document(tokens.document(i))
+                writer.add_document(tokens.get_document(i))
         for suffix in (".bin", ".idx"):
             assert (tmp_path / f"again{suffix}").read_bytes() == Path(f"{source}{suffix}").read_bytes()
 
@@ -54,13 +54,13 @@ def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path,
 def test_a_document_written_in_parts_gives_the_same_bytes(pair: Path, tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "parts", np.dtype(np.uint16)) as writer:
         for parts in (([5], [6, 7]), (), ([1, 2], [], [3, 65535])):
-            writer.add_in_parts(np.array(part, dtype=np.uint16) for part in parts)
+            writer.add_document_in_parts(np.array(part, dtype=np.uint16) for part in parts)
     for suffix in (".bin", ".idx", ".json"):
-        wanted = pair.with_suffix(suffix).read_text("latin-1").replace("pair", "parts")
-        assert (tmp_path / f"parts{suffix}").read_text("latin-1") == wanted
+        expected = pair.with_suffix(suffix).read_text("latin-1").replace("pair", "parts")
+        assert (tmp_path / f"parts{suffix}").read_text("latin-1") == expected
 
 
-def test_what_is_written_is_read_across_documents(pair: Path) -> None:
+def test_written_tokens_are_read_across_documents(pair: Path) -> None:
     tokens = IndexedTokens(pair)
     assert tokens.document_tokens.tolist() == [3, 0, 4]
     assert tokens.read(0, 1, 4).tolist() == [6, 7, 1, 2]
@@ -79,7 +79,7 @@ def test_documents_of_several_sequences_are_read_whole(tmp_path: Path) -> None:
     (tmp_path / "pair.idx").write_bytes(index)
     (tmp_path / "pair.bin").write_bytes(np.arange(7, dtype="<u2").tobytes())
     tokens = IndexedTokens(tmp_path / "pair")
-    assert [tokens.document(i).tolist() for i in range(5)] == [[0, 1, 2], [], [], [3, 4, 5, 6], []]
+    assert [tokens.get_document(i).tolist() for i in range(5)] == [[0, 1, 2], [], [], [3, 4, 5, 6], []]
     assert tokens.document_tokens.tolist() == [3, 0, 0, 4, 0]
     assert tokens.sequence_tokens().tolist() == lengths
     assert [part.tolist() for part in tokens.sequence_spans(np.array([4, 1]))] == [[6, 2], [1, 1]]
@@ -93,22 +93,24 @@ def test_lengths_of_sequences_take_two_bytes_where_they_fit(
     lengths = np.array([3, longest, 0])
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint8)) as writer:
         writer.add_documents(np.zeros(lengths.sum(), np.uint8), lengths)
-        writer.add_documents(np.zeros(BLOCK + 2, np.uint8), np.ones(BLOCK + 2, int))
-    found = IndexedTokens(tmp_path / "pair").sequence_tokens()
-    assert found.dtype == dtype
-    assert found.tolist() == [3, longest, 0] + [1] * (BLOCK + 2)
+        writer.add_documents(np.zeros(BLOCK_NUMBERS + 2, np.uint8), np.ones(BLOCK_NUMBERS + 2, int))
+    result = IndexedTokens(tmp_path / "pair").sequence_tokens()
+    assert result.dtype == dtype
+    assert result.tolist() == [3, longest, 0] + [1] * (BLOCK_NUMBERS + 2)
 
 
-def test_a_pair_goes_to_another_process_as_its_name(pair: Path) -> None:
+def test_a_dataset_is_pickled_as_its_prefix(pair: Path) -> None:
     sent = pickle.dumps(IndexedTokens(pair))
     assert len(sent) < 300
-    assert pickle.loads(sent).document(2).tolist() == [1, 2, 3, 65535]
+    assert pickle.loads(sent).get_document(2).tolist() == [1, 2, 3, 65535]
 
 
-@pytest.mark.parametrize("k", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1])
+@pytest.mark.parametrize(
+    "k", [0, 1, BLOCK_NUMBERS - 1, BLOCK_NUMBERS, BLOCK_NUMBERS + 1, 2 * BLOCK_NUMBERS - 1]
+)
 @pytest.mark.parametrize("part", ["length", "position", "boundary"])
-def test_a_fault_is_found_in_every_block_of_the_index(tmp_path: Path, k: int, part: str) -> None:
-    n = 2 * BLOCK + 3
+def test_an_error_is_detected_in_every_block_of_the_index(tmp_path: Path, k: int, part: str) -> None:
+    n = 2 * BLOCK_NUMBERS + 3
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
         writer.add_documents(np.zeros(n, np.uint16), np.ones(n, int))
     offset = {"length": 4 * k, "position": 4 * n + 8 * k, "boundary": 12 * n + 8 * k}[part]
@@ -116,35 +118,35 @@ def test_a_fault_is_found_in_every_block_of_the_index(tmp_path: Path, k: int, pa
     with (tmp_path / "pair.idx").open("r+b") as file:
         file.seek(HEADER.size + offset)
         file.write(np.array(-1 if part == "boundary" else 7, kind).tobytes())
-    with pytest.raises(ValueError, match="make no sense|lie one after another|its index lists"):
+    with pytest.raises(ValueError, match="inconsistent lengths|not contiguous|as in its index"):
         IndexedTokens(tmp_path / "pair")
 
 
-@pytest.mark.parametrize("held", ["[1]", "{"])
-def test_a_sidecar_that_is_no_object_is_one_sentence(pair: Path, held: str) -> None:
-    Path(f"{pair}.json").write_text(held)
+@pytest.mark.parametrize("content", ["[1]", "{"])
+def test_a_sidecar_that_is_not_an_object_is_one_sentence(pair: Path, content: str) -> None:
+    Path(f"{pair}.json").write_text(content)
     with pytest.raises(ValueError, match=r"pair.*\.json: "):
         IndexedTokens(pair)
 
 
-def test_a_document_that_is_not_there_is_refused(pair: Path) -> None:
+def test_a_missing_document_is_refused(pair: Path) -> None:
     tokens = IndexedTokens(pair)
     for i in (-1, 3):
-        with pytest.raises(IndexError, match=f"no document {i}, the file holds 3"):
-            tokens.document(i)
+        with pytest.raises(IndexError, match=f"no document {i}, the file has 3"):
+            tokens.get_document(i)
 
 
-def test_new_tokens_never_lie_under_an_old_index(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_tokens_are_never_beside_an_old_index(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(path: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "rename", stop)
     with pytest.raises(KeyboardInterrupt), IndexedWriter(pair, np.dtype(np.uint16)) as writer:
-        writer.add_document([9] * 7)  # as many tokens as before: sizes alone would not tell
+        writer.add_document([9] * 7)  # as many tokens as before: sizes alone would not reveal it
     assert list(pair.parent.iterdir()) == []
 
 
-def test_an_exception_leaves_neither_new_files_nor_changed_ones(pair: Path) -> None:
+def test_an_exception_leaves_no_new_and_no_changed_files(pair: Path) -> None:
     before = {path.name: path.read_bytes() for path in pair.parent.iterdir()}
     with pytest.raises(RuntimeError), IndexedWriter(pair, np.dtype(np.uint16)) as writer:
         writer.add_document([1, 2])
@@ -154,13 +156,13 @@ def test_an_exception_leaves_neither_new_files_nor_changed_ones(pair: Path) -> N
 
 def test_an_id_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> None:
     with (
-        pytest.raises(ValueError, match="id 65536 does not fit uint16"),
+        pytest.raises(ValueError, match="got id 65536, which uint16 cannot"),
         IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer,
     ):
         writer.add_document([65536])
     assert list(tmp_path.iterdir()) == []
     with (
-        pytest.raises(ValueError, match="id -1 does not fit uint16"),
+        pytest.raises(ValueError, match="got id -1, which uint16 cannot"),
         IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer,
     ):
         writer.add_document(np.array([-1, 7]))
@@ -169,14 +171,14 @@ def test_an_id_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda idx: idx[:20], "20 bytes are no index"),
-        (lambda idx: b"TNTIDX" + idx[6:], "an index begins with"),
-        (lambda idx: idx[:-8], "its header promises"),
+        (lambda idx: idx[:20], "20 bytes, too few for an index"),
+        (lambda idx: b"TNTIDX" + idx[6:], "at the start, expected"),
+        (lambda idx: idx[:-8], "as in its header"),
         (lambda idx: idx[:9] + struct.pack("<Q", 2) + idx[17:], "version 2 with dtype code 8"),
         (lambda idx: idx[:17] + b"\x07" + idx[18:], "version 1 with dtype code 7"),
-        (lambda idx: idx[:34] + struct.pack("<i", -3) + idx[38:], "make no sense"),
-        (lambda idx: idx[:34] + struct.pack("<i", 4) + idx[38:], "holds 14 bytes, its index lists 16"),
-        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "do not lie one after another"),
+        (lambda idx: idx[:34] + struct.pack("<i", -3) + idx[38:], "inconsistent lengths"),
+        (lambda idx: idx[:34] + struct.pack("<i", 4) + idx[38:], "got 14 bytes, expected 16 as in its index"),
+        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "not contiguous"),
     ],
 )
 def test_a_broken_index_is_one_sentence(pair: Path, damage, sentence: str) -> None:
@@ -188,13 +190,13 @@ def test_a_broken_index_is_one_sentence(pair: Path, damage, sentence: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_short_data_file_and_a_missing_one_are_said(pair: Path) -> None:
+def test_a_short_data_file_and_a_missing_one_are_reported(pair: Path) -> None:
     data = Path(f"{pair}.bin")
     data.write_bytes(data.read_bytes()[:-2])
-    with pytest.raises(ValueError, match="holds 12 bytes, its index lists 14"):
+    with pytest.raises(ValueError, match="got 12 bytes, expected 14 as in its index"):
         IndexedTokens(pair)
     data.unlink()
-    with pytest.raises(FileNotFoundError, match="no such file; wanted the prefix"):
+    with pytest.raises(FileNotFoundError, match="no such file, expected the prefix"):
         IndexedTokens(pair)
 
 

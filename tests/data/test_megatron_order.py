@@ -1,4 +1,4 @@
-"""Megatron's order against its algorithm written down in plain numpy."""
+"""Megatron's order against a direct implementation of its algorithm in numpy."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from megatron.data.megatron_order import MegatronOrder, MegatronSamples, split_e
 OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
 
 
-def twin(
+def build_indices(
     lengths: np.ndarray, seq_len: int, seed: int, n_samples: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Document, sample and shuffle index, a step at a time."""
+    """Return document, sample and shuffle index, computed step by step."""
     per_epoch, n_epochs = int(lengths.sum()), 1
     while (n_epochs * per_epoch - 1) // seq_len < n_samples:
         n_epochs += 1
@@ -36,9 +36,9 @@ def twin(
     place = offset = 0
     starts = [(0, 0)]
     for _ in range(n_windows):
-        left = seq_len + 1  # of this window; its last token is the first of the next
-        while (held := int(lengths[documents[place]]) - offset) < left:
-            left, place, offset = left - held, place + 1, 0
+        left = seq_len + 1  # tokens still needed for this window; its last token is the first of the next
+        while (available := int(lengths[documents[place]]) - offset) < left:
+            left, place, offset = left - available, place + 1, 0
         offset += left - 1
         starts.append((place, offset))
     cuts = [0, before_last, n_windows] if separate else [0, n_windows]
@@ -46,10 +46,10 @@ def twin(
     return documents, np.array(starts, dtype=np.int32), np.concatenate(order)
 
 
-def read(
+def read_sample(
     documents: list[np.ndarray], indices: tuple[np.ndarray, np.ndarray, np.ndarray], i: int
 ) -> list[int]:
-    """Sample i as Megatron puts it together."""
+    """Return sample i as Megatron assembles it."""
     order, starts, shuffle = indices
     (first, begin), (last, end) = starts[shuffle[i]].tolist(), starts[shuffle[i] + 1].tolist()
     places = [documents[order[place]].tolist() for place in range(first, last + 1)]
@@ -72,14 +72,14 @@ def random_shape(seed: int) -> tuple[np.ndarray, int, int]:
 @pytest.mark.parametrize("seed", range(200))
 def test_all_three_indices_are_megatrons(seed: int) -> None:
     lengths, seq_len, n_samples = random_shape(seed)
-    found = MegatronOrder(lengths, seq_len, seed, n_samples)
-    indices = (found.document_index, found.sample_index(lengths), found.shuffle_index)
-    for ours, theirs in zip(indices, twin(lengths, seq_len, seed, n_samples), strict=True):
+    order = MegatronOrder(lengths, seq_len, seed, n_samples)
+    indices = (order.document_index, order.sample_index(lengths), order.shuffle_index)
+    for ours, theirs in zip(indices, build_indices(lengths, seq_len, seed, n_samples), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_the_shapes_tried_have_one_and_several_epochs_separate_and_not() -> None:
+def test_the_random_shapes_cover_one_and_several_epochs_separate_and_not() -> None:
     shapes = [random_shape(seed) for seed in range(200)]
     splits = [split_epochs(int(lengths.sum()), *numbers) for lengths, *numbers in shapes]
     assert sum(n == 1 for n, _ in splits) > 10
@@ -95,8 +95,8 @@ def test_samples_are_the_tokens_that_megatron_reads(seed: int, tmp_path: Path) -
         for document in documents:
             writer.add_document(document)
     samples = MegatronSamples(IndexedTokens(tmp_path / "pair"), seq_len, seed, n_samples)
-    indices = twin(lengths, seq_len, seed, n_samples)
-    expected = [read(documents, indices, i) for i in range(len(indices[2]))]
+    indices = build_indices(lengths, seq_len, seed, n_samples)
+    expected = [read_sample(documents, indices, i) for i in range(len(indices[2]))]
     assert samples.indices.n_windows == len(expected) >= n_samples
     assert samples.take(np.arange(len(expected))).tolist() == expected
     assert samples[n_samples - 1].tolist() == expected[n_samples - 1]
@@ -106,10 +106,10 @@ def test_samples_are_the_tokens_that_megatron_reads(seed: int, tmp_path: Path) -
 def test_one_epoch_of_megatrons_own_corpus_is_the_twins(scaling_data: Path) -> None:
     tokens = IndexedTokens(scaling_data / OPENWEBTEXT)
     samples = MegatronSamples(tokens, 1024, 1234, 1000)
-    documents = [tokens.document(i) for i in range(tokens.n_documents)]
-    indices = twin(tokens.sequence_tokens(), 1024, 1234, 1000)
+    documents = [tokens.get_document(i) for i in range(tokens.n_documents)]
+    indices = build_indices(tokens.sequence_tokens(), 1024, 1234, 1000)
     for i in (0, 1, 500, 999, samples.indices.n_windows - 1):
-        assert samples[i].tolist() == read(documents, indices, i)
+        assert samples[i].tolist() == read_sample(documents, indices, i)
 
 
 def test_a_last_epoch_is_separate_below_four_fifths_of_its_samples() -> None:
@@ -122,19 +122,19 @@ def test_a_last_epoch_is_separate_below_four_fifths_of_its_samples() -> None:
     assert split_epochs(101, 10, 21) == (3, 20)
 
 
-def test_what_megatron_cannot_make_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_requests_that_megatron_cannot_serve_are_refused_in_a_sentence(tmp_path: Path) -> None:
     lengths = np.full(3, 20, np.int32)
-    with pytest.raises(ValueError, match="seed -1: Megatron's order wants one from 0"):
+    with pytest.raises(ValueError, match="seed: got -1, expected 0 to"):
         MegatronOrder(lengths, 4, -1, 5)
-    with pytest.raises(ValueError, match="known up to 2\\^32 places; ask for fewer samples"):
+    with pytest.raises(ValueError, match="supports 2\\^32 places. Request fewer samples"):
         MegatronOrder(lengths, 4, 0, 10**11)
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
         writer.add_document(np.arange(20))
     tokens = IndexedTokens(tmp_path / "pair")
-    with pytest.raises(ValueError, match="20 tokens hold no window of 20"):
+    with pytest.raises(ValueError, match="got 20 tokens, expected 21 or more"):
         MegatronSamples(tokens, 20, 0, 5)
     samples = MegatronSamples(tokens, 4, 0, 4)
-    with pytest.raises(IndexError, match="no samples 4 to 4, the order was made for 4"):
+    with pytest.raises(IndexError, match="no samples 4 to 4, the order has 4"):
         samples[4]
     with pytest.raises(IndexError, match="no samples -1 to 0"):
         samples.take(np.array([0, -1]))

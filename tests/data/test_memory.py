@@ -1,4 +1,4 @@
-"""Memory of preprocessing grows neither with a document nor with a file, whatever it is packed in."""
+"""Memory of preprocessing grows neither with a document nor with a file, in any format."""
 
 import gzip
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from megatron.tokenizer.train_bpe import train_bpe
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process's own memory apart"
+    sys.platform != "linux", reason="only Linux reports anonymous memory of a process"
 )
 WORDS = b"one fish two \\n fish "
 
@@ -23,15 +23,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# the system's own peak counts pages of files too, and what pytest had before the child became a program
+# The system's peak also counts pages of files, and the memory of pytest before the child called exec.
 WATCHED = """
 import pathlib, re, runpy, sys, threading, time
 sys.argv, peak = sys.argv[1:], 0
 def watch():
     global peak
     while True:
-        told = pathlib.Path("/proc/self/status").read_text()
-        peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+) kB", told)[1]))
+        status = pathlib.Path("/proc/self/status").read_text()
+        peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+) kB", status)[1]))
         time.sleep(0.002)
 threading.Thread(target=watch, daemon=True).start()
 try: runpy.run_path(sys.argv[0], run_name="__main__")
@@ -41,7 +41,7 @@ print(peak)
 
 
 def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
-    """Largest memory of its own while a file is tokenised."""
+    """Return the peak of anonymous memory during tokenisation of a file, MB."""
     tool = root / "tools" / "preprocess_data_many_cores.py"
     command = [sys.executable, "-c", WATCHED, tool, "--input", source, "--output-prefix", "out", "--root",
                source.parent / "tokens", "--tokenizer-model", tokenizer, "--overwrite",
@@ -56,7 +56,7 @@ def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
     [(WORDS, ["text"]), (WORDS, ["text", "n"]), ("\u4e2d\u6587".encode(), ["text"])],
     ids=["words", "words of one key of two", "one word"],
 )
-def test_memory_stays_while_a_document_grows(
+def test_memory_is_constant_while_a_document_grows(
     root: Path, tmp_path: Path, tokenizer: Path, part: bytes, packed: bool, keys: list[str]
 ) -> None:
     def peak(n_bytes: int) -> float:
@@ -69,7 +69,7 @@ def test_memory_stays_while_a_document_grows(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_memory_stays_while_a_file_of_columns_grows(
+def test_memory_is_constant_while_a_columnar_file_grows(
     root: Path, tmp_path: Path, tokenizer: Path, kind: str
 ) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -80,7 +80,7 @@ def test_memory_stays_while_a_file_of_columns_grows(
         table = pyarrow.table({"text": texts})
         source = tmp_path / f"in.{kind}"
         if kind == "parquet":
-            parquet.write_table(table, source, row_group_size=n_rows)  # all in one
+            parquet.write_table(table, source, row_group_size=n_rows)  # a single row group
         else:
             with pyarrow.ipc.new_stream(source, table.schema) as stream:
                 stream.write_table(table, max_chunksize=1000)  # as datasets does

@@ -1,4 +1,4 @@
-"""Preprocessing that is killed, told to skip or to stop early, and fed from every kind of file."""
+"""Preprocessing that is killed, that skips lines or stops early, with every kind of input."""
 
 import contextlib
 import gzip
@@ -16,23 +16,23 @@ import pytest
 
 from megatron.data import preprocess as module
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import Options, preprocess
-from megatron.tokenizer.bpe import load_tokenizer
+from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
 
-# a piece takes a hundredth of a second at least, so that there is time to be killed in
+# a piece takes at least 0.01 s, so that there is time for a kill
 CHILD = """
 import sys, time
 from pathlib import Path
 from megatron.data import preprocess as m
 m.PIECE_BYTES = 60_000
-take = m.Joining.take
-def late(joining):
-    take(joining)
+join_ready = m.ShardJoiner.join_ready
+def slow_join(joiner):
+    join_ready(joiner)
     time.sleep(0.01)
-m.Joining.take = late
+m.ShardJoiner.join_ready = slow_join
 print("begun", flush=True)
-options = m.Options(append_eod=True, n_workers=2, quiet=True)
+options = m.PreprocessOptions(append_eod=True, n_workers=2, quiet=True)
 m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], options)
 """
 RECORDS = [{"text": f"document {i}: " + "red fish blue fish " * (i % 7), "n": i} for i in range(500)]
@@ -52,16 +52,16 @@ def plain(tmp_path: Path) -> Path:
     return path
 
 
-def outputs(prefix: Path) -> list[bytes]:
-    """The three files of the key `text`; the sidecar without what names the input."""
-    told = json.loads(Path(f"{prefix}_text_document.json").read_text())
-    told.pop("sources"), told.pop("job")
+def read_outputs(prefix: Path) -> list[bytes]:
+    """Read the three files of the key `text`; the sidecar without the entries that name the input."""
+    meta = json.loads(Path(f"{prefix}_text_document.json").read_text())
+    meta.pop("sources"), meta.pop("job")
     files = [Path(f"{prefix}_text_document.{suffix}").read_bytes() for suffix in ("bin", "idx")]
-    return [*files, json.dumps(told).encode()]
+    return [*files, json.dumps(meta).encode()]
 
 
 def n_done(shards: Path) -> int:
-    """How many pieces are done."""
+    """Return the number of finished pieces."""
     with contextlib.suppress(FileNotFoundError):
         return sum(name.endswith(".done") for name in os.listdir(shards))
     return 0
@@ -91,48 +91,48 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(
             if attempt % 2:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(moments.uniform(0, 1.2))
-            else:  # as soon as it has done something, however slow this machine is now
+            else:  # as soon as a piece is finished, however slow the machine is
                 while child.poll() is None and n_done(shards) == before:
                     time.sleep(0.001)
             child.kill()
-            _, told = child.communicate()
+            _, log_text = child.communicate()
         n_killed += child.returncode == -signal.SIGKILL
-        n_resumed += "pieces are done already" in told
-        # the sidecar is the last to appear: where it is, all is whole
+        n_resumed += "pieces are done already" in log_text
+        # the sidecar appears last: if it exists, all files are complete
         if Path(f"{killed}_text_document.json").exists():
-            assert outputs(killed) == outputs(whole)
+            assert read_outputs(killed) == read_outputs(whole)
             for suffix in ("bin", "idx", "json"):
                 Path(f"{killed}_text_document.{suffix}").unlink()
     done = subprocess.run(
         [*command, str(killed), tokenizer], check=True, timeout=240, capture_output=True, text=True
     )
     n_resumed += "pieces are done already" in done.stderr
-    assert outputs(killed) == outputs(whole)
+    assert read_outputs(killed) == read_outputs(whole)
     assert n_killed and n_resumed
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "killed"))) == [
         f"killed_text_document.{suffix}" for suffix in ("bin", "idx", "json")
     ]
 
 
-def test_what_another_job_left_is_not_taken_over(
+def test_partial_work_of_another_job_is_not_used(
     tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Joining, "finish", stop)
+        patched.setattr(module.ShardJoiner, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
-            preprocess([str(plain)], tmp_path / "out", tokenizer, Options())
+            preprocess([str(plain)], tmp_path / "out", tokenizer, PreprocessOptions())
     assert (tmp_path / ".out.shards").is_dir()
-    preprocess([str(plain)], tmp_path / "out", tokenizer, Options(append_eod=True))
-    preprocess([str(plain)], tmp_path / "fresh", tokenizer, Options(append_eod=True))
-    assert outputs(tmp_path / "out") == outputs(tmp_path / "fresh")
+    preprocess([str(plain)], tmp_path / "out", tokenizer, PreprocessOptions(append_eod=True))
+    preprocess([str(plain)], tmp_path / "fresh", tokenizer, PreprocessOptions(append_eod=True))
+    assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "fresh")
     assert not (tmp_path / ".out.shards").exists()
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_stopped_in_the_middle_it_goes_on_from_what_is_joined(
+def test_after_an_interrupt_it_resumes_from_the_joined_shards(
     tmp_path: Path,
     plain: Path,
     tokenizer: str,
@@ -141,9 +141,9 @@ def test_stopped_in_the_middle_it_goes_on_from_what_is_joined(
     lost: bool,
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 2000)
-    take, encode, n_taken, encoded = module.Joining.take, module.encode_piece, [], []
+    take, encode, n_taken, encoded = module.ShardJoiner.join_ready, module.encode_piece, [], []
 
-    def take_three(joining: module.Joining) -> None:
+    def take_three(joining: module.ShardJoiner) -> None:
         n_taken.append(1)
         if len(n_taken) == 4:
             raise KeyboardInterrupt
@@ -153,38 +153,38 @@ def test_stopped_in_the_middle_it_goes_on_from_what_is_joined(
         encoded.append(number)
         return encode(piece, number, *rest)
 
-    preprocess([str(plain)], tmp_path / "whole", tokenizer, Options())
-    monkeypatch.setattr(module.Joining, "take", take_three)
+    preprocess([str(plain)], tmp_path / "whole", tokenizer, PreprocessOptions())
+    monkeypatch.setattr(module.ShardJoiner, "join_ready", take_three)
     with pytest.raises(KeyboardInterrupt):
-        preprocess([str(plain)], tmp_path / "out", tokenizer, Options())
-    held = tmp_path / ".out.shards" / "out_text_document.bin.partial"
-    assert 0 < held.stat().st_size < (tmp_path / "whole_text_document.bin").stat().st_size
-    monkeypatch.setattr(module.Joining, "take", take)
+        preprocess([str(plain)], tmp_path / "out", tokenizer, PreprocessOptions())
+    partial = tmp_path / ".out.shards" / "out_text_document.bin.partial"
+    assert 0 < partial.stat().st_size < (tmp_path / "whole_text_document.bin").stat().st_size
+    monkeypatch.setattr(module.ShardJoiner, "join_ready", take)
     monkeypatch.setattr(module, "encode_piece", counted)
     if lost:
-        held.unlink()
+        partial.unlink()
     else:
-        with held.open("ab") as file:
-            file.write(b"torn")  # what a killed one had written and not yet told of
-    preprocess([str(plain)], tmp_path / "out", tokenizer, Options())
-    assert (0 in encoded) == lost == ("beginning anew" in caplog.text)
-    assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
+        with partial.open("ab") as file:
+            file.write(b"torn")  # written by a killed process, but not recorded
+    preprocess([str(plain)], tmp_path / "out", tokenizer, PreprocessOptions())
+    assert (0 in encoded) == lost == ("restarting from scratch" in caplog.text)
+    assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
     assert not list(tmp_path.glob("**/*.partial"))
 
 
-def test_what_was_joined_for_fewer_tokens_is_not_taken_over(
+def test_partial_work_for_fewer_tokens_is_not_used(
     tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Joining, "finish", stop)
+        patched.setattr(module.ShardJoiner, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
-            preprocess([str(plain)], tmp_path / "out", tokenizer, Options(max_tokens=100))
+            preprocess([str(plain)], tmp_path / "out", tokenizer, PreprocessOptions(max_tokens=100))
     for name in ("out", "whole"):
-        preprocess([str(plain)], tmp_path / name, tokenizer, Options())
-    assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
+        preprocess([str(plain)], tmp_path / name, tokenizer, PreprocessOptions())
+    assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet", "arrow", "two files", "folder"])
@@ -212,32 +212,34 @@ def test_every_kind_of_input_gives_the_same_tokens(
         half = lines.index(b'{"text": "document 250:')
         (folder / "a.jsonl").write_bytes(lines[:half])
         (folder / "b.jsonl").write_bytes(lines[half:])
-    preprocess([str(plain)], tmp_path / "plain", tokenizer, Options())
+    preprocess([str(plain)], tmp_path / "plain", tokenizer, PreprocessOptions())
     words = [str(folder / "a.jsonl"), str(folder / "b.jsonl")] if kind == "two files" else [str(folder)]
-    preprocess(words, tmp_path / "other", tokenizer, Options(n_workers=2))
-    assert outputs(tmp_path / "other") == outputs(tmp_path / "plain")
+    preprocess(words, tmp_path / "other", tokenizer, PreprocessOptions(n_workers=2))
+    assert read_outputs(tmp_path / "other") == read_outputs(tmp_path / "plain")
 
 
 def test_standard_input_is_read(root: Path, tmp_path: Path, plain: Path, tokenizer: str) -> None:
-    preprocess([str(plain)], tmp_path / "plain", tokenizer, Options())
+    preprocess([str(plain)], tmp_path / "plain", tokenizer, PreprocessOptions())
     command = [sys.executable, str(root / "tools" / "preprocess_data_many_cores.py"), "--input", "-"]
     command += ["--output-prefix", "piped", "--root", str(tmp_path), "--tokenizer-model", tokenizer]
     done = subprocess.run(command, input=plain.read_bytes(), capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert outputs(tmp_path / "piped") == outputs(tmp_path / "plain")
+    assert read_outputs(tmp_path / "piped") == read_outputs(tmp_path / "plain")
 
 
-def test_bad_lines_are_skipped_counted_and_written_down_when_asked(
+def test_bad_lines_are_skipped_counted_and_listed_on_request(
     tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 5_000)
     lines = plain.read_text().splitlines(keepends=True)
-    preprocess([str(plain)], tmp_path / "good", tokenizer, Options())
+    preprocess([str(plain)], tmp_path / "good", tokenizer, PreprocessOptions())
     bad = {3: "{half\n", 200: '{"body": 1}\n', 499: '{"text": 7}\n'}
     for at, line in sorted(bad.items(), reverse=True):
         lines.insert(at, line)
     plain.write_text("".join(lines))
-    totals = preprocess([str(plain)], tmp_path / "out", tokenizer, Options(skip_bad_lines=True, n_workers=2))
+    totals = preprocess(
+        [str(plain)], tmp_path / "out", tokenizer, PreprocessOptions(skip_bad_lines=True, n_workers=2)
+    )
     for suffix in ("bin", "idx"):
         good, out = (
             Path(tmp_path / f"{name}_text_document.{suffix}").read_bytes() for name in ("good", "out")
@@ -245,52 +247,59 @@ def test_bad_lines_are_skipped_counted_and_written_down_when_asked(
         assert good == out
     assert totals.n_rejected == 3
     rejected = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
-    # in the file with the bad lines in it, from 1
-    assert [one["line"] for one in rejected] == [4, 202, 502]
+    # line numbers of the file with the bad lines, from 1
+    assert [record["line"] for record in rejected] == [4, 202, 502]
     assert "no key 'text'; it has 'body'" in rejected[1]["reason"]
     with pytest.raises(ValueError, match="line 4: not JSON"):
-        preprocess([str(plain)], tmp_path / "strict", tokenizer, Options())
+        preprocess([str(plain)], tmp_path / "strict", tokenizer, PreprocessOptions())
     assert not list(tmp_path.glob("*strict*"))
 
 
-@pytest.mark.parametrize("wanted", [1, 1000, 4321, 10**9])
+@pytest.mark.parametrize("max_tokens", [1, 1000, 4321, 10**9])
 def test_max_tokens_keeps_the_fewest_first_documents_that_reach_it(
-    tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, wanted: int
+    tmp_path: Path, plain: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 3_000)
-    preprocess([str(plain)], tmp_path / "all", tokenizer, Options())
-    preprocess([str(plain)], tmp_path / "some", tokenizer, Options(max_tokens=wanted, n_workers=2))
+    preprocess([str(plain)], tmp_path / "all", tokenizer, PreprocessOptions())
+    preprocess(
+        [str(plain)], tmp_path / "some", tokenizer, PreprocessOptions(max_tokens=max_tokens, n_workers=2)
+    )
     lengths = IndexedTokens(tmp_path / "all_text_document").document_tokens
     some = IndexedTokens(tmp_path / "some_text_document")
-    n = min(len(lengths), int(np.searchsorted(np.cumsum(lengths), wanted)) + 1)
+    n = min(len(lengths), int(np.searchsorted(np.cumsum(lengths), max_tokens)) + 1)
     assert some.document_tokens.tolist() == lengths[:n].tolist()
 
 
 def test_special_text_becomes_its_id_or_stays_text(tmp_path: Path, tokenizer: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "a<|endoftext|>b"}\n')
-    reference = load_tokenizer(tokenizer)
+    reference = load_hf_tokenizer(tokenizer)
     for special, n_special in ((True, 1), (False, 0)):
-        preprocess([str(source)], tmp_path / "out", tokenizer, Options(special_text=special, overwrite=True))
-        ids = IndexedTokens(tmp_path / "out_text_document").document(0).tolist()
+        preprocess(
+            [str(source)],
+            tmp_path / "out",
+            tokenizer,
+            PreprocessOptions(special_text=special, overwrite=True),
+        )
+        ids = IndexedTokens(tmp_path / "out_text_document").get_document(0).tolist()
         assert ids.count(reference.eod_id) == n_special
         assert reference.decode(ids) == "a<|endoftext|>b"
 
 
-def test_a_tokenizer_that_c_cannot_do_exactly_is_left_to_its_library_and_it_is_said(
+def test_a_tokenizer_without_an_exact_cpp_encoder_uses_its_library_with_a_warning(
     tmp_path: Path,
     plain: Path,
     tokenizer: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = json.loads((Path(tokenizer) / "tokenizer.json").read_text())
-    told["normalizer"] = {"type": "Lowercase"}
+    definition = json.loads((Path(tokenizer) / "tokenizer.json").read_text())
+    definition["normalizer"] = {"type": "Lowercase"}
     other = tmp_path / "tokenizer.json"
-    other.write_text(json.dumps(told))
+    other.write_text(json.dumps(definition))
     monkeypatch.setattr(module.log.parent, "propagate", True)
     plain.write_text('{"text": "RED Fish"}\n{"text": "red fish"}\n')
-    preprocess([str(plain)], tmp_path / "out", str(other), Options())
+    preprocess([str(plain)], tmp_path / "out", str(other), PreprocessOptions())
     tokens = IndexedTokens(tmp_path / "out_text_document")
-    assert tokens.document(0).tolist() == tokens.document(1).tolist()
-    assert "it has a normaliser" in caplog.text
+    assert tokens.get_document(0).tolist() == tokens.get_document(1).tolist()
+    assert "it has a normalizer" in caplog.text

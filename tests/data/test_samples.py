@@ -1,4 +1,4 @@
-"""Order of samples: true epochs, one function of the sample number."""
+"""Order of samples: true epochs, a pure function of the sample number."""
 
 import pickle
 import tracemalloc
@@ -18,7 +18,7 @@ N_TOKENS = 1003
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> IndexedTokens:
-    """Tokens 0, 1, 2, ... in documents of many lengths: a window's first token says where it begins."""
+    """Tokens 0, 1, 2, ... in documents of many lengths: the first token of a window is its position."""
     rng = np.random.default_rng(0)
     cuts = np.sort(rng.integers(0, N_TOKENS, 60))
     with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
@@ -28,14 +28,14 @@ def tokens(tmp_path: Path) -> IndexedTokens:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
-def test_the_keyed_permutation_is_one(n: int) -> None:
-    found = Permutation(n, [3, 1])(np.arange(n))
-    assert sorted(found.tolist()) == list(range(n))
-    assert [Permutation(n, [3, 1]).one(i) for i in range(n)] == found.tolist()
-    assert Permutation(n, [3, 1])(np.arange(n).reshape(1, n)).tolist() == [found.tolist()]
+def test_the_keyed_permutation_is_a_permutation(n: int) -> None:
+    positions = Permutation(n, [3, 1])(np.arange(n))
+    assert sorted(positions.tolist()) == list(range(n))
+    assert [Permutation(n, [3, 1]).permute_index(i) for i in range(n)] == positions.tolist()
+    assert Permutation(n, [3, 1])(np.arange(n).reshape(1, n)).tolist() == [positions.tolist()]
 
 
-def test_the_permutation_of_small_numbers_is_even_over_keys() -> None:
+def test_permutations_of_three_are_uniform_over_keys() -> None:
     # 6 orders of 3 over 3,000 keys: 500 each, +- 4 standard deviations of sqrt(3000 * 5/36)
     orders = [tuple(Permutation(3, [key])(np.arange(3)).tolist()) for key in range(3000)]
     counts = [orders.count(order) for order in set(orders)]
@@ -44,9 +44,7 @@ def test_the_permutation_of_small_numbers_is_even_over_keys() -> None:
 
 
 @pytest.mark.parametrize("seq_len", [1, 7, 100])
-def test_each_epoch_is_every_window_once_and_no_epoch_runs_into_the_next(
-    tokens: IndexedTokens, seq_len: int
-) -> None:
+def test_each_epoch_has_every_window_exactly_once(tokens: IndexedTokens, seq_len: int) -> None:
     samples = Samples(tokens, seq_len, seed=5)
     n = samples.samples_per_epoch
     assert n == (N_TOKENS - 1) // seq_len
@@ -65,23 +63,23 @@ def test_a_sample_is_a_whole_window_in_the_text(tokens: IndexedTokens) -> None:
 
 
 def test_a_sample_depends_on_its_number_alone(tokens: IndexedTokens) -> None:
-    one, other = Samples(tokens, 10, seed=5), Samples(tokens, 10, seed=5)
-    forward = [one[i].tolist() for i in range(300)]
-    backward = [other[i].tolist() for i in reversed(range(300))]
+    first, second = Samples(tokens, 10, seed=5), Samples(tokens, 10, seed=5)
+    forward = [first[i].tolist() for i in range(300)]
+    backward = [second[i].tolist() for i in reversed(range(300))]
     assert forward == backward[::-1]
     assert [Samples(tokens, 10, seed=6)[i].tolist() for i in range(50)] != forward[:50]
 
 
-def test_samples_taken_together_are_those_taken_one_by_one_across_epochs(tokens: IndexedTokens) -> None:
+def test_take_equals_single_samples_across_epochs(tokens: IndexedTokens) -> None:
     for shuffle in (True, False):
         samples = Samples(tokens, 10, seed=5, shuffle=shuffle)
-        numbers = np.array([0, 99, 100, 101, 399, 400, 7, 123_456_789])  # 100 samples an epoch
-        found = samples.take(numbers)
-        assert found.dtype == np.int64
-        np.testing.assert_array_equal(found, np.stack([samples[int(i)] for i in numbers]))
+        numbers = np.array([0, 99, 100, 101, 399, 400, 7, 123_456_789])  # 100 samples per epoch
+        together = samples.take(numbers)
+        assert together.dtype == np.int64
+        np.testing.assert_array_equal(together, np.stack([samples[int(i)] for i in numbers]))
 
 
-def test_what_an_order_holds_does_not_grow_with_epochs(tokens: IndexedTokens) -> None:
+def test_the_state_of_an_order_does_not_grow_with_epochs(tokens: IndexedTokens) -> None:
     samples = Samples(tokens, 10, seed=5)
     samples[0]
     before = {name: len(pickle.dumps(value)) for name, value in vars(samples).items() if name != "tokens"}
@@ -102,18 +100,18 @@ def test_memory_grows_neither_with_documents_nor_with_samples_nor_with_epochs(tm
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert samples.samples_per_epoch == 2 * n_documents - 1
-    assert peak < 1_000_000  # lengths of four bytes alone would be twice that
+    assert peak < 1_000_000  # int32 lengths alone would need twice that
 
 
-@pytest.mark.parametrize("n", [4**9 - 1, 4**9, 4**9 + 1])  # where the network fits exactly, and where worst
-def test_an_epoch_far_away_is_a_permutation_too(n: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("n", [4**9 - 1, 4**9, 4**9 + 1])  # the network's domain is exactly n, and about 4 n
+def test_a_very_late_epoch_is_a_permutation_too(n: int, tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
         writer.add_document(np.zeros(n + 1, np.uint16))
     samples = Samples(IndexedTokens(tmp_path / "pair"), 1, seed=7)
-    first, far = (samples.windows_of(np.arange(e * n, (e + 1) * n)) for e in (0, 10**6))
+    first, far = (samples.sample_windows(np.arange(e * n, (e + 1) * n)) for e in (0, 10**6))
     for windows in (first, far):
         assert np.array_equal(np.bincount(windows, minlength=n), np.ones(n))
-    # two independent orders agree in about one place
+    # two independent orders agree in one position on average
     assert (first == far).sum() < 10
 
 
@@ -123,22 +121,22 @@ def test_without_shuffling_samples_come_in_file_order(tokens: IndexedTokens) -> 
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_batches_of_all_ranks_together_are_the_same_and_go_on_from_anywhere(
+def test_batches_of_all_ranks_together_are_the_same_from_any_start(
     tokens: IndexedTokens, n_ranks: int
 ) -> None:
     samples = Samples(tokens, 10, seed=5)
     expected = np.stack([samples[i] for i in range(24, 24 + 3 * 8)])
     ranks = [Batches(samples, 8, rank, n_ranks, first_sample=24) for rank in range(n_ranks)]
     steps = [[next(batches) for batches in ranks] for _ in range(3)]
-    found = np.concatenate([batch.tokens for step in steps for batch in step])
+    tokens_ = np.concatenate([batch.tokens for step in steps for batch in step])
     numbers = np.concatenate([batch.numbers for step in steps for batch in step])
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(tokens_, expected)
     np.testing.assert_array_equal(numbers, np.arange(24, 48))
     assert {batches.next_sample for batches in ranks} == {48}
 
 
 def test_a_corpus_shorter_than_a_window_is_refused(tokens: IndexedTokens) -> None:
-    with pytest.raises(ValueError, match="1,003 tokens hold no window of 1003"):
+    with pytest.raises(ValueError, match="got 1,003 tokens, expected 1004 or more"):
         Samples(tokens, 1003, seed=0)
-    with pytest.raises(ValueError, match="cannot be shared by 3 ranks"):
+    with pytest.raises(ValueError, match="expected a multiple of 3 ranks"):
         Batches(Samples(tokens, 10, 0), 8, 0, 3, 0)

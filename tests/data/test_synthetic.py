@@ -6,7 +6,7 @@ from megatron.data.batches import Batches
 from megatron.data.synthetic import SyntheticSamples
 
 
-def test_synthetic_samples_are_a_function_of_seed_and_number_whatever_the_ranks() -> None:
+def test_synthetic_samples_depend_on_seed_and_number_and_not_on_ranks() -> None:
     samples = SyntheticSamples(1000, 64, seed=3)
     whole = next(Batches(samples, 6, 0, 1, first_sample=12)).tokens
     shares = [next(Batches(samples, 6, rank, 3, first_sample=12)).tokens for rank in range(3)]
@@ -16,20 +16,20 @@ def test_synthetic_samples_are_a_function_of_seed_and_number_whatever_the_ranks(
     assert not np.array_equal(samples[16], SyntheticSamples(1000, 64, seed=4)[16])
 
 
-def test_synthetic_tokens_are_uniform_and_held_out_ones_are_others() -> None:
+def test_synthetic_tokens_are_uniform_and_held_out_ones_differ() -> None:
     samples, held_out = SyntheticSamples(8, 7999, seed=0), SyntheticSamples(8, 7999, seed=0, held_out=True)
     tokens = samples.take(np.arange(10))
     counts = np.bincount(tokens.reshape(-1), minlength=8)
-    # 80,000 draws, 10,000 a token: the standard deviation is sqrt(80000 * 1/8 * 7/8) = 94
+    # 80,000 draws, 10,000 per token: the standard deviation is sqrt(80000 * 1/8 * 7/8) = 94
     assert np.abs(counts - 10_000).max() < 5 * 94
-    assert (held_out[0] == samples[0]).mean() < 0.2  # equal by chance in one of 8
+    assert (held_out[0] == samples[0]).mean() < 0.2  # equal with probability 1/8
     assert np.array_equal(SyntheticSamples(8, 7999, seed=9, held_out=True)[5], held_out[5])
 
 
-def test_the_first_synthetic_samples_repeat_where_so_many_are_asked_for_each_epoch_in_another_order() -> None:
+def test_unique_synthetic_samples_repeat_in_another_order_in_each_epoch() -> None:
     endless, repeated = SyntheticSamples(1000, 16, seed=3), SyntheticSamples(1000, 16, seed=3, n_unique=20)
-    wanted = {endless[i].tobytes() for i in range(20)}
+    expected = {endless[i].tobytes() for i in range(20)}
     epochs = [[repeated[20 * epoch + i].tobytes() for i in range(20)] for epoch in range(3)]
-    assert all(set(epoch) == wanted for epoch in epochs)
+    assert all(set(epoch) == expected for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert np.array_equal(repeated.take(np.arange(10, 50)), np.stack([repeated[i] for i in range(10, 50)]))

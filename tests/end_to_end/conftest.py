@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this machine, for as long as a test lasts."""
+"""Fixture of a Slurm cluster of two nodes on this machine, for the duration of a test."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "setpriv")
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
 
-# cred_expire: how long Slurm waits before a requeued job may start; 120 s by itself, 5 at least
+# cred_expire: seconds before Slurm may start a requeued job; default 120, minimum 5
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -59,19 +59,19 @@ class Slurm:
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, *words: str, cwd: Path | None = None, **variables: str) -> str:
-        """Run a command of Slurm; what it prints. An error ends the test."""
+        """Run a Slurm command and return its output; an error fails the test."""
         environment = {**self.variables, **variables}
         done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout.strip()
 
-    def job(self, number: str) -> dict[str, str]:
-        """What `scontrol show job` says: JobState, Restarts, ExitCode, ..."""
+    def show_job(self, number: str) -> dict[str, str]:
+        """Return the fields of `scontrol show job`: JobState, Restarts, ExitCode, ..."""
         return dict(re.findall(r"(\S+?)=(\S*)", self("scontrol", "show", "job", number)))
 
 
 def wait_until(true: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
-    """Return when `true()`; fail with `what()` after `seconds`."""
+    """Wait until `true()`; fail with the message `what()` after `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, what()
@@ -80,7 +80,7 @@ def wait_until(true: Callable[[], bool], seconds: float, what: Callable[[], str]
 
 @pytest.fixture
 def slurm() -> Iterator[Slurm]:
-    """slurmctld, two slurmd and munged of their own, on the loopback; all gone afterwards."""
+    """Start private slurmctld, munged and two slurmd on the loopback interface; end them afterwards."""
     missing = [name for name in (*DAEMONS, *COMMANDS) if shutil.which(name, path=PATH) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)}: apt-get install slurm-wlm munge")
@@ -90,20 +90,20 @@ def slurm() -> Iterator[Slurm]:
     try:
         socket.gethostbyname(host)
     except OSError:
-        pytest.skip(f"this machine's own name, {host}, has no address: add it to /etc/hosts")
-    # not tmp_path: the path of a socket has 108 letters at most
+        pytest.skip(f"the host name {host} has no address: add it to /etc/hosts")
+    # not tmp_path: the path of a socket is limited to 108 characters
     with tempfile.TemporaryDirectory(prefix="slurm") as name:
         folder = Path(name)
-        folder.chmod(0o755)  # munged wants its socket within reach of every user
+        folder.chmod(0o755)  # munged requires that every user can reach its socket
         slurm = Slurm(folder)
         try:
-            _start(slurm, folder, host)
+            _start_cluster(slurm, folder, host)
             yield slurm
         finally:
-            _stop(slurm)
+            _stop_cluster(slurm)
 
 
-def _start(slurm: Slurm, folder: Path, host: str) -> None:
+def _start_cluster(slurm: Slurm, folder: Path, host: str) -> None:
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
@@ -121,7 +121,7 @@ def _start(slurm: Slurm, folder: Path, host: str) -> None:
         ["slurmd", "-D", "-N", f"{host}-second"],
     ):
         with (folder / "daemons.log").open("ab") as log:
-            # they end with this process, however it ends
+            # the daemons are killed when this process ends for any reason
             slurm.daemons.append(
                 subprocess.Popen(
                     ["setpriv", "--pdeathsig", "KILL", *words],
@@ -135,24 +135,24 @@ def _start(slurm: Slurm, folder: Path, host: str) -> None:
         if words[0] == "munged":
             wait_until(files["socket"].exists, 120, lambda: "munged does not start")
 
-    def idle() -> bool:
-        told = subprocess.run(
+    def is_idle() -> bool:
+        listing = subprocess.run(
             ["sinfo", "-h", "-o", "%D %T"], env=slurm.variables, capture_output=True, text=True, timeout=240
         )
-        return told.stdout.strip() == "2 idle"
+        return listing.stdout.strip() == "2 idle"
 
-    wait_until(idle, 180, (folder / "daemons.log").read_text)
+    wait_until(is_idle, 180, (folder / "daemons.log").read_text)
 
 
-def _stop(slurm: Slurm) -> None:
-    """End all that belongs to the cluster: daemons, job steps and what these started."""
-    own = b"SLURM_CONF=" + slurm.variables["SLURM_CONF"].encode()
+def _stop_cluster(slurm: Slurm) -> None:
+    """Kill all processes of the cluster: daemons, job steps and their children."""
+    marker = b"SLURM_CONF=" + slurm.variables["SLURM_CONF"].encode()
     end = time.monotonic() + 30
     while time.monotonic() < end:
         left = []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if own in (process / "environ").read_bytes().split(b"\0"):
+                if marker in (process / "environ").read_bytes().split(b"\0"):
                     left.append(int(process.name))
         for number in left:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""tools/bench/kills.py: what is killed leaves what an undisturbed run leaves, and a fault is noticed."""
+"""Tests of tools/bench/kills.py: killed commands leave the files of undisturbed runs; faults are reported."""
 
 import contextlib
 import importlib
@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-# takes its own half-written file for a whole one
+# accepts its half-written file as complete
 CARELESS = """
 import sys, time
 from pathlib import Path
@@ -21,7 +21,7 @@ if not path.exists():
             print(i, file=file, flush=True)
             time.sleep(0.02)
 """
-# does nothing wrong but to leave a process behind when it is killed
+# correct, except that it leaves a process behind when it is killed
 WITH_CHILD = """
 import subprocess, sys, time
 from pathlib import Path
@@ -42,7 +42,7 @@ def read_texts(work: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in work.iterdir()}
 
 
-def test_a_file_left_half_written_is_noticed(trials: ModuleType, tmp_path: Path) -> None:
+def test_a_half_written_file_is_reported(trials: ModuleType, tmp_path: Path) -> None:
     work = tmp_path / "work"
     words = [sys.executable, "-c", CARELESS, str(work)]
     job = trials.Job("careless", words, work, read_texts, ["out.txt"], writing=["out.txt"])
@@ -51,7 +51,7 @@ def test_a_file_left_half_written_is_noticed(trials: ModuleType, tmp_path: Path)
     assert any("different: out.txt" in fault for fault in tally.faults)
 
 
-def test_a_process_left_over_is_noticed_and_ended(
+def test_a_leftover_process_is_reported_and_ended(
     trials: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "GONE_S", 1.0)
@@ -62,12 +62,14 @@ def test_a_process_left_over_is_noticed_and_ended(
     tally = runner.run(4)
     assert any("sleep 60" in leftover for leftover in tally.leftovers)
     assert tally.n_equal == tally.n_trials
-    started_here = (f"TMPDIR={tmp_path}".encode() in content.split(b"\0") for content in read_environments())
-    assert not any(started_here), "a process of the trials still runs"
+    is_from_trials = (
+        f"TMPDIR={tmp_path}".encode() in content.split(b"\0") for content in read_environments()
+    )
+    assert not any(is_from_trials), "a process of the trials still runs"
 
 
 def read_environments() -> list[bytes]:
-    """Of all running processes that may be read."""
+    """Return the environments of all running processes that may be read."""
     contents = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -84,13 +86,17 @@ def run_kills(root: Path, folder: Path, n_kills: int, *names: str) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_dataset_killed_in_the_making_is_that_of_an_undisturbed_run(root: Path, tmp_path: Path) -> None:
+def test_a_dataset_whose_writer_was_killed_equals_that_of_an_undisturbed_run(
+    root: Path, tmp_path: Path
+) -> None:
     run_kills(root, tmp_path, 3, "preprocess-2")
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_runs_sweeps_and_servers_killed_leave_what_undisturbed_ones_leave(root: Path, tmp_path: Path) -> None:
+def test_killed_runs_sweeps_and_servers_leave_the_same_files_as_undisturbed_ones(
+    root: Path, tmp_path: Path
+) -> None:
     run_kills(
         root, tmp_path, 6, "merge", "train-full", "train-2-ranks", "sweep", "mixture-server", "register"
     )

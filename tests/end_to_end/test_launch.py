@@ -1,4 +1,4 @@
-"""The training scripts and the cluster check, typed as the guide says, on this machine."""
+"""Tests of the training scripts and the cluster check, run as in the guide, on this machine."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def start(root: Path, words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+def run_command(root: Path, words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command from the checkout's root, with this Python first on the path."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
@@ -40,52 +40,54 @@ def corpus(tmp_path: Path) -> str:
     return str(tmp_path / "text")
 
 
-def launch(root: Path, launcher: str, corpus: str, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """One launcher, with the variables of the guide and two ranks."""
+def run_launcher(
+    root: Path, launcher: str, corpus: str, run: Path, *more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one launcher with the variables of the guide and two ranks."""
     settings = {
         "MODEL": "7M", "DATA": corpus, "VALID": corpus, "EPOCHS": "2", "OBJECTIVE": "mdm", "ENGINE": "torch",
         "RUN": str(run), "GPUS": "2", "MPI_FLAGS": "--allow-run-as-root --oversubscribe",
     }  # fmt: skip
     if launcher == "train_mpi":
         settings |= {"CLUSTER": "frontier", "GLOO_SOCKET_IFNAME": "lo", "CACHE_ROOT": str(run.parent)}
-    return start(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
+    return run_command(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
 
 
-def test_a_section_that_is_none_is_one_sentence(root) -> None:
+def test_a_section_that_is_not_a_mapping_is_reported_in_one_line(root) -> None:
     pretrain = load_tool(root / "tools" / "pretrain.py")
-    with pytest.raises(ValueError, match="dataset: wanted keys, found 3"):
-        pretrain.planned(str(root / "examples_scaling" / "training" / "small.yaml"), ["dataset=3"])
+    with pytest.raises(ValueError, match="dataset: got 3, expected keys"):
+        pretrain.load_plan(str(root / "examples_scaling" / "training" / "small.yaml"), ["dataset=3"])
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("launcher", ["train", "train_mpi"])
-def test_a_script_trains_for_the_epochs_asked_without_editing(root, tmp_path, corpus, launcher) -> None:
+def test_a_script_trains_for_the_requested_epochs_without_editing(root, tmp_path, corpus, launcher) -> None:
     if launcher == "train_mpi" and shutil.which("mpirun") is None:
         pytest.skip("no mpirun: apt-get install openmpi-bin")
     run = tmp_path / "run"
-    done = launch(root, launcher, corpus, run)
+    done = run_launcher(root, launcher, corpus, run)
     assert done.returncode == 0, done.stderr
     assert f"{run}: done" in done.stdout
     plan, result = read_json(run / PLAN), read_json(run / RESULT)
-    # two epochs of 65 samples are 130: 16 steps of 8, and two samples are left out
+    # two epochs of 65 samples are 130: 16 steps of 8, and two samples are skipped
     assert (plan["n_steps"], result["n_ranks"]) == (16, 2)
     assert plan["epochs"] == pytest.approx(128 / 65)
     assert (plan["size"], plan["objective"]) == ("7M", "masked_diffusion")
     assert "2 rank(s) on cpu" in done.stderr
-    # only one rank writes and talks
+    # only one rank writes metrics and logs
     assert [line["step"] for line in read_metrics(run) if line["kind"] == "train"] == list(range(1, 17))
     assert done.stderr.count("step: 16  loss:") == 1
-    assert not list(tmp_path.glob("cache-*")), "what a rank kept for itself stays behind"
+    assert not list(tmp_path.glob("cache-*")), "the private cache of a rank was not removed"
 
 
-def test_a_setting_that_is_wrong_is_told_by_one_of_the_ranks(root, tmp_path, corpus) -> None:
-    failed = launch(root, "train", corpus, tmp_path / "run", "optim.lrr=1")
+def test_a_wrong_setting_is_reported_by_one_rank_only(root, tmp_path, corpus) -> None:
+    failed = run_launcher(root, "train", corpus, tmp_path / "run", "optim.lrr=1")
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.endswith("unknown key 'optim.lrr'; did you mean 'lr'?\n")
     assert failed.stderr.count("\n") == 1
 
 
-def test_a_second_rank_that_alone_finds_a_wrong_setting_tells_it(root, tmp_path) -> None:
+def test_a_wrong_setting_that_only_the_second_rank_has_is_reported(root, tmp_path) -> None:
     environment = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -93,24 +95,30 @@ def test_a_second_rank_that_alone_finds_a_wrong_setting_tells_it(root, tmp_path)
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "1",
     }
-    failed = start(root, [sys.executable, "tools/pretrain.py", str(tmp_path / "none.yaml")], **environment)
+    failed = run_command(
+        root, [sys.executable, "tools/pretrain.py", str(tmp_path / "none.yaml")], **environment
+    )
     assert failed.returncode == 1
     assert failed.stderr == f"error: {tmp_path / 'none.yaml'}: no such configuration file\n"
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("launcher", ["train", "train_mpi"])
-def test_a_script_answers_75_where_its_ranks_were_asked_to_stop(root, tmp_path, corpus, launcher) -> None:
+def test_a_script_exits_with_75_when_its_ranks_were_stopped(root, tmp_path, corpus, launcher) -> None:
     if launcher == "train_mpi" and shutil.which("mpirun") is None:
         pytest.skip("no mpirun: apt-get install openmpi-bin")
-    stopped = launch(root, launcher, corpus, tmp_path / "run", "misc.max_hours=1e-9")
+    stopped = run_launcher(root, launcher, corpus, tmp_path / "run", "misc.max_hours=1e-9")
     assert stopped.returncode == 75, stopped.stderr
-    assert [found.is_preempt for found in layout.find(tmp_path / "run" / "checkpoints")] == [True]
+    assert [
+        checkpoint.is_preempt for checkpoint in layout.find_checkpoints(tmp_path / "run" / "checkpoints")
+    ] == [True]
 
 
-def test_a_script_passes_a_failure_on(root, tmp_path) -> None:
+def test_a_script_returns_the_status_of_a_failure(root, tmp_path) -> None:
     settings = {"MODEL": "425", "DATA": "synthetic", "STEPS": "1", "ENGINE": "torch", "GPUS": "1"}
-    failed = start(root, ["bash", f"{TRAINING}/train.sh", *SMALL], RUN=str(tmp_path / "run"), **settings)
+    failed = run_command(
+        root, ["bash", f"{TRAINING}/train.sh", *SMALL], RUN=str(tmp_path / "run"), **settings
+    )
     assert failed.returncode == 1
     assert "model.size: '425' is not in model_sizes.yaml; did you mean '425M'?" in failed.stderr
 
@@ -127,13 +135,13 @@ def test_the_cluster_check_runs_eight_steps_on_a_cpu(root, tmp_path, n_ranks) ->
     command = [sys.executable]
     if n_ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
-    done = start(root, [*command, "tools/pretrain.py", f"{TRAINING}/verify_cluster.yaml", *small])
+    done = run_command(root, [*command, "tools/pretrain.py", f"{TRAINING}/verify_cluster.yaml", *small])
     assert done.returncode == 0, done.stderr
     assert "the run ends after 8 of its 10 warm-up steps" in done.stderr
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["lr"] for line in lines] == pytest.approx([3e-4 * step / 10 for step in range(1, 9)])
-    (saved,) = layout.find(tmp_path / "chkpts")
+    (saved,) = layout.find_checkpoints(tmp_path / "chkpts")
     assert saved.prefix == "dummy-0.1"
     assert json.loads((saved.path / "meta.json").read_text())["step"] == 8
 
@@ -174,7 +182,7 @@ def test_the_launchers_of_deepspeed_and_of_older_torch_start_a_training(root, tm
         f"{TRAINING}/small.yaml",
         *words,
     ]
-    done = start(root, command, DS_ACCELERATOR="cpu")
+    done = run_command(root, command, DS_ACCELERATOR="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_json(run / RESULT)["n_ranks"] == 2
     assert (read_json(run / RESULT)["step"], "unrecognized" in done.stderr) == (4, False)

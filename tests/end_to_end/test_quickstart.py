@@ -1,4 +1,4 @@
-"""The quickstart as it is, whole: minutes, and so only in make test-all."""
+"""Test of the complete quickstart, which takes minutes and runs only in make test-all."""
 
 import csv
 import json

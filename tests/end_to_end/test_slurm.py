@@ -1,4 +1,4 @@
-"""train_slurm.sh on a real Slurm of two nodes."""
+"""Tests of train_slurm.sh on a real Slurm cluster of two nodes."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron.checkpoint import layout
-from megatron.run_dir import RESULT, last_metrics, read_metrics
+from megatron.run_dir import RESULT, read_last_metrics, read_metrics
 
 STEPS = 1000
 SMALL = [
@@ -22,18 +22,18 @@ TRAINING = "examples_scaling/training"
 
 
 def wait_for_step(run: Path, step: int, log: Path, seconds: float = 180) -> None:
-    """Return when the run has told of a step beyond `step`."""
+    """Wait until the run has logged a step beyond `step`."""
     end = time.monotonic() + seconds
-    while ((last_metrics(run) or {}).get("step") or 0) <= step:
+    while ((read_last_metrics(run) or {}).get("step") or 0) <= step:
         assert time.monotonic() < end, log.read_text() if log.is_file() else "the job has not started"
         time.sleep(0.1)
 
 
-def losses(run: Path) -> dict[int, float]:
+def read_losses(run: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read_metrics(run) if line["kind"] == "train"}
 
 
-def submit(
+def submit_job(
     slurm: Callable[..., str],
     root: Path,
     run: Path,
@@ -42,7 +42,7 @@ def submit(
     nodes: int,
     steps: int = STEPS,
 ) -> str:
-    """Submit train_slurm.sh with one task a node; the number of the job."""
+    """Submit train_slurm.sh with one task per node; return the job number."""
     settings = {
         "ENGINE": "torch", "DATA": "synthetic", "VALID": "synthetic", "STEPS": str(steps), "RUN": str(run)
     }  # fmt: skip
@@ -53,7 +53,7 @@ def submit(
 
 
 def wait_for_state(slurm: Callable[..., str], number: str, states: tuple[str, ...], log: Path) -> None:
-    """Return when the job is in one of the states."""
+    """Wait until the job is in one of the states."""
     end = time.monotonic() + 300
     while slurm.job(number)["JobState"] not in states:
         assert time.monotonic() < end, log.read_text()
@@ -66,34 +66,34 @@ def test_a_job_on_two_nodes_is_preempted_requeues_itself_and_ends_as_if_undistur
     slurm, root, tmp_path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log.txt"
-    number = submit(slurm, root, run, log, [], nodes=2)
+    number = submit_job(slurm, root, run, log, [], nodes=2)
     wait_for_step(run, 5, log)
     assert slurm.job(number)["NumNodes"] == "2"
-    # what Slurm does two minutes before the time is up: a signal to the batch script alone
+    # as Slurm does two minutes before the time limit: a signal to the batch script only
     slurm("scancel", "--batch", "--signal=USR1", number)
-    first = _restarted(slurm, number, 1, log)
+    first = _wait_for_restart(slurm, number, 1, log)
     wait_for_step(run, first, log)
-    # and what an administrator or a preempting job does
+    # as an administrator or a preempting job does
     slurm("scontrol", "requeue", number)
-    second = _restarted(slurm, number, 2, log)
+    second = _wait_for_restart(slurm, number, 2, log)
     wait_for_state(slurm, number, ("COMPLETED", "FAILED"), log)
-    told = log.read_text()
-    assert slurm.job(number)["JobState"] == "COMPLETED", told
+    text = log.read_text()
+    assert slurm.job(number)["JobState"] == "COMPLETED", text
     assert 5 < first < second < STEPS
     result = json.loads((run / RESULT).read_text())
     assert (result["step"], result["n_ranks"]) == (STEPS, 2)
-    assert "2 rank(s) on cpu" in told
+    assert "2 rank(s) on cpu" in text
     alone = tmp_path / "alone"
     words = [f"{TRAINING}/train.yaml", *SMALL, "dataset.path_train=synthetic", "dataset.path_eval=synthetic"]
     words += [f"lr_scheduler.total_iterations={STEPS}", f"logging.run_dir={alone}"]
     subprocess.run([sys.executable, "tools/pretrain.py", *words], cwd=root, check=True, timeout=300)
-    assert list(losses(run)) == list(range(1, STEPS + 1))
-    assert losses(run) == pytest.approx(losses(alone), abs=1e-4)
+    assert list(read_losses(run)) == list(range(1, STEPS + 1))
+    assert read_losses(run) == pytest.approx(read_losses(alone), abs=1e-4)
 
 
-def _restarted(slurm, number: str, times: int, log: Path) -> int:
-    """Wait until the job has gone on from a checkpoint so many times; the step it last went on after."""
-    end, words = time.monotonic() + 180, "going on after step "
+def _wait_for_restart(slurm, number: str, times: int, log: Path) -> int:
+    """Wait until the job has resumed `times` times; return the step after which it last resumed."""
+    end, words = time.monotonic() + 180, "resuming after step "
     while log.read_text().count(words) < times:
         assert time.monotonic() < end, (log.read_text(), slurm.job(number))
         time.sleep(0.2)
@@ -105,19 +105,19 @@ def _restarted(slurm, number: str, times: int, log: Path) -> int:
 @pytest.mark.ranks
 def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, root, tmp_path) -> None:
     run, log = tmp_path / "run", tmp_path / "log.txt"
-    number = submit(slurm, root, run, log, [], nodes=1, steps=100_000)
+    number = submit_job(slurm, root, run, log, [], nodes=1, steps=100_000)
     wait_for_step(run, 5, log)
     slurm("scancel", number)
     wait_for_state(slurm, number, ("CANCELLED", "COMPLETED", "FAILED", "PENDING"), log)
     assert slurm.job(number)["JobState"] == "CANCELLED", log.read_text()
     assert slurm.job(number)["Restarts"] == "0"
-    assert [found.is_preempt for found in layout.find(run / "checkpoints")] == [True]
+    assert [checkpoint.is_preempt for checkpoint in layout.find_checkpoints(run / "checkpoints")] == [True]
     assert "stopped by SIG" in log.read_text()
 
 
 def test_a_job_that_fails_stays_failed(slurm, root, tmp_path) -> None:
     log = tmp_path / "log.txt"
-    number = submit(slurm, root, tmp_path / "run", log, ["optim.lrr=1"], nodes=1)
+    number = submit_job(slurm, root, tmp_path / "run", log, ["optim.lrr=1"], nodes=1)
     wait_for_state(slurm, number, ("COMPLETED", "FAILED"), log)
     assert slurm.job(number)["ExitCode"] == "1:0"
     assert "error: examples_scaling/training/train.yaml: unknown key 'optim.lrr'" in log.read_text()

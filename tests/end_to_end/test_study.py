@@ -1,4 +1,4 @@
-"""The whole walk, shrunk: text to tokens to a ladder to a law to a page, by the commands of the README."""
+"""Tests of the complete workflow at a small scale: text, tokens, ladder, law and report."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ grids:
 
 
 class Walk:
-    """A folder, and the tools run in it as a person runs them."""
+    """A folder, and the tools run in it from the command line."""
 
     def __init__(self, root: Path, out: Path) -> None:
         self.root, self.out, self.study = root, out, out / "study.in.yaml"
@@ -76,20 +76,20 @@ def walk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
     return walk
 
 
-def test_the_dry_run_prices_every_run_and_spends_nothing(walk: Walk) -> None:
-    told = walk.run("sweep", walk.study, "--dry-run")
-    assert told.count(" to run\n") == 7
-    assert max(map(len, told.splitlines())) <= 100
+def test_the_dry_run_prices_every_run_and_trains_nothing(walk: Walk) -> None:
+    output = walk.run("sweep", walk.study, "--dry-run")
+    assert output.count(" to run\n") == 7
+    assert max(map(len, output.splitlines())) <= 100
     # 16 wide, 1 layer, 501 ids padded to 512: 512*16 + 4*256 + 3*16*64 + 3*16
-    assert "12,336" in told
-    assert "7 of 7 runs to do, 41k tokens" in told.splitlines()[0]
-    assert "240 steps of small and 240 steps of large just timed here" in told.replace("\n", " ")
+    assert "12,336" in output
+    assert "7 of 7 runs to do, 41k tokens" in output.splitlines()[0]
+    assert "240 steps of small and 240 steps of large timed on this machine" in output.replace("\n", " ")
     assert not (walk.out / "runs").exists()
 
 
 def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(walk: Walk) -> None:
-    told = walk.run("sweep", walk.study)
-    assert "7 of 7 runs done" in told
+    output = walk.run("sweep", walk.study)
+    assert "7 of 7 runs done" in output
     results = {path: path.stat().st_mtime_ns for path in walk.out.glob("runs/*/result.json")}
     assert len(results) == 7
     again = walk.run("sweep", walk.study)
@@ -106,26 +106,26 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
     words = ["--objective", "autoregressive", "--out", walk.out / "law.json", "--n-bootstrap", 50]
     law = walk.run("fit_law", walk.out / "table.csv", *words)
     assert "(6 runs)" in law
-    told = walk.run("make_report", walk.out).splitlines()
-    # six runs do not hold five constants, and it says so in place of the formula
-    assert told[0].startswith("law: Not identified: these runs do not hold ")
-    assert any(line.startswith("to do: To identify it train ") for line in told)
+    output = walk.run("make_report", walk.out).splitlines()
+    # six runs do not identify five constants, so a warning replaces the formula
+    assert output[0].startswith("law: Not identified: these runs do not determine ")
+    assert any(line.startswith("to do: To identify it train ") for line in output)
     page = (walk.out / "report.html").read_text()
     assert "Tiny study" in page
     assert "standard library" in page
 
 
-def test_a_changed_study_keeps_what_is_still_asked_for_and_marks_the_rest(walk: Walk) -> None:
+def test_a_changed_study_keeps_runs_that_are_still_planned_and_marks_the_others_stale(walk: Walk) -> None:
     words = ["grids=[{sizes: [small], train_tokens: [2560, 20480]}]"]
-    told = walk.run("sweep", walk.study, *words)
-    assert "1 of 2 runs are done already" in told
+    output = walk.run("sweep", walk.study, *words)
+    assert "1 of 2 runs are done already" in output
     walk.run("collect", walk.out)
     with (walk.out / "table.csv").open() as file:
         statuses = [row["status"] for row in csv.DictReader(file)]
     assert sorted(statuses) == ["done"] * 2 + ["stale"] * 6
 
 
-def test_a_run_that_fails_is_said_and_the_others_are_run(walk: Walk) -> None:
+def test_a_failed_run_is_reported_and_the_others_are_run(walk: Walk) -> None:
     words = [f"directory={walk.out / 'failing'}", "run.dataset.path_eval=/nowhere/text",
              "grids=[{sizes: [small], train_tokens: [2560]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}"]  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_run_that_fails_is_said_and_the_others_are_run(walk: Walk) -> None:
     assert "/nowhere/text" in done.stderr
 
 
-def test_an_interrupted_sweep_stops_its_runs_in_order_and_goes_on(walk: Walk) -> None:
+def test_an_interrupted_sweep_saves_its_runs_and_can_resume(walk: Walk) -> None:
     out = walk.out / "interrupted"
     words = [f"directory={out}", "grids=[{sizes: [small], train_tokens: [25_600_000]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}",
@@ -149,7 +149,7 @@ def test_an_interrupted_sweep_stops_its_runs_in_order_and_goes_on(walk: Walk) ->
             assert time.monotonic() < deadline and sweep.poll() is None
             time.sleep(0.1)
         os.kill(sweep.pid, signal.SIGINT)
-        _, told = sweep.communicate(timeout=240)
-    assert sweep.returncode == 75, told
-    assert "run the same command again" in told
+        _, errors = sweep.communicate(timeout=240)
+    assert sweep.returncode == 75, errors
+    assert "run the same command again" in errors
     assert len(list(out.glob("runs/*/checkpoints/*.preempt"))) == 1

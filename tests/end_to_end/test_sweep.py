@@ -1,4 +1,4 @@
-"""Sweeps as a person starts them: trunks and branches here and on a real Slurm, one signal, failed runs."""
+"""Tests of sweeps from the command line: trunks and branches, locally and on Slurm, signals, failed runs."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import RESULT, lock, read_metrics
-from megatron.scaling.ladder import expand, read_study_plan
+from megatron.run_dir import RESULT, lock_run, read_metrics
+from megatron.scaling.ladder import expand_study, read_study_plan
 from megatron.scaling.local import Device, LocalLauncher
 
 N_TOKENS = 100
@@ -36,19 +36,19 @@ grids:
 
 
 @pytest.mark.parametrize("word", ["--retries=-1", "--retries=two", "--jobs=0"])
-def test_a_count_that_is_none_is_a_usage_error(root: Path, word: str) -> None:
+def test_an_invalid_count_is_a_usage_error(root: Path, word: str) -> None:
     command = [sys.executable, str(root / "tools" / "sweep.py"), "study.yaml", word]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert told.returncode == 2
-    assert f"argument {word.partition('=')[0]}: found" in told.stderr
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2
+    assert f"argument {word.partition('=')[0]}: got" in done.stderr
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """Three runs of 10, 20 and 40 steps; the first two branch from the third at 5 and 10."""
     rng = np.random.default_rng(0)
-    told = {"tokenizer": {"n_tokens": N_TOKENS}}
-    with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), told) as writer:
+    sidecar = {"tokenizer": {"n_tokens": N_TOKENS}}
+    with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), sidecar) as writer:
         for _ in range(60):
             writer.add_document(rng.integers(0, N_TOKENS, 50))
     path = tmp_path / "study.in.yaml"
@@ -56,56 +56,58 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-def command(root: Path, study: Path, *words: str) -> list[str]:
+def sweep_command(root: Path, study: Path, *words: str) -> list[str]:
     return [sys.executable, str(root / "tools" / "sweep.py"), str(study), *words]
 
 
 def runs_of(out: Path) -> dict[int, Path]:
-    """Run folders by the number of steps planned."""
+    """Return run folders by their number of planned steps."""
     plans = {path.parent: json.loads(path.read_text()) for path in out.glob("runs/*/plan.json")}
     return {plan["n_steps"]: folder for folder, plan in plans.items()}
 
 
-def losses(out: Path) -> dict[int, float]:
-    """Held-out loss by steps of the run."""
+def read_losses(out: Path) -> dict[int, float]:
+    """Return held-out losses by the runs' number of steps."""
     return {n: json.loads((run / RESULT).read_text())["loss"] for n, run in runs_of(out).items()}
 
 
-def steps(run: Path) -> list[int]:
+def read_steps(run: Path) -> list[int]:
     return [line["step"] for line in read_metrics(run) if line["kind"] == "train"]
 
 
 @pytest.mark.slow
 def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(root, study, tmp_path) -> None:
-    done = subprocess.run(command(root, study), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        sweep_command(root, study), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 runs done" in done.stdout
     folders = runs_of(tmp_path)
-    assert {n: steps(run)[0] for n, run in folders.items()} == {10: 6, 20: 11, 40: 1}
-    branched = losses(tmp_path)
+    assert {n: read_steps(run)[0] for n, run in folders.items()} == {10: 6, 20: 11, 40: 1}
+    branched = read_losses(tmp_path)
     words = ["share_trunks=false", f"directory={tmp_path / 'alone'}"]
     words += [f"run.dataset.path_{part}={tmp_path / 'text'}" for part in ("train", "eval")]
     alone = subprocess.run(
-        command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
+        sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
     )
     assert alone.returncode == 0, alone.stderr
-    assert losses(tmp_path / "alone") == branched
+    assert read_losses(tmp_path / "alone") == branched
     assert {run.name for run in runs_of(tmp_path / "alone").values()} == {
         run.name for run in folders.values()
     }
-    # planned again with one budget more: what is there is found, and the new one branches too
+    # with one more budget, the existing runs are reused, and the new run also branches
     words = ["grids=[{sizes: [tiny], unique_tokens: [1280], epochs: [1, 2, 3, 4]}]"]
     more = subprocess.run(
-        command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
+        sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
     )
     assert "3 of 4 runs are done already" in more.stdout
-    assert steps(runs_of(tmp_path)[30])[0] == 11  # the latest checkpoint of the trunk before step 15
+    assert read_steps(runs_of(tmp_path)[30])[0] == 11  # the trunk's latest checkpoint before step 15
 
 
-def test_a_run_that_fails_is_started_again_and_then_told_of(root, study, tmp_path) -> None:
+def test_a_run_that_fails_is_retried_and_then_reported(root, study, tmp_path) -> None:
     words = ["run.dataset.path_eval=/nowhere/text", "grids=[{sizes: [tiny], epochs: [1]}]", "--retries", "2"]
     done = subprocess.run(
-        command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
+        sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
     assert done.stdout.count("starts again") == 2
@@ -114,15 +116,15 @@ def test_a_run_that_fails_is_started_again_and_then_told_of(root, study, tmp_pat
 
 
 @pytest.mark.ranks
-def test_a_run_over_two_ranks_that_was_asked_to_stop_is_told_as_preempted(root, study) -> None:
+def test_a_stopped_run_over_two_ranks_is_reported_as_preempted(root, study) -> None:
     plan = read_study_plan(study, ["share_trunks=false", "run.misc.max_hours=1e-9"])
-    (run, *_) = expand(plan)
+    (run, *_) = expand_study(plan)
     launcher = LocalLauncher([Device(1, 1e12)] * 2, on_gpus=True, gpus_per_run=2)
     (job,) = launcher.start([run])
     job.handle.wait(timeout=240)
-    told = (run.folder / "log.txt").read_text()
-    assert [status for _, status in launcher.ended([job])] == [75], told
-    assert "2 rank(s) on cpu" in told
+    log = (run.folder / "log.txt").read_text()
+    assert [status for _, status in launcher.collect_ended([job])] == [75], log
+    assert "2 rank(s) on cpu" in log
     assert len(list(run.folder.glob("checkpoints/*.preempt"))) == 1
 
 
@@ -131,25 +133,25 @@ def test_a_run_over_two_ranks_that_was_asked_to_stop_is_told_as_preempted(root, 
 def test_on_slurm_runs_are_tasks_of_arrays_and_branches_follow_their_trunk(
     slurm, root, study, tmp_path
 ) -> None:
-    words = command(root, study, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
+    words = sweep_command(root, study, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=400, check=False, env=slurm.variables
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/log.txt"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "3 of 3 runs done" in done.stdout
-    assert {n: steps(run)[0] for n, run in runs_of(tmp_path).items()} == {10: 6, 20: 11, 40: 1}
+    assert {n: read_steps(run)[0] for n, run in runs_of(tmp_path).items()} == {10: 6, 20: 11, 40: 1}
     tasks = {(run / "slurm_task").read_text().strip() for run in runs_of(tmp_path).values()}
     assert len(tasks) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_on_slurm_a_sweep_that_was_killed_is_taken_up_and_one_signal_stops_the_tasks(
+def test_on_slurm_a_killed_sweep_is_resumed_and_one_signal_stops_the_tasks(
     slurm, root, study, tmp_path
 ) -> None:
     grid = "grids=[{sizes: [tiny], train_tokens: [12_800_000]}]"
-    words = command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
+    words = sweep_command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     first = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
     first.kill()
     first.communicate(timeout=240)
@@ -160,10 +162,10 @@ def test_on_slurm_a_sweep_that_was_killed_is_taken_up_and_one_signal_stops_the_t
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=slurm.variables
     )
     time.sleep(8)
-    assert (run / "slurm_task").read_text() == task, "the task goes on, no other is submitted"
+    assert (run / "slurm_task").read_text() == task, "the task continues, no other is submitted"
     os.kill(second.pid, signal.SIGINT)
-    _, told = second.communicate(timeout=240)
-    assert second.returncode == 75, told
+    _, errors = second.communicate(timeout=240)
+    assert second.returncode == 75, errors
     assert slurm("squeue", "--noheader") == ""
     assert len(list(run.glob("checkpoints/*.preempt"))) == 1
 
@@ -175,7 +177,7 @@ def _start_and_wait_for_steps(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
     )
     end = time.monotonic() + 180
-    while not any(steps(run) for run in runs_of(out).values()):
+    while not any(read_steps(run) for run in runs_of(out).values()):
         assert time.monotonic() < end and process.poll() is None, process.communicate(timeout=240)
         time.sleep(0.2)
     return process
@@ -185,21 +187,21 @@ LONG = "grids=[{sizes: [tiny], train_tokens: [12_800_000]}]"
 
 
 def wait_until_gone(run: Path, seconds: float = 60) -> None:
-    """Return when no process trains the run."""
+    """Wait until no process trains the run."""
     end = time.monotonic() + seconds
-    while (held := lock(run)) is None:
-        assert time.monotonic() < end, "a process of a sweep that is gone still trains"
+    while (lock_handle := lock_run(run)) is None:
+        assert time.monotonic() < end, "a process of an ended sweep still trains"
         time.sleep(0.1)
-    held.close()
+    lock_handle.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp_path, number) -> None:
-    sweep = _start_and_wait_for_steps(command(root, study, LONG), dict(os.environ), tmp_path)
+    sweep = _start_and_wait_for_steps(sweep_command(root, study, LONG), dict(os.environ), tmp_path)
     (run,) = runs_of(tmp_path).values()
     sweep.send_signal(number)
-    _, told = sweep.communicate(timeout=120)
-    assert sweep.returncode == (-9 if number == signal.SIGKILL else 75), told
+    _, errors = sweep.communicate(timeout=120)
+    assert sweep.returncode == (-9 if number == signal.SIGKILL else 75), errors
     wait_until_gone(run)
     assert len(list(run.glob("checkpoints/*.preempt"))) == 1
     assert "stopped by SIGTERM after step" in (run / "log.txt").read_text()
@@ -207,7 +209,7 @@ def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study, tmp_path) -> None:
-    words = command(root, study, "grids=[{sizes: [tiny], train_tokens: [76_800]}]")  # 600 steps
+    words = sweep_command(root, study, "grids=[{sizes: [tiny], train_tokens: [76_800]}]")  # 600 steps
     first = _start_and_wait_for_steps(words, dict(os.environ), tmp_path)
     first.kill()
     first.communicate(timeout=120)
@@ -215,33 +217,33 @@ def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study,
     assert again.returncode == 0, again.stdout + again.stderr
     assert again.stdout.splitlines()[-1] == f"{tmp_path}: 1 of 1 runs done"
     (run,) = runs_of(tmp_path).values()
-    assert steps(run) == list(range(1, 601))
+    assert read_steps(run) == list(range(1, 601))
     assert "another process is training there" not in (run / "log.txt").read_text()
 
 
 def test_two_sweeps_of_one_study_share_its_runs_and_both_end_well(root, study, tmp_path) -> None:
     grid = "grids=[{sizes: [tiny], train_tokens: [2560], lr: [1.0e-3, 2.0e-3, 3.0e-3]}]"  # 3 runs of 20 steps
-    words = command(root, study, grid, "--jobs", "2")
+    words = sweep_command(root, study, grid, "--jobs", "2")
     several = [
         subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    told = [process.communicate(timeout=280) for process in several]
-    assert [process.returncode for process in several] == [0, 0], told
-    for out, error in told:
+    outputs = [process.communicate(timeout=280) for process in several]
+    assert [process.returncode for process in several] == [0, 0], outputs
+    for out, error in outputs:
         assert out.splitlines()[-1] == f"{tmp_path}: 3 of 3 runs done", (out, error)
     folders = [path.parent for path in tmp_path.glob("runs/*/plan.json")]
     assert len(folders) == 3
     for run in folders:
-        assert steps(run) == list(range(1, 21))
+        assert read_steps(run) == list(range(1, 21))
         log = (run / "log.txt").read_text()
         assert log.count("done, ") == 1 and "error" not in log, log
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_on_slurm_a_controller_that_restarts_costs_no_task(slurm, root, study, tmp_path) -> None:
+def test_on_slurm_no_task_is_lost_when_the_controller_restarts(slurm, root, study, tmp_path) -> None:
     grid = "grids=[{sizes: [tiny], train_tokens: [384_000]}]"  # 3,000 steps
-    words = command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
+    words = sweep_command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     sweep = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
     (run,) = runs_of(tmp_path).values()
     task = (run / "slurm_task").read_text()
@@ -255,7 +257,7 @@ def test_on_slurm_a_controller_that_restarts_costs_no_task(slurm, root, study, t
             controller.args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=slurm.variables,
             start_new_session=True,
         )  # fmt: skip
-    out, told = sweep.communicate(timeout=400)
-    assert sweep.returncode == 0, out + told
-    assert (run / "slurm_task").read_text() == task, "the same task has gone on"
-    assert steps(run) == list(range(1, 3001))
+    out, errors = sweep.communicate(timeout=400)
+    assert sweep.returncode == 0, out + errors
+    assert (run / "slurm_task").read_text() == task, "the same task continued"
+    assert read_steps(run) == list(range(1, 3001))

@@ -1,4 +1,4 @@
-"""On a file system without flock everything works as elsewhere, and a second process is still refused."""
+"""Tests on a file system without flock: everything works, and a second process is still refused."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron.io import OWNER
-from megatron.run_dir import LOCK, is_done, last_metrics, read_metrics
+from megatron.run_dir import LOCK, is_done, read_last_metrics, read_metrics
 
 NO_FLOCK = """
 import errno, fcntl, os
@@ -41,7 +41,7 @@ grids:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """For processes in which flock is not supported."""
+    """Environment of processes in which flock is not supported."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_FLOCK)
     path = f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
@@ -54,12 +54,12 @@ def lock_files(folder: Path) -> list[Path]:
 
 def wait_for_step(run: Path, process: "subprocess.Popen[str]") -> None:
     end = time.monotonic() + 120
-    while not last_metrics(run):
+    while not read_last_metrics(run):
         assert time.monotonic() < end and process.poll() is None, process.communicate()
         time.sleep(0.05)
 
 
-def test_a_run_is_trained_by_one_process_and_taken_over_from_a_killed_one(
+def test_a_run_is_trained_by_one_process_and_resumed_after_that_was_killed(
     root, tmp_path, environment
 ) -> None:
     run = tmp_path / "run"
@@ -74,8 +74,8 @@ def test_a_run_is_trained_by_one_process_and_taken_over_from_a_killed_one(
         assert f"error: {run}: another process is training there" in second.stderr
     finally:
         first.kill()
-        _, told = first.communicate(timeout=60)
-    assert told.count("has no file locks (Function not implemented)") == 1
+        _, errors = first.communicate(timeout=60)
+    assert errors.count("has no file locks (Function not implemented)") == 1
     assert [path.name for path in lock_files(run)] == [LOCK + OWNER]
     words = [*tool, f"logging.run_dir={run}", "lr_scheduler.total_iterations=6"]
     words += ["checkpoint.resume=never"]
@@ -98,8 +98,8 @@ def test_text_is_tokenised_and_two_sweeps_share_a_study(root, tmp_path, environm
         "--workers",
         "2",
     ]
-    made = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
-    assert made.returncode == 0, made.stderr
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
     assert not lock_files(tmp_path) and not list(tmp_path.glob(".text*"))
     (tmp_path / "study.in.yaml").write_text(STUDY.format(out=tmp_path))
     words = [sys.executable, str(root / "tools" / "sweep.py"), str(tmp_path / "study.in.yaml")]
@@ -107,8 +107,8 @@ def test_text_is_tokenised_and_two_sweeps_share_a_study(root, tmp_path, environm
         subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    told = [process.communicate(timeout=280) for process in several]
-    assert [process.returncode for process in several] == [0, 0], told
+    outputs = [process.communicate(timeout=280) for process in several]
+    assert [process.returncode for process in several] == [0, 0], outputs
     folders = [path.parent for path in tmp_path.glob("runs/*/plan.json")]
     assert len(folders) == 2
     for run in folders:
@@ -119,7 +119,7 @@ def test_text_is_tokenised_and_two_sweeps_share_a_study(root, tmp_path, environm
 
 
 def make_tokenizer(folder: Path) -> str:
-    """A folder with a byte-level tokenizer of 256 bytes and an end of document."""
+    """Write a byte-level tokenizer of 256 bytes and an end-of-document token; return its folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""DeepSpeed gives the losses of torch on one process, whatever the stage and the number of ranks."""
+"""DeepSpeed gives the losses of torch on one process for every stage and number of ranks."""
 
 import json
 import os
@@ -18,12 +18,12 @@ AR, MDM = "autoregressive", "masked_diffusion"
 Case = dict[str, Any]
 
 
-def zero(stage: int, **dist: Any) -> dict[str, Any]:
+def zero_config(stage: int, **dist: Any) -> dict[str, Any]:
     return {"engine": "deepspeed", "sharding_stage": f"zero{stage}", **dist}
 
 
-def told_by(cases: list[Case], n_ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Run several_steps.py on so many gloo ranks; what rank 0 told of each case."""
+def run_cases(cases: list[Case], n_ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """Run several_steps.py on gloo ranks; return rank 0's result of each case."""
     script = Path(__file__).with_name("several_steps.py")
     shared = {**os.environ, "OMP_NUM_THREADS": "1"}
     if n_ranks > 1:
@@ -39,61 +39,68 @@ def told_by(cases: list[Case], n_ranks: int, folder: Path) -> list[dict[str, Any
         for rank in range(n_ranks)
     ]
     try:
-        said = [process.communicate(timeout=240)[0] for process in started]
+        outputs = [process.communicate(timeout=240)[0] for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    assert [process.returncode for process in started] == [0] * n_ranks, said[0][-3000:]
-    return json.loads((folder / "told.json").read_text())
+    assert [process.returncode for process in started] == [0] * n_ranks, outputs[0][-3000:]
+    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def torch_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the torch engine tells on one process, and where it left its state after step 3."""
+    """Results of the torch engine on one process, and the folder of its state after step 3."""
     folder = tmp_path_factory.mktemp("torch")
     cases = [{"objective": objective, "save": objective} for objective in (AR, MDM)]
-    told = told_by(cases, 1, folder)
-    return {case["objective"]: {**one, "folder": folder} for case, one in zip(cases, told, strict=True)}
+    results = run_cases(cases, 1, folder)
+    return {
+        case["objective"]: {**result, "folder": folder} for case, result in zip(cases, results, strict=True)
+    }
 
 
-def assert_equal(found: dict[str, Any], wanted: dict[str, Any], first: int = 0) -> None:
-    assert found["loss"] == pytest.approx(wanted["loss"][first:], abs=1e-5)
-    assert found["grad_norm"] == pytest.approx(wanted["grad_norm"][first:], abs=2e-5)
-    assert found["score"] == pytest.approx(wanted["score"], abs=1e-5)
+def assert_equal(result: dict[str, Any], expected: dict[str, Any], first: int = 0) -> None:
+    assert result["loss"] == pytest.approx(expected["loss"][first:], abs=1e-5)
+    assert result["grad_norm"] == pytest.approx(expected["grad_norm"][first:], abs=2e-5)
+    assert result["score"] == pytest.approx(expected["score"], abs=1e-5)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "n_ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
-def test_every_stage_gives_the_losses_of_torch_and_again_after_resuming(
+def test_every_stage_gives_the_losses_of_torch_also_after_resuming(
     n_ranks: int, torch_alone: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     cases: list[Case] = []
     for objective in (AR, MDM):
-        # two samples at a time: four, two or one forwards a step, on as many ranks the same gradient
+        # two samples per forward: four, two or one forwards a step on 1, 2 or 4 ranks, with the same gradient
         cases += [
-            {"objective": objective, "dist": zero(stage), "microbatch_size": 2, "save": f"{objective}{stage}"}
+            {
+                "objective": objective,
+                "dist": zero_config(stage),
+                "microbatch_size": 2,
+                "save": f"{objective}{stage}",
+            }
             for stage in STAGES
         ]
-    # each goes on from the state of another stage, and one from torch's
+    # each resumes from the state of another stage, and one from that of torch
     resumed: list[Case] = [
-        {"objective": objective, "dist": zero(stage), "load": f"{objective}{(stage + 1) % 4}"}
+        {"objective": objective, "dist": zero_config(stage), "load": f"{objective}{(stage + 1) % 4}"}
         for objective in (AR, MDM)
         for stage in STAGES
     ]
     from_torch = str(torch_alone[MDM]["folder"] / MDM)
     resumed += [
-        {"objective": MDM, "dist": zero(3), "load": from_torch},
+        {"objective": MDM, "dist": zero_config(3), "load": from_torch},
         {"objective": MDM, "load": f"{MDM}3"},
     ]
-    told = told_by(cases + resumed, n_ranks, tmp_path)
-    for case, one in zip(cases + resumed, told, strict=True):
-        assert_equal(one, torch_alone[case["objective"]], 3 if "load" in case else 0)
+    results = run_cases(cases + resumed, n_ranks, tmp_path)
+    for case, result in zip(cases + resumed, results, strict=True):
+        assert_equal(result, torch_alone[case["objective"]], 3 if "load" in case else 0)
 
 
-# what is read outside of its own module, has a rate of its own, or looks at the whole sample
+# options with weights used outside of their module, separate rates, or a dependence on whole samples
 OPTIONS: list[Case] = [
     {
         "objective": AR,
@@ -117,12 +124,12 @@ OPTIONS: list[Case] = [
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_every_shape_and_objective_gives_the_same_losses_in_shards(tmp_path: Path) -> None:
-    alone = told_by(OPTIONS, 1, tmp_path)
-    layouts = ({"sharding_stage": "zero3"}, zero(1), zero(3))
+    alone = run_cases(OPTIONS, 1, tmp_path)
+    layouts = ({"sharding_stage": "zero3"}, zero_config(1), zero_config(3))
     cases = [{**case, "dist": layout, "microbatch_size": 2} for case in OPTIONS for layout in layouts]
-    wanted = [one for one in alone for _ in layouts]
-    for found, one in zip(told_by(cases, 2, tmp_path), wanted, strict=True):
-        assert_equal(found, one)
+    expected = [reference for reference in alone for _ in layouts]
+    for result, reference in zip(run_cases(cases, 2, tmp_path), expected, strict=True):
+        assert_equal(result, reference)
 
 
 @pytest.mark.slow
@@ -130,13 +137,13 @@ def test_every_shape_and_objective_gives_the_same_losses_in_shards(tmp_path: Pat
 def test_offloading_changes_no_loss(torch_alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     cases: list[Case] = []
     for stage in (2, 3):
-        offload = zero(stage, offload_optimizer=True, offload_parameters=stage == 3)
+        offload = zero_config(stage, offload_optimizer=True, offload_parameters=stage == 3)
         cases += [
             {"objective": AR, "dist": offload, "save": f"off{stage}"},
             {"objective": AR, "dist": offload, "load": f"off{stage}"},
         ]
-    for case, one in zip(cases, told_by(cases, 2, tmp_path), strict=True):
-        assert_equal(one, torch_alone[AR], 3 if "load" in case else 0)
+    for case, result in zip(cases, run_cases(cases, 2, tmp_path), strict=True):
+        assert_equal(result, torch_alone[AR], 3 if "load" in case else 0)
 
 
 @pytest.mark.slow
@@ -146,13 +153,13 @@ def test_bfloat16_is_near_float32_at_every_stage_and_resumes_exactly(
 ) -> None:
     cases: list[Case] = []
     for stage in STAGES:
-        dist = zero(stage, dtype="bfloat16")
+        dist = zero_config(stage, dtype="bfloat16")
         cases += [
             {"objective": AR, "dist": dist, "save": f"half{stage}"},
             {"objective": AR, "dist": dist, "load": f"half{stage}"},
         ]
-    told = told_by(cases, 2, tmp_path)
-    for whole, resumed in zip(told[::2], told[1::2], strict=True):
+    results = run_cases(cases, 2, tmp_path)
+    for whole, resumed in zip(results[::2], results[1::2], strict=True):
         assert whole["loss"] == pytest.approx(torch_alone[AR]["loss"], abs=0.01)
         assert whole["loss"] != pytest.approx(torch_alone[AR]["loss"], abs=1e-7)
         assert resumed["loss"] == whole["loss"][3:]
@@ -160,28 +167,28 @@ def test_bfloat16_is_near_float32_at_every_stage_and_resumes_exactly(
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_gradient_that_is_no_number_on_one_rank_moves_nothing(tmp_path: Path) -> None:
-    poisoned = [{"objective": MDM, "dist": zero(stage), "poison": 2} for stage in STAGES]
-    told = told_by([{"objective": MDM, "poison": 2}, *poisoned], 2, tmp_path)
-    for one in told:
-        finite = [abs(x) < float("inf") for x in one["grad_norm"]]
+def test_a_nan_gradient_on_a_single_rank_changes_no_weight(tmp_path: Path) -> None:
+    poisoned = [{"objective": MDM, "dist": zero_config(stage), "poison": 2} for stage in STAGES]
+    results = run_cases([{"objective": MDM, "poison": 2}, *poisoned], 2, tmp_path)
+    for result in results:
+        finite = [abs(x) < float("inf") for x in result["grad_norm"]]
         assert finite == [True, True, False, True, True]
-        assert one["loss"][3:] == pytest.approx(told[0]["loss"][3:], abs=1e-5)
+        assert result["loss"][3:] == pytest.approx(results[0]["loss"][3:], abs=1e-5)
 
 
 @pytest.mark.ranks
-def test_a_sharded_state_goes_on_with_other_ranks_stages_and_engines(
+def test_a_sharded_state_resumes_with_other_ranks_stages_and_engines(
     torch_alone: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     first: list[Case] = [
-        {"objective": MDM, "dist": zero(3), "save": "three", "sharded": True},
+        {"objective": MDM, "dist": zero_config(3), "save": "three", "sharded": True},
         {"objective": MDM, "save": "torch", "sharded": True},
     ]
-    told_by(first, 2, tmp_path)
+    run_cases(first, 2, tmp_path)
     then: list[Case] = [
-        {"objective": MDM, "dist": zero(1), "load": "three", "sharded": True},
+        {"objective": MDM, "dist": zero_config(1), "load": "three", "sharded": True},
         {"objective": MDM, "load": "three", "sharded": True},
-        {"objective": MDM, "dist": zero(2), "load": "torch", "sharded": True},
+        {"objective": MDM, "dist": zero_config(2), "load": "torch", "sharded": True},
     ]
-    for one in told_by(then, 1, tmp_path):
-        assert_equal(one, torch_alone[MDM], 3)
+    for result in run_cases(then, 1, tmp_path):
+        assert_equal(result, torch_alone[MDM], 3)

@@ -1,4 +1,4 @@
-"""Our settings in DeepSpeed's words, and contradictions named."""
+"""Translation of the settings to DeepSpeed's JSON, and conflicts with a user's JSON."""
 
 import json
 from pathlib import Path
@@ -7,33 +7,38 @@ from typing import Any
 import pytest
 
 from megatron.config.schema import DistConfig, OptimConfig
-from megatron.engine.deepspeed_config import FREE, _leaves, translate, with_users_own
+from megatron.engine.deepspeed_config import (
+    OVERRIDABLE,
+    _iterate_leaves,
+    build_deepspeed_config,
+    merge_user_config,
+)
 
 OPTIM = OptimConfig(lr=1e-3, grad_clip=0.5)
 
 
-def ours(**dist: Any) -> dict[str, Any]:
-    return translate(DistConfig(engine="deepspeed", **dist), OPTIM, 4, 2, 3)
+def build_config(**dist: Any) -> dict[str, Any]:
+    return build_deepspeed_config(DistConfig(engine="deepspeed", **dist), OPTIM, 4, 2, 3)
 
 
-def laid_over(tmp_path: Path, theirs: Any, **dist: Any) -> dict[str, Any]:
+def merge_config(tmp_path: Path, theirs: Any, **dist: Any) -> dict[str, Any]:
     path = tmp_path / "theirs.json"
     path.write_text(theirs if isinstance(theirs, str) else json.dumps(theirs))
-    return with_users_own(ours(**dist), path, OPTIM)
+    return merge_user_config(build_config(**dist), path, OPTIM)
 
 
-def test_the_batch_is_what_ranks_and_microbatches_make_of_it() -> None:
-    told = ours(sharding_stage="zero2")
-    assert told["train_batch_size"] == 2 * 3 * 4
-    assert told["gradient_accumulation_steps"] == 3
-    assert told["zero_optimization"]["stage"] == 2
-    assert told["gradient_clipping"] == 0.5
+def test_the_batch_size_follows_from_ranks_and_microbatches() -> None:
+    config = build_config(sharding_stage="zero2")
+    assert config["train_batch_size"] == 2 * 3 * 4
+    assert config["gradient_accumulation_steps"] == 3
+    assert config["zero_optimization"]["stage"] == 2
+    assert config["gradient_clipping"] == 0.5
 
 
 @pytest.mark.parametrize(("dtype", "section"), [("bfloat16", "bf16"), ("float16", "fp16")])
-def test_half_precision_keeps_float32_weights_somewhere(dtype: str, section: str) -> None:
-    assert ours(dtype=dtype, sharding_stage="zero1")[section]["enabled"]
-    whole = ours(dtype=dtype)
+def test_half_precision_keeps_float32_weights(dtype: str, section: str) -> None:
+    assert build_config(dtype=dtype, sharding_stage="zero1")[section]["enabled"]
+    whole = build_config(dtype=dtype)
     assert not whole[section]["enabled"]
     assert whole["torch_autocast"]["enabled"]
     assert whole["communication_data_type"] == "fp32"
@@ -42,43 +47,49 @@ def test_half_precision_keeps_float32_weights_somewhere(dtype: str, section: str
 @pytest.mark.parametrize(
     ("theirs", "named"),
     [
-        ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3, ours 2"),
-        ({"train_batch_size": 32}, "train_batch_size is 32, ours 24"),
-        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps is 1, ours 3"),
-        ({"gradient_clipping": 1.0}, "gradient_clipping is 1.0, ours 0.5"),
-        ({"bfloat16": {"enabled": True}}, "bf16.enabled is True, ours False"),
-        ({"optimizer": {"type": "Lamb"}}, "optimizer.type is 'Lamb', ours 'AdamW'"),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": 2}}}, "optimizer.params.lr is 2, ours 0.001"),
-        ({"scheduler": {"type": "WarmupLR"}}, "scheduler is for lr_scheduler to say"),
-        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "is 'nvme', ours 'none'"),
-        ({"zero_optimization": {"cpu_offload": True}}, "zero_optimization.cpu_offload is True, ours False"),
-        ({"zero_optimization": 3}, "zero_optimization is 3, wanted a section of keys"),
-        ({"bf16": True}, "bf16 is True, wanted a section of keys"),
-        ({"train_batch_size": {"of": 24}}, "train_batch_size.of is 24, wanted no section there"),
-        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op is 'sum', ours 'mean'"),
-        ({"elasticity": {"enabled": True}}, "elasticity is for dataset.batch_size to say"),
-        ({"pipeline": {"stages": 2}}, "pipeline is for dist.pipeline_parallel to say"),
+        ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage: got 3, expected 2"),
+        ({"train_batch_size": 32}, "train_batch_size: got 32, expected 24"),
+        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps: got 1, expected 3"),
+        ({"gradient_clipping": 1.0}, "gradient_clipping: got 1.0, expected 0.5"),
+        ({"bfloat16": {"enabled": True}}, "bf16.enabled: got True, expected False"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type: got 'Lamb', expected 'AdamW'"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 2}}}, "optimizer.params.lr: got 2, expected 0.001"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler: set lr_scheduler instead"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "got 'nvme', expected 'none'"),
+        (
+            {"zero_optimization": {"cpu_offload": True}},
+            "zero_optimization.cpu_offload: got True, expected False",
+        ),
+        ({"zero_optimization": 3}, "zero_optimization: got 3, expected a section of keys"),
+        ({"bf16": True}, "bf16: got True, expected a section of keys"),
+        ({"train_batch_size": {"of": 24}}, "train_batch_size.of: got 24, expected no section"),
+        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: got 'sum', expected 'mean'"),
+        ({"elasticity": {"enabled": True}}, "elasticity: set dataset.batch_size instead"),
+        ({"pipeline": {"stages": 2}}, "pipeline: set dist.pipeline_parallel instead"),
         (
             {"activation_checkpointing": {"partition_activations": True}},
-            "activation_checkpointing is for dist.activation_checkpointing to say",
+            "activation_checkpointing: set dist.activation_checkpointing instead",
         ),
-        ({"train_batch_szie": 24}, "train_batch_szie is no key, did you mean train_batch_size?"),
-        ({"optimizer": "AdamW"}, "optimizer is 'AdamW', wanted a section with type and params"),
-        ({"optimizer": {"params": 3}}, "wanted a section with type and params"),
-        ({"optimizer": {"params": {"amsgrad": True}}}, "optimizer.params.amsgrad is True, ours False"),
-        ({"optimizer": {"params": {"bias_correction": False}}}, "params.bias_correction is False, ours True"),
+        ({"train_batch_szie": 24}, "unknown key train_batch_szie, did you mean train_batch_size?"),
+        ({"optimizer": "AdamW"}, "optimizer: got 'AdamW', expected a section with type and params"),
+        ({"optimizer": {"params": 3}}, "expected a section with type and params"),
+        ({"optimizer": {"params": {"amsgrad": True}}}, "optimizer.params.amsgrad: got True, expected False"),
+        (
+            {"optimizer": {"params": {"bias_correction": False}}},
+            "params.bias_correction: got False, expected True",
+        ),
     ],
 )
-def test_a_contradiction_is_refused_with_key_and_both_values(
+def test_a_conflict_is_refused_with_key_and_both_values(
     theirs: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="contradicts the run's settings") as refused:
-        laid_over(tmp_path, theirs, sharding_stage="zero2", dtype="float32")
+    with pytest.raises(ValueError, match="conflicts with the run's settings") as refused:
+        merge_config(tmp_path, theirs, sharding_stage="zero2", dtype="float32")
     assert named in str(refused.value)
 
 
-def other(value: Any) -> Any:
-    """A value of the same kind that is not the same."""
+def change_value(value: Any) -> Any:
+    """Return a different value of the same type."""
     if isinstance(value, bool):
         return not value
     return f"{value}x" if isinstance(value, str) else value + 1
@@ -86,19 +97,23 @@ def other(value: Any) -> Any:
 
 @pytest.mark.parametrize("stage", ["zero0", "zero3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_key_that_we_set_is_refused_by_name_where_theirs_differs(tmp_path, stage, dtype) -> None:
-    leaves = [leaf for leaf in _leaves(ours(sharding_stage=stage, dtype=dtype)) if leaf[0] not in FREE]
+def test_every_generated_key_is_refused_by_name_if_the_users_value_differs(tmp_path, stage, dtype) -> None:
+    leaves = [
+        leaf
+        for leaf in _iterate_leaves(build_config(sharding_stage=stage, dtype=dtype))
+        if leaf[0] not in OVERRIDABLE
+    ]
     assert len(leaves) > 10
     for key, value in leaves:
-        told: Any = other(value)
+        user: Any = change_value(value)
         for name in reversed(key.split(".")):
-            told = {name: told}
+            user = {name: user}
         with pytest.raises(ValueError) as refused:
-            laid_over(tmp_path, told, sharding_stage=stage, dtype=dtype)
-        assert f"{key} is {other(value)!r}, ours {value!r}" in str(refused.value)
+            merge_config(tmp_path, user, sharding_stage=stage, dtype=dtype)
+        assert f"{key}: got {change_value(value)!r}, expected {value!r}" in str(refused.value)
 
 
-def test_what_does_not_contradict_is_taken(tmp_path: Path) -> None:
+def test_settings_without_a_conflict_are_merged(tmp_path: Path) -> None:
     theirs = {
         "train_batch_size": "auto",
         "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 1000},
@@ -107,18 +122,18 @@ def test_what_does_not_contradict_is_taken(tmp_path: Path) -> None:
         "steps_per_print": 7,
         "scheduler": {},
     }
-    told = laid_over(tmp_path, theirs, sharding_stage="zero2")
-    assert told["train_batch_size"] == 24
-    assert told["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert told["zero_optimization"]["offload_param"] == {"device": "none"}
-    assert (told["wall_clock_breakdown"], told["steps_per_print"]) == (True, 7)
-    assert "optimizer" not in told
+    config = merge_config(tmp_path, theirs, sharding_stage="zero2")
+    assert config["train_batch_size"] == 24
+    assert config["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert config["zero_optimization"]["offload_param"] == {"device": "none"}
+    assert (config["wall_clock_breakdown"], config["steps_per_print"]) == (True, 7)
+    assert "optimizer" not in config
 
 
-def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
+def test_bad_files_give_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON"):
-        laid_over(tmp_path, "{")
-    with pytest.raises(ValueError, match="wanted an object, found list"):
-        laid_over(tmp_path, [1])
+        merge_config(tmp_path, "{")
+    with pytest.raises(ValueError, match="got list, expected a JSON object"):
+        merge_config(tmp_path, [1])
     with pytest.raises(FileNotFoundError, match="no such file"):
-        with_users_own(ours(), tmp_path / "none.json", OPTIM)
+        merge_user_config(build_config(), tmp_path / "none.json", OPTIM)

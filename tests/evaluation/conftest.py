@@ -1,4 +1,4 @@
-"""One thread: generation makes thousands of tiny forwards, where more would only wait for one another."""
+"""Run offline and with one thread: generation makes thousands of tiny forward passes."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def offline() -> Iterator[None]:
-    """Read when lm_eval is imported; without it local data take a minute."""
+    """Set HF_HUB_OFFLINE, which lm_eval reads at import; without it, loading local data takes a minute."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_HUB_OFFLINE", "1")
         yield

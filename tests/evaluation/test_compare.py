@@ -1,4 +1,4 @@
-"""The paired bootstrap, against what is known of normal differences."""
+"""The paired bootstrap, compared with normal theory."""
 
 from pathlib import Path
 
@@ -6,52 +6,54 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from megatron.data.documents import write_parquet
+from megatron.data.text_readers import write_parquet_columns
 from megatron.evaluation.compare import compare_documents, paired_bootstrap
 
 N = 400
 RNG = np.random.default_rng(0)
-HARD = RNG.normal(3, 1, N)  # what makes a document hard for both
+HARD = RNG.normal(3, 1, N)  # difficulty of a document for both models
 NOISE = RNG.normal(0, 0.1, N)
 TOKENS = np.full(N, 10)
 
 
 def test_the_interval_and_the_p_value_are_those_of_a_normal_mean() -> None:
-    """The documents' own spread, ten times that of the differences, is paired away."""
+    """Pairing removes the documents' variation, which is ten times that of the differences."""
     better = HARD * 10 + NOISE - NOISE.mean() - 0.012
-    found = paired_bootstrap(better, HARD * 10, TOKENS, 20_000, seed=1)
+    result = paired_bootstrap(better, HARD * 10, TOKENS, 20_000, seed=1)
     error = NOISE.std() / np.sqrt(N) / 10
-    assert found.difference == pytest.approx(-0.0012)
-    assert (found.low, found.high) == pytest.approx(
+    assert result.difference == pytest.approx(-0.0012)
+    assert (result.low, result.high) == pytest.approx(
         (-0.0012 - 1.96 * error, -0.0012 + 1.96 * error), abs=0.1 * error
     )
-    assert found.p_value == pytest.approx(2 * norm.cdf(-0.0012 / error), rel=0.25)
+    assert result.p_value == pytest.approx(2 * norm.cdf(-0.0012 / error), rel=0.25)
     back = paired_bootstrap(HARD * 10, better, TOKENS, 20_000, seed=1)
-    assert (back.difference, back.p_value) == pytest.approx((-found.difference, found.p_value))
+    assert (back.difference, back.p_value) == pytest.approx((-result.difference, result.p_value))
 
 
 def test_a_model_differs_from_itself_in_nothing() -> None:
-    found = paired_bootstrap(HARD, HARD, TOKENS, 1000, seed=0)
-    assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+    result = paired_bootstrap(HARD, HARD, TOKENS, 1000, seed=0)
+    assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
 
 
-def test_documents_count_by_their_tokens() -> None:
+def test_documents_are_weighted_by_their_tokens() -> None:
     tokens = np.array([1, 99])
-    found = paired_bootstrap(np.array([5.0, 99.0]), np.array([1.0, 198.0]), tokens, 1000, seed=0)
-    assert (found.loss_a, found.loss_b) == pytest.approx((1.04, 1.99))
+    result = paired_bootstrap(np.array([5.0, 99.0]), np.array([1.0, 198.0]), tokens, 1000, seed=0)
+    assert (result.loss_a, result.loss_b) == pytest.approx((1.04, 1.99))
 
 
 def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
     def write(name: str, tokens: list[int]) -> Path:
         columns = {"domain": ["a", "a", "a"], "document": np.arange(3), "tokens": np.array(tokens)}
-        write_parquet(tmp_path / name, {**columns, "nats": np.array([1.0, 2.0, 0.0])})
+        write_parquet_columns(tmp_path / name, {**columns, "nats": np.array([1.0, 2.0, 0.0])})
         return tmp_path / name
 
     same = compare_documents(write("a", [3, 4, 0]), write("b", [3, 4, 0]), n_bootstrap=10)
     assert (same.n_documents, same.loss_a) == (2, pytest.approx(3 / 7))
-    with pytest.raises(ValueError, match="differ in the tokens of 3 of 3 documents; score both on the"):
+    with pytest.raises(
+        ValueError, match="got different numbers of tokens for 3 of 3 documents. Score both on the"
+    ):
         compare_documents(tmp_path / "a", write("c", [4, 5, 1]))
-    with pytest.raises(ValueError, match="^1 documents: a bootstrap wants two or more"):
+    with pytest.raises(ValueError, match="^got 1 documents, expected at least 2"):
         compare_documents(tmp_path / "a", write("d", [3, 5, 0]))
     with pytest.raises(FileNotFoundError, match="no such parquet file"):
         compare_documents(tmp_path / "a", tmp_path / "none")
@@ -60,13 +62,13 @@ def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
         compare_documents(tmp_path / "a", tmp_path / "text")
 
 
-def test_a_document_that_one_scored_a_token_more_of_is_left_out(tmp_path: Path) -> None:
-    """An autoregressive model has no first token of the corpus."""
+def test_a_document_with_different_numbers_of_scored_tokens_is_skipped(tmp_path: Path) -> None:
+    """An autoregressive model does not score the first token of the corpus."""
     for n in (3, 20):
         for name, first in (("ar", 4), ("diffusion", 5)):
             tokens = np.full(n, 5)
             tokens[0] = first
             columns = {"domain": ["a"] * n, "document": np.arange(n), "tokens": tokens}
-            write_parquet(tmp_path / name, {**columns, "nats": np.arange(float(n))})
-        found = compare_documents(tmp_path / "ar", tmp_path / "diffusion", n_bootstrap=10)
-        assert (found.n_documents, found.loss_a) == (n - 1, pytest.approx(n / 2 / 5))
+            write_parquet_columns(tmp_path / name, {**columns, "nats": np.arange(float(n))})
+        result = compare_documents(tmp_path / "ar", tmp_path / "diffusion", n_bootstrap=10)
+        assert (result.n_documents, result.loss_a) == (n - 1, pytest.approx(n / 2 / 5))

@@ -1,4 +1,4 @@
-"""Held-out losses of whole corpora, against loops over tokens and against arithmetic."""
+"""Held-out losses of whole corpora, compared with loops over tokens and with arithmetic."""
 
 import itertools
 import math
@@ -12,15 +12,15 @@ import torch
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.corpus_loss import (
-    autoregressive_loss,
-    bound_loss,
-    left_to_right_loss,
-    text_bytes,
+    compute_autoregressive_loss,
+    compute_bound_loss,
+    compute_left_to_right_loss,
+    count_text_bytes,
 )
 from megatron.model.gpt import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
-from megatron.tokenizer.kinds import Null
+from megatron.tokenizer.kinds import NullTokenizer
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 LENGTHS = (7, 1, 12, 3, 20)
@@ -28,7 +28,7 @@ LENGTHS = (7, 1, 12, 3, 20)
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedTokens:
-    """43 tokens in 5 documents, of 40 ids."""
+    """Write a corpus of 43 tokens in 5 documents, of 40 ids."""
     prefix = tmp_path_factory.mktemp("corpus") / "text"
     rng = np.random.default_rng(0)
     with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": 40}}) as writer:
@@ -43,48 +43,48 @@ def nats_of(model: Gpt, context: np.ndarray, token: int) -> float:
 
 
 @pytest.mark.parametrize("stride", [8, 5, 1])
-def test_every_token_but_the_first_is_scored_once_after_the_context_promised(
+def test_every_token_but_the_first_is_scored_once_with_the_documented_context(
     tiny: Gpt, corpus: IndexedTokens, stride: int
 ) -> None:
-    """A token's context: the first window's tokens have all before them; a later one's begins 8 tokens
-    before the end of its window, windows ending every `stride` tokens and with the corpus."""
+    """The context of a token in the first window is all tokens before it. In a later window it begins 8
+    tokens before the end of the window. Windows end every `stride` tokens and at the end of the corpus."""
     tokens = corpus.read(0, 0, 43)
     expected = np.zeros(43)
     for i in range(1, 43):
         end = min(43, 9 if i < 9 else 9 + math.ceil((i - 8) / stride) * stride)
         expected[i] = nats_of(tiny, tokens[max(0, end - 9) : i], int(tokens[i]))
-    found = autoregressive_loss(tiny, corpus, seq_len=8, stride=stride, batch_size=3, world=ALONE)
+    loss = compute_autoregressive_loss(tiny, corpus, seq_len=8, stride=stride, batch_size=3, world=ALONE)
     begins = np.cumsum([0, *LENGTHS[:-1]])
-    assert found.nats == pytest.approx(np.add.reduceat(expected, begins), rel=1e-5)
-    assert found.tokens.tolist() == [6, 1, 12, 3, 20]
-    told = found.told()
-    assert told["loss"] == pytest.approx(expected.sum() / 42, rel=1e-5)
-    assert told["bits_per_token"] == pytest.approx(told["loss"] / math.log(2))
-    assert told["perplexity"] == pytest.approx(math.exp(told["loss"]))
+    assert loss.nats == pytest.approx(np.add.reduceat(expected, begins), rel=1e-5)
+    assert loss.tokens.tolist() == [6, 1, 12, 3, 20]
+    metrics = loss.metrics()
+    assert metrics["loss"] == pytest.approx(expected.sum() / 42, rel=1e-5)
+    assert metrics["bits_per_token"] == pytest.approx(metrics["loss"] / math.log(2))
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
 
 
-def test_a_uniform_model_needs_log_rows_nats_whatever_the_method(
+def test_a_uniform_model_has_a_loss_of_log_rows_with_every_method(
     tiny_of: Callable[..., Gpt], corpus: IndexedTokens
 ) -> None:
     model = tiny_of(n_tokens=40)
     with torch.no_grad():
-        model.embedding.weight.zero_()  # 48 rows, all alike
-    exact = autoregressive_loss(model, corpus, seq_len=8, stride=8, batch_size=4, world=ALONE)
-    assert exact.told()["loss"] == pytest.approx(math.log(48))
-    left = left_to_right_loss(model, corpus, seq_len=8, batch_size=4, world=ALONE)
+        model.embedding.weight.zero_()  # 48 equal rows
+    exact = compute_autoregressive_loss(model, corpus, seq_len=8, stride=8, batch_size=4, world=ALONE)
+    assert exact.metrics()["loss"] == pytest.approx(math.log(48))
+    left = compute_left_to_right_loss(model, corpus, seq_len=8, batch_size=4, world=ALONE)
     assert left.nats == pytest.approx(math.log(48) * np.array(LENGTHS))
-    rough = bound_loss(
+    rough = compute_bound_loss(
         model, MaskedDiffusion(40, 1e-3, 0), corpus, seq_len=8, num_mc=20, batch_size=64, world=ALONE
     )
-    told = rough.told()
-    assert told["loss"] == pytest.approx(math.log(48), rel=1e-6)  # all masks of a window cost the same
-    assert told["mc_se"] is not None and told["mc_se"] < 1e-7
+    metrics = rough.metrics()
+    assert metrics["loss"] == pytest.approx(
+        math.log(48), rel=1e-6
+    )  # all masks of a window have the same loss
+    assert metrics["mc_se"] is not None and metrics["mc_se"] < 1e-7
 
 
-def test_the_bound_is_that_of_the_masks_that_training_validates_with(
-    tiny: Gpt, corpus: IndexedTokens
-) -> None:
-    """Window after window and draw after draw, by the objective itself."""
+def test_the_bound_uses_the_masks_of_validation_during_training(tiny: Gpt, corpus: IndexedTokens) -> None:
+    """The expected value is computed per window and draw with the objective."""
     objective = MaskedDiffusion(40, 1e-3, 3)
     tokens = corpus.read(0, 0, 43).astype(np.int64)
     draws, nats = np.zeros(3), np.zeros(43)
@@ -97,14 +97,14 @@ def test_the_bound_is_that_of_the_masks_that_training_validates_with(
                 value = -float(log_p[place, target]) * float(scale)
                 draws[draw] += value
                 nats[8 * number + int(place)] += value / 3
-    found = bound_loss(tiny, objective, corpus, seq_len=8, num_mc=3, batch_size=5, world=ALONE)
-    assert found.draws == pytest.approx(draws, rel=1e-5)
-    assert found.nats == pytest.approx(np.add.reduceat(nats, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
-    assert found.told()["mc_se"] == pytest.approx(draws.std(ddof=1) / math.sqrt(3) / 43, rel=1e-4)
+    loss = compute_bound_loss(tiny, objective, corpus, seq_len=8, num_mc=3, batch_size=5, world=ALONE)
+    assert loss.draws == pytest.approx(draws, rel=1e-5)
+    assert loss.nats == pytest.approx(np.add.reduceat(nats, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
+    assert loss.metrics()["mc_se"] == pytest.approx(draws.std(ddof=1) / math.sqrt(3) / 43, rel=1e-4)
 
 
 def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_path: Path) -> None:
-    """12 tokens, one window: 4,095 masks of l tokens each, with chance 1 / (12 C(12, l)), weight 12 / l."""
+    """12 tokens, one window, 4,095 masks; a mask of l tokens has chance 1 / (12 C(12, l)), weight 12 / l."""
     tokens = np.random.default_rng(1).integers(0, 40, 12)
     with IndexedWriter(tmp_path / "short", np.dtype(np.uint16), {}) as writer:
         writer.add_document(tokens)
@@ -115,15 +115,15 @@ def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_p
         nats = -(log_p[:, torch.arange(12), torch.from_numpy(tokens)].numpy() * hidden).sum(axis=1)
         n_hidden = hidden.sum(axis=1)
         exact += (nats / (n_hidden * [math.comb(12, n) for n in n_hidden])).sum() / 12
-    found = bound_loss(
+    loss = compute_bound_loss(
         tiny, MaskedDiffusion(40, 1e-3, 0), IndexedTokens(tmp_path / "short"),
         seq_len=32, num_mc=256, batch_size=64, world=ALONE,
-    ).told()  # fmt: skip
-    assert found["mc_se"] < 0.02 * exact
-    assert found["mc_interval"][0] < exact < found["mc_interval"][1]
+    ).metrics()  # fmt: skip
+    assert loss["mc_se"] < 0.02 * exact
+    assert loss["mc_interval"][0] < exact < loss["mc_interval"][1]
 
 
-def test_from_the_left_a_token_is_predicted_from_those_before_it_alone(
+def test_left_to_right_a_token_is_predicted_only_from_those_before_it(
     tiny: Gpt, corpus: IndexedTokens
 ) -> None:
     tokens = corpus.read(0, 0, 43).astype(np.int64)
@@ -133,36 +133,40 @@ def test_from_the_left_a_token_is_predicted_from_those_before_it_alone(
         for i, token in enumerate(window):
             inputs = torch.from_numpy(np.where(np.arange(len(window)) < i, window, 40))[None]
             expected[begin + i] = -float(tiny(inputs, causal=False)[0, i].double().log_softmax(-1)[token])
-    found = left_to_right_loss(tiny, corpus, seq_len=8, batch_size=7, world=ALONE)
-    assert found.nats == pytest.approx(np.add.reduceat(expected, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
+    loss = compute_left_to_right_loss(tiny, corpus, seq_len=8, batch_size=7, world=ALONE)
+    assert loss.nats == pytest.approx(np.add.reduceat(expected, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
 
 
 def test_a_part_of_the_corpus_is_its_first_windows(tiny: Gpt, corpus: IndexedTokens) -> None:
-    whole = autoregressive_loss(tiny, corpus, seq_len=8, stride=8, batch_size=4, world=ALONE)
-    part = autoregressive_loss(tiny, corpus, seq_len=8, stride=8, batch_size=4, world=ALONE, max_samples=1)
+    whole = compute_autoregressive_loss(tiny, corpus, seq_len=8, stride=8, batch_size=4, world=ALONE)
+    part = compute_autoregressive_loss(
+        tiny, corpus, seq_len=8, stride=8, batch_size=4, world=ALONE, max_samples=1
+    )
     assert part.tokens.tolist() == [6, 1, 1, 0, 0]  # tokens 1 to 8
     assert part.nats[:2] == pytest.approx(whole.nats[:2], rel=1e-6)
-    assert part.told()["n_documents"] == 3
+    assert part.metrics()["n_documents"] == 3
 
 
 def test_the_bytes_are_those_of_the_text_that_was_scored(corpus: IndexedTokens) -> None:
-    """Numbers apart by spaces, and id 40 ends documents, which has none here."""
-    tokenizer = Null(40)
-    texts = [" ".join(str(token) for token in corpus.document(i)) for i in range(5)]
-    whole = text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 40, ALONE)
+    """Texts are numbers separated by spaces. Id 40 ends documents, but none is in the corpus."""
+    tokenizer = NullTokenizer(40)
+    texts = [" ".join(str(token) for token in corpus.get_document(i)) for i in range(5)]
+    whole = count_text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 40, ALONE)
     assert whole == (sum(map(len, texts)), 0)
     first_two = [" ".join(texts[0].split()[1:]), texts[1]]
-    assert text_bytes(corpus, tokenizer, 1, np.array([6, 1, 0, 0, 0]), 40, ALONE)[0] == sum(
+    assert count_text_bytes(corpus, tokenizer, 1, np.array([6, 1, 0, 0, 0]), 40, ALONE)[0] == sum(
         map(len, first_two)
     )
-    n_of_last = sum(token == 7 for i in range(5) for token in corpus.document(i))
+    n_ends = sum(token == 7 for i in range(5) for token in corpus.get_document(i))
     without = sum(len(" ".join(word for word in text.split() if word != "7")) for text in texts)
-    assert text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 7, ALONE) == (without, n_of_last)
+    assert count_text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 7, ALONE) == (without, n_ends)
 
 
-def test_strides_that_leave_tokens_out_are_refused(tiny: Gpt, corpus: IndexedTokens) -> None:
+def test_strides_that_skip_tokens_are_refused(tiny: Gpt, corpus: IndexedTokens) -> None:
     for stride in (0, 9):
-        with pytest.raises(ValueError, match=f"--stride: found {stride}, wanted 1 to 8"):
-            autoregressive_loss(tiny, corpus, seq_len=8, stride=stride, batch_size=1, world=ALONE)
-    with pytest.raises(ValueError, match="--num-mc: found 0"):
-        bound_loss(tiny, MaskedDiffusion(40, 1e-3, 0), corpus, seq_len=8, num_mc=0, batch_size=1, world=ALONE)
+        with pytest.raises(ValueError, match=f"--stride: got {stride}, expected 1 to 8"):
+            compute_autoregressive_loss(tiny, corpus, seq_len=8, stride=stride, batch_size=1, world=ALONE)
+    with pytest.raises(ValueError, match="--num-mc: got 0"):
+        compute_bound_loss(
+            tiny, MaskedDiffusion(40, 1e-3, 0), corpus, seq_len=8, num_mc=0, batch_size=1, world=ALONE
+        )

@@ -1,4 +1,4 @@
-"""Downstream scores beside those of lm-eval's own `hf` model on the same weights, and its offline tasks."""
+"""Downstream scores, compared with lm-eval's `hf` model on the same weights, and local tasks."""
 
 import json
 import os
@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert, read_any
-from megatron.checkpoint.weights import Weights
+from megatron.checkpoint.convert import convert_checkpoint, read_any
+from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.evaluation import harness as harness_module
-from megatron.evaluation.harness import harness_model, merged, open_tasks, score_task, table
-from megatron.evaluation.harness import hf_model as hf_model_of
+from megatron.evaluation.harness import build_hf_model as hf_model_of
+from megatron.evaluation.harness import format_results, harness_model, merge_results, open_tasks, score_task
+from megatron.evaluation.local_tasks import LOCAL_TASKS
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.sampling import Sampling
-from megatron.evaluation.tasks import LOCAL
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
-from megatron.model.rotary import rotary_at
+from megatron.model.initialization import init_weights
+from megatron.model.rotary import rotary_at_positions
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -35,33 +35,35 @@ def stories(scaling_data: Path) -> Weights:
 
 @pytest.fixture(scope="module")
 def exported(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in the form of transformers."""
+    """Export the stories model to transformers."""
     folder = scaling_data / "stories260K"
     path = tmp_path_factory.mktemp("exported") / "stories"
-    convert(folder / "stories260K.bin", path, to="huggingface", tokenizer=str(folder / "tok512.bin"))
+    convert_checkpoint(
+        folder / "stories260K.bin", path, to="huggingface", tokenizer=str(folder / "tok512.bin")
+    )
     return path
 
 
 @pytest.fixture(scope="module")
 def hf_model(exported: Path) -> Any:
-    """lm-eval's own model on the exported checkpoint, summing in float64 as ours does."""
-    pytest.importorskip("accelerate", reason="lm-eval's hf model wants accelerate")
+    """Load the exported checkpoint as lm-eval's `hf` model, with float64 log-softmax as here."""
+    pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     return hf_model_of(exported, 16, softmax_dtype="float64")
 
 
 @pytest.fixture
 def exact_angles(hf_model: Any, monkeypatch: pytest.MonkeyPatch, stories: Weights) -> None:
-    """Positions turned as exactly as ours, so that nothing but the scoring is compared: transformers has
-    angles in float32, which at position 500 costs up to 1e-4 nats a token."""
+    """Give the reference model exact rotary angles, so that only the scoring is compared. transformers
+    computes angles in float32, which costs up to 1e-4 nats per token at position 500."""
 
     def angles(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotary_at(position_ids, stories.config.d_head, stories.config.rope_theta)
+        return rotary_at_positions(position_ids, stories.config.d_head, stories.config.rope_theta)
 
     monkeypatch.setattr(hf_model.model.model.rotary_emb, "forward", angles)
 
 
 def compare(name: str, limit: int, stories: Weights, hf_model: Any, data: Path) -> int:
-    """Score one task with both; how many requests were cut."""
+    """Score a task with both models and compare; return the number of truncated requests."""
     from lm_eval.evaluator import evaluate
 
     reader = Reader(stories, Scoring(batch_size=16), ALONE)
@@ -77,92 +79,97 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, data: Path) 
         theirs = evaluate(lm=hf_model, task_dict=tasks[name].load(), limit=limit, bootstrap_iters=0)
     a, b = ours["samples"][name], theirs["samples"][name]
     assert len(a) == len(b) == min(limit, ours["n-samples"][name]["original"])
-    for one, other in zip(a, b, strict=True):
-        assert one["arguments"] == other["arguments"]
-        mine, wanted = (np.array([resp[0] for resp in told["resps"]]) for told in (one, other))
-        # or a millionth: of over a thousand nats no float32 model knows 1e-4
-        assert mine[:, 0] == pytest.approx(wanted[:, 0], abs=1e-4, rel=1e-6)
-        assert (mine[:, 1] == wanted[:, 1]).all()
+    for first, second in zip(a, b, strict=True):
+        assert first["arguments"] == second["arguments"]
+        our_values, their_values = (
+            np.array([resp[0] for resp in sample["resps"]]) for sample in (first, second)
+        )
+        # relative 1e-6: a float32 sum of over a thousand nats is not exact to 1e-4
+        assert our_values[:, 0] == pytest.approx(their_values[:, 0], abs=1e-4, rel=1e-6)
+        assert (our_values[:, 1] == their_values[:, 1]).all()
     for metric, value in theirs["results"][name].items():
         if metric.startswith("acc") and not isinstance(value, str):
             assert ours["results"][name][metric] == value
-    return reader.n_cut
+    return reader.n_truncated
 
 
-@pytest.mark.parametrize("name", LOCAL)
-def test_a_task_has_the_scores_of_lm_evals_own_model(
+@pytest.mark.parametrize("name", LOCAL_TASKS)
+def test_a_task_has_the_scores_of_lm_evals_model(
     name: str, stories: Weights, hf_model: Any, scaling_data: Path
 ) -> None:
     compare(name, 8, stories, hf_model, scaling_data / "downstream")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LOCAL)
-def test_a_task_has_the_scores_of_lm_evals_own_model_over_200_documents(
+@pytest.mark.parametrize("name", LOCAL_TASKS)
+def test_a_task_has_the_scores_of_lm_evals_model_over_200_documents(
     name: str, stories: Weights, hf_model: Any, exact_angles: None, scaling_data: Path
 ) -> None:
-    n_cut = compare(name, 200, stories, hf_model, scaling_data / "downstream")
-    assert (n_cut > 0) == (name in ("arc_easy", "boolq", "race", "sciq"))
+    n_truncated = compare(name, 200, stories, hf_model, scaling_data / "downstream")
+    assert (n_truncated > 0) == (name in ("arc_easy", "boolq", "race", "sciq"))
 
 
-def test_whole_texts_and_written_ones_are_lm_evals_own_models_too(stories: Weights, hf_model: Any) -> None:
-    """Rolling windows over a text longer than the model, and greedy text up to a word."""
+def test_rolling_scores_and_generated_texts_equal_those_of_lm_evals_model(
+    stories: Weights, hf_model: Any
+) -> None:
+    """Rolling windows over a text longer than the model's length, and greedy text up to a stop word."""
     from lm_eval.api.instance import Instance
 
     model = harness_model(Reader(stories, Scoring(batch_size=2), ALONE))
     text = "Once upon a time, there was a dog. " * 60
     texts = [text, "Tom and Sue went to the park.", ""]
-    rolling = [Instance("loglikelihood_rolling", {}, (one,), 0) for one in texts[:2]]
-    wanted = hf_model.loglikelihood_rolling(rolling, disable_tqdm=True)
-    assert model.loglikelihood_rolling(rolling) == pytest.approx(wanted, abs=1e-3)
-    told = {"until": ["."], "max_gen_toks": 40, "do_sample": False}
-    asked = [
-        Instance("generate_until", {}, (one, dict(told)), 0) for one in ("Once upon a time", "One day, Tom")
+    rolling = [Instance("loglikelihood_rolling", {}, (prompt,), 0) for prompt in texts[:2]]
+    expected = hf_model.loglikelihood_rolling(rolling, disable_tqdm=True)
+    assert model.loglikelihood_rolling(rolling) == pytest.approx(expected, abs=1e-3)
+    options = {"until": ["."], "max_gen_toks": 40, "do_sample": False}
+    instances = [
+        Instance("generate_until", {}, (prompt, dict(options)), 0)
+        for prompt in ("Once upon a time", "One day, Tom")
     ]
-    found = model.generate_until(asked)
-    assert found[0] == ", there was a little girl named Lily"
-    # that decodes new tokens by themselves, which loses the space of the first word
-    wanted = [text.lstrip() for text in hf_model.generate_until(asked, disable_tqdm=True)]
-    assert [text.lstrip() for text in found] == wanted
+    generated = model.generate_until(instances)
+    assert generated[0] == ", there was a little girl named Lily"
+    # lm-eval decodes the new tokens alone, which loses the space before the first word
+    expected = [text.lstrip() for text in hf_model.generate_until(instances, disable_tqdm=True)]
+    assert [text.lstrip() for text in generated] == expected
 
 
 @pytest.fixture(scope="module")
 def diffusion(stories: Weights) -> Weights:
-    """A small diffusion model with the stories' tokenizer, without anything learned."""
+    """Build a small untrained diffusion model with the tokenizer of the stories model."""
     config = ModelConfig(d_model=32, d_ff=64, d_head=8, n_heads=4, n_layers=2, n_tokens=512, vocab_rows=640)
     model = Gpt(config)
-    initialise(model, 0)
+    init_weights(model, 0)
     return replace(stories, config=config, objective="masked_diffusion", state=model.state_dict())
 
 
 @pytest.mark.parametrize("how", [{}, {"method": "ar"}, {"only_generate": True}, {"only_mc_nll": True}])
-def test_a_diffusion_model_is_scored_as_asked(
+def test_a_diffusion_model_is_scored_with_every_method(
     how: dict[str, Any], diffusion: Weights, scaling_data: Path
 ) -> None:
-    """A model that knows nothing needs about log 640 nats a token by every method."""
+    """An untrained model has a loss of about log 640 nats per token with every method."""
     reader = Reader(diffusion, Scoring(num_mc=4, **how), ALONE)
     name = "lambada_openai" if not how.get("only_mc_nll") else "copa"
     with open_tasks([name], scaling_data / "downstream") as tasks:
         loaded = tasks[name].load()
-        found = score_task(harness_model(reader), reader, loaded, limit=3, num_fewshot=None, samples=True)
-    metrics = found["results"][name]
+        result = score_task(harness_model(reader), reader, loaded, limit=3, num_fewshot=None, samples=True)
+    metrics = result["results"][name]
     assert metrics["acc,none"] in (0, 1 / 3, 2 / 3, 1)
     if name == "lambada_openai":
         assert ("perplexity,none" in metrics) == (not how.get("only_generate"))
     if not how.get("only_generate"):
-        for one in found["samples"][name]:
-            for (_, answer), ((log_p, _),) in zip(one["arguments"], one["resps"], strict=True):
-                n = len(reader.requests([("a", answer)])[0].continuation)
+        for sample in result["samples"][name]:
+            for (_, answer), ((log_p, _),) in zip(sample["arguments"], sample["resps"], strict=True):
+                n = len(reader.make_requests([("a", answer)])[0].continuation)
                 assert log_p == pytest.approx(-n * np.log(640), rel=0.1)
 
 
-def test_ways_of_scoring_that_a_task_or_model_has_not_are_refused(
+def test_scorings_that_do_not_apply_to_a_task_or_model_are_refused(
     diffusion: Weights, stories: Weights, scaling_data: Path
 ) -> None:
     for how in ({"method": "mc"}, {"only_generate": True}, {"only_mc_nll": True}):
         with pytest.raises(ValueError, match="for masked diffusion"):
             Reader(stories, Scoring(**how), ALONE)
-    with pytest.raises(ValueError, match="--num-mc: found 0"):
+    with pytest.raises(ValueError, match="--num-mc: got 0"):
         Reader(diffusion, Scoring(num_mc=0), ALONE)
     for how, name, sentence in (
         ({"only_generate": True}, "copa", "score it without --only-generate"),
@@ -175,8 +182,8 @@ def test_ways_of_scoring_that_a_task_or_model_has_not_are_refused(
                 score_task(harness_model(reader), reader, loaded, limit=1, num_fewshot=None, samples=False)
 
 
-def test_the_answer_is_that_of_the_data_and_prompts_are_lm_evals(scaling_data: Path) -> None:
-    """The first documents, by eye."""
+def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(scaling_data: Path) -> None:
+    """The first documents; the expected values were read from the files."""
     data = scaling_data / "downstream"
     expected = {
         "arc_easy": (2376, 0, "Question: Which statement best explains why photosynthesis is"),
@@ -189,10 +196,10 @@ def test_the_answer_is_that_of_the_data_and_prompts_are_lm_evals(scaling_data: P
         "sciq": (1000, 3, "\nQuestion: Who proposed the theory of evolution by natural selection?"),
         "lambada_openai": (5153, " signs", "In my palm is a clear stone, and inside it is a small"),
     }
-    with open_tasks(list(LOCAL), data) as tasks:
+    with open_tasks(list(LOCAL_TASKS), data) as tasks:
         for name, (n, answer, begin) in expected.items():
             if name == "hellaswag":
-                continue  # its preparation takes half a minute; the scores above go through it
+                continue  # its preparation takes half a minute; the tests above cover it
             task = tasks[name].load()["tasks"][name]
             documents = list(task.eval_docs)
             assert (len(documents), task.doc_to_target(documents[0])) == (n, answer), name
@@ -203,9 +210,9 @@ def test_the_answer_is_that_of_the_data_and_prompts_are_lm_evals(scaling_data: P
 def test_unknown_tasks_and_missing_files_are_named(tmp_path: Path, scaling_data: Path) -> None:
     data = scaling_data / "downstream"
     for names, folder, error, sentence in (
-        (["mmlu"], data, ValueError, "mmlu has no form for local files, which arc_easy, boolq"),
-        (["copa", "copa"], data, ValueError, "copa is there twice"),
-        ([], data, ValueError, "names no task"),
+        (["mmlu"], data, ValueError, "--data-dir: got mmlu, expected one of arc_easy, boolq"),
+        (["copa", "copa"], data, ValueError, "got copa twice"),
+        ([], data, ValueError, "got no task"),
         (["copa"], tmp_path / "none", FileNotFoundError, "no such folder"),
         (["copa"], tmp_path, FileNotFoundError, "copa_validation.jsonl: no such file, plain or .gz"),
     ):
@@ -221,28 +228,28 @@ def test_unknown_tasks_and_missing_files_are_named(tmp_path: Path, scaling_data:
 
 
 @pytest.mark.slow
-def test_a_task_that_lm_eval_does_not_know_is_named_with_its_neighbours() -> None:
-    sentence = "knows no 'hellaswga'; did you mean hellaswag"
+def test_the_error_for_an_unknown_task_suggests_similar_names() -> None:
+    sentence = "got 'hellaswga', which lm-eval does not have; did you mean hellaswag"
     with pytest.raises(ValueError, match=sentence), open_tasks(["hellaswga"], None):
         pass
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval and datasets would each try for half a minute, and print every attempt."""
-    monkeypatch.setattr(harness_module, "why_hub_is_silent", lambda: "hub.example: no route to it")
+def test_an_unreachable_hub_is_contacted_once_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this, lm-eval and datasets retry for half a minute each and print every attempt."""
+    monkeypatch.setattr(harness_module, "find_hub_error", lambda: "hub.example: no route to it")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr("lm_eval.tasks.TaskManager", _Unreachable)
     with open_tasks(["copa"], None) as tasks:
         assert os.environ["HF_HUB_OFFLINE"] == "1"
         with pytest.raises(
             ValueError,
-            match="^copa: its data are not to be had .hub.example: no route to it.; give --data-dir",
+            match="^copa: cannot load its data .hub.example: no route to it.; give --data-dir",
         ):
             tasks["copa"].load()
 
 
 class _Unreachable:
-    """lm-eval's tasks where the hub does not answer."""
+    """lm-eval's TaskManager with an unreachable hub."""
 
     all_tasks = ("copa",)
 
@@ -250,35 +257,35 @@ class _Unreachable:
         raise ConnectionError(f"Couldn't reach the data of {names}")
 
 
-def test_results_of_single_tasks_are_one_table(stories: Weights, scaling_data: Path) -> None:
+def test_results_of_single_tasks_are_merged_into_one_table(stories: Weights, scaling_data: Path) -> None:
     reader = Reader(stories, Scoring(), ALONE)
     model, parts = harness_model(reader), []
     with open_tasks(["copa", "piqa"], scaling_data / "downstream") as tasks:
         for task in tasks.values():
             parts.append(score_task(model, reader, task.load(), limit=4, num_fewshot=1, samples=False))
-    whole = json.loads(json.dumps(merged(parts, {"model": "stories"}), default=str))
+    whole = json.loads(json.dumps(merge_results(parts, {"model": "stories"}), default=str))
     assert list(whole["results"]) == ["copa", "piqa"] and whole["n-shot"] == {"copa": 1, "piqa": 1}
-    lines = table(whole).splitlines()
+    lines = format_results(whole).splitlines()
     assert any("copa" in line and "acc" in line and "±" in line for line in lines)
 
 
-def test_an_exported_model_reads_what_the_native_one_does(stories: Weights, exported: Path) -> None:
-    """Its tokenizer's files say what begins a text and what ends it."""
+def test_an_exported_model_reads_the_same_ids_as_the_native_one(stories: Weights, exported: Path) -> None:
+    """The exported tokenizer files contain the ids that begin and end a text."""
     native, other = Reader(stories, Scoring(), ALONE), Reader(read_any(exported), Scoring(), ALONE)
     pairs = [("Once upon a", " time"), ("", "Once upon a time"), ("One day, ", "Tom")]
-    assert other.requests(pairs) == native.requests(pairs)
-    assert native.requests(pairs)[0].context[0] == 1
+    assert other.make_requests(pairs) == native.make_requests(pairs)
+    assert native.make_requests(pairs)[0].context[0] == 1
     assert (other.begin_id, other.end_id) == (native.begin_id, native.end_id) == (1, 1)
 
 
-def test_text_is_written_up_to_the_first_of_the_words(stories: Weights) -> None:
+def test_text_is_generated_up_to_the_first_stop_word(stories: Weights) -> None:
     reader = Reader(stories, Scoring(batch_size=1), ALONE)
     whole, short = (
         reader.continue_texts(
-            ["Once upon a time"], max_new_tokens=30, until=until, how=Sampling(temperature=0)
+            ["Once upon a time"], max_new_tokens=30, until=until, sampling=Sampling(temperature=0)
         )[0]
         for until in ([], ["girl", " little"])
     )
     assert whole.startswith(", there was a little girl named Lily.") and short == ", there was a"
     with pytest.raises(ValueError, match="512 new tokens leave no room"):
-        reader.continue_texts(["a"], max_new_tokens=512, until=[], how=Sampling(temperature=0))
+        reader.continue_texts(["a"], max_new_tokens=512, until=[], sampling=Sampling(temperature=0))

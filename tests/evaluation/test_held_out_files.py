@@ -1,4 +1,4 @@
-"""Results of held-out scores: one file for each way of scoring, none for what cannot be scored."""
+"""Result files of held-out scores: one per scoring, none for failed ones."""
 
 import json
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.weights import Weights, save_weights
+from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation import corpus_tokenizer, held_out
-from megatron.evaluation.held_out import Held, score_held_out
-from megatron.evaluation.nonfinite import NonFiniteError
-from megatron.evaluation.scores import models_of
+from megatron.evaluation.held_out import HeldOutScoring, score_held_out
+from megatron.evaluation.nonfinite_scores import NonFiniteError
+from megatron.evaluation.scored_models import find_models
 from megatron.model.gpt import Gpt
 from megatron.parallel.world import World
 
@@ -23,7 +23,7 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def write_corpus(prefix: Path, seed: int, **tokenizer: Any) -> str:
-    """Five documents of 39 ids, each ended by id 39."""
+    """Write five documents of ids below 39, each ended by id 39; return the prefix."""
     rng = np.random.default_rng(seed)
     about = {"tokenizer": {"n_tokens": 40, "eod_id": 39, **tokenizer}}
     with IndexedWriter(prefix, np.dtype(np.uint16), about) as writer:
@@ -34,7 +34,7 @@ def write_corpus(prefix: Path, seed: int, **tokenizer: Any) -> str:
 
 @pytest.fixture
 def saved(tmp_path: Path, tiny: Gpt) -> Callable[..., Path]:
-    """Write the tiny model as a checkpoint; the keywords are fields of Weights, `state` a function of it."""
+    """Return a function that saves the tiny model; keywords are fields of Weights, `spoil` one bad value."""
 
     def save(name: str = "model", spoil: str | None = None, **more: Any) -> Path:
         state = {key: value.clone() for key, value in tiny.state_dict().items()}
@@ -50,11 +50,11 @@ def saved(tmp_path: Path, tiny: Gpt) -> Callable[..., Path]:
 
 
 def score(path: Path, data: str, **more: Any) -> tuple[dict[str, Any], Path, bool]:
-    return score_held_out(models_of([path])[0], Held(data=data, **more), ALONE)
+    return score_held_out(find_models([path])[0], HeldOutScoring(data=data, **more), ALONE)
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
-def test_no_score_is_written_over_one_of_other_data_or_another_way(
+def test_scores_of_other_data_or_settings_are_not_overwritten(
     saved: Callable[..., Path], tmp_path: Path, objective: str
 ) -> None:
     (tmp_path / "A").mkdir()
@@ -74,19 +74,19 @@ def test_no_score_is_written_over_one_of_other_data_or_another_way(
     else:
         ways += [{"data": a, "seed": 1}, {"data": a, "num_mc": 3}, {"data": a, "method": "ar"}]
     path = saved(objective=objective)
-    found = [score(path, **{"num_mc": 2, **way, "per_document": True}) for way in ways]
-    files = [file for _, file, _ in found]
-    assert len(set(files)) == len(ways) and not any(before for _, _, before in found)
-    for way, (told, file, _) in zip(ways, found, strict=True):
-        kept = json.loads(file.read_text())
-        assert kept == json.loads(json.dumps(told)) and file.with_suffix(".documents.parquet").is_file()
-        assert {key: kept[key] for key in way} == way
+    results = [score(path, **{"num_mc": 2, **way, "per_document": True}) for way in ways]
+    files = [file for _, file, _ in results]
+    assert len(set(files)) == len(ways) and not any(before for _, _, before in results)
+    for way, (result, file, _) in zip(ways, results, strict=True):
+        stored = json.loads(file.read_text())
+        assert stored == json.loads(json.dumps(result)) and file.with_suffix(".documents.parquet").is_file()
+        assert {key: stored[key] for key in way} == way
         assert file.name.startswith(Path(way["data"]).name.removesuffix(".txt") + "-")
     again = [score(path, **{"num_mc": 2, **way, "per_document": True}) for way in ways]
     assert all(before for _, _, before in again)
 
 
-def test_a_corpus_that_was_moved_has_its_scores_and_one_that_was_edited_has_not(
+def test_scores_are_reused_for_a_moved_corpus_and_not_for_an_edited_one(
     saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
@@ -100,10 +100,10 @@ def test_a_corpus_that_was_moved_has_its_scores_and_one_that_was_edited_has_not(
     assert moved[1:] == (file, True) and not [words for words in warned if "replaced" in words]
     ids = np.fromfile(tmp_path / "new" / "held_out.bin", np.uint16)
     ids[:5] = ids[:5][::-1]
-    ids.tofile(tmp_path / "new" / "held_out.bin")  # of the same size, and the sidecar's sums are as they were
-    found, same, known = score(path, str(tmp_path / "new" / "held_out"))
-    assert not known and same == file and found["loss"] != before["loss"]
-    assert f"{file}: replaced; it was of other weights or files under the same names" in warned
+    ids.tofile(tmp_path / "new" / "held_out.bin")  # same size, and the sidecar has the old checksums
+    result, same, is_current = score(path, str(tmp_path / "new" / "held_out"))
+    assert not is_current and same == file and result["loss"] != before["loss"]
+    assert f"{file}: replaced; it was of other weights or data under the same names" in warned
 
 
 @pytest.mark.parametrize("spoil", ["nan", "inf"])
@@ -112,7 +112,7 @@ def test_a_corpus_that_was_moved_has_its_scores_and_one_that_was_edited_has_not(
     [{}, {"objective": "masked_diffusion"}, {"objective": "masked_diffusion", "method": "ar"}],
     ids=["autoregressive", "bound", "left_to_right"],
 )
-def test_weights_that_are_no_numbers_have_no_score(
+def test_weights_that_are_nan_or_inf_have_no_score(
     saved: Callable[..., Path], tmp_path: Path, spoil: str, how: dict[str, str]
 ) -> None:
     method = how.get("method")
@@ -143,14 +143,16 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
     with pytest.raises(ValueError, match="got a corpus of tokenizer eeeeeeeeeeee, expected ffffffffffff"):
         score(path, other)
     assert not list(tmp_path.rglob("other-*")) and not [word for word in warned if "eeee" in word]
-    found, file, _ = score(path, other, allow_other_tokenizer=True)
+    result, file, _ = score(path, other, allow_other_tokenizer=True)
     assert "eeeeeeeeeeee" in json.loads(file.read_text())["other_tokenizer"][0]
     assert any("eeeeeeeeeeee" in word for word in warned)
-    with pytest.raises(ValueError, match="--allow-other-tokenizer"):  # nor is what was scored given again
+    with pytest.raises(ValueError, match="--allow-other-tokenizer"):  # the stored result is not reused either
         score(path, other)
 
 
-def test_a_run_carries_the_sum_of_the_tokenizer_of_its_training_corpus(tmp_path: Path, tiny: Gpt) -> None:
+def test_weights_of_a_run_have_the_sha256_of_the_tokenizer_of_its_training_corpus(
+    tmp_path: Path, tiny: Gpt
+) -> None:
     data = write_corpus(tmp_path / "train", 0, sha256="a" * 64, name="gone")
     save_weights(
         Weights(config=tiny.config, state=tiny.state_dict(), objective="autoregressive"), tmp_path / "m"
@@ -158,7 +160,7 @@ def test_a_run_carries_the_sum_of_the_tokenizer_of_its_training_corpus(tmp_path:
     meta = json.loads((tmp_path / "m" / "meta.json").read_text())
     meta["config"]["dataset"] = {"seq_len": 8, "path_train": data}
     (tmp_path / "m" / "meta.json").write_text(json.dumps(meta))
-    from megatron.checkpoint.weights import load_weights
+    from megatron.checkpoint.model_weights import load_weights
 
     assert load_weights(tmp_path / "m").tokenizer_sha256 == "a" * 64
     other = write_corpus(tmp_path / "held_out", 0, sha256="b" * 64)
@@ -166,9 +168,9 @@ def test_a_run_carries_the_sum_of_the_tokenizer_of_its_training_corpus(tmp_path:
         score(tmp_path / "m", other)
 
 
-def test_settings_name_every_field_that_changes_a_figure() -> None:
-    """A new field must be settled here: in the settings, or among those that change none."""
-    held = Held(data="x")
-    assert set(asdict(held)) - set(held.settings()) == {
+def test_settings_contain_all_fields_that_affect_a_score() -> None:
+    """A new field must be added to the settings or to the list of fields without effect."""
+    scoring = HeldOutScoring(data="x")
+    assert set(asdict(scoring)) - set(scoring.settings()) == {
         "data", "batch_size", "per_document", "allow_other_tokenizer",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, against one forward for each token."""
+"""Log-likelihoods of continuations, compared with one forward pass per token."""
 
 import math
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.evaluation.likelihood import Likelihoods, Request, _rows, autoregressive_likelihoods
+from megatron.evaluation.likelihood import Likelihoods, Request, _build_rows, score_autoregressive
 from megatron.evaluation.likelihood_diffusion import (
-    answer_masks,
-    bound,
-    decoded_greedily,
-    left_to_right,
+    decode_greedily,
+    draw_answer_masks,
+    score_bound,
+    score_left_to_right,
 )
 from megatron.model.gpt import Gpt
 from megatron.parallel.world import World
@@ -38,7 +38,7 @@ def log_softmax(model: Gpt, tokens: list[int], causal: bool) -> torch.Tensor:
 
 
 def by_hand(model: Gpt, request: Request, max_length: int) -> tuple[float, bool]:
-    """One forward a token; the context loses its beginning as lm-eval's does."""
+    """Score with one forward pass per token; the context is truncated on the left as in lm-eval."""
     tokens = list(request.context + request.continuation)[-(max_length + 1) :]
     n = len(request.continuation)
     log_p, greedy = 0.0, True
@@ -49,72 +49,74 @@ def by_hand(model: Gpt, request: Request, max_length: int) -> tuple[float, bool]
     return log_p, greedy
 
 
-def ask(score: Callable[..., Likelihoods], model: Gpt, **more: object) -> Likelihoods:
+def score_requests(score: Callable[..., Likelihoods], model: Gpt, **more: object) -> Likelihoods:
     return score(model, REQUESTS, **{"batch_size": 4, "max_length": 64, "world": ALONE, **more})
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("max_length", [64, 8])
-def test_figures_are_those_of_one_forward_a_token(tiny: Gpt, batch_size: int, max_length: int) -> None:
-    found = ask(autoregressive_likelihoods, tiny, batch_size=batch_size, max_length=max_length)
+def test_scores_equal_those_of_one_forward_pass_per_token(
+    tiny: Gpt, batch_size: int, max_length: int
+) -> None:
+    scores = score_requests(score_autoregressive, tiny, batch_size=batch_size, max_length=max_length)
     expected = [by_hand(tiny, request, max_length) for request in REQUESTS]
-    assert found.log_p == pytest.approx([log_p for log_p, _ in expected], abs=1e-4)
-    assert found.greedy.tolist() == [greedy for _, greedy in expected]
-    # more than 9 tokens with the continuation
-    assert found.n_cut == (0 if max_length == 64 else 2)
+    assert scores.log_p == pytest.approx([log_p for log_p, _ in expected], abs=1e-4)
+    assert scores.greedy.tolist() == [greedy for _, greedy in expected]
+    # two requests have more than 9 tokens
+    assert scores.n_truncated == (0 if max_length == 64 else 2)
 
 
-def test_what_the_model_would_write_is_known_as_such(tiny: Gpt) -> None:
+def test_a_greedy_continuation_is_flagged_as_greedy(tiny: Gpt) -> None:
     tokens = list(QUESTION)
     for _ in range(4):
         tokens.append(int(log_softmax(tiny, tokens, causal=True)[-1].argmax()))
     new = tuple(tokens[len(QUESTION) :])
     wrong = (*new[:3], (new[3] + 1) % 40)
-    found = autoregressive_likelihoods(
+    scores = score_autoregressive(
         tiny,
         [Request(QUESTION, new), Request(QUESTION, wrong), Request(QUESTION, ())],
         batch_size=8,
         max_length=64,
         world=ALONE,
     )
-    assert found.greedy.tolist() == [True, False, True]
-    assert found.log_p[2] == 0  # nothing is certain
+    assert scores.greedy.tolist() == [True, False, True]
+    assert scores.log_p[2] == 0  # an empty continuation has probability 1
 
 
-def test_choices_of_one_token_add_nothing_to_what_is_read() -> None:
+def test_choices_of_one_token_add_no_input_tokens() -> None:
     inputs = [QUESTION] * 4 + [(1, 2)]
-    rows = _rows(inputs, 100)
+    rows = _build_rows(inputs, 100)
     assert [(row.numbers, row.length) for row in rows] == [([0, 1, 2, 3], 7), ([4], 2)]
 
 
-def test_questions_behind_the_same_examples_read_them_once() -> None:
+def test_questions_after_the_same_examples_read_them_once() -> None:
     shots = tuple(range(30))
     inputs = [(*shots, 90 + q, *choice) for q in range(3) for choice in ((1, 2), (3, 4), (5,))]
-    rows = _rows(inputs, 100)
+    rows = _build_rows(inputs, 100)
     assert len(rows) == 1 and rows[0].shared == 30
     assert rows[0].length == 30 + 3 * (3 + 3 + 2)
-    assert max(len(row.numbers) for row in _rows(inputs, 4)) <= 4
-    # apart after the first token: nothing worth a mask
-    assert len(_rows([(7, *range(20)), (7, *range(5, 25))], 100)) == 2
+    assert max(len(row.numbers) for row in _build_rows(inputs, 4)) <= 4
+    # they differ after the first token: too little for packing
+    assert len(_build_rows([(7, *range(20)), (7, *range(5, 25))], 100)) == 2
 
 
-def test_models_of_other_shapes_read_shared_contexts_too(tiny_of: Callable[..., Gpt]) -> None:
-    """Learned positions end at 16, though a row is longer; documents apart forbid sharing."""
+def test_models_of_other_shapes_share_contexts_too(tiny_of: Callable[..., Gpt]) -> None:
+    """Learned positions end at 16 although a row is longer; a document mask forbids packing."""
     for more in ({"positions": "learned", "n_positions": 16}, {"document_mask": True, "eod_id": 9}):
         model = tiny_of(n_tokens=40, **more)
-        found = ask(autoregressive_likelihoods, model, max_length=16, batch_size=9)
+        scores = score_requests(score_autoregressive, model, max_length=16, batch_size=9)
         expected = [by_hand(model, request, 16)[0] for request in REQUESTS]
-        assert found.log_p == pytest.approx(expected, abs=1e-4)
+        assert scores.log_p == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_continuation_longer_than_the_model_is_refused(tiny: Gpt) -> None:
-    for score, n in ((autoregressive_likelihoods, 3), (left_to_right, 4)):
+    for score, n in ((score_autoregressive, 3), (score_left_to_right, 4)):
         with pytest.raises(ValueError, match="a continuation of 4 tokens leaves no room"):
-            ask(score, tiny, max_length=n)
+            score_requests(score, tiny, max_length=n)
 
 
-def test_from_the_left_no_later_token_of_the_answer_is_seen(tiny: Gpt) -> None:
-    """Every token by its own forward, with itself and all later ones hidden: by whatever batches."""
+def test_left_to_right_no_later_token_of_the_answer_is_visible(tiny: Gpt) -> None:
+    """Each token has its own forward pass, with itself and all later ones masked; for any batch size."""
     expected = []
     for request in REQUESTS:
         log_p, n = 0.0, len(request.continuation)
@@ -123,14 +125,16 @@ def test_from_the_left_no_later_token_of_the_answer_is_seen(tiny: Gpt) -> None:
             log_p += float(log_softmax(tiny, tokens, causal=False)[len(request.context) + i][token])
         expected.append(log_p)
     for batch_size in (1, 2, 5, 64):
-        assert ask(left_to_right, tiny, batch_size=batch_size).log_p == pytest.approx(expected, abs=1e-4)
+        assert score_requests(score_left_to_right, tiny, batch_size=batch_size).log_p == pytest.approx(
+            expected, abs=1e-4
+        )
 
 
-def test_later_tokens_change_nothing_of_those_before_them(tiny: Gpt) -> None:
-    """Chances of a first token add up to one over all answers that go on from it in whatever way."""
+def test_later_tokens_do_not_affect_earlier_ones(tiny: Gpt) -> None:
+    """The probabilities of all answers of two tokens sum to one."""
     answers = [Request(QUESTION, (a, b)) for a in range(48) for b in range(48)]
-    found = left_to_right(tiny, answers, batch_size=512, max_length=64, world=ALONE)
-    assert np.exp(found.log_p).sum() == pytest.approx(1, abs=1e-4)
+    scores = score_left_to_right(tiny, answers, batch_size=512, max_length=64, world=ALONE)
+    assert np.exp(scores.log_p).sum() == pytest.approx(1, abs=1e-4)
 
 
 def masks_of(n: int) -> list[tuple[int, ...]]:
@@ -138,68 +142,75 @@ def masks_of(n: int) -> list[tuple[int, ...]]:
 
 
 def bound_by_enumeration(model: Gpt, request: Request) -> float:
-    """sum over l of 1/L, over masks of l tokens of 1/C(L, l), of L/l times their log p."""
+    """Compute the bound: sum over l of 1/L, over masks of l tokens of 1/C(L, l), of L/l times their log p."""
     n, total = len(request.continuation), 0.0
     for mask in masks_of(n):
         shown = [40 if i in mask else token for i, token in enumerate(request.continuation)]
         log_p = log_softmax(model, [*request.context, *shown], causal=False)
-        told = sum(float(log_p[len(request.context) + i][request.continuation[i]]) for i in mask)
-        total += told / len(mask) / math.comb(n, len(mask))
+        log_likelihood = sum(float(log_p[len(request.context) + i][request.continuation[i]]) for i in mask)
+        total += log_likelihood / len(mask) / math.comb(n, len(mask))
     return total
 
 
-def test_short_answers_are_bounded_exactly_and_others_nearly(tiny: Gpt) -> None:
+def test_the_bound_is_exact_for_short_answers_and_unbiased_for_others(tiny: Gpt) -> None:
     expected = np.array([bound_by_enumeration(tiny, request) for request in REQUESTS])
-    exact = ask(bound, tiny, num_mc=15, seed=0, batch_size=7)  # 2^4 - 1 masks of the longest answer
+    exact = score_requests(
+        score_bound, tiny, num_mc=15, seed=0, batch_size=7
+    )  # 2^4 - 1 masks of the longest answer
     assert exact.log_p == pytest.approx(expected, abs=1e-4)
-    drawn = np.array([ask(bound, tiny, num_mc=14, seed=seed, batch_size=64).log_p for seed in range(40)])
-    error = drawn.std(axis=0, ddof=1) / math.sqrt(len(drawn))
+    estimates = np.array(
+        [score_requests(score_bound, tiny, num_mc=14, seed=seed, batch_size=64).log_p for seed in range(40)]
+    )
+    error = estimates.std(axis=0, ddof=1) / math.sqrt(len(estimates))
     long = np.array([len(request.continuation) == 4 for request in REQUESTS])
     assert (error[long] > 0).all() and error[~long] == pytest.approx(0, abs=1e-5)
-    assert (np.abs(drawn.mean(axis=0) - expected)[long] < 4 * error[long]).all()
+    assert (np.abs(estimates.mean(axis=0) - expected)[long] < 4 * error[long]).all()
 
 
-def test_the_bound_is_below_what_a_model_of_either_order_gives(tiny_of: Callable[..., Gpt]) -> None:
-    """For one token all methods are one; a uniform model needs log V for each token by every one."""
+def test_all_methods_agree_for_one_token_and_for_a_uniform_model(tiny_of: Callable[..., Gpt]) -> None:
+    """For one token all methods are the same; a uniform model has log V per token with each of them."""
     model = tiny_of(n_tokens=40)
     single = [Request(QUESTION, (token,)) for token in range(5)]
-    asked = {"batch_size": 3, "max_length": 64, "world": ALONE}
-    left, drawn = left_to_right(model, single, **asked), bound(model, single, num_mc=1, seed=0, **asked)
-    assert drawn.log_p == pytest.approx(left.log_p, abs=1e-5)
+    options = {"batch_size": 3, "max_length": 64, "world": ALONE}
+    left, sampled = (
+        score_left_to_right(model, single, **options),
+        score_bound(model, single, num_mc=1, seed=0, **options),
+    )
+    assert sampled.log_p == pytest.approx(left.log_p, abs=1e-5)
     with torch.no_grad():
         model.embedding.weight.zero_()
     uniform = -math.log(48) * np.array([len(request.continuation) for request in REQUESTS])
-    assert ask(autoregressive_likelihoods, model).log_p == pytest.approx(uniform, rel=1e-6)
-    assert ask(left_to_right, model).log_p == pytest.approx(uniform, rel=1e-6)
-    # every mask of l tokens counts L / l for each of them: no matter which are drawn
-    assert ask(bound, model, num_mc=3, seed=1).log_p == pytest.approx(uniform, rel=1e-6)
+    assert score_requests(score_autoregressive, model).log_p == pytest.approx(uniform, rel=1e-6)
+    assert score_requests(score_left_to_right, model).log_p == pytest.approx(uniform, rel=1e-6)
+    # every mask of l tokens has weight L / l per token, so the draws do not matter
+    assert score_requests(score_bound, model, num_mc=3, seed=1).log_p == pytest.approx(uniform, rel=1e-6)
 
 
 def test_masks_hide_each_number_of_tokens_equally_often() -> None:
-    """With as many masks as a multiple of the length, exactly: t is stratified."""
-    hidden, weights = answer_masks(6, 60, seed=0, number=3)
+    """Exactly equally often if the number of masks is a multiple of the length: t is stratified."""
+    hidden, weights = draw_answer_masks(6, 60, seed=0, number=3)
     assert np.bincount(hidden.sum(axis=1), minlength=7)[1:].tolist() == [10] * 6
     assert weights == pytest.approx(6 / hidden.sum(axis=1) / 60)
-    again, _ = answer_masks(6, 60, seed=0, number=3)
-    other, _ = answer_masks(6, 60, seed=0, number=4)
+    again, _ = draw_answer_masks(6, 60, seed=0, number=3)
+    other, _ = draw_answer_masks(6, 60, seed=0, number=4)
     assert (hidden == again).all() and (hidden != other).any()
-    shares = np.mean([answer_masks(6, 60, 0, number)[0].mean(axis=0) for number in range(200)], axis=0)
+    shares = np.mean([draw_answer_masks(6, 60, 0, number)[0].mean(axis=0) for number in range(200)], axis=0)
     assert shares == pytest.approx(np.full(6, 3.5 / 6), abs=0.01)
 
 
-def test_decoding_tells_whether_the_likeliest_first_is_the_answer(tiny: Gpt) -> None:
+def test_greedy_decoding_flags_the_answers_that_the_model_generates(tiny: Gpt) -> None:
     prompts = [QUESTION, (2, 7), (1,)]
     right = []
     for prompt in prompts:
         tokens = [*prompt, 40, 40, 40]
         for _ in range(3):
-            # [MASK] and padding are never written
+            # [MASK] and padding are never sampled
             chances = tiny(torch.tensor([tokens]), causal=False)[0, :, :40].double().softmax(-1)
-            gone = [p for p, token in enumerate(tokens) if token == 40]
-            place = max(gone, key=lambda p: float(chances[p].max()))
+            masked_places = [p for p, token in enumerate(tokens) if token == 40]
+            place = max(masked_places, key=lambda p: float(chances[p].max()))
             tokens[place] = int(chances[place].argmax())
         right.append(Request(tuple(prompt), tuple(tokens[len(prompt) :])))
     wrong = [Request(r.context, ((r.continuation[0] + 1) % 40, *r.continuation[1:])) for r in right]
-    found = decoded_greedily(tiny, right + wrong, batch_size=2, max_length=64, world=ALONE)
-    assert found.greedy.tolist() == [True] * 3 + [False] * 3
-    assert np.isnan(found.log_p).all()
+    scores = decode_greedily(tiny, right + wrong, batch_size=2, max_length=64, world=ALONE)
+    assert scores.greedy.tolist() == [True] * 3 + [False] * 3
+    assert np.isnan(scores.log_p).all()

@@ -1,4 +1,4 @@
-"""Documents scored alone, beside lm-eval's rolling log-likelihood and transformers' sliding window."""
+"""Windows, compared with lm-eval's rolling log-likelihood and the sliding window of transformers."""
 
 import math
 from pathlib import Path
@@ -8,25 +8,35 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert, read_any
-from megatron.data.documents import read_parquet
+from megatron.checkpoint.convert import convert_checkpoint, read_any
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.evaluation.corpus_loss import autoregressive_loss, bound_loss, left_to_right_loss
-from megatron.evaluation.corpus_tokenizer import text_ids
-from megatron.evaluation.harness import hf_model
-from megatron.evaluation.held_out import Held, score_held_out
-from megatron.evaluation.scores import models_of
-from megatron.evaluation.windows import TextIds, of_documents, read, scored_tokens, strided
+from megatron.data.text_readers import read_parquet_columns
+from megatron.evaluation.corpus_loss import (
+    compute_autoregressive_loss,
+    compute_bound_loss,
+    compute_left_to_right_loss,
+)
+from megatron.evaluation.corpus_tokenizer import resolve_text_ids
+from megatron.evaluation.harness import build_hf_model
+from megatron.evaluation.held_out import HeldOutScoring, score_held_out
+from megatron.evaluation.scored_models import find_models
+from megatron.evaluation.windows import (
+    TextIds,
+    count_scored_tokens,
+    iter_document_windows,
+    iter_strided_windows,
+    read_window,
+)
 from megatron.model.gpt import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
-from megatron.tokenizer.kinds import load_by_name
+from megatron.tokenizer.kinds import load_tokenizer_by_name
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 EOD = 39
 TEXT = TextIds(prefix_id=38, eod_id=EOD)
-LENGTHS = (7, 1, 12, 3, 20, 0, 16)  # of documents, without the end that all but the last have
+LENGTHS = (7, 1, 12, 3, 20, 0, 16)  # of documents, without the end-of-document id that all but the last have
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +51,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedTokens:
 
 
 def documents_of(corpus: IndexedTokens) -> list[list[int]]:
-    found = [corpus.document(i).tolist() for i in range(len(LENGTHS))]
-    return [ids[:-1] if ids and ids[-1] == EOD else ids for ids in found]
+    documents = [corpus.get_document(i).tolist() for i in range(len(LENGTHS))]
+    return [ids[:-1] if ids and ids[-1] == EOD else ids for ids in documents]
 
 
 @pytest.mark.parametrize("n_read", [2, 5, 9, 100])
@@ -51,7 +61,7 @@ def test_windows_of_a_document_are_those_of_lm_evals_rolling_log_likelihood(
 ) -> None:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    wanted = [
+    expected = [
         (list(context), list(scored))
         for ids in documents_of(corpus)
         for context, scored in map(
@@ -59,20 +69,23 @@ def test_windows_of_a_document_are_those_of_lm_evals_rolling_log_likelihood(
         )
         if ids
     ]
-    windows = list(of_documents(corpus, n_read, n_read - 1, TEXT))
-    found = [read(corpus, window).tolist() for window in windows]
-    pairs = [(ids[: w.n_context], ids[w.n_context :]) for w, ids in zip(windows, found, strict=True)]
-    assert pairs == wanted and [w.number for w in windows] == list(range(len(windows)))
-    assert scored_tokens(corpus, windows).tolist() == list(LENGTHS)
+    windows = list(iter_document_windows(corpus, n_read, n_read - 1, TEXT))
+    ids_read = [read_window(corpus, window).tolist() for window in windows]
+    pairs = [(ids[: w.n_context], ids[w.n_context :]) for w, ids in zip(windows, ids_read, strict=True)]
+    assert pairs == expected and [w.number for w in windows] == list(range(len(windows)))
+    assert count_scored_tokens(corpus, windows).tolist() == list(LENGTHS)
 
 
-def test_the_tokens_scored_are_counted_per_document_whatever_the_windows(corpus: IndexedTokens) -> None:
-    for windows in (list(strided(corpus, 8, 3)), list(of_documents(corpus, 6, 2, TEXT))):
+def test_scored_tokens_are_counted_per_document_for_all_windows(corpus: IndexedTokens) -> None:
+    for windows in (
+        list(iter_strided_windows(corpus, 8, 3)),
+        list(iter_document_windows(corpus, 6, 2, TEXT)),
+    ):
         for n in (1, 2, 5, len(windows)):
             places = np.concatenate([np.arange(w.scored, w.end) for w in windows[:n]])
             of = np.searchsorted(np.cumsum(corpus.document_tokens), places, side="right")
             np.testing.assert_array_equal(
-                scored_tokens(corpus, windows[:n]), np.bincount(of, minlength=len(LENGTHS))
+                count_scored_tokens(corpus, windows[:n]), np.bincount(of, minlength=len(LENGTHS))
             )
 
 
@@ -90,11 +103,11 @@ def test_a_document_alone_is_predicted_from_its_own_tokens(
             nats -= sum(float(log_p[i - end, whole[i]]) for i in range(done, end))
             done = end
         expected.append(nats)
-    found = autoregressive_loss(
+    loss = compute_autoregressive_loss(
         tiny, corpus, seq_len=8, stride=stride, batch_size=3, world=ALONE, text=TEXT, eod_id=EOD
     )
-    assert found.nats == pytest.approx(expected, rel=1e-5) and found.tokens.tolist() == list(LENGTHS)
-    assert found.eod_nats == 0
+    assert loss.nats == pytest.approx(expected, rel=1e-5) and loss.tokens.tolist() == list(LENGTHS)
+    assert loss.eod_nats == 0
 
 
 def test_a_diffusion_model_sees_the_context_of_a_document_under_every_mask(
@@ -103,9 +116,9 @@ def test_a_diffusion_model_sees_the_context_of_a_document_under_every_mask(
     objective = MaskedDiffusion(40, 1e-3, 3)
     bound, left = np.zeros(len(LENGTHS)), np.zeros(len(LENGTHS))
     documents = np.repeat(np.arange(len(LENGTHS)), [-(-n // 7) for n in LENGTHS])
-    windows = list(of_documents(corpus, 8, 7, TEXT))
+    windows = list(iter_document_windows(corpus, 8, 7, TEXT))
     for document, window in zip(documents, windows, strict=True):
-        ids = read(corpus, window)
+        ids = read_window(corpus, window)
         n = window.n_context
         for draw in range(3):
             task = objective.corrupt(np.append(ids[n:], 0)[None], np.array([window.number]), draw)
@@ -115,22 +128,26 @@ def test_a_diffusion_model_sees_the_context_of_a_document_under_every_mask(
         for i in range(n, len(ids)):
             inputs = torch.from_numpy(np.where(np.arange(len(ids)) < i, ids, 40))[None]
             left[document] -= float(tiny(inputs, causal=False)[0, i].double().log_softmax(-1)[ids[i]])
-    how: dict[str, Any] = {"seq_len": 8, "batch_size": 5, "world": ALONE, "text": TEXT, "eod_id": EOD}
-    assert bound_loss(tiny, objective, corpus, num_mc=3, **how).nats == pytest.approx(bound, rel=1e-5)
-    assert left_to_right_loss(tiny, corpus, **how).nats == pytest.approx(left, rel=1e-5)
+    options: dict[str, Any] = {"seq_len": 8, "batch_size": 5, "world": ALONE, "text": TEXT, "eod_id": EOD}
+    assert compute_bound_loss(tiny, objective, corpus, num_mc=3, **options).nats == pytest.approx(
+        bound, rel=1e-5
+    )
+    assert compute_left_to_right_loss(tiny, corpus, **options).nats == pytest.approx(left, rel=1e-5)
 
 
-def test_bits_per_byte_leave_out_the_nats_of_ends_of_documents(tiny: Gpt, corpus: IndexedTokens) -> None:
+def test_bits_per_byte_exclude_the_nats_of_end_of_document_tokens(tiny: Gpt, corpus: IndexedTokens) -> None:
     tokens = corpus.read(0, 0, corpus.n_tokens).astype(np.int64)
-    whole = autoregressive_loss(tiny, corpus, seq_len=100, stride=100, batch_size=1, world=ALONE, eod_id=EOD)
+    whole = compute_autoregressive_loss(
+        tiny, corpus, seq_len=100, stride=100, batch_size=1, world=ALONE, eod_id=EOD
+    )
     log_p = tiny(torch.from_numpy(tokens[None, :-1]), causal=True)[0].double().log_softmax(-1)
     nats = -log_p[torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:])].numpy()
     assert whole.eod_nats == pytest.approx(nats[tokens[1:] == EOD].sum(), rel=1e-5)
-    draws = bound_loss(
+    draws = compute_bound_loss(
         tiny, MaskedDiffusion(40, 1e-3, 0), corpus,
         seq_len=8, num_mc=50, batch_size=64, world=ALONE, eod_id=EOD,
     )  # fmt: skip
-    without = bound_loss(
+    without = compute_bound_loss(
         tiny, MaskedDiffusion(40, 1e-3, 0), corpus, seq_len=8, num_mc=50, batch_size=64, world=ALONE
     )
     assert 0 < draws.eod_nats < draws.nats.sum() and without.eod_nats == 0
@@ -139,53 +156,57 @@ def test_bits_per_byte_leave_out_the_nats_of_ends_of_documents(tiny: Gpt, corpus
 
 @pytest.fixture(scope="module")
 def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A Llama in both forms, and a corpus of a few texts, longer and shorter than its window."""
-    folder, here = scaling_data / "stories260K", tmp_path_factory.mktemp("stories")
+    """Export the stories model to transformers, and write texts longer and shorter than its window."""
+    folder, output = scaling_data / "stories260K", tmp_path_factory.mktemp("stories")
     name = str(folder / "tok512.bin")
-    convert(folder / "stories260K.bin", here / "hf", to="huggingface", tokenizer=name)
-    tokenizer = load_by_name(name)
+    convert_checkpoint(folder / "stories260K.bin", output / "hf", to="huggingface", tokenizer=name)
+    tokenizer = load_tokenizer_by_name(name)
     once = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-    words = np.random.default_rng(0).permutation(once.split() * 40)  # lm-eval mixes up windows that are alike
+    words = np.random.default_rng(0).permutation(
+        once.split() * 40
+    )  # random order, because lm-eval confuses equal windows
     texts = [" ".join(words), "One day, Tim found a caf\u00e9.", "The dog was happy \u2014 very happy!", once]
     about = {"name": name} | {key: getattr(tokenizer, key) for key in ("sha256", "n_tokens", "eod_id")}
-    with IndexedWriter(here / "texts", np.dtype(np.uint16), {"tokenizer": about}) as writer:
+    with IndexedWriter(output / "texts", np.dtype(np.uint16), {"tokenizer": about}) as writer:
         for ids in tokenizer.encode_batch(texts):
             writer.add_document(np.array([*ids, tokenizer.eod_id]))
-    return {"hf": here / "hf", "data": str(here / "texts"), "texts": texts, "tokenizer": name}
+    return {"hf": output / "hf", "data": str(output / "texts"), "texts": texts, "tokenizer": name}
 
 
 def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte(
     stories: dict[str, Any],
 ) -> None:
-    pytest.importorskip("accelerate", reason="lm-eval's hf model wants accelerate")
+    pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     from lm_eval.api.instance import Instance
     from lm_eval.api.metrics import bits_per_byte
 
     seq_len = read_any(stories["hf"]).seq_len
-    # or it scores the id that begins a text as if it were text, after another one
-    theirs = hf_model(stories["hf"], 4, softmax_dtype="float64", max_length=seq_len, add_bos_token=False)
+    # else lm-eval adds the begin-of-text id twice and scores the second one
+    theirs = build_hf_model(
+        stories["hf"], 4, softmax_dtype="float64", max_length=seq_len, add_bos_token=False
+    )
     requests = [
         Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0)
         for text in stories["texts"]
     ]
     log_p = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
-    held = Held(data=stories["data"], windows="document", seq_len=seq_len, per_document=True)
-    found, path, _ = score_held_out(
-        models_of([stories["hf"]])[0], held, ALONE, tokenizer=stories["tokenizer"]
+    scoring = HeldOutScoring(data=stories["data"], windows="document", seq_len=seq_len, per_document=True)
+    result, path, _ = score_held_out(
+        find_models([stories["hf"]])[0], scoring, ALONE, tokenizer=stories["tokenizer"]
     )
-    documents = read_parquet(path.with_suffix(".documents.parquet"))
+    documents = read_parquet_columns(path.with_suffix(".documents.parquet"))
     assert documents["tokens"][0] > seq_len  # several windows
     assert documents["nats"] == pytest.approx([-value for value in log_p], rel=1e-5, abs=1e-3)
     pairs = [(value, len(text.encode())) for value, text in zip(log_p, stories["texts"], strict=True)]
-    assert found["n_bytes"] == sum(n for _, n in pairs)
-    assert found["bits_per_byte"] == pytest.approx(bits_per_byte(pairs), rel=1e-5)
-    assert "without end-of-document tokens" in found["bits_per_byte_of"]
+    assert result["n_bytes"] == sum(n for _, n in pairs)
+    assert result["bits_per_byte"] == pytest.approx(bits_per_byte(pairs), rel=1e-5)
+    assert "without end-of-document tokens" in result["bits_per_byte_of"]
 
 
-def test_windows_across_documents_have_transformers_nats_and_only_those_of_text_per_byte(
+def test_windows_across_documents_have_the_nats_of_transformers_and_bits_of_text_only(
     stories: dict[str, Any],
 ) -> None:
-    """The sliding window of the transformers documentation, over all documents end to end."""
+    """The sliding window of the transformers documentation, over the concatenated documents."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(stories["hf"]).eval()
@@ -203,20 +224,20 @@ def test_windows_across_documents_have_transformers_nats_and_only_those_of_text_
         if end == ids.shape[1]:
             break
     eod = corpus.sidecar["tokenizer"]["eod_id"]
-    held = Held(data=stories["data"], seq_len=length, stride=stride)
-    found, _, _ = score_held_out(models_of([stories["hf"]])[0], held, ALONE)
-    tokenizer = load_by_name(stories["tokenizer"])
+    scoring = HeldOutScoring(data=stories["data"], seq_len=length, stride=stride)
+    result, _, _ = score_held_out(find_models([stories["hf"]])[0], scoring, ALONE)
+    tokenizer = load_tokenizer_by_name(stories["tokenizer"])
     n_bytes = sum(len(text.encode()) for text in stories["texts"])
-    first = len(tokenizer.decode(corpus.document(0)[:-1].tolist()).encode()) - len(
-        tokenizer.decode(corpus.document(0)[1:-1].tolist()).encode()
+    first = len(tokenizer.decode(corpus.get_document(0)[:-1].tolist()).encode()) - len(
+        tokenizer.decode(corpus.get_document(0)[1:-1].tolist()).encode()
     )
-    assert found["n_bytes"] == n_bytes - first and found["n_eod"] == len(stories["texts"])
+    assert result["n_bytes"] == n_bytes - first and result["n_eod"] == len(stories["texts"])
     text_nats = float(nats[1:][ids[0, 1:] != eod].sum())
-    assert found["loss"] == pytest.approx(float(nats.sum()) / (ids.shape[1] - 1), rel=2e-3)
-    assert found["bits_per_byte"] == pytest.approx(text_nats / math.log(2) / found["n_bytes"], rel=2e-3)
+    assert result["loss"] == pytest.approx(float(nats.sum()) / (ids.shape[1] - 1), rel=2e-3)
+    assert result["bits_per_byte"] == pytest.approx(text_nats / math.log(2) / result["n_bytes"], rel=2e-3)
 
 
-def test_text_alone_needs_the_id_that_ends_documents(tmp_path: Path) -> None:
+def test_documents_alone_need_an_end_of_document_id(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "bare", np.dtype(np.uint16), {}) as writer:
         writer.add_document(np.array([1, 2, 3]))
     with IndexedWriter(tmp_path / "ends", np.dtype(np.uint16), {}) as writer:
@@ -226,6 +247,6 @@ def test_text_alone_needs_the_id_that_ends_documents(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="--windows document: got no end-of-document id for .*bare, expected"
     ):
-        text_ids(bare, None, None)
+        resolve_text_ids(bare, None, None)
     with pytest.raises(ValueError, match="got no document with text"):
-        list(of_documents(IndexedTokens(tmp_path / "ends"), 9, 8, TextIds(0, 3)))
+        list(iter_document_windows(IndexedTokens(tmp_path / "ends"), 9, 8, TextIds(0, 3)))

@@ -17,7 +17,7 @@ PROPERTIES = ("meta.language AS language category", "meta.stars AS stars integer
 
 
 def write_lines(path: Path, n: int, first: int = 0) -> None:
-    """Documents first, first + 1, ...: language by turns, as many stars as their number."""
+    """Write documents first, first + 1, ...: languages in rotation, and as many stars as their number."""
     with path.open("w") as file:
         for i in range(first, first + n):
             meta = {"language": LANGUAGES[i % 3], "stars": i}
@@ -26,7 +26,7 @@ def write_lines(path: Path, n: int, first: int = 0) -> None:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Path:
-    """A catalog with the corpus `code`: two files of 30 and 20 documents."""
+    """Return a catalog with the corpus `code`: two files of 30 and 20 documents."""
     write_lines(tmp_path / "one.jsonl", 30)
     write_lines(tmp_path / "two.jsonl", 20, first=30)
     path = tmp_path / "catalog.duckdb"
@@ -40,7 +40,7 @@ def catalog(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
-    """3,000 documents in a plain and a packed file; Python : Go : C = 3 : 2 : 1."""
+    """Return a mixture of 3,000 documents in a plain and a compressed file; Python : Go : C = 3 : 2 : 1."""
     write_lines(tmp_path / "a.jsonl", 1500)
     write_lines(tmp_path / "b.jsonl", 1500, first=1500)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
@@ -59,7 +59,7 @@ Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Start]:
-    """Start a server; gives the process and its location."""
+    """Return a function that starts a server, and returns its process and location."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: object, script: Path | None = None) -> tuple[subprocess.Popen[str], str]:
@@ -68,10 +68,10 @@ def start(root: Path) -> Iterator[Start]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
-        process.told = []
+        process.metrics_lines = []
         line = process.stdout.readline()
         while line.startswith("metrics on "):
-            process.told.append(line)
+            process.metrics_lines.append(line)
             line = process.stdout.readline()
         assert line.startswith("listening on "), line
         return process, f"grpc+tcp://{line.split()[-1]}"

@@ -1,4 +1,4 @@
-"""tools/mixture_server.py in which an answer takes now longer and now shorter."""
+"""tools/mixture_server.py with random delays before and after each response."""
 
 import runpy
 import time
@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from megatron.mixture.service import Desk
+from megatron.mixture.service import RequestHandler
 
 rng = np.random.default_rng()
-chunks = Desk.chunks
+stream_chunks = RequestHandler.stream_chunks
 
 
-def late(self: Desk, ticket: bytes, client: str) -> Any:
+def stream_late(self: RequestHandler, ticket: bytes, client: str) -> Any:
     time.sleep(float(rng.uniform(0, 0.1)))
-    table = chunks(self, ticket, client)
+    table = stream_chunks(self, ticket, client)
     time.sleep(float(rng.uniform(0, 0.1)))
     return table
 
 
-Desk.chunks = late
+RequestHandler.stream_chunks = stream_late
 tool = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
 runpy.run_path(str(tool), run_name="__main__")

@@ -1,4 +1,4 @@
-"""Addresses, tokens and secret files; and what a server receives before it knows who asks."""
+"""Addresses, tokens and secret files, and limits on requests before authentication."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from megatron.mixture.access import (
     check_token,
     format_address,
     is_loopback,
-    plain_host,
     read_token,
+    strip_brackets,
 )
-from megatron.mixture.front import CONTINUATION, DATA, HEADERS, PREFACE, RequestMeter, tls_context
+from megatron.mixture.proxy import CONTINUATION, DATA, HEADERS, PREFACE, RequestMeter, make_tls_context
 from megatron.mixture.remote import Connection, RemoteChunks
-from megatron.mixture.service import Listening
+from megatron.mixture.service import ListenOptions
 
 GOOD = "0123456789abcdef"
 
@@ -59,16 +59,16 @@ def test_a_short_token_is_for_this_machine_alone() -> None:
     check_token(GOOD, "t", is_local=False)
     for token in ("", " ", "short"):
         with pytest.raises(ValueError, match="--token-file: got"):
-            Listening(host="0.0.0.0", token=token, allow_plain=True).check()
+            ListenOptions(host="0.0.0.0", token=token, allow_plain=True).check()
     with pytest.raises(ValueError, match="--token-file: got no token"):
-        Listening(token="").check()
-    Listening(host="[::1]", token="short").check()
-    Listening(host="::", token=GOOD, allow_plain=True).check()
-    with pytest.raises(ValueError, match="beyond this machine; give --token-file"):
-        Listening(host="::").check()
+        ListenOptions(token="").check()
+    ListenOptions(host="[::1]", token="short").check()
+    ListenOptions(host="::", token=GOOD, allow_plain=True).check()
+    with pytest.raises(ValueError, match="is not a local address. Add --token-file"):
+        ListenOptions(host="::").check()
 
 
-def test_the_tool_refuses_an_open_door(mixture: Path, tmp_path: Path, root: Path) -> None:
+def test_the_tool_refuses_unsafe_access_settings(mixture: Path, tmp_path: Path, root: Path) -> None:
     cases = [
         (write_token(tmp_path / "empty", "\n"), "got no token"),
         (write_token(tmp_path / "open", GOOD, 0o644), "chmod 600"),
@@ -86,7 +86,7 @@ def test_the_tool_refuses_an_open_door(mixture: Path, tmp_path: Path, root: Path
 def test_hosts_are_written_and_read_with_ipv6() -> None:
     assert format_address("::1", 80) == format_address("[::1]", 80) == "[::1]:80"
     assert format_address("node-1.example.org", 80) == "node-1.example.org:80"
-    assert (plain_host("[::1]"), plain_host("::1"), plain_host("host")) == ("::1", "::1", "host")
+    assert (strip_brackets("[::1]"), strip_brackets("::1"), strip_brackets("host")) == ("::1", "::1", "host")
     assert is_loopback("::1")
     assert not is_loopback("::")
     for good in ("grpc+tcp://[::1]:8815", "grpc+tls://node-1.example.org:1", "grpc+tcp://127.0.0.1:65535"):
@@ -94,9 +94,11 @@ def test_hosts_are_written_and_read_with_ipv6() -> None:
     wrong = ("grpc+tcp://::1:8815", "grpc+tcp://[::1]", "grpc+tcp://host", "grpc+tcp://host:0", "host:1",
              "grpc+tcp://host:70000", "grpc+tcp://[::1:8815", "grpc+tcp://a b:1", "grpc+tcp://u@h:1",
              "grpc+tcp://[1::2::3]:5", "grpc+udp://host:1", "")  # fmt: skip
-    for one in wrong:
-        with pytest.raises(ValueError, match="^" + one.replace("+", r"\+").replace("[", r"\[").split("]")[0]):
-            check_location(one)
+    for location in wrong:
+        with pytest.raises(
+            ValueError, match="^" + location.replace("+", r"\+").replace("[", r"\[").split("]")[0]
+        ):
+            check_location(location)
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "localhost"])
@@ -106,27 +108,27 @@ def test_a_server_on_ipv6_and_on_a_name_is_reached(mixture: Path, start, host: s
     assert len(RemoteChunks(Connection(location, patience_s=60), "code").read(0, 1)) == 512
 
 
-def frame(kind: int, stream: int, n: int, flags: int = 0) -> bytes:
+def make_frame(kind: int, stream: int, n: int, flags: int = 0) -> bytes:
     return n.to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + b"x" * n
 
 
-def test_requests_are_counted_frame_by_frame_however_they_are_cut() -> None:
-    request = frame(HEADERS, 1, 200) + frame(DATA, 1, 300, flags=1)
+def test_the_bytes_of_requests_are_counted_for_any_split_of_the_stream() -> None:
+    request = make_frame(HEADERS, 1, 200) + make_frame(DATA, 1, 300, flags=1)
     stream = (
         PREFACE
-        + frame(4, 0, 36)
+        + make_frame(4, 0, 36)
         + b"".join(request.replace(b"\0\0\0\1", n.to_bytes(4, "big")) for n in range(1, 99, 2))
     )
     for step in (1, 7, 1000, len(stream)):
         meter = RequestMeter(600)
         for at in range(0, len(stream), step):
             meter.feed(stream[at : at + step])
-        assert meter.has_begun
+        assert meter.is_http2
     for wrong in (
-        b"GET / HTTP/1.1\r\n", PREFACE + frame(DATA, 1, 601),
-        PREFACE + frame(HEADERS, 1, 300) + frame(DATA, 1, 300),  # with their heads more than 600
-        PREFACE + frame(HEADERS, 1, 300) + frame(CONTINUATION, 1, 300),
-        PREFACE + b"".join(frame(DATA, n, 500) for n in range(1, 11, 2)),  # none of them ended
+        b"GET / HTTP/1.1\r\n", PREFACE + make_frame(DATA, 1, 601),
+        PREFACE + make_frame(HEADERS, 1, 300) + make_frame(DATA, 1, 300),  # with frame headers above 600
+        PREFACE + make_frame(HEADERS, 1, 300) + make_frame(CONTINUATION, 1, 300),
+        PREFACE + b"".join(make_frame(DATA, n, 500) for n in range(1, 11, 2)),  # all of them incomplete
     ):  # fmt: skip
         with pytest.raises(ValueError, match="got"):
             RequestMeter(600).feed(wrong)
@@ -136,7 +138,7 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def test_what_clients_without_a_token_send_is_not_received(mixture: Path, start, tmp_path: Path) -> None:
+def test_large_requests_are_not_received_even_with_a_token(mixture: Path, start, tmp_path: Path) -> None:
     file = write_token(tmp_path / "token", GOOD)
     server, location = start(mixture, "--port", 0, "--token-file", file)
     good = RemoteChunks(Connection(location, GOOD), "code")
@@ -157,13 +159,13 @@ def test_what_clients_without_a_token_send_is_not_received(mixture: Path, start,
             most = max(most, resident_mb(server.pid))
     assert most - before < 40
     assert len(good.read(1, 1)) == 512
-    assert good.connection.ask("status")["errors"] >= 4
-    assert good.connection.ask("status")["clients"] >= 1
+    assert good.connection.request("status")["errors"] >= 4
+    assert good.connection.request("status")["clients"] >= 1
 
 
-def test_a_certificate_and_a_key_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--tls-cert, --tls-key: got files that do not fit"):
-        tls_context(b"nonsense", b"nonsense", tmp_path)
+def test_a_certificate_that_does_not_match_its_key_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--tls-cert, --tls-key: got files that do not match"):
+        make_tls_context(b"nonsense", b"nonsense", tmp_path)
     assert not list(tmp_path.iterdir())
     assert ssl.OPENSSL_VERSION
 
@@ -179,8 +181,8 @@ def write_large(folder: Path) -> Path:
     return folder / "large.yaml"
 
 
-def test_unread_answers_hold_a_piece_each(tmp_path: Path, start) -> None:
-    """Eight answers of 64 chunks of 10 MB: 5 GB, none of them read."""
+def test_an_unread_response_keeps_only_one_piece_in_memory(tmp_path: Path, start) -> None:
+    """Eight responses of 64 chunks of 10 MB: 5 GB, none of which is read."""
     server, location = start(write_large(tmp_path), "--port", 0)
     quick = RemoteChunks(Connection(location), "large")
     expected = quick.read(3, 1)
@@ -191,23 +193,21 @@ def test_unread_answers_hold_a_piece_each(tmp_path: Path, start) -> None:
     assert all(reader.read_chunk().data.num_rows for reader in readers)
     time.sleep(1)
     assert resident_mb(server.pid) - before < 200
-    assert quick.read(3, 1).equals(expected)  # served meanwhile
+    assert quick.read(3, 1).equals(expected)  # served while the other responses are unread
     del readers
     for client in clients:
         client.close()
     for _ in range(100):
-        if quick.connection.ask("status")["requests"] >= 10:
-            break  # eight were ended, though nobody read them
+        if quick.connection.request("status")["requests"] >= 10:
+            break  # the eight unread responses were ended
         time.sleep(0.1)
-    assert quick.connection.ask("status")["requests"] == 10
+    assert quick.connection.request("status")["requests"] == 10
 
 
-def test_too_many_unread_answers_are_put_off_and_not_refused_for_good(
-    tmp_path: Path, start, root: Path
-) -> None:
+def test_requests_beyond_the_limit_of_unread_responses_are_retried(tmp_path: Path, start, root: Path) -> None:
     script = tmp_path / "few.py"
     script.write_text(
-        "import runpy, sys\nimport megatron.mixture.service as service\nservice.MOST_ANSWERS = 2\n"
+        "import runpy, sys\nimport megatron.mixture.service as service\nservice.MAX_ANSWERS = 2\n"
         f"sys.path.insert(0, {str(root)!r})\nrunpy.run_path({str(root / 'tools' / 'mixture_server.py')!r}, "
         "run_name='__main__')\n"
     )
@@ -217,13 +217,13 @@ def test_too_many_unread_answers_are_put_off_and_not_refused_for_good(
     clients = [pyarrow.flight.connect(location) for _ in range(2)]
     readers = [client.do_get(pyarrow.flight.Ticket(ticket)) for client in clients]
     assert all(reader.read_chunk().data.num_rows for reader in readers)
-    with pytest.raises(ConnectionError, match="2 answers are unread"):
+    with pytest.raises(ConnectionError, match="2 responses are unread"):
         RemoteChunks(Connection(location, patience_s=1), "large").read(0, 1)
     threading.Timer(1.0, lambda: [reader.cancel() for reader in readers]).start()
     assert len(remote.read(0, 1)) == 512
 
 
-def test_a_request_for_a_chunk_that_takes_for_ever_keeps_nobody_waiting(mixture: Path, start) -> None:
+def test_a_request_for_a_chunk_that_takes_forever_does_not_delay_others(mixture: Path, start) -> None:
     mixture.write_text(mixture.read_text().replace("C: 1", "C: 1.0e-12"))
     _, location = start(mixture, "--port", 0)
     remote = RemoteChunks(Connection(location), "code")
@@ -244,23 +244,23 @@ def test_a_request_for_a_chunk_that_takes_for_ever_keeps_nobody_waiting(mixture:
     n = time.monotonic() - begin
     thread.join(timeout=120)
     assert "not yet: chunk 1099511627776: its position is computed as far as chunk" in failed[0]
-    assert n < 4  # less than the other request may compute
+    assert n < 4  # less than the time limit of the other request
 
 
 @pytest.mark.parametrize(
     "first", [-1, True, 0.5, float("nan"), float("inf"), 2**63, 2**40 + 1, "1", None, [1]]
 )
-def test_a_chunk_number_that_is_none_is_refused(mixture: Path, first: object) -> None:
-    from megatron.mixture.documents import DocumentChunks
-    from megatron.mixture.service import read_request
+def test_an_invalid_chunk_number_is_refused(mixture: Path, first: object) -> None:
+    from megatron.mixture.document_chunks import DocumentChunks
+    from megatron.mixture.service import parse_request
 
     with DocumentChunks(mixture) as source:
-        asked = {"mixture": "code", "identity": source.identity, "first": first, "n": 1}
-        with pytest.raises(ValueError, match="first is a number from 0 to 1099511627776"):
-            read_request(json.dumps(asked).encode(), {"code": source})
+        request = {"mixture": "code", "identity": source.identity, "first": first, "n": 1}
+        with pytest.raises(ValueError, match="first: expected an integer from 0 to 1099511627776"):
+            parse_request(json.dumps(request).encode(), {"code": source})
 
 
-def test_a_far_chunk_is_answered_at_once(mixture: Path, start) -> None:
+def test_a_distant_chunk_is_returned_without_delay(mixture: Path, start) -> None:
     _, location = start(mixture, "--port", 0)
     remote = RemoteChunks(Connection(location, patience_s=30), "code")
     begin = time.monotonic()
@@ -270,9 +270,7 @@ def test_a_far_chunk_is_answered_at_once(mixture: Path, start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_that_is_stopped_leaves_nothing_behind(
-    tmp_path: Path, start, monkeypatch, number: int
-) -> None:
+def test_a_server_that_is_stopped_leaves_no_files(tmp_path: Path, start, monkeypatch, number: int) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     server, location = start(write_large(tmp_path), "--port", 0)
@@ -280,13 +278,13 @@ def test_a_server_that_is_stopped_leaves_nothing_behind(
     remote = RemoteChunks(Connection(location), "large")
     ticket = json.dumps({"mixture": "large", "identity": remote.identity, "first": 0, "n": 64}).encode()
     reader = pyarrow.flight.connect(location).do_get(pyarrow.flight.Ticket(ticket))
-    assert reader.read_chunk().data.num_rows  # and it is not read to its end
+    assert reader.read_chunk().data.num_rows  # the rest stays unread
     server.send_signal(number)
     assert server.wait(timeout=60) == 0
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_the_example_writes_its_token_for_one_user_from_the_start(root: Path, tmp_path: Path) -> None:
+def test_the_token_file_of_the_example_is_private_when_it_is_created(root: Path, tmp_path: Path) -> None:
     script = (root / "examples_scaling" / "mixture" / "server.py").read_text()
     lines = [line.strip() for line in script.splitlines() if "token_file." in line]
     namespace = {"token_file": write_token(tmp_path / "m.token", "old", 0o644), "secrets": secrets}

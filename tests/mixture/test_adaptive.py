@@ -1,4 +1,4 @@
-"""ADO against its equations, its fit against a slow twin, and weights as people write them."""
+"""ADO against its equations, its fit against a slow twin, and the syntax of weights."""
 
 import time
 
@@ -7,12 +7,20 @@ import pytest
 from scipy.optimize import minimize
 from scipy.signal import savgol_filter
 
-from megatron.mixture.adaptive import Ado, AdoConfig, Law, Log, LossProportional, fit_law, smoothed
-from megatron.mixture.weights import Schedule, weights_of
+from megatron.mixture.adaptive import (
+    Ado,
+    AdoConfig,
+    DomainLaw,
+    LossProportional,
+    WeightLog,
+    fit_domain_law,
+    smooth_losses,
+)
+from megatron.mixture.weights import WeightSchedule, compute_weights
 
 
 def twin_objective(x: np.ndarray, n: np.ndarray, losses: np.ndarray) -> float:
-    """As NOTES of the authors' code have it, penalties included."""
+    """Return the objective in NOTES of the authors' code, including the penalties."""
     a, e, alpha = x
     r = np.abs(np.log(losses) - np.logaddexp(a - alpha * np.log(n), e))
     huber = np.where(r <= 1e-3, 0.5 * r**2, 1e-3 * (r - 0.5e-3)).sum()
@@ -22,7 +30,7 @@ def twin_objective(x: np.ndarray, n: np.ndarray, losses: np.ndarray) -> float:
 def test_the_fit_recovers_the_law_that_made_the_points() -> None:
     n = np.linspace(500, 50_000, 300)
     for eps, beta, alpha in ((2.0, 8.0, 0.3), (1.8, 20.0, 0.5), (3.0, 4.0, 0.1)):
-        law = fit_law(n, eps + beta * n**-alpha)
+        law = fit_domain_law(n, eps + beta * n**-alpha)
         assert law.objective < 1e-12
         assert np.allclose([np.exp(law.e), np.exp(law.a), law.alpha], [eps, beta, alpha], rtol=1e-2)
         exact = alpha * beta * 20_000 ** (-alpha - 1)
@@ -39,7 +47,7 @@ def test_the_fit_of_noisy_points_is_no_worse_than_a_search_from_many_starts() ->
             minimize(twin_objective, x, args=(n, losses), method="Nelder-Mead", options={"maxiter": 600}).fun
             for x in starts
         )
-        assert fit_law(n, losses).objective <= twin * (1 + 1e-6)
+        assert fit_domain_law(n, losses).objective <= twin * (1 + 1e-6)
 
 
 def test_a_fit_takes_less_than_a_tenth_of_a_second_of_cpu() -> None:
@@ -48,21 +56,23 @@ def test_a_fit_takes_less_than_a_tenth_of_a_second_of_cpu() -> None:
     taken_s = []
     for _ in range(5):
         begin = time.process_time()
-        fit_law(n, losses)
+        fit_domain_law(n, losses)
         taken_s.append(time.process_time() - begin)
-    assert min(taken_s) < 0.1  # what others take of a core's caches and clock comes on top
+    assert min(taken_s) < 0.1  # the minimum excludes interference from other processes
 
 
-def test_smoothing_is_that_of_savitzky_and_golay() -> None:
+def test_smoothing_equals_the_savitzky_golay_filter_of_scipy() -> None:
     values = np.random.default_rng(0).standard_normal(60)
-    assert np.allclose(smoothed(values, 11), savgol_filter(values, 11, 3))
-    assert smoothed(values[:5], 11) is not None and np.array_equal(smoothed(values[:5], 11), values[:5])
+    assert np.allclose(smooth_losses(values, 11), savgol_filter(values, 11, 3))
+    assert smooth_losses(values[:5], 11) is not None and np.array_equal(
+        smooth_losses(values[:5], 11), values[:5]
+    )
 
 
-def test_an_update_is_the_equations() -> None:
-    config = AdoConfig(ignored=0, refit_every=10**9)
+def test_an_update_follows_the_equations_of_the_paper() -> None:
+    config = AdoConfig(n_ignored=0, refit_every=10**9)
     ado = Ado([0.5, 0.3, 0.2], config)
-    ado.laws = [Law(2.0, 0.7, 0.3, 0.0), Law(1.0, 0.7, 0.2, 0.0), Law(2.0, 0.9, 0.01, 0.0)]
+    ado.laws = [DomainLaw(2.0, 0.7, 0.3, 0.0), DomainLaw(1.0, 0.7, 0.2, 0.0), DomainLaw(2.0, 0.9, 0.01, 0.0)]
     mu, h, mean = np.array([0.5, 0.3, 0.2]), np.array([0.5, 0.3, 0.2]), np.array([0.5, 0.3, 0.2])
     for t, counts in enumerate(np.array([[60, 30, 10], [10, 80, 10], [40, 40, 20]], dtype=float), 1):
         n = 1000.0 * t
@@ -76,36 +86,36 @@ def test_an_update_is_the_equations() -> None:
         mean = rho / (t + 1) + (1 - 1 / (t + 1)) * mean
 
 
-def losses_of(n: float) -> np.ndarray:
-    """Of three domains: the second learns fastest for long."""
+def make_losses(n: float) -> np.ndarray:
+    """Return the losses of three domains, of which the second learns fastest for a long time."""
     return np.array([2.5 + 3 * n**-0.5, 2.0 + 30 * n**-0.3, 3.0 + 1 * n**-0.2])
 
 
 def test_the_domain_that_learns_fastest_gains_weight() -> None:
-    ado = Ado([1, 1, 1], AdoConfig(ignored=5, refit_every=20))
+    ado = Ado([1, 1, 1], AdoConfig(n_ignored=5, refit_every=20))
     rng = np.random.default_rng(0)
     weights = ado.prior
     for step in range(1, 200):
         counts = 1000 * weights
-        nats = counts * losses_of(100.0 * step) * np.exp(0.01 * rng.standard_normal(3))
+        nats = counts * make_losses(100.0 * step) * np.exp(0.01 * rng.standard_normal(3))
         weights = ado.observe(100 * step, nats, counts)
     assert weights[1] > 0.6 > 0.2 > weights[0]
     assert weights.min() >= 0.01 * 0.1
     assert weights.sum() == pytest.approx(1)
 
 
-def test_a_saved_ado_goes_on_as_if_never_stopped() -> None:
-    config = AdoConfig(ignored=2, refit_every=15)
-    one, two = Ado([1, 2, 1], config), Ado([1, 2, 1], config)
+def test_a_restored_ado_continues_as_if_never_interrupted() -> None:
+    config = AdoConfig(n_ignored=2, refit_every=15)
+    uninterrupted, interrupted = Ado([1, 2, 1], config), Ado([1, 2, 1], config)
     for step in range(1, 41):
         counts = np.array([50.0, 30.0, 20.0 * (step % 2)])
-        expected = one.observe(100 * step, counts * losses_of(100.0 * step), counts)
-        found = two.observe(100 * step, counts * losses_of(100.0 * step), counts)
+        expected = uninterrupted.observe(100 * step, counts * make_losses(100.0 * step), counts)
+        resumed = interrupted.observe(100 * step, counts * make_losses(100.0 * step), counts)
         if step in (7, 33):
-            told = two.as_dict()
-            two = Ado([1, 2, 1], config)
-            two.restore(told)
-    assert np.array_equal(expected, found)
+            state = interrupted.as_dict()
+            interrupted = Ado([1, 2, 1], config)
+            interrupted.restore(state)
+    assert np.array_equal(expected, resumed)
 
 
 def test_loss_proportional_weights_are_prior_times_loss() -> None:
@@ -114,16 +124,16 @@ def test_loss_proportional_weights_are_prior_times_loss() -> None:
     assert np.allclose(weights, np.array([3, 2, 2 * 2.5]) / 10)
 
 
-def test_a_log_tells_what_it_knows_and_no_more() -> None:
-    log = Log(np.array([1.0, 0.0]), known_to=5)
-    assert log.at(4)[1] == 5
+def test_a_log_returns_known_weights_and_refuses_later_chunks() -> None:
+    log = WeightLog(np.array([1.0, 0.0]), known_to=5)
+    assert log.weights_at(4)[1] == 5
     with pytest.raises(ValueError, match="chunk 5 are not known yet"):
-        log.at(5)
+        log.weights_at(5)
     log.append(5, np.array([0.5, 0.5]), known_to=9)
-    assert log.at(4)[1] == 5 and log.at(8)[0].tolist() == [0.5, 0.5]
-    again = Log(np.ones(2), None)
+    assert log.weights_at(4)[1] == 5 and log.weights_at(8)[0].tolist() == [0.5, 0.5]
+    again = WeightLog(np.ones(2), None)
     again.restore(log.as_dict(6))
-    assert again.at(6)[0].tolist() == [0.5, 0.5] and len(again.entries) == 1
+    assert again.weights_at(6)[0].tolist() == [0.5, 0.5] and len(again.entries) == 1
 
 
 BY = ("source", "language")
@@ -146,35 +156,35 @@ NATURAL = np.array([10.0, 20.0, 70.0, 300.0, 100.0])
         ),
     ],
 )  # fmt: skip
-def test_weights_are_shared_out_level_by_level(written, expected) -> None:
-    assert np.allclose(weights_of(written, BY, DOMAINS, NATURAL), expected)
+def test_weights_are_normalized_level_by_level(written, expected) -> None:
+    assert np.allclose(compute_weights(written, BY, DOMAINS, NATURAL), expected)
 
 
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
         ({"Githubb": 1}, "did you mean 'source=Github'"),
-        ({"Github": -1}, "wanted a number from 0"),
-        ({"Github": 0}, "wanted more than 0"),
+        ({"Github": -1}, "expected a number of at least 0"),
+        ({"Github": 0}, "expected a finite sum above 0"),
         ([{"where": {"langage": "C"}, "weight": 1}], "did you mean 'language'"),
         (
             [{"where": {"language": "C"}, "weight": 1}, {"where": {"source": "Github"}, "weight": 1}],
             "already",
         ),
         ({"Github": {"wieght": 1}}, "did you mean 'weight'"),
-        (3, "wanted 'inferred'"),
+        (3, "expected 'inferred'"),
     ],
 )
-def test_weights_that_name_nothing_are_refused(written, sentence) -> None:
+def test_weights_that_match_nothing_are_refused(written, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
-        weights_of(written, BY, DOMAINS, NATURAL)
+        compute_weights(written, BY, DOMAINS, NATURAL)
 
 
-def test_a_schedule_jumps_or_goes_evenly() -> None:
+def test_a_schedule_changes_at_once_or_linearly() -> None:
     ends = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
-    assert Schedule([0, 10], ends).at(9)[0].tolist() == [1, 0]
-    assert Schedule([0, 10], ends).at(3)[1] == 10
-    assert Schedule([0, 10], ends, linear=True).at(4)[0] == pytest.approx([0.6, 0.4])
-    assert Schedule([0, 10], ends, linear=True).at(99) == (pytest.approx(ends[1]), None)
-    with pytest.raises(ValueError, match="wanted 0 first"):
-        Schedule([5, 10], ends)
+    assert WeightSchedule([0, 10], ends).weights_at(9)[0].tolist() == [1, 0]
+    assert WeightSchedule([0, 10], ends).weights_at(3)[1] == 10
+    assert WeightSchedule([0, 10], ends, linear=True).weights_at(4)[0] == pytest.approx([0.6, 0.4])
+    assert WeightSchedule([0, 10], ends, linear=True).weights_at(99) == (pytest.approx(ends[1]), None)
+    with pytest.raises(ValueError, match="expected 0 first"):
+        WeightSchedule([5, 10], ends)

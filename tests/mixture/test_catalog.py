@@ -1,4 +1,4 @@
-"""Registering: every document once, broken lines located, nothing half done."""
+"""Registration: every document once, broken lines located, nothing left half done."""
 
 import gzip
 import json
@@ -17,12 +17,12 @@ import pytest
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture import records
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.properties import Property, read_properties, read_property
 from megatron.mixture.query import Query
 from tests.mixture.conftest import PROPERTIES, write_lines
 
-SOURCES = {  # of the sample, as data/INDEX.md lists them
+SOURCES = {  # of the sample, as in data/INDEX.md
     "RedPajamaC4": 2000, "RedPajamaStackExchange": 2000, "RedPajamaGithub": 200, "RedPajamaArXiv": 20,
     "RedPajamaWikipedia": 20, "RedPajamaCommonCrawl": 20, "RedPajamaBook": 2,
 }  # fmt: skip
@@ -30,7 +30,7 @@ SOURCES = {  # of the sample, as data/INDEX.md lists them
 
 def register(path: Path, inputs: list[Path], *properties: str, name: str = "a") -> object:
     with Catalog(path, n_threads=1) as catalog:
-        return catalog.register(name, [str(one) for one in inputs], read_properties(properties), quiet=True)
+        return catalog.register(name, [str(path) for path in inputs], read_properties(properties), quiet=True)
 
 
 def test_a_property_is_a_path_or_sql_with_a_name_and_a_type() -> None:
@@ -40,7 +40,7 @@ def test_a_property_is_a_path_or_sql_with_a_name_and_a_type() -> None:
     for wrong in ("upper(x)", "x AS file", "", "x AS n interger"):
         with pytest.raises(ValueError, match="property"):
             read_property(wrong)
-    with pytest.raises(ValueError, match="named twice"):
+    with pytest.raises(ValueError, match="got the name twice"):
         read_properties(["a.x", "b.x"])
 
 
@@ -49,10 +49,10 @@ def test_the_slimpajama_preset_counts_the_sources_of_the_sample(scaling_data, tm
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         done = catalog.register("slim", [str(sample)], read_properties([], "slimpajama"), quiet=True)
         assert (done.n_documents, done.n_broken) == (4262, 0)
-        assert {value: n for value, n, _ in catalog.describe("slim")["source"]} == SOURCES
+        assert {value: n for value, n, _ in catalog.describe_corpus("slim")["source"]} == SOURCES
 
 
-def test_broken_lines_are_counted_and_located_and_the_others_keep_their_places(tmp_path) -> None:
+def test_broken_lines_are_counted_and_located_and_the_others_keep_their_spans(tmp_path) -> None:
     lines = [b'{"text":"a","n":1}', b"", b'{"text":5}', b'{"text":"b","n":"x"}', b'{"te', b" ",
              b'{"text":"\xff"}', b"5", b'{"text":"d","n":7}']  # fmt: skip
     path = tmp_path / "bad.jsonl"
@@ -60,11 +60,11 @@ def test_broken_lines_are_counted_and_located_and_the_others_keep_their_places(t
     done = register(tmp_path / "c.duckdb", [path], "n AS n integer")
     assert (done.n_documents, done.n_broken) == (2, 5)
     with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
-        found = [(line, reason) for _, line, reason in catalog.broken("a")]
+        broken = [(line, reason) for _, line, reason in catalog.list_broken("a")]
         rows = catalog.connection.execute(
             "SELECT row, begin, size, n FROM documents_1 ORDER BY row"
         ).fetchall()
-    assert found == [
+    assert broken == [
         (3, "no text under 'text'"), (4, "'n' is no integer"), (5, "not JSON"), (7, "not JSON"),
         (8, "no text under 'text'"),
     ]  # fmt: skip
@@ -84,24 +84,24 @@ def test_a_lone_surrogate_is_the_replacement_character_in_texts_and_properties(t
     assert set(source.read(0, 1).column("text").to_pylist()) == {"a \ufffd b", "\U0001f41f"}
 
 
-def test_a_property_that_no_document_has_is_told(tmp_path) -> None:
+def test_a_property_that_no_document_has_is_reported(tmp_path) -> None:
     write_lines(tmp_path / "a.jsonl", 4)
     done = register(tmp_path / "c.duckdb", [tmp_path / "a.jsonl"], "meta.stars AS stars", "meta.strs AS strs")
     assert done.absent == ("strs",)
 
 
-def test_a_file_that_is_no_catalog_is_refused_and_stays_as_it_is(tmp_path) -> None:
+def test_a_file_that_is_not_a_catalog_is_refused_and_unchanged(tmp_path) -> None:
     path = tmp_path / "text.jsonl"
     write_lines(path, 4)
     before = path.read_bytes()
     for read_only in (True, False):
-        with pytest.raises(ValueError, match="no DuckDB file"):
+        with pytest.raises(ValueError, match="expected a DuckDB catalog"):
             Catalog(path, read_only=read_only)
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("block_bytes", [1, 64, 1 << 20])
-def test_where_blocks_are_cut_and_how_a_file_is_packed_changes_nothing(
+def test_block_boundaries_and_compression_do_not_change_the_result(
     tmp_path, monkeypatch, block_bytes
 ) -> None:
     monkeypatch.setattr(records, "BLOCK_BYTES", block_bytes)
@@ -119,24 +119,24 @@ def test_where_blocks_are_cut_and_how_a_file_is_packed_changes_nothing(
     assert [stars for *_, stars in rows[:40]] == list(range(40))
 
 
-def test_only_new_and_changed_files_are_taken(tmp_path) -> None:
-    path, one, two = tmp_path / "c.duckdb", tmp_path / "1.jsonl", tmp_path / "2.jsonl"
-    write_lines(one, 5)
-    write_lines(two, 7)
-    assert register(path, [one], *PROPERTIES).n_documents == 5
-    again = register(path, [one, two], *PROPERTIES)
+def test_only_new_and_changed_files_are_registered(tmp_path) -> None:
+    path, first, second = tmp_path / "c.duckdb", tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    write_lines(first, 5)
+    write_lines(second, 7)
+    assert register(path, [first], *PROPERTIES).n_documents == 5
+    again = register(path, [first, second], *PROPERTIES)
     assert (again.n_files, again.n_known, again.n_documents) == (1, 1, 7)
-    write_lines(one, 9)
-    again = register(path, [one, two], *PROPERTIES)
+    write_lines(first, 9)
+    again = register(path, [first, second], *PROPERTIES)
     assert (again.n_files, again.n_documents) == (1, 9)
     with Catalog(path) as catalog:
-        assert catalog.summary()[0].n_documents == 16
+        assert catalog.summarize_corpora()[0].n_documents == 16
         with pytest.raises(ValueError, match="has the properties"):
-            catalog.register("a", [str(one)], read_properties(["meta.stars"]), quiet=True)
+            catalog.register("a", [str(first)], read_properties(["meta.stars"]), quiet=True)
         with pytest.raises(ValueError, match="did you mean 'a'"):
-            catalog.describe("aa")
+            catalog.describe_corpus("aa")
         catalog.remove("a")
-        assert catalog.summary() == []
+        assert catalog.summarize_corpora() == []
 
 
 def test_a_file_that_fails_leaves_nothing_and_those_before_it_stay(tmp_path) -> None:
@@ -146,10 +146,10 @@ def test_a_file_that_fails_leaves_nothing_and_those_before_it_stay(tmp_path) -> 
     with pytest.raises(ValueError, match=r"2.jsonl.gz: got damaged content .* Write or download it again\.$"):
         register(tmp_path / "c.duckdb", [tmp_path / "1.jsonl", broken], *PROPERTIES)
     with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
-        assert [(one.n_files, one.n_documents) for one in catalog.summary()] == [(1, 5)]
+        assert [(summary.n_files, summary.n_documents) for summary in catalog.summarize_corpora()] == [(1, 5)]
 
 
-def test_a_registration_that_was_killed_goes_on(root, tmp_path) -> None:
+def test_a_killed_registration_resumes(root, tmp_path) -> None:
     for i in range(8):
         write_lines(tmp_path / f"{i}.jsonl", 20_000, first=i * 20_000)
     words = [sys.executable, str(root / "tools" / "register_corpus.py"), str(tmp_path / "c.duckdb"), "add",
@@ -165,7 +165,7 @@ def test_a_registration_that_was_killed_goes_on(root, tmp_path) -> None:
         assert catalog.connection.execute(query).fetchall() == [(160_000, 160_000, 159_999)]
 
 
-def test_parquet_and_pairs_bring_their_columns(tmp_path) -> None:
+def test_parquet_and_indexed_datasets_supply_their_columns(tmp_path) -> None:
     columns = {"text": ["a", None, "c"], "lang": ["x", "y", "z"], "tags": [["p"], [], ["q", "r"]]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16), {}) as writer:
@@ -176,28 +176,28 @@ def test_parquet_and_pairs_bring_their_columns(tmp_path) -> None:
     assert (done.n_documents, done.n_broken) == (2, 1)
     assert register(tmp_path / "c.duckdb", [tmp_path / "pair"], "lang AS lang", name="b").n_documents == 2
     with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
-        assert catalog.broken("a") == [(str(tmp_path / "t.parquet"), 2, "no text under 'text'")]
-        assert catalog.describe("b")["lang"] == [("x", 1, 3), ("y", 1, 1)]
+        assert catalog.list_broken("a") == [(str(tmp_path / "t.parquet"), 2, "no text under 'text'")]
+        assert catalog.describe_corpus("b")["lang"] == [("x", 1, 3), ("y", 1, 1)]
         rows = catalog.connection.execute(
             "SELECT row, begin, lang, tags FROM documents_1 ORDER BY row"
         ).fetchall()
     assert rows == [(0, 0, "x", ["p"]), (1, 2, "z", ["q", "r"])]
 
 
-def test_the_redpajama_preset_knows_each_part_of_it_and_the_languages_of_code(scaling_data, tmp_path) -> None:
+def test_the_redpajama_preset_detects_each_part_and_the_languages_of_code(scaling_data, tmp_path) -> None:
     names = {"arxiv": 20, "book": 2, "c4": 1000, "cc": 20, "github": 200, "stackexchange": 2000, "wiki": 20}
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         inputs = [str(scaling_data / "redpajama_sample" / f"sample_{name}*.jsonl") for name in names]
         catalog.register("red", inputs, read_properties([], "redpajama"), quiet=True)
-        sources = {value: n for value, n, _ in catalog.describe("red")["source"]}
+        sources = {value: n for value, n, _ in catalog.describe_corpus("red")["source"]}
         assert sources == {"wikipedia" if k == "wiki" else k: n for k, n in names.items()}
         python = Query().where("source = 'github' AND list_contains(languages, 'Python')").run(catalog)
         mostly = Query().where("source = 'github' AND language = 'Python'").run(catalog)
     lines = [json.loads(line) for n in (1, 2) for line in
              (scaling_data / "redpajama_sample" / f"sample_github{n}.jsonl").open()]  # fmt: skip
-    languages = [{one["name"]: int(one["bytes"]) for one in line["meta"]["language"]} for line in lines]
-    assert python.n_documents.tolist() == [sum("Python" in one for one in languages)]
-    most = [max(one, key=lambda name, one=one: one[name]) for one in languages if one]
+    languages = [{entry["name"]: int(entry["bytes"]) for entry in line["meta"]["language"]} for line in lines]
+    assert python.n_documents.tolist() == [sum("Python" in sizes for sizes in languages)]
+    most = [max(sizes, key=lambda name, sizes=sizes: sizes[name]) for sizes in languages if sizes]
     assert mostly.n_documents.tolist() == [most.count("Python")]
 
 
@@ -205,51 +205,51 @@ def test_the_redpajama_preset_knows_each_part_of_it_and_the_languages_of_code(sc
 def test_a_preset_reads_the_schema_it_is_named_after(tmp_path, preset) -> None:
     url = "https://a.org/"
     if preset == "fineweb":
-        told = {"text": "t", "url": url, "dump": "CC-MAIN-2013-20", "language": "en", "language_score": 0.5,
+        record = {"text": "t", "url": url, "dump": "CC-MAIN-2013-20", "language": "en", "language_score": 0.5,
                 "token_count": 7}  # fmt: skip
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([told]), tmp_path / "t.parquet")
-        wanted = (url, "CC-MAIN-2013-20", "en", 0.5, 7)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "t.parquet")
+        expected = (url, "CC-MAIN-2013-20", "en", 0.5, 7)
     else:
         record = {"c4": {"text": "t", "url": url, "timestamp": "2019-04-25T12:57:54Z"},
                   "pile": {"text": "t", "meta": {"pile_set_name": "PubMed Central"}}}[preset]  # fmt: skip
         (tmp_path / "t.jsonl").write_text(json.dumps(record))
-        wanted = (url, date(2019, 4, 25)) if preset == "c4" else ("PubMed Central",)
+        expected = (url, date(2019, 4, 25)) if preset == "c4" else ("PubMed Central",)
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         properties = read_properties([], preset)
         catalog.register("a", [str(tmp_path / "t.*")], properties, quiet=True)
-        names = ", ".join(one.name for one in properties)
-        assert catalog.connection.execute(f"SELECT {names} FROM documents_1").fetchall() == [wanted]
+        names = ", ".join(prop.name for prop in properties)
+        assert catalog.connection.execute(f"SELECT {names} FROM documents_1").fetchall() == [expected]
 
 
-def test_every_type_keeps_its_values_and_a_name_may_be_a_word_of_sql(tmp_path) -> None:
-    told = {"a": "x", "i": 2**40, "f": 0.25, "b": True, "d": "2020-02-29", "l": ["p", "q"]}
-    (tmp_path / "t.jsonl").write_text(json.dumps({"text": "", **told}) + '\n{"text":""}\n')
+def test_every_type_keeps_its_values_and_a_name_may_be_an_sql_keyword(tmp_path) -> None:
+    values = {"a": "x", "i": 2**40, "f": 0.25, "b": True, "d": "2020-02-29", "l": ["p", "q"]}
+    (tmp_path / "t.jsonl").write_text(json.dumps({"text": "", **values}) + '\n{"text":""}\n')
     kinds = {"a": "category", "i": "integer", "f": "float", "b": "boolean", "d": "date", "l": "list"}
     register(tmp_path / "c.duckdb", [tmp_path / "t.jsonl"], *(f"{k} AS {k} {t}" for k, t in kinds.items()),
              "a AS order", "a AS group category")  # fmt: skip
     with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
         rows = catalog.connection.execute("SELECT a, i, f, b, d, l FROM documents_1 ORDER BY row").fetchall()
-        assert rows == [tuple((told | {"d": date(2020, 2, 29)}).values()), (None,) * 6]
+        assert rows == [tuple((values | {"d": date(2020, 2, 29)}).values()), (None,) * 6]
         assert Query().where("\"order\" = 'x'").run(catalog, by=["group"]).names == ("x",)
-        assert catalog.describe("a")["order"] == [("x", 1, None), (None, 1, None)]
+        assert catalog.describe_corpus("a")["order"] == [("x", 1, None), (None, 1, None)]
 
 
-def test_a_description_bins_numbers_and_dates_opens_lists_and_counts_what_it_leaves_out(tmp_path) -> None:
+def test_a_description_bins_numbers_and_dates_unnests_lists_and_counts_omitted_values(tmp_path) -> None:
     days = [date(2020, 1, 1) + timedelta(days=i) for i in range(100)]
     lists = [["a", "b"]] * 3 + [[]] * 97
     lines = [{"text": "", "i": i, "f": i / 99, "d": str(days[i]), "l": lists[i], "s": str(i)}
              for i in range(100)]  # fmt: skip
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     properties = ("i AS i integer", "f AS f float", "d AS d date", "l AS l list", "s AS s")
     register(tmp_path / "c.duckdb", [tmp_path / "t.jsonl"], *properties)
     with Catalog(tmp_path / "c.duckdb", read_only=True) as catalog:
-        told = catalog.describe("a")
-    assert told["i"] == [(f"{10 * k} to {10 * k + 9}", 10, None) for k in range(10)]
-    assert [n for _, n, _ in told["f"]] == [10] * 10
-    assert told["d"][1] == ("2020-01-11 to 2020-01-20", 10, None)
-    assert told["l"] == [(None, 97, None), ("a", 3, None), ("b", 3, None)]
-    assert told["s"][-1] == ("(80 other values)", 80, None)
-    assert sum(n for _, n, _ in told["s"]) == 100
+        histograms = catalog.describe_corpus("a")
+    assert histograms["i"] == [(f"{10 * k} to {10 * k + 9}", 10, None) for k in range(10)]
+    assert [n for _, n, _ in histograms["f"]] == [10] * 10
+    assert histograms["d"][1] == ("2020-01-11 to 2020-01-20", 10, None)
+    assert histograms["l"] == [(None, 97, None), ("a", 3, None), ("b", 3, None)]
+    assert histograms["s"][-1] == ("(80 other values)", 80, None)
+    assert sum(n for _, n, _ in histograms["s"]) == 100
 
 
 KILLED_AT = """
@@ -258,14 +258,14 @@ from megatron.mixture import catalog, records, small_files
 from megatron.mixture.properties import read_properties
 path, files, moment = sys.argv[1], sys.argv[2:-2], int(sys.argv[-2])
 left, records.BLOCK_BYTES, small_files.BATCH_FILES = [moment], 1000, int(sys.argv[-1])
-def counted(rows):
-    def told(*words):
+def count_calls(fetch_rows):
+    def kill_at_moment(*words):
         left[0] -= 1
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
-        return rows(*words)
-    return told
-catalog.rows, records.rows = counted(catalog.rows), counted(records.rows)
+        return fetch_rows(*words)
+    return kill_at_moment
+catalog.fetch_rows, records.fetch_rows = count_calls(catalog.fetch_rows), count_calls(records.fetch_rows)
 with catalog.Catalog(catalog.Path(path), n_threads=1) as opened:
     opened.register("a", files, read_properties(["meta.stars AS stars integer"]), quiet=True)
 """
@@ -278,7 +278,7 @@ def test_killed_before_any_statement_a_file_is_in_the_catalog_whole_or_not_at_al
     for i in range(3):
         write_lines(tmp_path / f"{i}.jsonl", 50, first=i * 50)
     files, path, seen = [str(tmp_path / f"{i}.jsonl") for i in range(3)], tmp_path / "c.duckdb", set()
-    for moment in moments:  # of about 12 statements a batch
+    for moment in moments:  # of about 12 statements per batch
         path.unlink(missing_ok=True)
         done = subprocess.run(
             [sys.executable, "-c", KILLED_AT, str(path), *files, str(moment), str(at_once)],
@@ -287,10 +287,10 @@ def test_killed_before_any_statement_a_file_is_in_the_catalog_whole_or_not_at_al
         )
         assert done.returncode == -signal.SIGKILL, done.stderr
         with Catalog(path, n_threads=1) as catalog:
-            n_files = sum(one.n_files for one in catalog.summary())
-            held = catalog.connection.execute("SELECT n_documents FROM files ORDER BY id").fetchall()
-            assert held == [(50,)] * n_files
-            if catalog.corpora():
+            n_files = sum(summary.n_files for summary in catalog.summarize_corpora())
+            counts = catalog.connection.execute("SELECT n_documents FROM files ORDER BY id").fetchall()
+            assert counts == [(50,)] * n_files
+            if catalog.list_corpora():
                 assert catalog.connection.execute("SELECT count(*) FROM documents_1").fetchall() == [
                     (50 * n_files,)
                 ]

@@ -1,4 +1,4 @@
-"""A catalog from a stranger: it reads nothing but itself."""
+"""Catalogs from untrusted sources: no other file is read."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.libraries import connect_scratch, rows
+from megatron.mixture.lazy_imports import connect_scratch, fetch_rows
 from megatron.mixture.query import Query
 
 SECRET = "a line of another file"
@@ -34,9 +34,9 @@ def test_a_catalog_with_more_or_less_than_its_tables_is_refused(catalog, tmp_pat
     secret.write_text(SECRET)
     with duckdb.connect(str(catalog)) as connection:
         connection.execute(HOSTILE[kind].format(secret=secret))
-    with pytest.raises(ValueError, match=r"catalog\.duckdb: (got the|no table|no column)") as told:
+    with pytest.raises(ValueError, match=r"catalog\.duckdb: (got the|no table|no column)") as error:
         Catalog(catalog, read_only=read_only)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(error.value)
 
 
 def test_statements_over_a_catalog_read_no_file_and_change_no_setting(catalog, tmp_path) -> None:
@@ -60,12 +60,12 @@ def test_statements_over_a_catalog_read_no_file_and_change_no_setting(catalog, t
 
 def test_a_long_statement_prints_no_progress_on_standard_output(catalog) -> None:
     setting = "SELECT current_setting('enable_progress_bar')"
-    assert rows(connect_scratch(), setting) == [(False,)]
+    assert fetch_rows(connect_scratch(), setting) == [(False,)]
     with Catalog(catalog, read_only=True) as opened:
-        assert rows(opened.connection, setting) == [(False,)]
+        assert fetch_rows(opened.connection, setting) == [(False,)]
 
 
-def test_a_tool_says_in_one_sentence_what_a_hostile_catalog_holds(root, catalog) -> None:
+def test_the_tool_reports_a_hostile_catalog_in_one_sentence(root, catalog) -> None:
     with duckdb.connect(str(catalog)) as connection:
         connection.execute(HOSTILE["a macro"])
     words = [sys.executable, str(root / "tools" / "register_corpus.py"), str(catalog), "list"]
@@ -75,24 +75,25 @@ def test_a_tool_says_in_one_sentence_what_a_hostile_catalog_holds(root, catalog)
     assert "Traceback" not in done.stderr
 
 
-def test_a_catalog_of_before_sums_is_read_and_keeps_the_identity_of_its_documents(catalog, caplog) -> None:
+def test_a_catalog_without_checksums_is_read_and_keeps_the_identity_of_its_documents(catalog, caplog) -> None:
     with duckdb.connect(str(catalog)) as connection:
         connection.execute("ALTER TABLE files DROP COLUMN sha256")
     with Catalog(catalog, read_only=True) as opened:
         old = Query().run(opened)
     assert [file.sha256 for file in old.files] == [None, None]
-    old.warn_without_sums(catalog)
-    assert "2 of 2 files were registered without a sum" in caplog.text
-    with pytest.raises(ValueError, match="registered without a sum of its content"):
+    old.warn_missing_checksums(catalog)
+    assert "2 of 2 files were registered without checksums" in caplog.text
+    with pytest.raises(ValueError, match="registered without a checksum"):
         old.files[0].verify()
     folder = Path(old.files[0].path).parent
     with Catalog(catalog) as opened:
-        properties = opened.corpus("code").properties
+        properties = opened.get_corpus("code").properties
         opened.register("code", [str(folder / "*.jsonl")], properties, quiet=True)
-        assert Query().run(opened).identity() == old.identity()  # a run of before can be resumed
+        # an older run can be resumed
+        assert Query().run(opened).compute_identity() == old.compute_identity()
         done = opened.register("code", [str(folder / "*.jsonl")], properties, quiet=True, verify=True)
         assert (done.n_known, done.n_files, done.n_edited) == (2, 0, 0)
         new = Query().run(opened)
-    assert new.identity() != old.identity()
+    assert new.compute_identity() != old.compute_identity()
     for file in new.files:
         file.verify()

@@ -1,4 +1,4 @@
-"""The examples of examples_scaling/mixture, and the Python of MIXTURE.md."""
+"""The examples of examples_scaling/mixture, and the Python code of MIXTURE.md."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.guide_commands import commands_of
 
 @pytest.fixture
 def folder(tmp_path: Path, scaling_data: Path) -> Path:
-    """What the guide begins with."""
+    """Return a folder with the files that the guide starts from."""
     name = "derived_slimpajama_schema.jsonl.gz"
     (tmp_path / "slimpajama").mkdir()
     (tmp_path / "slimpajama" / name).symlink_to(scaling_data / "redpajama_sample" / name)
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, scaling_data: Path) -> Path:
     return tmp_path
 
 
-def run(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
+def run_script(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
     environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(root / words[0]), *words[1:]]
     done = subprocess.run(
@@ -35,32 +35,32 @@ def run(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
 def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder: Path) -> None:
     guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
     register = commands_of(root / "examples_scaling" / "training" / "MIXTURE.md")[0]
-    run(register.words[1:], folder, root)
+    run_script(register.words[1:], folder, root)
     ((script, output),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, re.DOTALL)
     (folder / "ask.py").write_text(script)
-    assert run([str(folder / "ask.py")], folder, root) == output
+    assert run_script([str(folder / "ask.py")], folder, root) == output
 
 
 @pytest.mark.parametrize("name", ["local", "server"])
-def test_an_example_without_its_words_says_how_it_is_used_and_ends_with_2(root: Path, name: str) -> None:
+def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(root: Path, name: str) -> None:
     path = f"examples_scaling/mixture/{name}.py"
     failed = subprocess.run([sys.executable, path], cwd=root, capture_output=True, text=True, timeout=240)
     assert (failed.returncode, failed.stdout) == (2, "")
     assert f"python {path}" in failed.stderr
 
 
-def test_the_examples_read_a_mixture_here_and_from_a_server(root: Path, folder: Path) -> None:
+def test_the_examples_read_a_mixture_locally_and_from_a_server(root: Path, folder: Path) -> None:
     text = next((folder / "slimpajama").iterdir())
     (folder / "work").mkdir()
-    told = run(["examples_scaling/mixture/local.py", str(text), "work"], folder, root)
-    assert told.startswith("registered 4,262 documents, 0 broken lines\n")
-    assert told.endswith("one group goes on with chunk 6\n")
-    shares = re.findall(r"C4': '([\d.]+)', 'RedPajamaGithub': '([\d.]+)'", told)
+    output = run_script(["examples_scaling/mixture/local.py", str(text), "work"], folder, root)
+    assert output.startswith("registered 4,262 documents, 0 broken lines\n")
+    assert output.endswith("one group resumes with chunk 6\n")
+    shares = re.findall(r"C4': '([\d.]+)', 'RedPajamaGithub': '([\d.]+)'", output)
     assert len(shares) == 6
     assert all(abs(float(c4) - 0.5) < 0.01 and abs(float(code) - 0.3) < 0.01 for c4, code in shares)
-    told = run(["examples_scaling/mixture/server.py", "work/mixture.yaml"], folder, root)
-    assert "8 chunks of 512 documents, the same" in told
-    assert "the second server gave 4 chunks, 2048 documents" in told
+    output = run_script(["examples_scaling/mixture/server.py", "work/mixture.yaml"], folder, root)
+    assert "8 chunks of 512 documents, the same" in output
+    assert "the second server sent 4 chunks, 2048 documents" in output
     for name in ("local", "server"):
         assert len((root / "examples_scaling" / "mixture" / f"{name}.py").read_text().splitlines()) < 60
 
@@ -69,7 +69,10 @@ def test_the_examples_read_a_mixture_here_and_from_a_server(root: Path, folder: 
 def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights(
     root: Path, folder: Path, scaling_data: Path
 ) -> None:
-    """The guide's run on a CPU, an eighth as long: a look at every step, so that ADO has laws after 150."""
+    """The CPU run of the guide, an eighth as long.
+
+    It observes at every step, so that ADO has laws after 150.
+    """
     guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
     static, ado = (
         re.search(rf"```yaml\n# {name}.yaml\n(.*?)```", guide, re.DOTALL)[1] for name in ("static", "ado")
@@ -79,20 +82,20 @@ def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights
     for name, inside in (("vocab.json", "gpt2-tiny-vocab.json"), ("merges.txt", "gpt2-tiny-merges.txt")):
         (folder / "tiny" / name).symlink_to(scaling_data / "megatron_openwebtext" / inside)
     register = "tools/register_corpus.py catalog.duckdb add slim slimpajama --preset slimpajama"
-    run(register.split(), folder, root)
+    run_script(register.split(), folder, root)
     shares = {}
     for name, text in (("static", static), ("ado", ado)):
         (folder / f"{name}.yaml").write_text(text)
         config = root / "examples_scaling" / "training" / "mixture_cpu.yaml"
         words = [f"dataset.mixture={name}.yaml", f"logging.run_dir=study/runs/{name}",
                  "lr_scheduler.total_iterations=200", "lr_scheduler.warmup_iterations=20"]  # fmt: skip
-        run(["tools/pretrain.py", str(config), *words], folder, root, wait_s=1200)
+        run_script(["tools/pretrain.py", str(config), *words], folder, root, wait_s=1200)
         lines = [line for line in read_metrics(folder / "study/runs" / name) if line["kind"] == "train"]
         shares[name] = [list(line["weights"].values()) for line in lines]
         assert lines[-1]["loss"] < lines[0]["loss"] - 1
     assert all(share == shares["static"][0] for share in shares["static"])
-    assert shares["ado"][10] == pytest.approx(shares["static"][0])  # the prior, until there are laws
+    assert shares["ado"][10] == pytest.approx(shares["static"][0])  # the prior, as long as there are no laws
     assert max(abs(a - b) for a, b in zip(shares["ado"][-1], shares["ado"][0], strict=True)) > 0.02
-    run(["tools/make_report.py", "study"], folder, root)
+    run_script(["tools/make_report.py", "study"], folder, root)
     page = (folder / "study" / "report.html").read_text()
     assert "In ado the weight of" in page

@@ -1,4 +1,4 @@
-"""Conditions as Python expressions: the same documents as the same condition in SQL."""
+"""Conditions as Python expressions select the same documents as the same conditions in SQL."""
 
 import json
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ ODD = "O'Neil \" ; DROP TABLE files --"
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Catalog]:
-    """200 documents with a property of each type, a tenth of the values missing."""
+    """Return a catalog of 200 documents with a property of each type; a tenth of the values are missing."""
     rng = np.random.default_rng(3)
     with (tmp_path / "t.jsonl").open("w") as file:
         for _ in range(200):
-            told = {
+            properties = {
                 "s": ["Github", "C4", ODD][rng.integers(3)], "i": int(rng.integers(-5, 6)),
                 "f": float(rng.integers(8)) / 4, "b": bool(rng.integers(2)),
                 "d": f"2024-02-{rng.integers(1, 30):02}", "l": ["x", "y", "z"][: rng.integers(4)],
             }  # fmt: skip
-            kept = {key: value for key, value in told.items() if rng.random() > 0.1}
-            file.write(json.dumps({"text": "", **kept}) + "\n")
+            present = {key: value for key, value in properties.items() if rng.random() > 0.1}
+            file.write(json.dumps({"text": "", **present}) + "\n")
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         catalog.register("a", [str(tmp_path / "t.jsonl")], read_properties(PROPERTIES), quiet=True)
         yield catalog
@@ -69,17 +69,20 @@ SAME = [
 
 
 @pytest.mark.parametrize(("condition", "sql"), SAME, ids=[sql for _, sql in SAME])
-def test_an_expression_finds_what_the_same_sql_finds(opened: Catalog, condition: Condition, sql: str) -> None:
-    found = Query().where(condition).run(opened, by=["s"])
-    asked = Query().where(sql).run(opened, by=["s"])
-    assert 0 < found.n_documents.sum() < 200
-    assert found.identity() == asked.identity()
+def test_an_expression_selects_the_documents_of_the_same_sql(
+    opened: Catalog, condition: Condition, sql: str
+) -> None:
+    result = Query().where(condition).run(opened, by=["s"])
+    expected = Query().where(sql).run(opened, by=["s"])
+    assert 0 < result.n_documents.sum() < 200
+    assert result.compute_identity() == expected.compute_identity()
 
 
-def test_expressions_and_sql_add_up(opened: Catalog) -> None:
+def test_conditions_in_python_and_sql_combine(opened: Catalog) -> None:
     mixed = Query().where(field("s") == "C4").where("i > 0").where(field("i") < 4)
     assert (
-        mixed.run(opened).identity() == Query().where("s = 'C4' AND i > 0 AND i < 4").run(opened).identity()
+        mixed.run(opened).compute_identity()
+        == Query().where("s = 'C4' AND i > 0 AND i < 4").run(opened).compute_identity()
     )
 
 
@@ -101,21 +104,26 @@ def test_an_unknown_property_is_refused_and_the_nearest_offered(catalog: Path) -
 
 @pytest.mark.parametrize(
     ("condition", "reason"),
-    [(field("i") == "1", "'i': is integer, found '1'"), (field("s") == 1, "'s': is category, found 1"),
-     (field("i") == True, "is integer, found True"), (field("d") == "2024-02-30", "wanted a date such as"),  # noqa: E712
-     (field("b") == 1, "is boolean, found 1"), (field("l").contains(3), "is list, found 3")],
-)  # fmt: skip
+    [
+        (field("i") == "1", "'i': got '1', expected a value of type integer"),
+        (field("s") == 1, "'s': got 1, expected a value of type category"),
+        (field("i") == True, "got True, expected a value of type integer"),  # noqa: E712
+        (field("d") == "2024-02-30", "expected a date such as"),
+        (field("b") == 1, "got 1, expected a value of type boolean"),
+        (field("l").contains(3), "got 3, expected a value of type list"),
+    ],
+)
 def test_a_value_of_another_type_is_refused(opened: Catalog, condition: Condition, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Query().where(condition).run(opened)
 
 
-def test_slips_of_the_pen_are_errors_at_once() -> None:
-    with pytest.raises(ValueError, match="use is_null"):
+def test_typical_mistakes_are_errors_when_a_condition_is_built() -> None:
+    with pytest.raises(ValueError, match="Use is_null"):
         _ = field("a") == None  # noqa: E711
-    with pytest.raises(ValueError, match="join conditions with &"):
+    with pytest.raises(ValueError, match="Join conditions with &"):
         _ = (field("a") == 1) and (field("b") == 2)
-    with pytest.raises(ValueError, match="isin wants a list"):
+    with pytest.raises(ValueError, match="expected a list of values for isin"):
         field("a").isin("text")
     with pytest.raises(ValueError, match="parentheses"):
         _ = (field("a") == 1) & "b"  # type: ignore[operator]

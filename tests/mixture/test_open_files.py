@@ -17,19 +17,19 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture import catalog as catalog_module
 from megatron.mixture import parquet, records
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
+from megatron.mixture.lru_cache import LruCache
 from megatron.mixture.properties import read_properties
-from megatron.mixture.recent import Recent
 from megatron.mixture.source import DomainStream
 from megatron.mixture.spans import SpanFiles
-from megatron.mixture.spec import prepare
+from megatron.mixture.spec import prepare_mixture
 
 N_FILES = 1100
 READ_ALL = """
 import json, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.source import MixtureSamples
 folder = Path(sys.argv[1])
 with DocumentChunks(folder / "m.yaml", chunk_size=100) as source:
@@ -43,7 +43,7 @@ print(json.dumps(told))
 
 
 def read_all(folder: Path, *words: str) -> dict[str, list]:
-    """Of a process that may open 256 files."""
+    """Return all documents, read by a process that may open 256 files."""
     words = (sys.executable, "-c", READ_ALL, str(folder), *words)
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -65,13 +65,13 @@ def test_a_thousand_small_files_are_registered_in_few_statements_and_read_with_f
         n_statements += 1
         return rows(*words)
 
-    rows = catalog_module.rows
-    monkeypatch.setattr(catalog_module, "rows", counted)
-    monkeypatch.setattr(records, "rows", counted)
+    rows = catalog_module.fetch_rows
+    monkeypatch.setattr(catalog_module, "fetch_rows", counted)
+    monkeypatch.setattr(records, "fetch_rows", counted)
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         done = catalog.register("l", [str(folder)], (), quiet=True)
     assert (done.n_files, done.n_documents, done.n_broken) == (N_FILES, N_FILES, 0)
-    assert n_statements < 50  # 14 a file, when each was taken alone
+    assert n_statements < 50  # one file at a time takes 14 statements per file
     (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\ndry: stop\n")
     assert sorted(read_all(tmp_path)["documents"]) == sorted(f"text {i}" for i in range(N_FILES))
 
@@ -84,14 +84,14 @@ def test_a_broken_line_of_one_of_many_small_files_is_located_and_the_others_stay
         properties = read_properties(["n AS n integer"])
         done = catalog.register("l", [str(tmp_path / "*.jsonl")], properties, quiet=True)
         assert (done.n_files, done.n_documents, done.n_broken) == (5, 15, 1)
-        assert catalog.broken("l") == [(str(tmp_path / "3.jsonl"), 2, "'n' is no integer")]
+        assert catalog.list_broken("l") == [(str(tmp_path / "3.jsonl"), 2, "'n' is no integer")]
     (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\ndry: stop\nshuffle: false\n")
     with DocumentChunks(tmp_path / "m.yaml") as source:
         texts = source.read(0, 1).column("text").to_pylist()
     assert texts == [f"{i} {k}" for i in (0, 1, 3, 4) for k in range(4) if (i, k) != (3, 1)]
 
 
-def test_hundreds_of_pairs_are_read_and_trained_on_with_few_open(tmp_path) -> None:
+def test_hundreds_of_indexed_datasets_are_read_and_trained_on_with_few_open(tmp_path) -> None:
     folder, whole = tmp_path / "pairs", []
     folder.mkdir()
     for i in range(300):
@@ -101,14 +101,16 @@ def test_hundreds_of_pairs_are_read_and_trained_on_with_few_open(tmp_path) -> No
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         catalog.register("p", [str(folder)], (), quiet=True)
     (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ndry: stop\nshuffle: false\ncount: documents\n")
-    prepare(tmp_path / "m.yaml")
-    told = read_all(tmp_path, "train")
-    assert [token for document in told["documents"] for token in document] == whole
-    assert [token for window in told["tokens"] for token in window[:4]] == whole[: 4 * len(told["tokens"])]
-    assert len(told["tokens"]) == (len(whole) - 1) // 4
+    prepare_mixture(tmp_path / "m.yaml")
+    output = read_all(tmp_path, "train")
+    assert [token for document in output["documents"] for token in document] == whole
+    assert [token for window in output["tokens"] for token in window[:4]] == whole[
+        : 4 * len(output["tokens"])
+    ]
+    assert len(output["tokens"]) == (len(whole) - 1) // 4
 
 
-def test_open_files_are_bounded_and_a_file_that_is_cut_is_an_error(tmp_path) -> None:
+def test_open_files_are_bounded_and_a_truncated_file_is_an_error(tmp_path) -> None:
     paths = [tmp_path / str(i) for i in range(20)]
     for i, path in enumerate(paths):
         path.write_bytes(bytes([i]) * 100)
@@ -133,9 +135,9 @@ def test_open_files_are_bounded_and_a_file_that_is_cut_is_an_error(tmp_path) -> 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_latest_values_are_kept_up_to_their_weight() -> None:
+def test_the_cache_evicts_the_least_recently_used_values() -> None:
     dropped: list[str] = []
-    recent = Recent(10, dropped.append)
+    recent = LruCache(10, dropped.append)
     for key, weight in (("a", 4), ("b", 4), ("a", 4), ("c", 4)):
         assert recent.get(key, lambda key=key, weight=weight: (key, weight)) == key
     assert dropped == ["b"]
@@ -145,7 +147,7 @@ def test_the_latest_values_are_kept_up_to_their_weight() -> None:
     assert dropped == ["b", "a", "c", "d"]
 
 
-def parquet_mixture(folder: Path, texts: pyarrow.Array, rows: int, key: str = "text") -> Path:
+def write_parquet_mixture(folder: Path, texts: pyarrow.Array, rows: int, key: str = "text") -> Path:
     pyarrow.parquet.write_table(pyarrow.table({"n": range(len(texts)), "text": texts}), folder / "t.parquet",
                                 row_group_size=rows)  # fmt: skip
     with Catalog(folder / "c.duckdb", n_threads=1) as catalog:
@@ -160,24 +162,26 @@ def parquet_mixture(folder: Path, texts: pyarrow.Array, rows: int, key: str = "t
     [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())],
     ids=str,
 )
-def test_texts_of_parquet_are_the_same_whatever_their_type_and_the_size_of_row_groups(
+def test_parquet_texts_are_the_same_for_any_type_and_size_of_row_groups(
     tmp_path, monkeypatch, largest, kind
 ) -> None:
-    monkeypatch.setattr(parquet, "LARGEST_GROUP", largest)
+    monkeypatch.setattr(parquet, "MAX_CACHED_GROUP_BYTES", largest)
     monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
     texts = [None if i % 10 == 3 else f"text {i} " * (i % 9) for i in range(300)]
-    mixture = parquet_mixture(tmp_path, pyarrow.array(texts, pyarrow.string()).cast(kind), 37, key="Text")
+    mixture = write_parquet_mixture(
+        tmp_path, pyarrow.array(texts, pyarrow.string()).cast(kind), 37, key="Text"
+    )
     with DocumentChunks(mixture, chunk_size=50) as source:
-        found = source.read(0, 10).column("text").to_pylist()
-    assert sorted(found) == sorted(text for text in texts if text is not None)
+        result = source.read(0, 10).column("text").to_pylist()
+    assert sorted(result) == sorted(text for text in texts if text is not None)
 
 
-def test_row_groups_of_parquet_are_kept_up_to_a_number_of_bytes(tmp_path, monkeypatch) -> None:
+def test_parquet_row_groups_are_cached_up_to_a_number_of_bytes(tmp_path, monkeypatch) -> None:
     texts = pyarrow.array([os.urandom(500).hex() for _ in range(4000)])  # 4 MB in 40 row groups
-    mixture = parquet_mixture(tmp_path, texts, 100)
-    monkeypatch.setattr("megatron.mixture.documents.GROUPS_BYTES", 400_000)
+    mixture = write_parquet_mixture(tmp_path, texts, 100)
+    monkeypatch.setattr("megatron.mixture.document_chunks.GROUP_CACHE_BYTES", 400_000)
     with DocumentChunks(mixture, chunk_size=1) as source:
-        groups = source._open.groups
+        groups = source._shared.groups
         for chunk in range(200):
             source.read(chunk, 1)
             assert groups._weight <= 400_000
@@ -185,7 +189,7 @@ def test_row_groups_of_parquet_are_kept_up_to_a_number_of_bytes(tmp_path, monkey
 
 
 def test_a_damaged_row_group_is_an_error_that_names_the_file(tmp_path) -> None:
-    mixture = parquet_mixture(tmp_path, pyarrow.array([os.urandom(50).hex() for _ in range(400)]), 100)
+    mixture = write_parquet_mixture(tmp_path, pyarrow.array([os.urandom(50).hex() for _ in range(400)]), 100)
     path = tmp_path / "t.parquet"
     source, status = DocumentChunks(mixture, chunk_size=400), path.stat()
     content = bytearray(path.read_bytes())
@@ -200,20 +204,20 @@ def test_a_damaged_row_group_is_an_error_that_names_the_file(tmp_path) -> None:
 
 
 class Pairs:
-    """Documents of 300 tokens, without a file."""
+    """Dataset of documents of 300 tokens, without a file."""
 
     def document_spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return documents * 300, np.full(len(documents), 300, np.int32)
 
 
-def test_a_domain_keeps_sixteen_bytes_a_document_however_many_epochs_are_read() -> None:
+def test_a_domain_takes_sixteen_bytes_per_document_for_any_number_of_epochs() -> None:
     n = 300_000
     tracemalloc.start()
     try:
         stream = DomainStream("x", [Pairs()], np.array([[0, 0, n]]), 2048, 0, True)
         built = tracemalloc.get_traced_memory()[0]
         for epoch in range(5):
-            stream._block_ends(epoch)
+            stream._load_block_ends(epoch)
             assert (tracemalloc.get_traced_memory()[0] - built) / n < 0.5
         assert built / n < 16.5
         assert (tracemalloc.get_traced_memory()[1]) / n < 80
@@ -221,7 +225,7 @@ def test_a_domain_keeps_sixteen_bytes_a_document_however_many_epochs_are_read() 
         tracemalloc.stop()
 
 
-def test_windows_of_a_domain_are_its_documents_laid_end_to_end_each_epoch_in_its_order(tmp_path) -> None:
+def test_windows_of_a_domain_are_its_concatenated_documents_in_the_order_of_the_epoch(tmp_path) -> None:
     rng = np.random.default_rng(0)
     lengths = np.concatenate([rng.integers(0, 40, 500), [3000], np.zeros(200, int), rng.integers(0, 9, 300)])
     with IndexedWriter(tmp_path / "p", np.dtype(np.int32), {}) as writer:
@@ -230,9 +234,9 @@ def test_windows_of_a_domain_are_its_documents_laid_end_to_end_each_epoch_in_its
     pair, n = IndexedTokens(tmp_path / "p"), len(lengths)
     stream = DomainStream("x", [pair], np.array([[0, 0, n]]), 31, 5, True)
     for epoch in range(3):
-        order = stream.document_order(epoch, 0, n)
+        order = stream.compute_document_order(epoch, 0, n)
         assert sorted(order.tolist()) == list(range(n))
-        whole = np.concatenate([pair.document(i) for i in order.tolist()])
+        whole = np.concatenate([pair.get_document(i) for i in order.tolist()])
         rows = np.empty((stream.n_windows, 32), dtype=np.int64)
         numbers = rng.permutation(stream.n_windows)
         stream.copy_windows(numbers + epoch * stream.n_windows, [rows[i] for i in numbers])

@@ -1,40 +1,40 @@
-"""Queries: what is asked for and nothing else, as intervals."""
+"""Queries: exactly the documents that satisfy the conditions, as intervals."""
 
 import numpy as np
 import pytest
 
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
-from megatron.mixture.query import Query, Result
+from megatron.mixture.query import Query, QueryResult
 from tests.mixture.conftest import LANGUAGES
 
 
-def documents(result: Result) -> list[list[int]]:
-    """Numbers of the documents of each domain, as write_lines counts them."""
+def list_documents(result: QueryResult) -> list[list[int]]:
+    """Return the numbers of the documents of each domain, as in write_lines."""
     firsts = {"one.jsonl": 0, "two.jsonl": 30}
-    found: list[list[int]] = [[] for _ in result.domains]
+    numbers: list[list[int]] = [[] for _ in result.domains]
     for domain, file, begin, end in zip(
-        *(result.column(n).tolist() for n in ("domain", "file", "begin", "end")), strict=True
+        *(result.get_column(n).tolist() for n in ("domain", "file", "begin", "end")), strict=True
     ):
         first = firsts[result.files[file].path.rpartition("/")[2]]
-        found[domain] += range(first + begin, first + end)
-    return found
+        numbers[domain] += range(first + begin, first + end)
+    return numbers
 
 
-def test_conditions_add_up_and_domains_are_the_values_of_the_properties(catalog) -> None:
+def test_conditions_combine_and_domains_are_the_values_of_the_properties(catalog) -> None:
     query = Query().where("stars >= 10").where("stars < 40 AND language IN ('C', 'Go')")
     with Catalog(catalog, read_only=True) as opened:
         result = query.run(opened, by=["language"])
     assert result.names == ("C", "Go")
-    assert documents(result) == [[i for i in range(10, 40) if i % 3 == k] for k in (0, 1)]
+    assert list_documents(result) == [[i for i in range(10, 40) if i % 3 == k] for k in (0, 1)]
     assert result.n_documents.tolist() == [10, 10]
 
 
-def test_neighbours_are_one_interval(catalog) -> None:
+def test_adjacent_documents_are_one_interval(catalog) -> None:
     with Catalog(catalog, read_only=True) as opened:
         result = Query().where("stars BETWEEN 5 AND 44").run(opened)
     assert result.intervals.num_rows == 2  # one in each file
-    assert documents(result) == [list(range(5, 45))]
+    assert list_documents(result) == [list(range(5, 45))]
 
 
 def test_an_unknown_property_is_refused_and_the_nearest_offered(catalog) -> None:
@@ -53,12 +53,12 @@ def test_an_unknown_property_is_refused_and_the_nearest_offered(catalog) -> None
      "read_text('/etc/passwd') = 'x'",
      "stars = (", "getenv('HOME') = ''", "true) OR (true", "files.path = ''", "true UNION SELECT 2", ""],
 )  # fmt: skip
-def test_nothing_but_a_condition_gets_through(catalog, condition) -> None:
+def test_only_a_plain_condition_is_accepted(catalog, condition) -> None:
     with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="where"):
         Query().where(condition).run(opened)
 
 
-def test_a_condition_that_is_not_utf8_is_refused_in_a_sentence(catalog) -> None:
+def test_a_condition_that_is_not_utf8_is_refused_with_a_message(catalog) -> None:
     with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="that are not UTF-8"):
         Query().where("language = '\udcff'").run(opened)
 
@@ -66,20 +66,20 @@ def test_a_condition_that_is_not_utf8_is_refused_in_a_sentence(catalog) -> None:
 def test_a_comment_does_not_swallow_the_next_condition(catalog) -> None:
     with Catalog(catalog, read_only=True) as opened:
         result = Query().where("stars < 20 -- few").where("stars > 17").run(opened)
-    assert documents(result) == [[18, 19]]
+    assert list_documents(result) == [[18, 19]]
 
 
-def test_a_result_saved_is_the_same(catalog, tmp_path) -> None:
+def test_a_saved_result_loads_unchanged(catalog, tmp_path) -> None:
     with Catalog(catalog, read_only=True) as opened:
         result = Query().run(opened, by=["language"])
     result.save(tmp_path / "r.arrow")
-    again = Result.load(tmp_path / "r.arrow")
-    assert again.identity() == result.identity()
+    again = QueryResult.load(tmp_path / "r.arrow")
+    assert again.compute_identity() == result.compute_identity()
     assert (again.names, again.files) == (LANGUAGES, result.files)
     assert again.intervals.equals(result.intervals)
     (tmp_path / "r.arrow").write_bytes(b"no arrow")
-    with pytest.raises(ValueError, match="no query result"):
-        Result.load(tmp_path / "r.arrow")
+    with pytest.raises(ValueError, match="not a query result"):
+        QueryResult.load(tmp_path / "r.arrow")
 
 
 def test_each_row_of_a_random_table_is_in_its_domain_once(tmp_path) -> None:
@@ -90,7 +90,7 @@ def test_each_row_of_a_random_table_is_in_its_domain_once(tmp_path) -> None:
     with Catalog(tmp_path / "c.duckdb", n_threads=2) as opened:
         opened.register("r", [str(path)], read_properties(["a AS a integer", "b"]), quiet=True)
         result = Query().where("a <> 2").run(opened, by=["a", "b"])
-    begin, end, domain = (result.column(name) for name in ("begin", "end", "domain"))
+    begin, end, domain = (result.get_column(name) for name in ("begin", "end", "domain"))
     rows = np.concatenate([np.arange(b, e) for b, e in zip(begin, end, strict=True)])
     of = np.repeat(domain, end - begin)
     assert sorted(rows.tolist()) == np.flatnonzero(keys[:, 0] != 2).tolist()

@@ -1,4 +1,4 @@
-"""Registered files that change under a reader: an error for who reads, never the end of the process."""
+"""Registered files that change while they are read: an error for the reader, never SIGBUS."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.remote import Connection, RemoteChunks
 from megatron.mixture.spans import SpanFiles
 
@@ -29,10 +29,10 @@ def test_spans_are_the_bytes_of_the_file(tmp_path: Path) -> None:
     assert files.read_binary(tmp_path / "f", begins[:0], sizes[:0]).to_pylist() == []
 
 
-def test_a_span_past_the_end_is_an_error_though_size_and_time_are_those_of_opening(
+def test_a_span_past_the_end_is_an_error_even_if_size_and_time_were_checked(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """The race between the check and the read: the file is cut short in between."""
+    """The race between the check and the read: the file is truncated in between."""
     (tmp_path / "f").write_bytes(b"x" * 10_000)
     path, files = tmp_path / "f", SpanFiles()
     files.add(path)
@@ -43,7 +43,7 @@ def test_a_span_past_the_end_is_an_error_though_size_and_time_are_those_of_openi
     os.truncate(path, 5_000)
     with pytest.raises(ValueError, match=r"f: got another size or modification time than when it was opened"):
         read([0], [10])
-    monkeypatch.setattr(files, "_check_state", lambda *_: 10_000)  # as if checked a moment before
+    monkeypatch.setattr(files, "_check_state", lambda *_: 10_000)  # as if checked before the cut
     with pytest.raises(ValueError, match=r"f: got its end before byte 6,000"):
         read([0, 4_000], [10, 2_000])
     with pytest.raises(ValueError, match="got its end"):
@@ -52,7 +52,7 @@ def test_a_span_past_the_end_is_an_error_though_size_and_time_are_those_of_openi
 
 
 def write_corpus(folder: Path, kind: str) -> Path:
-    """A mixture of 2,000 documents in one file of some MB; its path."""
+    """Write a mixture of 2,000 documents in one file of several MB, and return its path."""
     if kind == "lines":
         text = "".join(json.dumps({"text": f"document {i} " + "w" * 2000}) + "\n" for i in range(2000))
         (folder / "data.jsonl").write_text(text)
@@ -75,7 +75,7 @@ def write_corpus(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["lines", "tar", "pair"])
-def test_a_file_cut_short_under_a_server_is_an_error_of_that_request(
+def test_a_file_truncated_under_a_server_is_an_error_of_that_request(
     tmp_path: Path, start, kind: str
 ) -> None:
     file = write_corpus(tmp_path, kind)
@@ -91,12 +91,12 @@ def test_a_file_cut_short_under_a_server_is_an_error_of_that_request(
         with pytest.raises(ValueError, match=f"{file.name}: got another size or modification time"):
             remote.read(1, 1)
     assert server.poll() is None
-    assert len(other.read(1, 1)) == 512  # the other mixture never noticed
-    with file.open("r+b") as sink:  # and the file back as it was, served again without a restart
+    assert len(other.read(1, 1)) == 512  # the other mixture is not affected
+    with file.open("r+b") as sink:  # restore the file: it is served again without a restart
         sink.write(content)
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert remote.read(0, 1).equals(before)
-    assert connection.ask("status")["errors"] == 2
+    assert connection.request("status")["errors"] == 2
 
 
 def test_a_file_overwritten_in_place_with_as_many_bytes_is_refused(tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ def test_a_file_overwritten_in_place_with_as_many_bytes_is_refused(tmp_path: Pat
             source.read(1, 1)
 
 
-def test_a_reader_in_this_process_survives_what_killed_it(tmp_path: Path) -> None:
-    """In a process of its own: before, it ended by SIGBUS."""
+def test_a_truncated_file_does_not_kill_its_reader(tmp_path: Path) -> None:
+    """Run it in a separate process, because a reader that maps the file would end by SIGBUS."""
     write_corpus(tmp_path, "lines")
     code = (
         "import os, sys\n"
-        "from megatron.mixture.documents import DocumentChunks\n"
+        "from megatron.mixture.document_chunks import DocumentChunks\n"
         "source = DocumentChunks('m.yaml'); source.read(0, 1)\n"
         "os.truncate('data.jsonl', 100)\n"
         "try: source.read(1, 3)\n"

@@ -1,4 +1,4 @@
-"""A mixture's YAML file: every key of a wrong type is refused in one sentence, before anything is run."""
+"""A mixture's YAML file: every key of a wrong type is refused in one sentence before any work."""
 
 import subprocess
 import sys
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.custom_rule import make_rule
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.expression import field
-from megatron.mixture.own_rule import make_rule
 from megatron.mixture.query import Query
-from tests.wrong_values import READ_S, refusal, wrong_texts
+from tests.wrong_values import READ_S, generate_wrong_texts, read_refusal
 
 N = 150
 BASE: dict[str, Any] = {
@@ -36,7 +36,7 @@ KEYS = {
 }
 
 
-def read(path: Path) -> None:
+def read_chunk(path: Path) -> None:
     with DocumentChunks(path, chunk_size=8) as chunks:
         chunks.read(0, 1)
 
@@ -49,13 +49,13 @@ def read(path: Path) -> None:
 def test_a_mixture_is_read_or_refused_in_one_sentence(catalog: Path, more: dict[str, Any]) -> None:
     path = catalog.parent / "mixture.yaml"
     refused = []
-    for text in wrong_texts(BASE | more, KEYS, N, seed=len(str(more))):
+    for text in generate_wrong_texts(BASE | more, KEYS, N, seed=len(str(more))):
         path.write_text(text)
         (catalog.parent / "mixture.mixture" / "logs" / "main.jsonl").unlink(missing_ok=True)
         begin = time.monotonic()
-        refused.append(refusal(lambda: read(path)))
+        refused.append(read_refusal(lambda: read_chunk(path)))
         assert time.monotonic() - begin < READ_S, text[:2000]
-    assert N / 2 < sum(one is not None for one in refused) < N
+    assert N / 2 < sum(message is not None for message in refused) < N
 
 
 @pytest.mark.parametrize(
@@ -68,46 +68,46 @@ def test_a_mixture_is_read_or_refused_in_one_sentence(catalog: Path, more: dict[
         ("corpora: [code, code]", "corpora: got 'code' twice"),
         ("where: [1, 2]", "where: got [1, 2]"),
         ("where: ''", "where"),
-        (f"where: '{'NOT ' * 900}true'", "levels within one another"),
+        (f"where: '{'NOT ' * 900}true'", "nested levels"),
         (f"where: '{'(' * 900}true{')' * 900}'", None),
-        ("shuffle: 1", "shuffle is 1, wanted one of True, False"),
-        ("tokenizer: [1]", "tokenizer is [1]"),
-        ("adaptive: 5", "adaptive: wanted the keys"),
-        ("adaptive: {rule: ado, every_steps: true}", "every_steps is True"),
+        ("shuffle: 1", "shuffle: got 1, expected one of True, False"),
+        ("tokenizer: [1]", "tokenizer: got [1]"),
+        ("adaptive: 5", "adaptive: got 5, expected the keys"),
+        ("adaptive: {rule: ado, every_steps: true}", "every_steps: got True"),
         ("adaptive: {rule: 'os:system'}", "expected a class with observe"),
         ("adaptive: {rule: 'this:missing'}", "this.py, which has no class missing"),
         ("adaptive: {rule: 'no.such.module:Rule'}", "no module no.such.module"),
         ("adaptive: {rule: 'sys:Rule'}", "module 'sys' has no attribute 'Rule'"),
-        ("adaptive: {rule: 'a b:c'}", "or module:Class of your own"),
-        ("schedule: []", "schedule: wanted the keys"),
+        ("adaptive: {rule: 'a b:c'}", "or your module:Class"),
+        ("schedule: []", "schedule: got [], expected the keys"),
         ("schedule: {points: []}", "schedule.points: got []"),
-        ("schedule: {points: [{at: .nan, weights: inferred}]}", "a whole number from 0"),
-        ("schedule: {points: [{at: .inf, weights: inferred}]}", "a whole number from 0"),
-        ("schedule: {points: [{at: true, weights: inferred}]}", "a whole number from 0"),
-        ("schedule: {points: [{at: 0.5, weights: inferred}]}", "a whole number from 0"),
-        ("schedule: {points: [{at: 1, weights: inferred}]}", "begins at [1], wanted 0 first"),
+        ("schedule: {points: [{at: .nan, weights: inferred}]}", "an integer from 0"),
+        ("schedule: {points: [{at: .inf, weights: inferred}]}", "an integer from 0"),
+        ("schedule: {points: [{at: true, weights: inferred}]}", "an integer from 0"),
+        ("schedule: {points: [{at: 0.5, weights: inferred}]}", "an integer from 0"),
+        ("schedule: {points: [{at: 1, weights: inferred}]}", "got at [1], expected 0 first"),
         ("weights: {C: 1.0e+308, Go: 1.0e+308}\nby: language", "sum to inf"),
         ("weights: [{where: 5, weight: 1}]\nby: language", "weights[0].where: got 5"),
     ],
-    ids=lambda one: str(one)[:40],
+    ids=lambda value: str(value)[:40],
 )
-def test_a_key_that_means_nothing_is_named(catalog: Path, line: str, sentence: str | None) -> None:
+def test_the_message_names_the_invalid_key(catalog: Path, line: str, sentence: str | None) -> None:
     path = catalog.parent / "mixture.yaml"
     path.write_text(f"catalog: catalog.duckdb\ncount: documents\n{line}\n")
-    told = refusal(lambda: read(path))
-    if sentence is None:  # parentheses are gone when a condition is parsed
-        assert told is None
+    message = read_refusal(lambda: read_chunk(path))
+    if sentence is None:  # parsing removes parentheses
+        assert message is None
     else:
-        assert told is not None and sentence in told
+        assert message is not None and sentence in message
 
 
-def test_a_condition_of_python_is_bounded_too(catalog: Path) -> None:
+def test_the_depth_of_a_python_condition_is_limited_too(catalog: Path) -> None:
     from megatron.mixture.catalog import Catalog
 
     condition = field("stars") == 1
     for _ in range(20_000):
         condition = ~condition
-    with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="within one another"):
+    with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="nested levels"):
         Query().where(condition).run(opened)
 
 
@@ -135,7 +135,7 @@ def test_a_module_without_the_class_is_not_imported(root: Path, tmp_path: Path, 
     (tmp_path / "own_b" / "__init__.py").write_text("print('imported')")
     program = (
         "import sys, numpy; sys.path.insert(0, sys.argv[1])\n"
-        "from megatron.mixture.own_rule import make_rule\n"
+        "from megatron.mixture.custom_rule import make_rule\n"
         "try: make_rule(sys.argv[2], numpy.ones(2), 'mixture.yaml')\n"
         "except ValueError as error: print('refused', error)\n"
     )
@@ -147,7 +147,7 @@ def test_a_module_without_the_class_is_not_imported(root: Path, tmp_path: Path, 
     assert "imported" not in done.stdout.replace("cannot be imported", "") and "Beautiful" not in done.stdout
 
 
-def test_a_class_of_ones_own_is_made_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_rule_is_instantiated_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rule_of_test.py").write_text(RULE)
     (tmp_path / "named_again.py").write_text("from own_rule_of_test import Rule as Other\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Resuming through torchdata's StatefulDataLoader: by its protocol, and with the package where it is."""
+"""Resumption through torchdata's StatefulDataLoader: by its protocol, and with the package if installed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,30 +13,30 @@ import pytest
 from torch.utils.data import DataLoader
 
 from megatron.mixture.client import Chunk, MixtureDataset
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.hugging_face import hugging_face
 
 SIZE = 64
-N_DOCUMENTS = 3000  # of the fixture `mixture`
+N_DOCUMENTS = 3000  # in the fixture `mixture`
 
 
-def dataset_of(mixture: Path, group: int = 0, n_groups: int = 1) -> MixtureDataset:
+def make_dataset(mixture: Path, group: int = 0, n_groups: int = 1) -> MixtureDataset:
     return MixtureDataset(partial(DocumentChunks, mixture, chunk_size=SIZE), group, n_groups)
 
 
-def told(chunk: Chunk) -> tuple[int, list[str]]:
+def list_texts(chunk: Chunk) -> tuple[int, list[str]]:
     return chunk.number, chunk.documents
 
 
-def finite(mixture: Path) -> Path:
-    """The same documents once: 46 whole chunks and one of 56."""
+def make_finite(mixture: Path) -> Path:
+    """Return a mixture of the same documents once: 46 whole chunks and one of 56."""
     if "dry" not in mixture.read_text():
         mixture.write_text(mixture.read_text() + "dry: redistribute\n")
     return mixture
 
 
 class Rows:
-    """As much of an Arrow table as is read of one; Arrow's threads do not survive a fork."""
+    """The part of an Arrow table that is used; Arrow's threads do not survive a fork."""
 
     column_names = ("domain", "text")
 
@@ -50,15 +50,15 @@ class Rows:
         return Rows(self.numbers[first : first + n])
 
     def column(self, i: int) -> "Rows":
-        self.wanted = i
+        self.index = i
         return self
 
     def to_pylist(self) -> list[Any]:
-        return [f"text {i}" if self.wanted else 0 for i in self.numbers]
+        return [f"text {i}" if self.index else 0 for i in self.numbers]
 
 
 class Numbers:
-    """A source of 300 documents, the last chunk of them short, that is safe in a forked process."""
+    """Source of 300 documents, with a short last chunk, that is safe in a forked process."""
 
     identity, names, chunk_size, at_once = "numbers", ("all",), 7, 4
 
@@ -70,7 +70,7 @@ class Numbers:
 
 
 class Protocol:
-    """What StatefulDataLoader does to a dataset in one process: the dataset's state, then the iterator's."""
+    """Calls of StatefulDataLoader on a dataset in one process: the dataset's state, then the iterator's."""
 
     def __init__(self, dataset: MixtureDataset, state: dict[str, Any] | None = None) -> None:
         self.dataset = dataset
@@ -89,28 +89,26 @@ class Protocol:
 
 
 @pytest.mark.parametrize(("group", "n_groups"), [(0, 1), (1, 3)])
-def test_several_resumes_by_the_protocol_give_the_undisturbed_stream_to_its_last_document(
-    mixture, group, n_groups
-) -> None:
-    finite(mixture)
-    whole = [told(chunk) for chunk in dataset_of(mixture, group, n_groups)]
+def test_repeated_resumes_by_the_protocol_return_the_whole_stream(mixture, group, n_groups) -> None:
+    make_finite(mixture)
+    whole = [list_texts(chunk) for chunk in make_dataset(mixture, group, n_groups)]
     assert [number for number, _ in whole] == list(range(group, 47, n_groups))
     if n_groups == 1:
         assert len({text for _, texts in whole for text in texts}) == N_DOCUMENTS
-    reading, found = Protocol(dataset_of(mixture, group, n_groups)), []
+    reading, received = Protocol(make_dataset(mixture, group, n_groups)), []
     for n in (0, 5, 1, 3, 100):
-        found += [told(chunk) for chunk in islice(reading, n)]
-        reading = Protocol(dataset_of(mixture, group, n_groups), reading.state_dict())
-    assert found == whole
+        received += [list_texts(chunk) for chunk in islice(reading, n)]
+        reading = Protocol(make_dataset(mixture, group, n_groups), reading.state_dict())
+    assert received == whole
     assert [*reading] == []
-    assert [told(chunk) for chunk in reading.dataset] == whole  # the next epoch is a whole one
+    assert [list_texts(chunk) for chunk in reading.dataset] == whole  # the next epoch is complete
 
 
 def test_a_state_of_one_worker_resumes_on_another_number_of_groups(mixture) -> None:
-    whole = [told(chunk) for chunk in islice(dataset_of(mixture), 20)]
+    whole = [list_texts(chunk) for chunk in islice(make_dataset(mixture), 20)]
     states = []
     for group in range(2):
-        reading = Protocol(dataset_of(mixture, group, 2))
+        reading = Protocol(make_dataset(mixture, group, 2))
         [*islice(reading, 4)]
         states.append(reading.state_dict())
     assert states[0] == states[1]
@@ -118,18 +116,19 @@ def test_a_state_of_one_worker_resumes_on_another_number_of_groups(mixture) -> N
         rest = []
         for group in range(n_groups):
             rest += [
-                told(chunk) for chunk in islice(Protocol(dataset_of(mixture, group, n_groups), states[0]), 4)
+                list_texts(chunk)
+                for chunk in islice(Protocol(make_dataset(mixture, group, n_groups), states[0]), 4)
             ]
         assert sorted(rest) == whole[8 : 8 + 4 * n_groups]
 
 
-def test_the_state_of_a_dataset_follows_what_it_gave_and_asks_for_the_chunk_that_workers_gave(
+def test_the_state_of_a_dataset_follows_its_chunks_and_requires_the_chunk_of_workers(
     mixture,
 ) -> None:
-    dataset = dataset_of(mixture)
+    dataset = make_dataset(mixture)
     assert dataset.state_dict()["next_chunk"] == 0
     [*islice(dataset, 5)]
-    again = dataset_of(mixture)
+    again = make_dataset(mixture)
     again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     assert next(iter(again)).number == 5
     dataset = MixtureDataset(Numbers)
@@ -142,14 +141,14 @@ def test_the_state_of_a_dataset_follows_what_it_gave_and_asks_for_the_chunk_that
 
 
 def test_a_state_of_other_documents_workers_or_groups_is_refused(mixture) -> None:
-    reading = Protocol(dataset_of(mixture))
+    reading = Protocol(make_dataset(mixture))
     next(iter(reading))
     state = reading.state_dict()
     other = deepcopy(state)
     other["iterator"]["worker"] = [1, 2]
-    with pytest.raises(ValueError, match="state of worker 1 of 2: got worker 0 of 1; resume with as many"):
-        Protocol(dataset_of(mixture), other)
-    one_of_two = dataset_of(mixture).chunks(1, 2)
+    with pytest.raises(ValueError, match="state of worker 1 of 2: got worker 0 of 1. Resume with as many"):
+        Protocol(make_dataset(mixture), other)
+    one_of_two = make_dataset(mixture).iter_chunks(1, 2)
     with pytest.raises(ValueError, match="state of 3 groups and 2 workers"):
         one_of_two.load_state_dict(one_of_two.state_dict() | {"n_groups": 3})
     for part in ("dataset", "iterator"):
@@ -158,26 +157,29 @@ def test_a_state_of_other_documents_workers_or_groups_is_refused(mixture) -> Non
         if part == "dataset":
             other["iterator"]["identity"] = other[part]["identity"]
         with pytest.raises(ValueError, match="documents of the mixture have changed"):
-            next(iter(Protocol(dataset_of(mixture), other)))
+            next(iter(Protocol(make_dataset(mixture), other)))
 
 
 def check_resumes(loader: Callable[[], Any], n_chunks: int, stops: tuple[int, ...]) -> None:
-    """Read, save, load into a new loader, and so on: the undisturbed stream, and the next epoch."""
-    whole = [told(chunk) for chunk in loader()]
+    """Read, save, load into a new loader, and repeat.
+
+    The result must be the uninterrupted stream, followed by the next epoch.
+    """
+    whole = [list_texts(chunk) for chunk in loader()]
     assert [number for number, _ in whole] == list(range(n_chunks))
-    found: list[tuple[int, list[str]]] = []
+    received: list[tuple[int, list[str]]] = []
     state: dict[str, Any] = {}
     for n in stops:
         reading = loader()
         reading.load_state_dict(state)
-        found += [told(chunk) for chunk in islice(reading, n)]
+        received += [list_texts(chunk) for chunk in islice(reading, n)]
         state = reading.state_dict()
         del reading
-    assert found == whole[: sum(stops)]
+    assert received == whole[: sum(stops)]
     reading = loader()
     reading.load_state_dict(state)
-    assert [told(chunk) for chunk in reading] == whole[sum(stops) :]
-    assert [told(chunk) for chunk in islice(reading, 3)] == whole[:3]  # the next epoch
+    assert [list_texts(chunk) for chunk in reading] == whole[sum(stops) :]
+    assert [list_texts(chunk) for chunk in islice(reading, 3)] == whole[:3]  # the next epoch
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
@@ -186,7 +188,7 @@ def test_the_package_resumes_several_times_inside_an_epoch(mixture, workers) -> 
     context = {"multiprocessing_context": "fork"} if workers else {}
 
     def loader() -> Any:
-        source = Numbers if workers else partial(DocumentChunks, finite(mixture), chunk_size=70)
+        source = Numbers if workers else partial(DocumentChunks, make_finite(mixture), chunk_size=70)
         return package.StatefulDataLoader(
             MixtureDataset(source), batch_size=None, num_workers=workers, **context
         )  # fmt: skip
@@ -197,11 +199,11 @@ def test_the_package_resumes_several_times_inside_an_epoch(mixture, workers) -> 
 @pytest.mark.slow
 def test_the_package_resumes_documents_in_spawned_workers(mixture) -> None:
     package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    path = finite(mixture)
+    path = make_finite(mixture)
 
     def loader() -> Any:
         return package.StatefulDataLoader(
-            dataset_of(path), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+            make_dataset(path), batch_size=None, num_workers=2, multiprocessing_context="spawn"
         )
 
     check_resumes(loader, 47, (5, 4))
@@ -217,12 +219,12 @@ def test_the_package_resumes_rows_of_hugging_face(workers) -> None:
         return package.StatefulDataLoader(rows, batch_size=10, num_workers=workers, **context)
 
     whole = [batch["text"] for batch in islice(loader(), 20)]
-    found: list[list[str]] = []
+    received: list[list[str]] = []
     state: dict[str, Any] = {}
     for n in (3, 8, 9):
         reading = loader()
         reading.load_state_dict(state)
-        found += [batch["text"] for batch in islice(reading, n)]
+        received += [batch["text"] for batch in islice(reading, n)]
         state = reading.state_dict()
         del reading
-    assert found == whole
+    assert received == whole

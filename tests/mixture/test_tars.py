@@ -1,4 +1,4 @@
-"""WebDataset archives: samples are registered where they stand, and come back with all their members."""
+"""WebDataset archives: samples are registered in place, and read with all their members."""
 
 import gzip
 import io
@@ -14,44 +14,44 @@ import pytest
 from megatron.mixture import records
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import MixtureDataset
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.hugging_face import hugging_face
 from megatron.mixture.properties import read_properties
-from megatron.mixture.spec import prepare
-from megatron.mixture.tars import read_sample, samples_of
+from megatron.mixture.spec import prepare_mixture
+from megatron.mixture.tars import iter_samples, read_sample
 
 PROPERTIES = ("width AS width integer", "lang AS lang category", "__key__ AS key")
 LONG = "a/" + "very_long_directory/" * 8 + "name"  # more than the 100 bytes of a plain header
 
 
-def image(i: int) -> bytes:
-    """Bytes that are no text."""
+def make_image(i: int) -> bytes:
+    """Return bytes that are not text."""
     return bytes([0xFF, 0xD8, i % 256]) * (i * 37 % 900)
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]], how: int = tarfile.GNU_FORMAT) -> None:
-    """An archive, gzipped where its name says so."""
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w", format=how) as archive:
+    """Write an archive, gzipped if its name ends with .gz."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=how) as archive:
         for name, content in members:
-            told = tarfile.TarInfo(name)
-            told.size = len(content)
-            archive.addfile(told, io.BytesIO(content))
-    path.write_bytes(gzip.compress(held.getvalue()) if path.suffix == ".gz" else held.getvalue())
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    path.write_bytes(gzip.compress(buffer.getvalue()) if path.suffix == ".gz" else buffer.getvalue())
 
 
-def some_members(n: int) -> list[tuple[str, bytes]]:
-    """Samples 0 .. n - 1 with an image; text in the txt of even ones, in the json of odd ones."""
+def make_members(n: int) -> list[tuple[str, bytes]]:
+    """Return samples 0 .. n - 1 with an image; text in .txt of even ones, in .json of odd ones."""
     members = []
     for i in range(n):
-        told = {"width": i, "lang": "de" if i % 3 else "en"} | ({"text": f"caption {i}"} if i % 2 else {})
-        members += [(f"d/{i:04}.jpg", image(i)), (f"d/{i:04}.json", json.dumps(told).encode())]
+        record = {"width": i, "lang": "de" if i % 3 else "en"} | ({"text": f"caption {i}"} if i % 2 else {})
+        members += [(f"d/{i:04}.jpg", make_image(i)), (f"d/{i:04}.json", json.dumps(record).encode())]
         members += [] if i % 2 else [(f"d/{i:04}.txt", f"caption {i}".encode())]
     return members
 
 
 def register(folder: Path, *paths: Path) -> Path:
-    """A mixture of all samples of archives."""
+    """Return a mixture of all samples of archives."""
     with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:
         catalog.register("pictures", list(map(str, paths)), read_properties(PROPERTIES), quiet=True)
     mixture = folder / "mixture.yaml"
@@ -61,27 +61,27 @@ def register(folder: Path, *paths: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["s.tar", "s.tar.gz"])
 @pytest.mark.parametrize("how", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_samples_come_back_with_their_text_and_every_member_as_bytes(tmp_path, name, how) -> None:
-    write_tar(tmp_path / name, some_members(60), how)
+def test_samples_are_read_with_their_text_and_every_member_as_bytes(tmp_path, name, how) -> None:
+    write_tar(tmp_path / name, make_members(60), how)
     source = DocumentChunks(register(tmp_path, tmp_path / name), chunk_size=3)
     (*chunks,) = MixtureDataset(lambda: source)
-    found = {one["__key__"]: one for chunk in chunks for one in chunk.documents}
-    assert len(found) == 60
+    documents = {document["__key__"]: document for chunk in chunks for document in chunk.documents}
+    assert len(documents) == 60
     for i in range(60):
-        told = found[f"d/{i:04}"]
-        assert told["text"] == f"caption {i}"
-        assert told["jpg"] == image(i)
-        assert json.loads(told["json"])["width"] == i
-        assert ("txt" in told) == (i % 2 == 0)
-    assert [source.names[k] for k in chunks[0].domains].count("de") == 2  # two of three are
+        document = documents[f"d/{i:04}"]
+        assert document["text"] == f"caption {i}"
+        assert document["jpg"] == make_image(i)
+        assert json.loads(document["json"])["width"] == i
+        assert ("txt" in document) == (i % 2 == 0)
+    assert [source.names[k] for k in chunks[0].domains].count("de") == 2  # two of three samples are in German
     (row,) = hugging_face(MixtureDataset(lambda: source)).take(1)
     assert row["sample"] == chunks[0].documents[0]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 500, 1 << 20])
-def test_properties_are_read_from_the_json_whatever_the_blocks(tmp_path, monkeypatch, block_bytes) -> None:
+def test_properties_are_read_from_the_json_for_any_block_size(tmp_path, monkeypatch, block_bytes) -> None:
     monkeypatch.setattr(records, "BLOCK_BYTES", block_bytes)
-    write_tar(tmp_path / "s.tar", some_members(20))
+    write_tar(tmp_path / "s.tar", make_members(20))
     register(tmp_path, tmp_path / "s.tar")
     with Catalog(tmp_path / "catalog.duckdb", read_only=True) as catalog:
         rows = catalog.connection.execute("SELECT row, width, key FROM documents_1 ORDER BY row").fetchall()
@@ -93,12 +93,14 @@ def test_spans_hold_whole_samples_with_names_of_any_length(tmp_path) -> None:
     for how in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         write_tar(tmp_path / "s.tar", members, how)
         whole = (tmp_path / "s.tar").read_bytes()
-        found = [read_sample(whole[one.begin : one.end]) for one in samples_of(tmp_path / "s.tar")]
-        assert [key for key, _ in found] == [f"{LONG}{i}" for i in range(3)]
-        assert found[2][1] == {"tar.ext": b"xx", "txt": b"t"}
+        samples = [
+            read_sample(whole[sample.begin : sample.end]) for sample in iter_samples(tmp_path / "s.tar")
+        ]
+        assert [key for key, _ in samples] == [f"{LONG}{i}" for i in range(3)]
+        assert samples[2][1] == {"tar.ext": b"xx", "txt": b"t"}
 
 
-def test_broken_samples_are_counted_and_named_and_the_others_stay(tmp_path) -> None:
+def test_broken_samples_are_counted_and_named_and_the_others_registered(tmp_path) -> None:
     fine = [("a.txt", b"a"), ("a.json", b'{"width": 1}')]
     broken = [
         ("b.json", b"{"), ("c.jpg", b""), ("d.txt", b"\xff"), ("e.json", b"[]"),
@@ -108,22 +110,23 @@ def test_broken_samples_are_counted_and_named_and_the_others_stay(tmp_path) -> N
     write_tar(tmp_path / "s.tar", fine + broken + others)
     register(tmp_path, tmp_path / "s.tar")
     with Catalog(tmp_path / "catalog.duckdb", read_only=True) as catalog:
-        (listed,) = catalog.summary()
-        told = [(number, reason) for _, number, reason in catalog.broken("pictures")]
+        (listed,) = catalog.summarize_corpora()
+        broken_samples = [(number, reason) for _, number, reason in catalog.list_broken("pictures")]
     assert (listed.n_documents, listed.n_broken) == (2, 7)
-    assert told == [
-        (2, "b: its json is not JSON"), (3, "c: no text under 'text' in its json, and no txt"),
-        (4, "d: its txt is not UTF-8"), (5, "e: its json is no object"), (6, "f: 'width' is no integer"),
+    assert broken_samples == [
+        (2, "b: its .json is not JSON"), (3, "c: no text under 'text' in its .json, and no .txt"),
+        (4, "d: its .txt is not UTF-8"), (5, "e: its .json is not an object"),
+        (6, "f: 'width' is no integer"),
         (7, "g: two members .txt"),
-        (8, "a: apart from others of its name; put them one after another (tar --sort=name)"),
+        (8, "a: not adjacent to other members of its name; sort them (tar --sort=name)"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", ["truncated member", "truncated header", "wrong checksum"])
-def test_an_archive_that_is_cut_or_damaged_is_refused_whole(tmp_path, damage) -> None:
-    write_tar(tmp_path / "s.tar", some_members(5))
+def test_a_truncated_or_damaged_archive_is_refused_entirely(tmp_path, damage) -> None:
+    write_tar(tmp_path / "s.tar", make_members(5))
     whole = bytearray((tmp_path / "s.tar").read_bytes())
-    *_, last = samples_of(tmp_path / "s.tar")
+    *_, last = iter_samples(tmp_path / "s.tar")
     if damage == "wrong checksum":
         whole[last.begin] ^= 1
     else:
@@ -134,56 +137,56 @@ def test_an_archive_that_is_cut_or_damaged_is_refused_whole(tmp_path, damage) ->
         with pytest.raises(ValueError, match=rf"{name}: cannot be read to its end"):
             register(tmp_path, tmp_path / name)
     with Catalog(tmp_path / "catalog.duckdb", read_only=True) as catalog:
-        assert catalog.summary()[0].n_documents == 0
+        assert catalog.summarize_corpora()[0].n_documents == 0
 
 
-def test_only_new_and_changed_archives_of_a_folder_are_taken(tmp_path) -> None:
+def test_only_new_and_changed_archives_of_a_folder_are_registered(tmp_path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
-    write_tar(folder / "0.tar", some_members(3))
+    write_tar(folder / "0.tar", make_members(3))
     register(tmp_path, folder)
-    write_tar(folder / "1.tar.gz", some_members(4))
+    write_tar(folder / "1.tar.gz", make_members(4))
     with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
         done = catalog.register("pictures", [str(folder)], read_properties(PROPERTIES), quiet=True)
     assert (done.n_files, done.n_known, done.n_documents) == (1, 1, 4)
 
 
 def test_captions_are_trained_on_like_any_text(tmp_path, scaling_data) -> None:
-    write_tar(tmp_path / "s.tar.gz", some_members(6))
+    write_tar(tmp_path / "s.tar.gz", make_members(6))
     mixture = register(tmp_path, tmp_path / "s.tar.gz")
     mixture.write_text(f"catalog: catalog.duckdb\nby: [lang]\ntokenizer: {scaling_data / 'gpt2_tokenizer'}\n")
-    resolved = prepare(mixture, quiet=True)
-    # "caption" is two tokens of GPT-2, " 3" one, the end another; 0 and 3 are English
+    resolved = prepare_mixture(mixture, quiet=True)
+    # GPT-2 tokens: "caption" 2, " 3" 1, end of document 1; samples 0 and 3 are English
     assert (resolved.domains, resolved.documents) == (("de", "en"), (4, 2))
     assert resolved.tokens == (4 * 4, 2 * 4)
 
 
-def pax(archive: tarfile.TarFile, name: str, content: bytes, records: dict[str, str]) -> None:
-    """A member with PAX records of its own."""
-    told = tarfile.TarInfo(name)
-    told.size, told.pax_headers = len(content), records
-    archive.addfile(told, io.BytesIO(content))
+def add_pax_member(archive: tarfile.TarFile, name: str, content: bytes, records: dict[str, str]) -> None:
+    """Add a member with its own PAX records."""
+    info = tarfile.TarInfo(name)
+    info.size, info.pax_headers = len(content), records
+    archive.addfile(info, io.BytesIO(content))
 
 
-def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """A header that promises any size."""
-    told = tarfile.TarInfo(name)
-    told.size, told.type = size, kind
-    return told.tobuf(tarfile.GNU_FORMAT)
+def make_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """Return a header that claims any size."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def hostile(kind: str) -> bytes:
-    """An archive that is much smaller than what it promises."""
+def make_hostile_archive(kind: str) -> bytes:
+    """Return an archive that is much smaller than its headers claim."""
     if kind == "1 TB member":
-        return header("big.txt", 1 << 40) + b"x" * 1024
+        return make_header("big.txt", 1 << 40) + b"x" * 1024
     if kind == "1 TB long name":
-        return header("././@LongLink", 1 << 40, tarfile.GNUTYPE_LONGNAME) + b"x" * 1024
+        return make_header("././@LongLink", 1 << 40, tarfile.GNUTYPE_LONGNAME) + b"x" * 1024
     if kind == "1 TB PAX record":
-        return header("big.txt", 1 << 40, tarfile.XHDTYPE) + b"x" * 1024
+        return make_header("big.txt", 1 << 40, tarfile.XHDTYPE) + b"x" * 1024
     if kind == "GNU sparse":
-        return header("big.txt", 0, tarfile.GNUTYPE_SPARSE) + b"\0" * 1024
+        return make_header("big.txt", 0, tarfile.GNUTYPE_SPARSE) + b"\0" * 1024
     if kind == "negative size":
-        return header("big.txt", -1024) + b"\0" * 1024
+        return make_header("big.txt", -1024) + b"\0" * 1024
     records = {
         "sparse 0.0": {"GNU.sparse.size": str(6 << 30), "GNU.sparse.numblocks": "0"},
         "sparse 0.1": {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(6 << 30)},
@@ -196,10 +199,10 @@ def hostile(kind: str) -> bytes:
         "no number": {"GNU.sparse.realsize": "many"},
         "many digits": {"GNU.sparse.realsize": "9" * 5000},
     }[kind]  # fmt: skip
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        pax(archive, "big.txt", b"0\n".ljust(512, b"\0"), records)
-    return held.getvalue()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        add_pax_member(archive, "big.txt", b"0\n".ljust(512, b"\0"), records)
+    return buffer.getvalue()
 
 
 HOSTILE = (
@@ -209,8 +212,8 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_an_archive_that_promises_more_than_it_holds_is_refused_with_little_memory(tmp_path, kind) -> None:
-    content = hostile(kind)
+def test_an_archive_whose_headers_claim_too_much_is_refused_with_little_memory(tmp_path, kind) -> None:
+    content = make_hostile_archive(kind)
     (tmp_path / "s.tar").write_bytes(content)
     (tmp_path / "s.tar.gz").write_bytes(gzip.compress(content))
     for name in ("s.tar", "s.tar.gz"):
@@ -219,7 +222,7 @@ def test_an_archive_that_promises_more_than_it_holds_is_refused_with_little_memo
             with pytest.raises(
                 ValueError, match=rf"{name}: cannot be read to its end \(.*(big\.txt|at byte)"
             ):
-                list(samples_of(tmp_path / name))
+                list(iter_samples(tmp_path / name))
             assert tracemalloc.get_traced_memory()[1] < 8 << 20
         finally:
             tracemalloc.stop()
@@ -242,20 +245,20 @@ def test_a_sample_that_is_too_large_is_refused_by_name_and_may_be_allowed(tmp_pa
     done = subprocess.run([*words, "2"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert f"{name}: cannot be read to its end (b.png: got a sample of" in done.stderr
-    assert "Raise --max-sample-mb" in done.stderr
+    assert "raise --max-sample-mb" in done.stderr
     assert subprocess.run([*words, "3"], capture_output=True, timeout=240).returncode == 0
 
 
-def test_a_bomb_of_many_members_takes_the_memory_of_one(tmp_path) -> None:
+def test_a_decompression_bomb_takes_the_memory_of_one_member(tmp_path) -> None:
     with gzip.open(tmp_path / "bomb.tar.gz", "wb", compresslevel=1) as sink:
         for i in range(60):
-            sink.write(header(f"{i}.txt", 1 << 20) + b"a" * (1 << 20))
-        sink.write(header("last.txt", 300 << 20))
+            sink.write(make_header(f"{i}.txt", 1 << 20) + b"a" * (1 << 20))
+        sink.write(make_header("last.txt", 300 << 20))
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"bomb\.tar\.gz: .*last\.txt: got a sample of 314,"):
-            for sample in samples_of(tmp_path / "bomb.tar.gz"):
-                assert len(sample.words["txt"]) == 1 << 20
+            for sample in iter_samples(tmp_path / "bomb.tar.gz"):
+                assert len(sample.text_members["txt"]) == 1 << 20
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()

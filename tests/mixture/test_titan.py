@@ -1,4 +1,4 @@
-"""torchtitan's own classes with a mixture, where the package is installed."""
+"""torchtitan's own classes with a mixture, if the package is installed."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.spec import prepare
+from megatron.mixture.spec import prepare_mixture
 from megatron.mixture.titan import TitanLoader, titan_config
 
 LENGTHS = [5, 1, 40, 16, 3, 7, 30, 2, 25] * 6
@@ -17,19 +17,19 @@ LENGTHS = [5, 1, 40, 16, 3, 7, 30, 2, 25] * 6
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
-    """Documents of many lengths in one domain."""
+    """Return a mixture of documents of many lengths in one domain."""
     with IndexedWriter(tmp_path / "one", np.dtype(np.uint16), {}) as writer:
         for document, n in enumerate(LENGTHS):
             writer.add_document(np.arange(n) + 100 * document)
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         catalog.register("one", [str(tmp_path / "one")], (), quiet=True)
     (tmp_path / "m.yaml").write_text("catalog: c.duckdb\n")
-    prepare(tmp_path / "m.yaml")
+    prepare_mixture(tmp_path / "m.yaml")
     return tmp_path / "m.yaml"
 
 
-def built(mixture: Path, rank: int = 0, n_ranks: int = 1) -> Any:
-    """As torchtitan's Trainer builds it."""
+def build_loader(mixture: Path, rank: int = 0, n_ranks: int = 1) -> Any:
+    """Build a loader as torchtitan's Trainer does."""
     return titan_config(mixture, seed=3).build(
         dp_world_size=n_ranks, dp_rank=rank, tokenizer=None, seq_len=16, local_batch_size=4 // n_ranks,
         snapshot_every_n_steps=None,
@@ -39,7 +39,7 @@ def built(mixture: Path, rank: int = 0, n_ranks: int = 1) -> Any:
 def test_a_loader_is_built_from_torchtitans_config_and_resumes(mixture) -> None:
     name = "torchtitan.components.dataloader"
     package = pytest.importorskip(name, reason=f"{name} cannot be imported", exc_type=ImportError)
-    loader = built(mixture)
+    loader = build_loader(mixture)
     assert isinstance(loader, package.BaseDataLoader)
     reading, plain = iter(loader), iter(TitanLoader(mixture, 16, 4, 0, 1, seed=3))
     for _ in range(3):
@@ -47,7 +47,7 @@ def test_a_loader_is_built_from_torchtitans_config_and_resumes(mixture) -> None:
         assert set(inputs) == {"input", "positions"}
         assert all(torch.equal(inputs[key], same[key]) for key in inputs)
         assert torch.equal(labels, same_labels)
-    halves = [built(mixture, rank, 2) for rank in range(2)]
+    halves = [build_loader(mixture, rank, 2) for rank in range(2)]
     for half in halves:
         half.load_state_dict(loader.state_dict())
     parts = [next(iter(half))[1] for half in halves]
@@ -59,7 +59,7 @@ def test_a_loader_is_built_from_torchtitans_config_and_resumes(mixture) -> None:
         config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=16, local_batch_size=4)
 
 
-def test_torchtitans_document_mask_lets_no_token_see_another_document(mixture) -> None:
+def test_torchtitan_document_masks_prevent_attention_across_documents(mixture) -> None:
     name = "torchtitan.models.common.attention"
     attention = pytest.importorskip(name, reason=f"{name} cannot be imported", exc_type=ImportError)
     inputs, _ = next(iter(TitanLoader(mixture, 16, 4, 0, 1, seed=3)))

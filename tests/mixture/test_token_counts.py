@@ -1,4 +1,4 @@
-"""Tokens counted when documents are registered, and what counts them."""
+"""Token counts of registered documents, and their use as weights."""
 
 import json
 from collections import Counter
@@ -11,10 +11,10 @@ import pytest
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.preprocess import Options, preprocess
+from megatron.data.preprocess import PreprocessOptions, preprocess
 from megatron.data.token_counts import TokenCounter
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 from megatron.tokenizer.kinds import TokenizerSpec
@@ -32,9 +32,9 @@ HOSTILE = [
 NULL = TokenizerSpec("NullTokenizer", vocab_size=100)
 
 
-def tokens(path: Path, corpus: str) -> list[int]:
+def load_token_counts(path: Path, corpus: str) -> list[int]:
     with Catalog(path, read_only=True) as catalog:
-        table = catalog.corpus(corpus).table
+        table = catalog.get_corpus(corpus).table
         return [
             n
             for (n,) in catalog.connection.execute(
@@ -60,27 +60,30 @@ def test_counts_are_the_lengths_that_preprocessing_gives(
     write_tar(tmp_path / "t.tar", [(f"{i}.txt", text.encode()) for i, text in enumerate(texts)])
     tokenizer = str(scaling_data / "gpt2_tokenizer")
     preprocess(
-        [str(tmp_path / "t.jsonl")], tmp_path / "p", tokenizer, Options(append_eod=append_eod, quiet=True)
+        [str(tmp_path / "t.jsonl")],
+        tmp_path / "p",
+        tokenizer,
+        PreprocessOptions(append_eod=append_eod, quiet=True),
     )
-    wanted = IndexedTokens(tmp_path / "p_text_document").document_tokens.tolist()
+    expected = IndexedTokens(tmp_path / "p_text_document").document_tokens.tolist()
     counter = TokenCounter(tokenizer, append_eod, n_threads=n_threads)
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         for kind in ("jsonl", "parquet", "tar"):
             catalog.register(kind, [str(tmp_path / f"t.{kind}")], (), quiet=True, counter=counter)
-        assert catalog.summary()[0].n_tokens == sum(wanted)
+        assert catalog.summarize_corpora()[0].n_tokens == sum(expected)
     for kind in ("jsonl", "parquet", "tar"):
-        assert tokens(tmp_path / "c.duckdb", kind) == wanted, kind
+        assert load_token_counts(tmp_path / "c.duckdb", kind) == expected, kind
 
 
-def test_a_slow_tokenizer_counts_too_and_says_which_text_it_does_not_take(tmp_path) -> None:
+def test_a_slow_tokenizer_counts_too_and_names_the_text_it_refuses(tmp_path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text":"1 2 3"}\n{"text":""}\n{"text":"9"}\n')
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         catalog.register("a", [str(tmp_path / "t.jsonl")], (), quiet=True, counter=TokenCounter(NULL, True))
         (tmp_path / "bad.jsonl").write_text('{"text":"1"}\n{"text":"one"}\n')
-        with pytest.raises(ValueError, match=r"bad\.jsonl, document 2: NullTokenizer: found 'one'"):
+        with pytest.raises(ValueError, match=r"bad\.jsonl, document 2: NullTokenizer: got 'one'"):
             catalog.register("b", [str(tmp_path / "bad.jsonl")], (), quiet=True, counter=TokenCounter(NULL))
-        assert catalog.summary()[1].n_files == 0
-    assert tokens(tmp_path / "c.duckdb", "a") == [4, 1, 2]
+        assert catalog.summarize_corpora()[1].n_files == 0
+    assert load_token_counts(tmp_path / "c.duckdb", "a") == [4, 1, 2]
 
 
 def test_the_tokenizer_of_a_corpus_stays_the_same(tmp_path) -> None:
@@ -90,7 +93,7 @@ def test_the_tokenizer_of_a_corpus_stays_the_same(tmp_path) -> None:
     with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
         catalog.register("a", [str(tmp_path / "t.jsonl")], (), quiet=True, counter=TokenCounter(NULL))
         for counter in (None, TokenCounter(NULL, append_eod=True)):
-            with pytest.raises(ValueError, match="tokens of null-100; give the same"):
+            with pytest.raises(ValueError, match="tokens of null-100. Use the same"):
                 catalog.register("a", [str(tmp_path / "t.jsonl")], (), quiet=True, counter=counter)
         with pytest.raises(ValueError, match="made with another tokenizer than null-100"):
             catalog.register("p", [str(tmp_path / "pair")], (), quiet=True, counter=TokenCounter(NULL))
@@ -98,7 +101,7 @@ def test_the_tokenizer_of_a_corpus_stays_the_same(tmp_path) -> None:
 
 @pytest.fixture
 def uneven(tmp_path: Path) -> Path:
-    """600 documents of 2 tokens in the domain `short`, 600 of 6 in `long`; half the tokens of each."""
+    """Return 600 documents of 2 tokens in the domain `short`, and 600 of 6 tokens in `long`."""
     with (tmp_path / "t.jsonl").open("w") as file:
         for i in range(1200):
             text = " ".join(["1"] * (6 if i % 2 else 2))
@@ -112,7 +115,7 @@ def uneven(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("written", "short_of_16"),
-    # half the tokens: three short documents for a long one
+    # half of the tokens each: three short documents per long one
     [("weights: {short: 1, long: 1}", 12), ("weights: {short: 1, long: 1}\ncount: documents", 8),
      ("weights: inferred", 8), ("weights: {short: 1, long: 9}\ncount: tokens", 4)],
 )  # fmt: skip
@@ -125,7 +128,7 @@ def test_weights_of_whole_documents_count_tokens_or_documents(uneven, written, s
         assert Counter(source.names[k] for k in domains)["short"] == short_of_16
 
 
-def test_a_query_sums_tokens_and_says_where_they_are_not_counted(uneven) -> None:
+def test_a_query_sums_tokens_and_reports_uncounted_documents(uneven) -> None:
     with Catalog(uneven / "c.duckdb", read_only=True) as catalog:
         result = Query(("a",)).run(catalog, ["of"], count_tokens=True)
         assert result.names == ("long", "short")

@@ -1,4 +1,4 @@
-"""Our weights under the names of transformers."""
+"""Mapping of parameter names to those of transformers."""
 
 import torch
 
@@ -22,8 +22,8 @@ LLAMA_NAMES = {
 }
 
 
-def renamed(model: Gpt, names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Our weights under names of transformers: the longest of ours that starts a dotted part is replaced."""
+def rename_weights(model: Gpt, names: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Return the weights under transformers' names; of several matching names the longest is replaced."""
     state = {}
     for name, tensor in model.state_dict().items():
         for ours in sorted(names, key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""The RMSNorm of the CPU against torch's in float64, and where it is not taken."""
+"""CPU RMSNorm against torch in float64, and the cases in which it is not used."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from megatron import _csrc
-from megatron.model.cpu_norm import cpu_rms_norm, is_worth_it
+from megatron.model.cpu_norm import can_use_cpu_rms_norm, cpu_rms_norm
 from megatron.model.norm import RmsNorm
 
 SHAPES = [(512, 12), (32, 16, 2, 6), (3, 7), (4, 128, 80), (1000, 513), (1, 1)]
@@ -14,7 +14,7 @@ SHAPES = [(512, 12), (32, 16, 2, 6), (3, 7), (4, 128, 80), (1000, 513), (1, 1)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
-def test_result_and_gradients_are_those_of_float64(shape: tuple[int, ...], size: float) -> None:
+def test_result_and_gradients_match_float64(shape: tuple[int, ...], size: float) -> None:
     generator = torch.Generator().manual_seed(len(shape))
     x = (torch.randn(*shape, generator=generator) * size).requires_grad_()
     gain = torch.randn(shape[-1], generator=generator).requires_grad_()
@@ -28,12 +28,12 @@ def test_result_and_gradients_are_those_of_float64(shape: tuple[int, ...], size:
         torch.testing.assert_close(
             ours.double(), theirs, rtol=2e-6, atol=2e-6 * float(theirs.detach().abs().max())
         )
-    if shape[-1] > 1:  # one number divided by its own size: a gradient of zero, but for eps
+    if shape[-1] > 1:  # with one element x / |x| is constant: the gradient is 0 except for eps
         off = float((x.grad.double() - exact_x.grad).abs().max())
         assert off <= 1e-6 * float(grad.abs().max() * gain.detach().abs().max()) / size * 3
 
 
-def test_heads_that_lie_across_memory_and_gradients_too() -> None:
+def test_strided_inputs_and_strided_gradients_are_supported() -> None:
     x = torch.randn(4, 16, 2, 6).transpose(1, 2).requires_grad_()
     gain = torch.ones(6, requires_grad=True)
     cpu_rms_norm(x, gain, 1e-5).transpose(1, 2).flatten(2).square().sum().backward()
@@ -60,21 +60,23 @@ def test_the_gradient_does_not_depend_on_the_threads() -> None:
     )
 
 
-def test_rows_that_are_no_numbers_stay_so() -> None:
+def test_a_nan_row_stays_nan_and_no_other_does() -> None:
     x = torch.ones(3, 8)
     x[1, 2] = torch.nan
     assert cpu_rms_norm(x, torch.ones(8), 1e-5).isnan().any(1).tolist() == [False, True, False]
 
 
-def test_other_dtypes_devices_and_empty_ones_go_to_torch() -> None:
+def test_other_dtypes_devices_and_empty_tensors_use_torch() -> None:
     gain = torch.ones(8)
-    assert is_worth_it(torch.ones(2, 8), gain) and is_worth_it(torch.ones(2, 8), torch.nn.Parameter(gain))
-    assert not is_worth_it(torch.ones(2, 8, dtype=torch.float64), gain)
-    assert not is_worth_it(torch.ones(2, 8, device="meta"), gain)
+    assert can_use_cpu_rms_norm(torch.ones(2, 8), gain) and can_use_cpu_rms_norm(
+        torch.ones(2, 8), torch.nn.Parameter(gain)
+    )
+    assert not can_use_cpu_rms_norm(torch.ones(2, 8, dtype=torch.float64), gain)
+    assert not can_use_cpu_rms_norm(torch.ones(2, 8, device="meta"), gain)
     assert RmsNorm(8, 1e-5)(torch.ones(0, 8)).shape == (0, 8)
 
 
-def test_a_gradient_of_the_gradient_is_refused() -> None:
+def test_double_backward_is_refused() -> None:
     x = torch.randn(3, 8, requires_grad=True)
     with pytest.raises(RuntimeError, match="no gradient"):
         torch.autograd.grad(cpu_rms_norm(x, torch.ones(8), 1e-5).sum(), x, create_graph=True)
@@ -82,9 +84,9 @@ def test_a_gradient_of_the_gradient_is_refused() -> None:
 
 def test_the_kernel_refuses_arrays_of_other_shapes() -> None:
     x, gain, rows = np.ones((3, 8), np.float32), np.ones(8, np.float32), np.ones(3, np.float32)
-    with pytest.raises(ValueError, match="other shapes"):
+    with pytest.raises(ValueError, match="wrong shapes"):
         _csrc.rms_norm(x, gain[:7].copy(), 1e-5, np.empty_like(x), rows, 1)
-    with pytest.raises(ValueError, match="other shapes"):
+    with pytest.raises(ValueError, match="wrong shapes"):
         _csrc.rms_norm_backward(x, gain, rows, x[:2].copy(), np.empty_like(x), np.empty_like(gain), 1)
     with pytest.raises(TypeError):
         _csrc.rms_norm(x.astype(np.float64), gain, 1e-5, np.empty_like(x), rows, 1)

@@ -1,4 +1,4 @@
-"""Attention dropout: how much it drops, and that what it drops is a function of the sample's key."""
+"""Attention dropout: its rate, and its dependence on the sample's key only."""
 
 import math
 
@@ -7,33 +7,33 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from megatron.config.schema import ModelConfig
-from megatron.model.dropout import attend_with_dropout, kept, layer_key
+from megatron.model.dropout import attend_with_dropout, derive_layer_key, draw_keep_mask
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 
 
-def test_it_drops_the_share_asked_for_evenly_over_every_axis() -> None:
-    keys = layer_key(torch.arange(40) * 2**33 + 5, layer=0)
-    drops = ~kept(keys, n_heads=6, n_queries=30, n_keys=30, rate=0.3)
+def test_the_dropped_share_is_the_rate_along_every_axis() -> None:
+    keys = derive_layer_key(torch.arange(40) * 2**33 + 5, layer=0)
+    drops = ~draw_keep_mask(keys, n_heads=6, n_queries=30, n_keys=30, rate=0.3)
     assert drops.shape == (40, 6, 30, 30)
     for axis in range(4):
         others = [i for i in range(4) if i != axis]
         share = drops.double().mean(dim=others)
         n = drops.numel() / drops.shape[axis]
         assert (share - 0.3).abs().max() < 5 * math.sqrt(0.3 * 0.7 / n)
-    flat = drops.double().flatten(1) - 0.3  # draws of different keys have nothing to do with one another
+    flat = drops.double().flatten(1) - 0.3  # draws of different keys are uncorrelated
     correlation = (flat @ flat.T / flat.shape[1] / 0.21).fill_diagonal_(0)
     assert correlation.abs().max() < 5 / math.sqrt(flat.shape[1])
 
 
-def test_blocks_and_samples_draw_apart() -> None:
+def test_blocks_and_samples_have_different_keys() -> None:
     keys = torch.tensor([7, 8, 7 + 2**40])
-    of_layers = torch.stack([layer_key(keys, layer) for layer in range(12)])
+    of_layers = torch.stack([derive_layer_key(keys, layer) for layer in range(12)])
     assert len(of_layers.unique()) == 36
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_without_drops_it_is_attention_and_its_mean_over_keys_is_too(causal: bool) -> None:
+def test_rate_zero_and_the_mean_over_keys_equal_plain_attention(causal: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 9, 4, generator=generator)
     whole = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.5)
@@ -49,7 +49,7 @@ def test_without_drops_it_is_attention_and_its_mean_over_keys_is_too(causal: boo
     torch.testing.assert_close(masked, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5))
 
 
-def test_a_sample_drops_the_same_wherever_it_stands_and_nothing_in_evaluation() -> None:
+def test_dropout_depends_on_the_sample_only_and_is_off_in_evaluation() -> None:
     shape = ModelConfig(
         d_model=16,
         d_ff=32,
@@ -61,7 +61,7 @@ def test_a_sample_drops_the_same_wherever_it_stands_and_nothing_in_evaluation() 
         attention_dropout=0.3,
     )
     model = Gpt(shape)
-    initialise(model, seed=0)
+    init_weights(model, seed=0)
     tokens = torch.randint(0, 20, (3, 7), generator=torch.Generator().manual_seed(0))
     keys = torch.tensor([11, 12, 13])
     with torch.no_grad():

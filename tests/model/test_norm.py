@@ -1,4 +1,4 @@
-"""Norms compute in float32 whatever their weights and inputs come in."""
+"""Norms compute in float32 for every dtype of weights and inputs."""
 
 import warnings
 
@@ -21,13 +21,13 @@ def test_weights_that_fsdp_gathers_in_bfloat16_give_the_float32_norm(kind: torch
         wide = x.float()
         if isinstance(norm, LayerNorm):
             wide = wide - wide.mean(-1, keepdim=True)
-        wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.float()
+        expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.float()
         if isinstance(norm, LayerNorm) and norm.bias is not None:
-            wanted = wanted + norm.bias.float()
+            expected = expected + norm.bias.float()
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch says so where it cannot take its fused kernel
-            found = norm(x)
-        assert found.dtype == kind
+            warnings.simplefilter("error")  # torch warns if it cannot use its fused kernel
+            result = norm(x)
+        assert result.dtype == kind
         torch.testing.assert_close(
-            found, wanted.to(kind), rtol=1e-5 if kind == torch.float32 else 0.01, atol=1e-5
+            result, expected.to(kind), rtol=1e-5 if kind == torch.float32 else 0.01, atol=1e-5
         )

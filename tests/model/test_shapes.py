@@ -1,4 +1,4 @@
-"""Every option of the shape, against transformers' models of another origin."""
+"""Every shape option against an independent implementation in transformers."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from megatron.config.hf import shape_from_hf
 from megatron.config.presets import padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
-from tests.model.conftest import LLAMA_NAMES, renamed
+from megatron.model.initialization import init_weights
+from tests.model.conftest import LLAMA_NAMES, rename_weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -27,19 +27,19 @@ GPT2_NAMES = {
 SMALL = {"num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "intermediate_size": 80}
 
 
-def built(config: Any, **more: Any) -> Gpt:
-    """Our model of a transformers configuration, with weights that make every part matter."""
-    shape = shape_from_hf(config.to_diff_dict())  # what config.json holds
+def build_model(config: Any, **more: Any) -> Gpt:
+    """Build the model of a transformers configuration, with weights that make every part matter."""
+    shape = shape_from_hf(config.to_diff_dict())  # the content of config.json
     d_model = shape["d_model"]
     shape.setdefault("d_head", d_model // shape["n_heads"])
     shape.setdefault("d_ff", 4 * d_model)
     rows = shape["n_tokens"]  # transformers has no padding
     model = Gpt(ModelConfig(**{**shape, "vocab_rows": rows, **more})).eval()
-    initialise(model, seed=3)
+    init_weights(model, seed=3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:  # gains that are not 1, biases that are not 0
+            if parameter.ndim == 1:  # gains other than 1, biases other than 0
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
             else:
                 parameter *= 8 if "query" in name else 2
@@ -56,41 +56,41 @@ def assert_same_logits(ours: Gpt, theirs: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 6])
 @pytest.mark.parametrize(("tied", "biases"), [(True, False), (False, False), (False, True)])
-def test_grouped_heads_biases_and_an_untied_head_are_llamas(
+def test_grouped_heads_biases_and_an_untied_head_match_llama(
     n_kv_heads: int, tied: bool, biases: bool
 ) -> None:
     config = transformers.LlamaConfig(
         **SMALL, hidden_size=48, num_attention_heads=6, num_key_value_heads=n_kv_heads,
         tie_word_embeddings=tied, attention_bias=biases, mlp_bias=biases, attn_implementation="eager",
     )  # fmt: skip
-    ours = built(config)
+    ours = build_model(config)
     theirs = transformers.LlamaForCausalLM(config)
-    state = renamed(ours, LLAMA_NAMES)
+    state = rename_weights(ours, LLAMA_NAMES)
     theirs.load_state_dict({"lm_head.weight": ours.head_weight, **state})
     assert_same_logits(ours, theirs)
 
 
-def test_norms_of_queries_and_keys_are_qwen3s() -> None:
+def test_norms_of_queries_and_keys_match_qwen3() -> None:
     config = transformers.Qwen3Config(
         **SMALL, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 5e5},
         attn_implementation="eager",
     )  # fmt: skip
-    ours = built(config)
+    ours = build_model(config)
     assert ours.config.rope_theta == 5e5
     theirs = transformers.Qwen3ForCausalLM(config)
-    theirs.load_state_dict({"lm_head.weight": ours.head_weight, **renamed(ours, LLAMA_NAMES)})
+    theirs.load_state_dict({"lm_head.weight": ours.head_weight, **rename_weights(ours, LLAMA_NAMES)})
     assert_same_logits(ours, theirs)
 
 
-def test_layer_norm_gelu_learned_positions_and_biases_are_gpt2s() -> None:
+def test_layer_norm_gelu_learned_positions_and_biases_match_gpt2() -> None:
     config = transformers.GPT2Config(
         n_embd=48, n_head=4, n_layer=2, vocab_size=99, n_positions=40, attn_pdrop=0.0, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_implementation="eager",
     )  # fmt: skip
-    ours = built(config)
+    ours = build_model(config)
     state = {}
-    for name, tensor in renamed(ours, GPT2_NAMES).items():
+    for name, tensor in rename_weights(ours, GPT2_NAMES).items():
         name = name.replace("model.norm", "transformer.ln_f")
         # GPT-2 stores matrices of blocks [in, out]
         state[name] = tensor.T if ".h." in name and tensor.ndim == 2 else tensor
@@ -105,17 +105,17 @@ def test_layer_norm_gelu_learned_positions_and_biases_are_gpt2s() -> None:
     assert_same_logits(ours, theirs)
 
 
-def small(**more: Any) -> ModelConfig:
+def build_small_config(**more: Any) -> ModelConfig:
     shape = {"d_model": 32, "d_ff": 64, "d_head": 8, "n_heads": 4, "n_layers": 2, "n_tokens": 50}
     return ModelConfig(**{**shape, "vocab_rows": padded_rows(50), **more})
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_a_masked_document_reads_as_if_it_stood_alone(causal: bool, positions: str) -> None:
-    model = Gpt(small(document_mask=True, eod_id=7, positions=positions, n_positions=20)).eval()
-    initialise(model, seed=0)
-    parts = [[3, 4, 5, 7], [7], [9, 10, 11, 12, 13, 7], [1, 2]]  # an empty document, and one without an end
+def test_a_masked_document_has_the_logits_of_that_document_alone(causal: bool, positions: str) -> None:
+    model = Gpt(build_small_config(document_mask=True, eod_id=7, positions=positions, n_positions=20)).eval()
+    init_weights(model, seed=0)
+    parts = [[3, 4, 5, 7], [7], [9, 10, 11, 12, 13, 7], [1, 2]]  # one is empty, one has no end
     whole = torch.tensor([sum(parts, [])])
     with torch.no_grad():
         together = model(whole, causal)[0]
@@ -123,18 +123,18 @@ def test_a_masked_document_reads_as_if_it_stood_alone(causal: bool, positions: s
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-6)
 
 
-def test_positions_and_sight_may_be_given() -> None:
-    model = Gpt(small()).eval()
-    initialise(model, seed=0)
+def test_explicit_positions_and_visibility_are_used() -> None:
+    model = Gpt(build_small_config()).eval()
+    init_weights(model, seed=0)
     tokens = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(1))
     order = torch.stack([torch.randperm(12, generator=torch.Generator().manual_seed(i)) for i in range(2)])
     with torch.no_grad():
-        # without causality a sequence in another order, told where its tokens stood, is the same sequence
+        # without causality, a permuted sequence with its original positions is equivalent
         plain = model(tokens, False)
         moved = model(tokens.gather(1, order), False, positions=order)
         expected = plain.gather(1, order[:, :, None].expand_as(plain))
         torch.testing.assert_close(moved, expected, rtol=1e-5, atol=1e-6)
-        # a position that sees nothing but itself knows only its own token
+        # a position that attends to itself only depends on its token only
         alone = model(tokens, True, visible=torch.eye(12, dtype=torch.bool).expand(2, -1, -1))
         single = model(tokens.reshape(-1, 1), True, positions=torch.zeros(24, 1, dtype=torch.long))
         torch.testing.assert_close(alone.reshape(24, -1), single.reshape(24, -1), rtol=1e-5, atol=1e-6)

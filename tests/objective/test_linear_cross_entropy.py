@@ -1,4 +1,4 @@
-"""The chunked loss against torch's, values and gradients."""
+"""Values and gradients of the chunked loss against torch."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.objective import linear_cross_entropy as module
 from megatron.objective.linear_cross_entropy import linear_cross_entropy, linear_log_p, linear_nll
-from megatron.objective.softmax_nll import nll_of_targets, to_gradient
+from megatron.objective.softmax_nll import compute_target_nll, replace_with_gradient
 
 
 @pytest.fixture(autouse=True)
 def chunks_of_three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """50 rows of 40 logits: sixteen whole chunks and a part."""
+    """50 rows of 40 logits: sixteen full chunks and a partial one."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS_CPU", 3 * 40)
     monkeypatch.setattr(module, "MIN_ROWS", 1)
 
 
-def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def draw_inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(50, 16, generator=generator, dtype=dtype, requires_grad=True)
     weight = torch.randn(40, 16, generator=generator, dtype=dtype, requires_grad=True)
@@ -30,12 +30,12 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("rows_of_product", [1, 7])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_value_and_gradients_are_those_of_torch(
+def test_value_and_gradients_match_torch(
     weighted: bool, rows_of_product: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of three rows, and of seven whose softmax is taken three, three and one at a time."""
+    """Products of three rows, and of seven rows with softmax over three, three and one of them."""
     monkeypatch.setattr(module, "MIN_ROWS", rows_of_product)
-    hidden, weight, targets, scale = inputs(torch.float32)
+    hidden, weight, targets, scale = draw_inputs(torch.float32)
     ours = linear_cross_entropy(hidden, weight, targets, scale if weighted else None)
     (ours * 0.37).backward()
     grads = hidden.grad, weight.grad
@@ -44,20 +44,20 @@ def test_value_and_gradients_are_those_of_torch(
     theirs = (nll * scale if weighted else nll).sum()
     (theirs * 0.37).backward()
     torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=1e-6)
-    for mine, reference in zip(grads, (hidden.grad, weight.grad), strict=True):
-        torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
+    for result, reference in zip(grads, (hidden.grad, weight.grad), strict=True):
+        torch.testing.assert_close(result, reference, rtol=1e-5, atol=1e-5)
 
 
-def test_a_gradient_of_the_gradient_is_refused_instead_of_being_wrong() -> None:
-    hidden, weight, targets, _ = inputs(torch.float32)
-    # with the square there is a graph, in which the slope of ours would be taken for a constant
+def test_double_backward_is_refused_instead_of_being_wrong() -> None:
+    hidden, weight, targets, _ = draw_inputs(torch.float32)
+    # the square provides a graph, in which the gradient of the fused loss would be treated as a constant
     value = linear_cross_entropy(hidden, weight, targets) + hidden.square().sum()
-    with pytest.raises(RuntimeError, match="keeps its gradients as numbers"):
+    with pytest.raises(RuntimeError, match="its gradient has no gradient"):
         torch.autograd.grad(value, hidden, create_graph=True)
 
 
 def test_under_autocast_products_are_bfloat16_and_gradients_come_back_in_float32() -> None:
-    hidden, weight, targets, _ = inputs(torch.float32)
+    hidden, weight, targets, _ = draw_inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         linear_cross_entropy(hidden, weight, targets).backward()
     assert hidden.grad.dtype == weight.grad.dtype == torch.float32
@@ -67,22 +67,22 @@ def test_under_autocast_products_are_bfloat16_and_gradients_come_back_in_float32
     torch.testing.assert_close(rough, hidden.grad, rtol=0.05, atol=0.05)
 
 
-def test_the_loss_of_each_row_is_that_of_torch() -> None:
-    hidden, weight, targets, _ = inputs(torch.float32)
+def test_the_loss_of_every_row_matches_torch() -> None:
+    hidden, weight, targets, _ = draw_inputs(torch.float32)
     theirs = F.cross_entropy(hidden @ weight.t(), targets, reduction="none")
     torch.testing.assert_close(linear_nll(hidden, weight, targets), theirs.detach(), rtol=1e-6, atol=1e-6)
 
 
-def test_no_rows_cost_nothing() -> None:
-    hidden, weight, _, _ = inputs(torch.float32)
+def test_zero_rows_have_zero_loss_and_gradient() -> None:
+    hidden, weight, _, _ = draw_inputs(torch.float32)
     none = linear_cross_entropy(hidden[:0], weight, torch.zeros(0, dtype=torch.int64))
     none.backward()
     assert none.item() == 0.0
     assert not weight.grad.any()
 
 
-def test_places_asked_for_in_any_order_have_torchs_log_p(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows asked about often, or not at all; three rows a chunk."""
+def test_log_p_at_places_in_any_order_matches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that occur several times or not at all; three rows per chunk."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS_CPU", 3 * 11)
     rng = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(8, 5, generator=rng), torch.randn(11, 5, generator=rng)
@@ -100,9 +100,7 @@ def test_places_asked_for_in_any_order_have_torchs_log_p(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("n_columns", [1, 7, 8, 263, 4096])
 @pytest.mark.parametrize("size", [1.0, 1e4, 1e30])
-def test_nats_are_exact_to_float32_and_gradients_near_whatever_the_size_of_logits(
-    size: float, n_columns: int
-) -> None:
+def test_nats_and_gradients_are_accurate_for_logits_of_any_size(size: float, n_columns: int) -> None:
     """Against float64; logits of 1e30 underflow every weight but one."""
     rng = torch.Generator().manual_seed(0)
     logits = torch.randn(9, n_columns, generator=rng) * size
@@ -111,37 +109,37 @@ def test_nats_are_exact_to_float32_and_gradients_near_whatever_the_size_of_logit
     exact = logits.double().requires_grad_()
     nll = F.cross_entropy(exact, targets, reduction="none")
     (nll * scale).sum().backward()
-    found = nll_of_targets(logits, targets, None)
-    torch.testing.assert_close(found.double(), nll.detach(), rtol=3e-7, atol=3e-7)
-    total = to_gradient(logits, targets, scale, None, rows=4)
-    torch.testing.assert_close(total, (found * scale).double().sum(), rtol=1e-6, atol=1e-6)
+    result = compute_target_nll(logits, targets, None)
+    torch.testing.assert_close(result.double(), nll.detach(), rtol=3e-7, atol=3e-7)
+    total = replace_with_gradient(logits, targets, scale, None, rows=4)
+    torch.testing.assert_close(total, (result * scale).double().sum(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(logits.double(), exact.grad, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_logit_that_is_not_finite_makes_the_row_nan_and_no_other(bad: float) -> None:
+def test_a_non_finite_logit_affects_its_row_only(bad: float) -> None:
     logits = torch.zeros(3, 19)
     logits[1, 18] = bad
-    assert nll_of_targets(logits, torch.zeros(3, dtype=torch.int64), None).isnan().tolist() == [0, 1, 0]
-    to_gradient(logits, torch.zeros(3, dtype=torch.int64), None, None, rows=3)
+    assert compute_target_nll(logits, torch.zeros(3, dtype=torch.int64), None).isnan().tolist() == [0, 1, 0]
+    replace_with_gradient(logits, torch.zeros(3, dtype=torch.int64), None, None, rows=3)
     assert logits.isnan().any(1).tolist() == [0, 1, 0]
 
 
 def test_a_column_of_minus_inf_has_no_weight() -> None:
     logits = torch.zeros(1, 10)
     logits[0, 4] = -torch.inf
-    nll = nll_of_targets(logits, torch.tensor([0]), None)
+    nll = compute_target_nll(logits, torch.tensor([0]), None)
     torch.testing.assert_close(nll, torch.tensor([9.0]).log())
 
 
 def test_a_target_outside_the_vocabulary_is_refused() -> None:
     for target in (-1, 5):
         with pytest.raises(IndexError, match=r"outside 0\.\.4"):
-            nll_of_targets(torch.zeros(1, 5), torch.tensor([target]), None)
+            compute_target_nll(torch.zeros(1, 5), torch.tensor([target]), None)
 
 
 class Sizes(TorchDispatchMode):
-    """Notes how many rows of logits any result has."""
+    """Records the largest number of rows of logits in any result."""
 
     def __init__(self, n_rows: int) -> None:
         super().__init__()
@@ -149,16 +147,16 @@ class Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = op(*args, **(kwargs or {}))
-        for one in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(one, torch.Tensor) and one.shape[1:] == (self.n_rows,) and len(one) != 16:
-                self.n_rows_of_logits = max(self.n_rows_of_logits, len(one))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[1:] == (self.n_rows,) and len(tensor) != 16:
+                self.n_rows_of_logits = max(self.n_rows_of_logits, len(tensor))
         return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_of_the_whole_batch_are_never_held(dtype: torch.dtype, monkeypatch) -> None:
+def test_logits_of_the_whole_batch_are_never_in_memory(dtype: torch.dtype, monkeypatch) -> None:
     monkeypatch.setattr(module, "MIN_ROWS_HALF", 4)
-    hidden, weight, targets, scale = inputs(dtype)
+    hidden, weight, targets, scale = draw_inputs(dtype)
     with Sizes(40) as seen:
         linear_cross_entropy(hidden, weight, targets, scale).backward()
     assert hidden.grad is not None and weight.grad is not None

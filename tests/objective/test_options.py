@@ -1,4 +1,4 @@
-"""The options of each objective: the loss that each has, worked out over every case it can draw."""
+"""Options of the objectives: their loss against an exact enumeration of all draws."""
 
 import itertools
 import math
@@ -11,12 +11,12 @@ import torch
 
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive
-from megatron.objective.base import Task, sample_nats
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.objective.noise import stratified, training_noise
-from megatron.objective.orders import order_list
+from megatron.objective.orders import build_orders
+from megatron.objective.sample_noise import draw_training_noise, stratify_groups
+from megatron.objective.task import Task, compute_sample_nats
 
 MASK = 4  # ids 0..3, then [MASK]
 RATE_MIN = 1e-3
@@ -26,22 +26,22 @@ MASKS = list(itertools.product([False, True], repeat=3))
 
 
 def mean_over(t_of: Callable[[float], float], expected: Callable[[float], float]) -> float:
-    """The mean of expected(rate) over t ~ U(0, 1), by Simpson's rule."""
+    """Return the mean of expected(rate) over t ~ U(0, 1), by Simpson's rule."""
     knots = [expected((1 - RATE_MIN) * t_of(t) + RATE_MIN) for t in np.linspace(0, 1, 201)]
     return (knots[0] + knots[-1] + 4 * sum(knots[1:-1:2]) + 2 * sum(knots[2:-1:2])) / 600
 
 
-def chance_of(mask: tuple[bool, ...], rate: float) -> float:
+def mask_probability(mask: tuple[bool, ...], rate: float) -> float:
     return math.prod(rate if hidden else 1 - rate for hidden in mask)
 
 
-def at_the_end(mask: tuple[bool, ...]) -> tuple[bool, ...]:
+def move_to_end(mask: tuple[bool, ...]) -> tuple[bool, ...]:
     return tuple(i >= 3 - sum(mask) for i in range(3))
 
 
 @pytest.fixture(scope="module")
 def nats_of_mask() -> dict[tuple[bool, ...], float]:
-    """A table for a model of three positions: the cross-entropy of what each mask hides."""
+    """Random table as a model of three positions: the cross-entropy of the masked tokens of each mask."""
     generator = torch.Generator().manual_seed(0)
     nats = {}
     for mask in MASKS:
@@ -67,38 +67,38 @@ def nats_of_mask() -> dict[tuple[bool, ...], float]:
 def test_the_training_loss_has_its_exact_mean_under_every_option(
     objective: MaskedDiffusion, ar_ratio: float, highest_t: float, nats_of_mask: dict[tuple[bool, ...], float]
 ) -> None:
-    def expected(rate: float) -> float:
-        scattered = sum(chance_of(mask, rate) * nats_of_mask[mask] for mask in MASKS)
-        moved = sum(chance_of(mask, rate) * nats_of_mask[at_the_end(mask)] for mask in MASKS)
+    def compute_mean(rate: float) -> float:
+        scattered = sum(mask_probability(mask, rate) * nats_of_mask[mask] for mask in MASKS)
+        moved = sum(mask_probability(mask, rate) * nats_of_mask[move_to_end(mask)] for mask in MASKS)
         return ((1 - ar_ratio) * scattered + ar_ratio * moved) / rate
 
-    exact = mean_over(lambda t: highest_t * t, expected)
+    exact = mean_over(lambda t: highest_t * t, compute_mean)
     n = 16_000
     task = objective.corrupt(np.repeat(TEXT, n, axis=0), np.arange(n))
     masks = (task.inputs == MASK).numpy()
     weight = np.zeros(n)
     weight[(task.positions // 3).numpy()] = (
         task.scale.double().numpy()
-    )  # a sample with nothing hidden costs 0
-    drawn = weight * np.array([nats_of_mask[tuple(mask)] for mask in masks.tolist()])
-    error = drawn.std() / math.sqrt(n)
-    assert abs(drawn.mean() - exact) < 4 * error
+    )  # a sample without masked tokens has loss 0
+    draws = weight * np.array([nats_of_mask[tuple(mask)] for mask in masks.tolist()])
+    error = draws.std() / math.sqrt(n)
+    assert abs(draws.mean() - exact) < 4 * error
     assert error < 0.04 * exact
 
 
 def test_spreading_t_keeps_its_distribution_and_lowers_the_variance_of_a_batch() -> None:
     group, n = 16, 16_000
     numbers = np.arange(n)
-    own = training_noise(1, numbers, 0)[0]
+    draws = draw_training_noise(1, numbers, 0)[0]
     spread = {
-        kind: replace(PLAIN, t_draw=kind)._spread(own, numbers)
+        kind: replace(PLAIN, t_draw=kind)._spread_t(draws, numbers)
         for kind in ("independent", "antithetic", "stratified")
     }
     variance = {}
     for kind, t in spread.items():
-        # Kolmogorov-Smirnov at the one per cent level of independent draws; spread ones lie closer
+        # Kolmogorov-Smirnov bound at the 1 % level for independent draws; spread draws are closer
         assert np.abs(np.sort(t) - (numbers + 0.5) / n).max() < 1.63 / math.sqrt(n)
-        cost = np.exp(t)  # stands for a loss that rises with the noise
+        cost = np.exp(t)  # models a loss that increases with the noise
         assert cost.mean() == pytest.approx(math.e - 1, abs=4 * cost.std() / math.sqrt(n))
         variance[kind] = cost.reshape(-1, group).mean(axis=1).var()
     # by hand: Var e^U = 0.2420; antithetic halves it and adds Cov(e^U, e^(1-U)) = e - (e - 1)^2 = -0.2342;
@@ -108,9 +108,9 @@ def test_spreading_t_keeps_its_distribution_and_lowers_the_variance_of_a_batch()
     assert variance["stratified"] * group == pytest.approx(3.1945 / 12 / group**2, rel=0.2)
 
 
-def test_each_sample_of_a_group_has_its_own_part_and_all_parts_alike() -> None:
+def test_samples_of_a_group_are_in_different_parts_with_equal_frequency() -> None:
     numbers = np.arange(8 * 500)
-    t = stratified(0, numbers, training_noise(0, numbers, 0)[0], 8)
+    t = stratify_groups(0, numbers, draw_training_noise(0, numbers, 0)[0], 8)
     parts = np.floor(8 * t).astype(int).reshape(-1, 8)
     np.testing.assert_array_equal(np.sort(parts, axis=1), np.tile(np.arange(8), (500, 1)))
     counts = np.stack([np.bincount(parts[:, i], minlength=8) for i in range(8)])
@@ -126,12 +126,14 @@ OPTIONS = [
 ]
 
 
-def parts_of(task: Task) -> dict[str, torch.Tensor]:
-    return {"inputs": task.inputs, "targets": task.targets} | task.reading
+def task_parts(task: Task) -> dict[str, torch.Tensor]:
+    return {"inputs": task.inputs, "targets": task.targets} | task.model_kwargs
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
-def test_what_a_sample_becomes_is_its_own_on_any_rank(objective: MaskedDiffusion | Autoregressive) -> None:
+def test_corruption_of_a_sample_does_not_depend_on_the_rank(
+    objective: MaskedDiffusion | Autoregressive,
+) -> None:
     tokens = np.random.default_rng(0).integers(0, MASK, (32, 21))
     numbers = np.arange(16, 48)
     whole = objective.corrupt(tokens, numbers)
@@ -139,22 +141,22 @@ def test_what_a_sample_becomes_is_its_own_on_any_rank(objective: MaskedDiffusion
         part = slice(8 * rank, 8 * rank + 8)
         share = objective.corrupt(tokens[part], numbers[part])
         assert torch.equal(share.inputs, whole.inputs[part])
-        for name, tensor in share.reading.items():
-            assert torch.equal(tensor, whole.reading[name][part])
+        for name, tensor in share.model_kwargs.items():
+            assert torch.equal(tensor, whole.model_kwargs[name][part])
     again = objective.corrupt(tokens, numbers + 32)
-    assert not torch.equal(again.inputs, whole.inputs) or "visible" in whole.reading
-    for name, tensor in whole.reading.items():
-        assert not torch.equal(tensor, again.reading[name])
+    assert not torch.equal(again.inputs, whole.inputs) or "visible" in whole.model_kwargs
+    for name, tensor in whole.model_kwargs.items():
+        assert not torch.equal(tensor, again.model_kwargs[name])
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
-def test_a_score_is_of_plain_text_under_every_option(objective: MaskedDiffusion | Autoregressive) -> None:
+def test_scores_are_of_plain_text_under_every_option(objective: MaskedDiffusion | Autoregressive) -> None:
     plain = Autoregressive() if isinstance(objective, Autoregressive) else PLAIN
     tokens = np.random.default_rng(0).integers(0, MASK, (5, 21))
     scored, expected = (o.corrupt(tokens, np.arange(5), draw=3) for o in (objective, plain))
-    assert parts_of(scored).keys() == parts_of(expected).keys()
-    for name, tensor in parts_of(scored).items():
-        assert torch.equal(tensor, parts_of(expected)[name])
+    assert task_parts(scored).keys() == task_parts(expected).keys()
+    for name, tensor in task_parts(scored).items():
+        assert torch.equal(tensor, task_parts(expected)[name])
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
@@ -163,25 +165,25 @@ def test_a_uniform_model_costs_log_v_a_token_under_every_option(
 ) -> None:
     n, n_positions = 1500, 16
     task = objective.corrupt(np.random.default_rng(0).integers(0, MASK, (n, n_positions + 1)), np.arange(n))
-    nats = sample_nats(torch.zeros(n, n_positions, 2), torch.randn(MASK + 1, 2), task).sum().item()
+    nats = compute_sample_nats(torch.zeros(n, n_positions, 2), torch.randn(MASK + 1, 2), task).sum().item()
     assert nats / task.count == pytest.approx(math.log(MASK + 1), rel=0.03)
 
 
 def test_orders_are_permutations_that_begin_with_the_first_token() -> None:
     for kind in ("random", "noise_sorted"):
-        orders = order_list(3, 6, 33, kind, 0.1)
+        orders = build_orders(3, 6, 33, kind, 0.1)
         np.testing.assert_array_equal(orders[0], np.arange(33))
         np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(33), (6, 1)))
         assert (orders[:, 0] == 0).all()
         assert len(np.unique(orders, axis=0)) == 6
-        # a longer list begins with the shorter one: adding orders changes none
-        np.testing.assert_array_equal(order_list(3, 9, 33, kind, 0.1)[:6], orders)
+        # a longer list begins with the shorter one: adding orders changes no existing order
+        np.testing.assert_array_equal(build_orders(3, 9, 33, kind, 0.1)[:6], orders)
     places = np.arange(1, 500)
     moved = [
-        np.abs(order_list(0, 9, 500, "noise_sorted", noise)[1:, 1:] - places).mean()
+        np.abs(build_orders(0, 9, 500, "noise_sorted", noise)[1:, 1:] - places).mean()
         for noise in (1e-9, 0.01, 10)
     ]
-    # none; about noise * n * 2 / sqrt(pi) / sqrt(2) with neighbours moving as well; any place alike: n / 3
+    # 0; about noise * n * 2 / sqrt(pi) / sqrt(2) since neighbours move as well; n / 3 for a uniform order
     assert moved[0] == 0
     assert 2 < moved[1] < 10
     assert moved[2] == pytest.approx(500 / 3, rel=0.1)
@@ -191,7 +193,7 @@ def test_orders_are_permutations_that_begin_with_the_first_token() -> None:
 def model() -> Gpt:
     shape = ModelConfig(d_model=16, d_ff=32, d_head=8, n_heads=2, n_layers=1, n_tokens=MASK, vocab_rows=5)
     built = Gpt(shape).eval()
-    initialise(built, seed=0)
+    init_weights(built, seed=0)
     with torch.no_grad():
         for parameter in built.parameters():
             if parameter.ndim > 1:
@@ -199,32 +201,34 @@ def model() -> Gpt:
     return built
 
 
-def nats_of(model: Gpt, task: Task) -> np.ndarray:
+def compute_nats(model: Gpt, task: Task) -> np.ndarray:
     with torch.no_grad():
-        return sample_nats(model.hidden(task.inputs, True, **task.reading), model.head_weight, task).numpy()
+        return compute_sample_nats(
+            model.hidden_states(task.inputs, True, **task.model_kwargs), model.head_weight, task
+        ).numpy()
 
 
-def test_the_loss_over_orders_is_the_mean_of_each_orders_chain_rule(model: Gpt) -> None:
+def test_the_loss_over_orders_is_the_mean_of_their_chain_rules(model: Gpt) -> None:
     tokens = np.array([[1, 3, 0, 2, 2]])
     objective = Autoregressive(seed=5, orders=3)
     by_order = []
-    for order in order_list(5, 3, 5, "random", 0.1):
+    for order in build_orders(5, 3, 5, "random", 0.1):
         total = 0.0
-        for i in range(1, 5):  # token i of the order from those before it, each at its own place
+        for i in range(1, 5):  # token i of the order from those before it, at their text positions
             seen = torch.from_numpy(order[:i].copy())[None]
             with torch.no_grad():
                 logits = model(torch.from_numpy(tokens[:, order[:i]]), True, positions=seen)[0, -1]
             total -= logits.log_softmax(-1)[tokens[0, order[i]]].item()
         by_order.append(total)
     n = 3000
-    drawn = nats_of(model, objective.corrupt(np.repeat(tokens, n, axis=0), np.arange(n)))
-    assert {round(x, 4) for x in drawn.tolist()} == {round(x, 4) for x in by_order}
-    shares = [np.isclose(drawn, nats, atol=1e-5).mean() for nats in by_order]
+    draws = compute_nats(model, objective.corrupt(np.repeat(tokens, n, axis=0), np.arange(n)))
+    assert {round(x, 4) for x in draws.tolist()} == {round(x, 4) for x in by_order}
+    shares = [np.isclose(draws, nats, atol=1e-5).mean() for nats in by_order]
     assert np.abs(np.array(shares) - 1 / 3).max() < 5 * math.sqrt(2 / 9 / n)
 
 
 def test_the_loss_under_random_masking_is_its_mean_over_every_view(model: Gpt) -> None:
-    """Three positions, one block, so that the views of different positions do not meet."""
+    """Three positions and one block, so that the masks of different positions do not interact."""
     tokens, ratio = np.array([[1, 3, 0, 2]]), 0.6
     objective = Autoregressive(seed=2, randmask_ratio=ratio)
     mean, square = (mean_over(lambda t: t, lambda rate, k=k: rate**k) for k in (1, 2))
@@ -233,7 +237,7 @@ def test_the_loss_under_random_masking_is_its_mean_over_every_view(model: Gpt) -
     for position in range(3):
         for hides in itertools.product([False, True], repeat=position):
             k = sum(hides)
-            # chance that a picked position hides just these: E[rate^k (1 - rate)^(position - k)]
+            # probability that a selected position masks exactly these: E[rate^k (1 - rate)^(position - k)]
             of_picked = {0: 1.0, 1: mean if k else 1 - mean}.get(position)
             if of_picked is None:
                 of_picked = (1 - 2 * mean + square, mean - square, square)[k]
@@ -245,14 +249,14 @@ def test_the_loss_under_random_masking_is_its_mean_over_every_view(model: Gpt) -
             exact -= chance * logits.log_softmax(-1)[tokens[0, position + 1]].item()
     n = 6000
     task = objective.corrupt(np.repeat(tokens, n, axis=0), np.arange(n))
-    assert task.reading["visible"].diagonal(dim1=1, dim2=2).all()
-    drawn = nats_of(model, task)
-    error = drawn.std() / math.sqrt(n)
-    assert abs(drawn.mean() - exact) < 4 * error
+    assert task.model_kwargs["visible"].diagonal(dim1=1, dim2=2).all()
+    draws = compute_nats(model, task)
+    error = draws.std() / math.sqrt(n)
+    assert abs(draws.mean() - exact) < 4 * error
     assert 0 < error < 0.02 * exact
 
 
-def test_low_noise_ends_after_its_samples_and_hiding_at_the_end_keeps_the_count() -> None:
+def test_low_noise_ends_after_its_samples_and_masking_at_the_end_keeps_the_count() -> None:
     tokens = np.random.default_rng(0).integers(0, MASK, (400, 65))
     numbers = np.arange(400)
     plain = (PLAIN.corrupt(tokens, numbers).inputs == MASK).double()
@@ -262,4 +266,4 @@ def test_low_noise_ends_after_its_samples_and_hiding_at_the_end_keeps_the_count(
     assert torch.equal(shares[200:], plain[200:].mean(1))
     ends = (replace(PLAIN, ar_ratio=1.0).corrupt(tokens, numbers).inputs == MASK).double()
     assert torch.equal(ends.sum(1), plain.sum(1))
-    assert (ends.diff(dim=1) >= 0).all()  # once hidden, hidden to the end; a sample may hide nothing
+    assert (ends.diff(dim=1) >= 0).all()  # masked positions form a suffix, possibly empty

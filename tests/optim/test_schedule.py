@@ -1,33 +1,35 @@
-"""Learning rates by arithmetic."""
+"""Learning rate schedules against values computed by hand."""
 
 import math
 
 import pytest
 
 from megatron.config.schema import LrSchedulerConfig
-from megatron.optim.schedule import Schedule, lr_schedule
+from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 
 
 def test_warm_up_is_linear_and_never_starts_at_the_peak_or_at_zero() -> None:
-    rate = lr_schedule(LrSchedulerConfig(), peak=1.0, n_steps=100, warmup_steps=4)
+    rate = build_lr_schedule(LrSchedulerConfig(), peak=1.0, n_steps=100, warmup_steps=4)
     assert [rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_cosine_goes_from_the_peak_through_the_middle_to_the_least_rate_at_the_last_step() -> None:
-    rate = lr_schedule(LrSchedulerConfig(lr_min_ratio=0.2), peak=2.0, n_steps=104, warmup_steps=3)
+    rate = build_lr_schedule(LrSchedulerConfig(lr_min_ratio=0.2), peak=2.0, n_steps=104, warmup_steps=3)
     assert rate(3) == pytest.approx(2.0)
-    assert rate(53) == pytest.approx(1.2)  # half way: the mean of 2.0 and 0.4
+    assert rate(53) == pytest.approx(1.2)  # halfway: the mean of 2.0 and 0.4
     assert rate(103) == pytest.approx(0.4)
     assert all(rate(step) >= rate(step + 1) for step in range(3, 103))
 
 
 def test_constant_stays() -> None:
-    rate = lr_schedule(LrSchedulerConfig(kind="constant"), peak=1e-3, n_steps=10, warmup_steps=0)
+    rate = build_lr_schedule(LrSchedulerConfig(kind="constant"), peak=1e-3, n_steps=10, warmup_steps=0)
     assert {rate(step) for step in range(10)} == {1e-3}
 
 
 def test_linear_falls_by_equal_amounts_to_the_least_rate_at_the_last_step() -> None:
-    rate = lr_schedule(LrSchedulerConfig(kind="linear", lr_min_ratio=0.0), 8.0, n_steps=7, warmup_steps=2)
+    rate = build_lr_schedule(
+        LrSchedulerConfig(kind="linear", lr_min_ratio=0.0), 8.0, n_steps=7, warmup_steps=2
+    )
     assert [rate(step) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
 
 
@@ -39,17 +41,17 @@ def test_linear_falls_by_equal_amounts_to_the_least_rate_at_the_last_step() -> N
         ("cosine", [(1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]),
     ],
 )
-def test_wsd_warms_up_stays_and_decays_in_the_shape_asked_for(shape: str, last_four: list[float]) -> None:
+def test_wsd_warms_up_stays_and_decays_in_the_configured_shape(shape: str, last_four: list[float]) -> None:
     config = LrSchedulerConfig(kind="wsd", decay_shape=shape, lr_min_ratio=0.2)
-    rate = lr_schedule(config, 1.0, n_steps=10, warmup_steps=2, decay_steps=4)
+    rate = build_lr_schedule(config, 1.0, n_steps=10, warmup_steps=2, decay_steps=4)
     assert [rate(step) for step in range(6)] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert [rate(step) for step in range(6, 10)] == pytest.approx([0.2 + 0.8 * part for part in last_four])
 
 
 def test_wsd_runs_of_every_length_share_their_steps_up_to_the_decay_of_the_shortest() -> None:
     config = LrSchedulerConfig(kind="wsd")
-    short = lr_schedule(config, 1.0, n_steps=50, warmup_steps=5, decay_steps=10)
-    long = lr_schedule(config, 1.0, n_steps=200, warmup_steps=5, decay_steps=40)
+    short = build_lr_schedule(config, 1.0, n_steps=50, warmup_steps=5, decay_steps=10)
+    long = build_lr_schedule(config, 1.0, n_steps=200, warmup_steps=5, decay_steps=40)
     assert short.first_difference(long, 40) is None
     assert short.first_difference(long, 50) == 40
-    assert Schedule(**short.as_dict()) == short
+    assert LearningRateSchedule(**short.as_dict()) == short

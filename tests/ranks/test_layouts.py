@@ -1,4 +1,4 @@
-"""Every layout of ranks trains as one process does, to 1e-5 in float32, also going on from a state."""
+"""Every parallel layout matches a single process to 1e-5 in float32, also after loading a state."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 TRAIN = Path(__file__).parent / "train_layouts.py"
 
 Job = dict[str, Any]
-Told = dict[str, Any]
+Result = dict[str, Any]
 
 ZERO3, HYBRID = {"sharding_stage": "zero3"}, {"shard_size": 2}
 INTERLEAVED = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved"}
@@ -54,7 +54,7 @@ SLOW: dict[tuple[str, int], Job] = {
     ("pipeline_tensor", 4): {"pipeline_parallel": 2, "tensor_parallel": 2},
     ("pipeline_context", 4): {"pipeline_parallel": 2, "context_parallel": 2},
 }
-# what has a compiler at work is compared once, with two ranks
+# compiled layouts are compared with two ranks only
 COMPILED: dict[tuple[str, int], Job] = {
     ("compiled_zero3", 2): ZERO3 | {"compile": True, "activation_checkpointing": "selective"},
     ("compiled_tensor", 2): {"compile": True, "tensor_parallel": 2},
@@ -77,8 +77,8 @@ CASES = [
 ]
 
 
-def spawn(jobs: list[Job], n_ranks: int, folder: Path, root: Path) -> dict[str, Told]:
-    """Run the jobs one after another on so many gloo ranks; what rank 0 told of each."""
+def run_jobs(jobs: list[Job], n_ranks: int, folder: Path, root: Path) -> dict[str, Result]:
+    """Run the jobs in sequence on gloo ranks; return rank 0's result of each."""
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps({"out": str(folder), "layouts": jobs}))
     shared = os.environ | {
@@ -109,38 +109,40 @@ def spawn(jobs: list[Job], n_ranks: int, folder: Path, root: Path) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def alone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Told]]:
-    """One process: what each objective told, and the folder of the states after step 3."""
+def alone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Result]]:
+    """Folder of the states after step 3 and the results of each objective on one process."""
     folder = tmp_path_factory.mktemp("layouts") / "alone"
     jobs = [{"name": o, "objective": o, "dist": {}} for o in OBJECTIVES]
-    return folder, spawn(jobs, 1, folder, root)
+    return folder, run_jobs(jobs, 1, folder, root)
 
 
-def tolerance(what: str) -> float:
-    """Norms may be off three times as far as losses: AdamW magnifies the rounding of small gradients."""
+def tolerance_of(what: str) -> float:
+    """Return the tolerance; three times larger for norms: AdamW amplifies rounding of small gradients."""
     return TOLERANCE * (3 if what == "norms" else 1)
 
 
 class Results:
-    """What layouts told, by name and objective; the ranks of a group are started when first asked for."""
+    """Results of layouts by name and objective; the ranks of a group are started at first use."""
 
     def __init__(self, root: Path, folder: Path, states: Path) -> None:
         self.root, self.folder, self.states = root, folder, states
-        self.found: dict[tuple[str, int], dict[str, Told]] = {}
+        self.results: dict[tuple[str, int], dict[str, Result]] = {}
 
-    def __call__(self, group: str, name: str, n_ranks: int, objective: str) -> Told:
-        if (group, n_ranks) not in self.found:
+    def __call__(self, group: str, name: str, n_ranks: int, objective: str) -> Result:
+        if (group, n_ranks) not in self.results:
             cases = [case.values for case in CASES]
-            jobs = [self.job(group, *case[1:]) for case in cases if (case[0], case[2]) == (group, n_ranks)]
+            jobs = [
+                self.build_job(group, *case[1:]) for case in cases if (case[0], case[2]) == (group, n_ranks)
+            ]
             folder = self.folder / f"{group}-{n_ranks}"
-            self.found[group, n_ranks] = spawn(jobs, n_ranks, folder, self.root)
-        told = self.found[group, n_ranks][f"{name}.{objective}"]
-        if "refused" in told:
-            pytest.skip(told["refused"])
-        return told
+            self.results[group, n_ranks] = run_jobs(jobs, n_ranks, folder, self.root)
+        result = self.results[group, n_ranks][f"{name}.{objective}"]
+        if "refused" in result:
+            pytest.skip(result["refused"])
+        return result
 
-    def job(self, group: str, name: str, n_ranks: int, objective: str) -> Job:
-        """Weights and where they lie do not depend on the objective: moving them is tried with one."""
+    def build_job(self, group: str, name: str, n_ranks: int, objective: str) -> Job:
+        """Build the job of a case; states are moved with one objective only, as they do not depend on it."""
         settings = GROUPS[group][name, n_ranks]
         exact = objective == "autoregressive" and group != "compiled"
         return {
@@ -155,25 +157,25 @@ class Results:
 
 @pytest.fixture(scope="module")
 def results(
-    root: Path, alone: tuple[Path, dict[str, Told]], tmp_path_factory: pytest.TempPathFactory
+    root: Path, alone: tuple[Path, dict[str, Result]], tmp_path_factory: pytest.TempPathFactory
 ) -> Results:
     return Results(root, tmp_path_factory.mktemp("results"), alone[0])
 
 
 @pytest.mark.parametrize(("group", "name", "n_ranks", "objective"), CASES)
-def test_a_layout_gives_the_losses_and_norms_of_one_process(
+def test_a_layout_gives_the_losses_and_norms_of_a_single_process(
     alone, results, group, name, n_ranks, objective
 ) -> None:
     ours, theirs = results(group, name, n_ranks, objective), alone[1][objective]
     for what in ("losses", "norms"):
-        assert ours["whole"][what] == pytest.approx(theirs["whole"][what], abs=tolerance(what))
-    assert ours["whole"]["counts"] == theirs["whole"]["counts"]  # in microbatches, the same tokens
+        assert ours["whole"][what] == pytest.approx(theirs["whole"][what], abs=tolerance_of(what))
+    assert ours["whole"]["counts"] == theirs["whole"]["counts"]  # the same tokens, in microbatches
     # sums over 16 positions
     assert ours["scored"] == pytest.approx(theirs["scored"], abs=16 * TOLERANCE)
 
 
 @pytest.mark.parametrize(("group", "name", "n_ranks", "objective"), CASES)
-def test_a_layout_goes_on_from_its_own_state_and_from_that_of_one_process(
+def test_a_layout_resumes_from_its_state_and_from_that_of_a_single_process(
     alone, results, group, name, n_ranks, objective
 ) -> None:
     theirs = alone[1][objective]["whole"]
@@ -181,12 +183,12 @@ def test_a_layout_goes_on_from_its_own_state_and_from_that_of_one_process(
     for kind in ("resumed", "moved", "sharded"):
         for what in ("losses", "norms"):
             if kind in ours:
-                wanted = pytest.approx(theirs[what][3:], abs=tolerance(what))
-                assert ours[kind][what] == wanted, kind
+                expected = pytest.approx(theirs[what][3:], abs=tolerance_of(what))
+                assert ours[kind][what] == expected, kind
 
 
 @pytest.mark.ranks
-def test_one_process_gives_the_same_with_microbatches_recomputation_and_any_stage(
+def test_a_single_process_gives_the_same_with_microbatches_recomputation_and_any_stage(
     alone, root, tmp_path
 ) -> None:
     settings = {
@@ -200,9 +202,9 @@ def test_one_process_gives_the_same_with_microbatches_recomputation_and_any_stag
         for name, job in settings.items()
     ]
     theirs = alone[1]["masked_diffusion"]
-    for told in spawn(jobs, 1, tmp_path / "one", root).values():
+    for result in run_jobs(jobs, 1, tmp_path / "one", root).values():
         for what in ("losses", "norms"):
-            assert told["whole"][what] == pytest.approx(theirs["whole"][what], abs=tolerance(what))
+            assert result["whole"][what] == pytest.approx(theirs["whole"][what], abs=tolerance_of(what))
 
 
 @pytest.mark.ranks
@@ -213,15 +215,15 @@ def test_half_precision_stays_near_float32(alone, root, tmp_path) -> None:
         for stage, layout in (("zero0", {}), ("zero3", ZERO3))
     ]
     theirs = alone[1]["autoregressive"]["whole"]
-    for name, told in spawn(jobs, 2, tmp_path / "half", root).items():
-        assert told["whole"]["losses"] != theirs["losses"], name
-        assert told["whole"]["losses"] == pytest.approx(theirs["losses"], abs=0.02), name
-        # later ones are of weights that rounding has led elsewhere
-        assert told["whole"]["norms"][0] == pytest.approx(theirs["norms"][0], rel=0.05), name
-        assert told["resumed"]["losses"] == pytest.approx(told["whole"]["losses"][3:], abs=1e-6), name
+    for name, result in run_jobs(jobs, 2, tmp_path / "half", root).items():
+        assert result["whole"]["losses"] != theirs["losses"], name
+        assert result["whole"]["losses"] == pytest.approx(theirs["losses"], abs=0.02), name
+        # later norms belong to weights that have diverged by rounding
+        assert result["whole"]["norms"][0] == pytest.approx(theirs["norms"][0], rel=0.05), name
+        assert result["resumed"]["losses"] == pytest.approx(result["whole"]["losses"][3:], abs=1e-6), name
 
 
 @pytest.mark.ranks
-def test_the_norm_is_above_the_limit_so_that_clipping_was_at_work(alone) -> None:
-    _, told = alone
-    assert min(told["autoregressive"]["whole"]["norms"]) > 0.5
+def test_the_norm_is_above_the_limit_so_clipping_was_active(alone) -> None:
+    _, results = alone
+    assert min(results["autoregressive"]["whole"]["norms"]) > 0.5

@@ -1,9 +1,9 @@
-"""What one rank of test_layouts.py runs: a few steps of a tiny model in each layout of a job.
+"""Script run by each rank of test_layouts.py: a few steps of a tiny model in each layout of a job.
 
     RANK=.. WORLD_SIZE=.. MASTER_ADDR=.. MASTER_PORT=.. python train_layouts.py JOB.json
 
-Rank 0 writes <out>/<name>.json, and with `save_after` the whole state as <out>/<name>.pt; of what this torch
-cannot do, {"refused": why}.
+Rank 0 writes <out>/<name>.json, and the full state after `save_after` steps as <out>/<name>.pt. For
+layouts that this version of torch does not support it writes {"refused": reason}.
 """
 
 import json
@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from megatron.config.layout import layout_of
+from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive
-from megatron.objective.base import Objective, Task
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.reduce import sum_over_ranks
+from megatron.objective.task import Objective, Task
+from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
 SHAPE = ModelConfig(
@@ -36,80 +36,82 @@ SHAPE = ModelConfig(
 BATCH, SEQ, STEPS = 8, 16, 5
 
 
-def objective_of(name: str) -> Objective:
+def build_objective(name: str) -> Objective:
     return Autoregressive() if name == "autoregressive" else MaskedDiffusion(SHAPE.n_tokens, 1e-3, seed=0)
 
 
-def tasks_of(step: int, objective: Objective, world: World, n_microbatches: int) -> list[Task]:
-    """This rank's share of a batch of BATCH samples, which is the same for any number of ranks."""
+def build_tasks(step: int, objective: Objective, world: World, n_microbatches: int) -> list[Task]:
+    """Return this rank's share of a batch; the batch is the same for any number of ranks."""
     tokens = np.random.default_rng(step).integers(0, SHAPE.n_tokens, (BATCH, SEQ + 1))
-    tokens = np.minimum(tokens, tokens[:, ::-1])  # some tokens are more frequent: there is something to learn
+    tokens = np.minimum(tokens, tokens[:, ::-1])  # unequal frequencies: the loss can decrease
     rows = BATCH // world.dp_size // n_microbatches
     first = BATCH // world.dp_size * world.dp_rank
     shares = [np.arange(first + i * rows, first + (i + 1) * rows) for i in range(n_microbatches)]
     return [objective.corrupt(tokens[share], share + step * BATCH) for share in shares]
 
 
-def build(job: dict[str, Any], world: World, seed: int = 0) -> TorchEngine:
+def build_engine(job: dict[str, Any], world: World, seed: int = 0) -> TorchEngine:
     model = Gpt(SHAPE)
-    initialise(model, seed)
+    init_weights(model, seed)
     dist_config = DistConfig(cpu_only=True, **{"dtype": "float32", **job["dist"]})
     optim = OptimConfig(lr=0.01, grad_clip=job.get("grad_clip", 0.5))
     causal = job["objective"] == "autoregressive"
     return TorchEngine(model, causal=causal, dist=dist_config, optim=optim, world=world)
 
 
-def steps(engine: TorchEngine, job: dict[str, Any], world: World, first: int, last: int) -> dict[str, list]:
-    objective = objective_of(job["objective"])
-    told: dict[str, list] = {"losses": [], "norms": [], "counts": []}
+def run_steps(
+    engine: TorchEngine, job: dict[str, Any], world: World, first: int, last: int
+) -> dict[str, list]:
+    objective = build_objective(job["objective"])
+    result: dict[str, list] = {"losses": [], "norms": [], "counts": []}
     for step in range(first, last):
-        report = engine.step(tasks_of(step, objective, world, job.get("microbatches", 1)), lr=0.01)
+        report = engine.step(build_tasks(step, objective, world, job.get("microbatches", 1)), lr=0.01)
         nats, count = sum_over_ranks(
             torch.stack([report.loss_sum, torch.tensor(float(report.count))]), world
         ).tolist()
-        told["losses"].append(nats / count)
-        told["norms"].append(float(report.grad_norm))
-        told["counts"].append(count)
-    return told
+        result["losses"].append(nats / count)
+        result["norms"].append(float(report.grad_norm))
+        result["counts"].append(count)
+    return result
 
 
-def scored(engine: TorchEngine, job: dict[str, Any], world: World) -> list[float]:
-    """Nats of each sample of one batch, which every share of the ranks scores in turn."""
-    objective = objective_of(job["objective"])
-    task = tasks_of(99, objective, replace(world, rank=0, layout=layout_of(DistConfig(), 1)), 1)[0]
+def score_batch(engine: TorchEngine, job: dict[str, Any], world: World) -> list[float]:
+    """Return the nats of each sample of one batch, which every data-parallel rank scores in full."""
+    objective = build_objective(job["objective"])
+    task = build_tasks(99, objective, replace(world, rank=0, layout=build_layout(DistConfig(), 1)), 1)[0]
     return (sum_over_ranks(engine.score(task)[0], world) / world.dp_size).tolist()
 
 
-def run(job: dict[str, Any], rank: int, n_ranks: int, out: Path) -> None:
+def run_job(job: dict[str, Any], rank: int, n_ranks: int, out: Path) -> None:
     world = World(
-        rank, n_ranks, rank, torch.device("cpu"), layout_of(DistConfig(**job["dist"]), n_ranks, n_ranks)
+        rank, n_ranks, rank, torch.device("cpu"), build_layout(DistConfig(**job["dist"]), n_ranks, n_ranks)
     )
-    engine = build(job, world)
+    engine = build_engine(job, world)
     half = job.get("save_after", 3)
-    told = {"whole": steps(engine, job, world, 0, half)}
+    result = {"whole": run_steps(engine, job, world, 0, half)}
     saved = engine.state_dict()
     if world.is_first:
         torch.save(saved, out / f"{job['name']}.pt")
     folder = out / f"{job['name']}.dcp"
     if job.get("dcp", True) and n_ranks > 1:
         dcp.save(engine.sharded_state(), checkpoint_id=folder)
-    rest = steps(engine, job, world, half, STEPS)
-    told["whole"] = {key: values + rest[key] for key, values in told["whole"].items()}
-    told["scored"] = scored(engine, job, world)
+    rest = run_steps(engine, job, world, half, STEPS)
+    result["whole"] = {key: values + rest[key] for key, values in result["whole"].items()}
+    result["scored"] = score_batch(engine, job, world)
 
-    resumed = build(job, world, seed=1)  # other weights: what is right afterwards was loaded
+    resumed = build_engine(job, world, seed=1)  # other weights: only loading makes them equal
     resumed.load_state_dict(saved)
-    told["resumed"] = steps(resumed, job, world, half, STEPS)
+    result["resumed"] = run_steps(resumed, job, world, half, STEPS)
     if job.get("from"):
         resumed.load_state_dict(torch.load(job["from"], weights_only=True) if world.is_first else {})
-        told["moved"] = steps(resumed, job, world, half, STEPS)
+        result["moved"] = run_steps(resumed, job, world, half, STEPS)
     if job.get("dcp", True) and n_ranks > 1:
         state = resumed.sharded_state()
         dcp.load(state, checkpoint_id=folder)
         resumed.load_sharded_state(state)
-        told["sharded"] = steps(resumed, job, world, half, STEPS)
+        result["sharded"] = run_steps(resumed, job, world, half, STEPS)
     if world.is_first:
-        (out / f"{job['name']}.json").write_text(json.dumps(told))
+        (out / f"{job['name']}.json").write_text(json.dumps(result))
 
 
 def main() -> None:
@@ -119,7 +121,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     for layout in job["layouts"]:
         try:
-            run(layout, rank, n_ranks, Path(job["out"]))
+            run_job(layout, rank, n_ranks, Path(job["out"]))
         except ValueError as error:
             if "cannot average copies" not in str(error):
                 raise

@@ -1,4 +1,4 @@
-"""A study of isoFLOP runs with a blind run, and results by a known law. Nothing is trained."""
+"""A study of isoFLOP runs with a blind run, and results from a known law. Nothing is trained."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ blind: {{sizes: [w48, w64, w96, w128], lr: [1.0e-3]}}
 
 
 def true_loss(N: np.ndarray | float, D: np.ndarray | float) -> np.ndarray | float:
-    """Chinchilla's form, nats a token."""
+    """Return the loss by Chinchilla's form, in nats per token."""
     return E + A / N**ALPHA + B / D**BETA
 
 
 def write_study_file(folder: Path) -> Path:
-    """STUDY.yaml and the sidecar of its text."""
+    """Write STUDY.yaml and the sidecar of its text."""
     sidecar = {"tokens": 2_000_000_000, "tokenizer": {"n_tokens": 64}, "sha256": {"bin": "aa", "idx": "bb"}}
     (folder / "text.json").write_text(json.dumps(sidecar))
     sizes = "\n".join(f"  w{w}: {{d_model: {w}, n_heads: 2, n_layers: 2}}" for w in WIDTHS)
@@ -44,7 +44,7 @@ def write_study_file(folder: Path) -> Path:
 
 
 def write_result(run: PlannedRun, loss: float) -> None:
-    """What a finished run leaves."""
+    """Write the files of a finished run."""
     run.folder.mkdir(parents=True, exist_ok=True)
     plan = run.plan
     (run.folder / PLAN).write_text(json.dumps(plan.as_dict()))
@@ -54,10 +54,10 @@ def write_result(run: PlannedRun, loss: float) -> None:
     (run.folder / RESULT).write_text(json.dumps(result))
 
 
-def finish(
+def write_results(
     runs: Sequence[PlannedRun], seed: int = 0, loss: Callable[[float, float], float] = true_loss
 ) -> None:
-    """Results of runs by `loss` (N, D), with the noise of seeds."""
+    """Write results of runs by `loss` (N, D), with noise."""
     rng = np.random.default_rng(seed)
     for run in runs:
         noise = np.exp(NOISE * rng.standard_normal())
@@ -65,8 +65,8 @@ def finish(
 
 
 def write_finished_study(folder: Path, *overrides: str) -> StudyPlan:
-    """A study whose grids are finished, in <folder>/study."""
+    """Write a study whose grids are finished to <folder>/study."""
     study = read_study_plan(write_study_file(folder), overrides)
     study.save()
-    finish(expand_grids(study))
+    write_results(expand_grids(study))
     return study

@@ -1,4 +1,4 @@
-"""A study of isoFLOP runs around a known frontier, its blind run, and what its constants say."""
+"""A study of isoFLOP runs around a known frontier, its blind run, and values computed from its constants."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from megatron.scaling.study import NO_CURVE, Study
 from megatron.scaling.table import COLUMNS
 
 AR = "autoregressive"
-FLOPS = 6.6  # a parameter and token
+FLOPS = 6.6  # per parameter and token
 NUMBER = r"(-?[\d.,]+(?:e-?\d+)?[kMBT]?)"
 UNIT = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 BUDGETS = np.geomspace(1e11, 3.2e12, 5)
@@ -27,8 +27,8 @@ ANSWER = (
 
 
 @dataclass(frozen=True)
-class Blind:
-    """The fields of a blind check that a page reads."""
+class BlindFields:
+    """Fields of a blind check that a page reads."""
 
     C: float
     N: float
@@ -43,24 +43,24 @@ class Blind:
     sha256: str = "0a1b2c3d4e5f" + "0" * 52
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     text = text.replace(",", "").rstrip(".")
     return float(text[:-1]) * UNIT[text[-1]] if text[-1] in UNIT else float(text)
 
 
-def near(text: str, value: float, relative: float = 0.051) -> bool:
-    """Whether a number as written is this one: two significant digits, or two decimals."""
-    return abs(number(text) - value) <= max(relative * abs(value), 0.00501)
+def is_near(text: str, value: float, relative: float = 0.051) -> bool:
+    """Return whether a written number equals `value` to two significant digits or two decimals."""
+    return abs(parse_number(text) - value) <= max(relative * abs(value), 0.00501)
 
 
-def rows_of(
+def make_rows(
     rng: np.random.Generator,
     C: np.ndarray = BUDGETS,
     shift: float = 1.0,
     noise: float = 0.003,
     n_seeds: int = 1,
 ) -> list[dict]:
-    """IsoFLOP runs around `shift` times the best N of each budget."""
+    """Return isoFLOP runs around `shift` times the best N of each budget."""
     rows: list[dict] = []
     for budget in C:
         for times in (0.3, 0.55, 1.0, 1.8, 3.3):
@@ -82,29 +82,31 @@ def rows_of(
     return rows
 
 
-def fit(rows: list[dict]) -> ComputeLaw:
+def fit_rows(rows: list[dict]) -> ComputeLaw:
     names = ("n_params", "train_tokens", "loss", "train_flops")
     N, D, L, C = (np.array([row[name] for row in rows], dtype=float) for name in names)
     return fit_compute_law(N, D, L, C, [row["run"] for row in rows])
 
 
-def study_of(rows: list[dict], law: ComputeLaw | None, blind: Blind | None = None, **more: object) -> Study:
+def make_study(
+    rows: list[dict], law: ComputeLaw | None, blind: BlindFields | None = None, **more: object
+) -> Study:
     curves = {row["run"]: NO_CURVE for row in rows}
     return Study(Path("s"), rows, curves, None, {}, compute_law=law, blind=blind, **more)
 
 
-def blind_of(law: ComputeLaw, **changes: object) -> Blind:
+def make_blind(law: ComputeLaw, **changes: object) -> BlindFields:
     at = law.optimum(4 * law.C[1])
     prediction = law.predict_run(at.N, at.C)
-    return replace(Blind(at.C, at.N, at.D, prediction.loss, prediction.predictive), **changes)
+    return replace(BlindFields(at.C, at.N, at.D, prediction.loss, prediction.predictive), **changes)
 
 
-def plain(markup: str) -> str:
+def strip_markup(markup: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", markup.replace("&nbsp;", " "))).strip()
 
 
 def size_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
-    """Best N at C and the ends of its 95 % interval, from the constants and their covariance."""
+    """Return the best N at C and the ends of its 95 % interval, from the constants and their covariance."""
     x, p, S = math.log(C / law.centre), law.params, np.array(law.covariance)
     variance = S[3, 3] + 2 * x * S[3, 4] + x * x * S[4, 4]
     half = student.ppf(0.975, law.dof) * math.sqrt(variance) if variance >= 0 else math.nan
@@ -112,27 +114,29 @@ def size_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
 
 
-def frontier(line: np.ndarray, x: float) -> float:
-    """log(E + K C^-g), from log L, slope and curvature at x = 0; a parabola where it bends down."""
+def log_frontier(line: np.ndarray, x: float) -> float:
+    """Return log(E + K C^-g) from log L, slope and curvature at x = 0; a parabola for negative curvature."""
     level, slope, curvature = line
     if curvature <= 0:
         return level - slope * x + curvature * x * x / 2
-    share = slope**2 / (slope**2 + curvature)  # reducible
+    share = slope**2 / (slope**2 + curvature)  # reducible share of the loss
     return level + math.log(1 - share + share * math.exp(-slope / share * x))
 
 
 def loss_at(law: ComputeLaw, C: float) -> tuple[float, float, float]:
-    """L* at C with the ends of the predictive interval of one new run."""
+    """Return L* at C and the ends of the predictive interval of one new run."""
     x, p, S = math.log(C / law.centre), law.params, np.array(law.covariance)[:3, :3]
     line = np.array([p["log_loss"], p["slope"], p["curvature"]])
-    g = np.array([(frontier(line + h, x) - frontier(line - h, x)) / 2e-6 for h in 1e-6 * np.eye(3)])
-    variance, centre = g @ S @ g, frontier(line, x)
-    if law.beyond and x > law.beyond["edge"] + 1e-6:  # the form and its slope's error continue, and drift
+    g = np.array([(log_frontier(line + h, x) - log_frontier(line - h, x)) / 2e-6 for h in 1e-6 * np.eye(3)])
+    variance, centre = g @ S @ g, log_frontier(line, x)
+    if (
+        law.beyond and x > law.beyond["edge"] + 1e-6
+    ):  # beyond the edge: the form continues with its slope error and a drift
         ahead, dx = law.beyond, x - law.beyond["edge"]
         (a, b), (_, c) = ahead["covariance"]
         variance = a + 2 * b * dx + c * dx**2 + ahead["drift"] ** 2 * dx**3 / 3
         edge, form = ahead["edge"], np.array([line[0], line[1], max(line[2], 0.0)])
-        turn = ahead["slope"] - (frontier(form, edge + 1e-5) - frontier(form, edge - 1e-5)) / 2e-5
-        centre = ahead["level"] + frontier(form, x) - frontier(form, edge) + turn * dx
+        turn = ahead["slope"] - (log_frontier(form, edge + 1e-5) - log_frontier(form, edge - 1e-5)) / 2e-5
+        centre = ahead["level"] + log_frontier(form, x) - log_frontier(form, edge) + turn * dx
     half = student.ppf(0.975, law.dof) * math.sqrt(variance + law.spread**2)
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)

@@ -1,4 +1,4 @@
-"""Published runs as arrays, for the tests that reproduce what is published of them."""
+"""Readers of published runs, for the tests that reproduce published fits."""
 
 import csv
 import json
@@ -7,36 +7,36 @@ from pathlib import Path
 import numpy as np
 
 
-def columns(path: Path, *names: str) -> list[np.ndarray]:
-    """Columns of a CSV file as numbers."""
+def read_columns(path: Path, *names: str) -> list[np.ndarray]:
+    """Return columns of a CSV file as numbers; NaN for empty cells."""
     with path.open() as file:
         rows = list(csv.DictReader(file))
     return [np.array([float(row[name] or "nan") for row in rows]) for name in names]
 
 
-def expected(laws: Path, name: str) -> dict:
-    """What is published or recorded of one set of runs."""
+def read_expected(laws: Path, name: str) -> dict:
+    """Return the published and recorded results of one set of runs."""
     return json.loads((laws / "expected.json").read_text())[name]
 
 
-def datablations(laws: Path) -> dict[str, np.ndarray]:
-    """The 182 runs of Muennighoff et al., as the arguments of fit_law."""
+def read_datablations(laws: Path) -> dict[str, np.ndarray]:
+    """Return the 182 runs of Muennighoff et al. as arguments of fit_law."""
     path = laws / "datablations" / "datablations_182.csv"
-    found = columns(path, "params", "tokens", "val_loss", "unique_tokens")
-    return dict(zip(("N", "D", "L", "U"), found, strict=True))
+    runs = read_columns(path, "params", "tokens", "val_loss", "unique_tokens")
+    return dict(zip(("N", "D", "L", "U"), runs, strict=True))
 
 
-def gadre(laws: Path) -> list[dict[str, str]]:
-    """The 104 runs of Gadre et al., a row each."""
+def read_gadre(laws: Path) -> list[dict[str, str]]:
+    """Return the 104 runs of Gadre et al., one row each."""
     with (laws / "gadre_openlm" / "gadre_openlm_104.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def gadre_fit_points(laws: Path, dataset: str) -> list[dict[str, str]]:
-    """The five small runs that Gadre et al. fit on: D/N = 20 for four sizes, and 320 for the smallest."""
+def read_gadre_fit_points(laws: Path, dataset: str) -> list[dict[str, str]]:
+    """Return the five small runs fitted by Gadre et al.: D/N = 20 for four sizes, 320 for the smallest."""
     return [
         row
-        for row in gadre(laws)
+        for row in read_gadre(laws)
         if row["dataset_name"] == dataset
         and (
             float(row["tok_mult"]) == 20
@@ -47,6 +47,6 @@ def gadre_fit_points(laws: Path, dataset: str) -> list[dict[str, str]]:
     ]
 
 
-def numbers(rows: list[dict[str, str]], *names: str) -> list[np.ndarray]:
-    """Cells of rows as numbers."""
+def to_arrays(rows: list[dict[str, str]], *names: str) -> list[np.ndarray]:
+    """Return cells of rows as numbers, one array per name."""
     return [np.array([float(row[name]) for row in rows]) for name in names]

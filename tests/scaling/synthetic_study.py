@@ -1,6 +1,6 @@
-"""A study directory made from a known law, with the files that real runs leave. Nothing is trained.
+"""A study directory made from a known law, with the files of real runs. Nothing is trained.
 
-python tests/scaling/synthetic_study.py FOLDER         (then look: python tools/make_report.py FOLDER)
+python tests/scaling/synthetic_study.py FOLDER         (then: python tools/make_report.py FOLDER)
 """
 
 import hashlib
@@ -20,12 +20,12 @@ ABOVE = {"autoregressive": 0.0, "masked_diffusion": 0.55}
 
 
 def true_loss(N: float, D: float) -> float:
-    """The law that made the points, nats a token."""
+    """Return the loss by the true law, in nats per token."""
     return TRUTH["E"] + TRUTH["A"] / N ** TRUTH["alpha"] + TRUTH["B"] / D ** TRUTH["beta"]
 
 
-def plan_of(size: str, train_tokens: int, objective: str) -> dict:
-    """What plan.json holds."""
+def make_plan(size: str, train_tokens: int, objective: str) -> dict:
+    """Return the contents of plan.json."""
     N = SIZES[size]
     short = {"autoregressive": "ar", "masked_diffusion": "md"}[objective]
     name = f"{short}-{size}-{train_tokens / 1e6:.1f}MT"
@@ -51,8 +51,8 @@ def plan_of(size: str, train_tokens: int, objective: str) -> dict:
     }
 
 
-def metrics_of(plan: dict, final: float, rng: np.random.Generator) -> list[dict]:
-    """Lines of metrics.jsonl: a loss that falls from that of a uniform guess to `final`."""
+def make_metrics(plan: dict, final: float, rng: np.random.Generator) -> list[dict]:
+    """Return lines of metrics.jsonl: a loss that falls from that of a uniform guess to `final`."""
     lines = []
     for step in range(2, plan["n_steps"] + 1, 2):
         done = step / plan["n_steps"]
@@ -93,14 +93,14 @@ def metrics_of(plan: dict, final: float, rng: np.random.Generator) -> list[dict]
 def write_run(
     study_dir: Path, size: str, train_tokens: int, objective: str, rng: np.random.Generator
 ) -> Path:
-    """One run directory, finished."""
-    plan = plan_of(size, train_tokens, objective)
+    """Write the directory of one finished run."""
+    plan = make_plan(size, train_tokens, objective)
     folder = study_dir / "runs" / plan["name"]
     folder.mkdir(parents=True)
     final = true_loss(plan["n_params"], train_tokens) + ABOVE[objective] + rng.normal(0, 0.015)
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in metrics_of(plan, final, rng))
+        "".join(json.dumps(line) + "\n" for line in make_metrics(plan, final, rng))
     )
     (folder / "result.json").write_text(
         json.dumps(
@@ -123,8 +123,8 @@ def write_run(
     return folder
 
 
-def law_of(rng: np.random.Generator, n_bootstrap: int = 200) -> dict:
-    """What law.json holds: the truth, and replicates scattered around it."""
+def make_law(rng: np.random.Generator, n_bootstrap: int = 200) -> dict:
+    """Return the contents of law.json: the true constants, and replicates scattered around them."""
     replicates = {
         name: list(value * np.exp(rng.normal(0, 0.03, n_bootstrap))) for name, value in TRUTH.items()
     }
@@ -184,7 +184,7 @@ def write_study(study_dir: Path, with_law: bool = True) -> Path:
         )
     )
     if with_law:
-        (study_dir / "law.json").write_text(json.dumps(law_of(rng)))
+        (study_dir / "law.json").write_text(json.dumps(make_law(rng)))
     return study_dir
 
 

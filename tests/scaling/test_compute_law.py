@@ -1,4 +1,4 @@
-"""The frontier law: its slopes, what it recovers from a known surface, and files it refuses."""
+"""Frontier law: slopes, recovery of a known surface, and refused files."""
 
 import json
 import math
@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
-from megatron.scaling.frontier_form import CONSTANTS, log_loss, slopes
+from megatron.scaling.frontier_form import CONSTANTS, log_loss, log_loss_slopes
 
 E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
 BUDGETS = np.geomspace(2e10, 1e12, 6)
 BEYOND = {"edge": 1.0, "level": 1.0, "slope": -0.1, "covariance": [[1e-4, 0.0], [0.0, 1e-4]], "drift": 0.01}
-SPREAD = np.geomspace(0.4, 2.5, 5)  # sizes tried at each budget, over its best one
+SPREAD = np.geomspace(0.4, 2.5, 5)  # sizes at each budget, relative to its best one
 
 
 def best_size(C: np.ndarray | float) -> np.ndarray | float:
-    """argmin over N of E + A/N^alpha + B/(C / 6N)^beta."""
+    """Return the argmin over N of E + A/N^alpha + B/(C / 6N)^beta."""
     return (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA)) * (C / 6) ** (BETA / (ALPHA + BETA))
 
 
@@ -28,7 +28,7 @@ def true_loss(N: np.ndarray | float, C: np.ndarray | float) -> np.ndarray | floa
 
 
 def simulate(noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(N, D, L, C) of 5 sizes at each of 6 budgets, and a second seed of four cells."""
+    """Return (N, D, L, C) of 5 sizes at each of 6 budgets, and a second seed of four cells."""
     C = np.repeat(BUDGETS, len(SPREAD))
     N = best_size(C) * np.tile(SPREAD, len(BUDGETS))
     repeated = [7, 12, 17, 22]
@@ -47,7 +47,7 @@ def test_slopes_are_those_of_finite_differences(curvature: float) -> None:
     for i, name in enumerate(CONSTANTS):
         step = h * np.eye(7)[i]
         expected = (log_loss(theta + step, x, log_n) - log_loss(theta - step, x, log_n)) / (2 * h)
-        np.testing.assert_allclose(slopes(theta, x, log_n)[:, i], expected, atol=5e-8, err_msg=name)
+        np.testing.assert_allclose(log_loss_slopes(theta, x, log_n)[:, i], expected, atol=5e-8, err_msg=name)
 
 
 def test_the_form_is_least_at_the_best_size_and_there_the_level() -> None:
@@ -89,14 +89,14 @@ def test_without_noise_the_loss_at_4_times_the_budget_is_within_a_thousandth() -
 
 
 def transition(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | float:
-    """log L* whose slope goes from 0.05 to 0.09 and on to 0.07, around computes that differ by study."""
+    """Return log L* whose slope changes from 0.05 to 0.09, then to 0.07, at random computes."""
     x = np.log(np.asarray(C) / BUDGETS[-1])
     first, second = rng.uniform(-2, -1), rng.uniform(0, 1.5)
     return 1.2 - 0.05 * x - 0.04 * np.logaddexp(0, 2 * (x - first)) / 2 + 0.02 * np.logaddexp(0, x - second)
 
 
 def drifting(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | float:
-    """log L* whose slope starts at 0.055 and wanders by 0.012 for each unit of log C."""
+    """Return log L* whose slope starts at 0.055 and drifts by 0.012 per sqrt of log C, as a random walk."""
     knots = np.linspace(-6, 2, 161)  # of log(C / the largest budget)
     slope = 0.055 + 0.012 * np.cumsum(rng.standard_normal(len(knots))) * math.sqrt(knots[1] - knots[0])
     fallen = np.concatenate([[0.0], np.cumsum((slope[1:] + slope[:-1]) / 2) * (knots[1] - knots[0])])
@@ -104,7 +104,7 @@ def drifting(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | fl
 
 
 @pytest.mark.parametrize("frontier", [transition, drifting])
-def test_a_frontier_whose_slope_turns_is_predicted_with_an_interval_that_covers(frontier) -> None:
+def test_a_frontier_whose_slope_changes_is_predicted_with_an_interval_that_covers(frontier) -> None:
     N, D, _, C = simulate(0.0, 0)
     shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
     target, covered, steepens, halves = 4 * BUDGETS[-1], 0, 0, []
@@ -126,7 +126,7 @@ def test_a_frontier_whose_slope_turns_is_predicted_with_an_interval_that_covers(
     assert float(np.median(halves)) < 0.06
 
 
-def test_steepening_is_claimed_where_the_curvature_excludes_zero_alone() -> None:
+def test_steepening_is_claimed_only_where_the_curvature_excludes_zero() -> None:
     N, D, _, C = simulate(0.0, 0)
     claims = []
     for seed in range(40):  # a power law without an irreducible loss: its curvature is 0
@@ -192,7 +192,7 @@ def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
         ("beyond", BEYOND | {"covariance": [[1e-4, 0.0]]}),
     ],
 )
-def test_a_file_with_another_type_is_refused_in_a_sentence(tmp_path: Path, key: str, value: Any) -> None:
+def test_a_file_with_a_wrong_type_is_refused_in_a_sentence(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "compute_law.json"
     fit_compute_law(*simulate(0.002, 0)).save(path)
     content = json.loads(path.read_text())
@@ -204,7 +204,7 @@ def test_a_file_with_another_type_is_refused_in_a_sentence(tmp_path: Path, key: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, "5"])
-def test_what_is_no_law_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_law_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "law.json").write_text(text)
     with pytest.raises(ValueError, match="got no compute law"):
         ComputeLaw.load(tmp_path / "law.json")
@@ -212,7 +212,7 @@ def test_what_is_no_law_is_refused(tmp_path: Path, text: str) -> None:
         ComputeLaw.load(tmp_path / "none.json")
 
 
-def test_too_few_runs_or_budgets_are_refused_with_what_is_needed() -> None:
+def test_too_few_runs_or_budgets_are_refused_with_the_required_numbers() -> None:
     N, D, L, C = simulate(0.002, 0)
     with pytest.raises(ValueError, match="got 9 runs and 2 budgets .* expected 10 runs and 4 budgets"):
         fit_compute_law(N[:9], D[:9], L[:9], C[:9])
@@ -222,7 +222,7 @@ def test_too_few_runs_or_budgets_are_refused_with_what_is_needed() -> None:
         fit_compute_law(N, D, np.where(np.arange(len(L)) == 3, np.nan, L), C)
 
 
-def test_it_predicts_no_further_than_ten_times_the_largest_budget() -> None:
+def test_predictions_end_at_ten_times_the_largest_budget() -> None:
     law = fit_compute_law(*simulate(0.002, 0))
     law.optimum(10 * law.C[1])
     with pytest.raises(ValueError, match="expected at most 10 times the largest fitted budget"):

@@ -1,4 +1,4 @@
-"""The crossing of two laws against a brute-force search, and profiles against what the runs can hold."""
+"""The crossing of two laws against a brute-force search, and profiles against identifiable constants."""
 
 import runpy
 from pathlib import Path
@@ -9,120 +9,122 @@ import pytest
 from megatron.scaling.conventions import training_flops_per_token
 from megatron.scaling.crossover import critical_compute, crossover
 from megatron.scaling.forms import FORM
-from megatron.scaling.frontier import least_loss, optimal
+from megatron.scaling.frontier import optimal_frontier, search_frontier
 from megatron.scaling.law import Law
-from megatron.scaling.profile import profile
+from megatron.scaling.profile import profile_constant
 
 BASE = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
 
-def law(form: str = "repeated_data", **more: object) -> Law:
+def make_law(form: str = "repeated_data", **more: object) -> Law:
     return Law(form=form, objective=0.0, huber_delta=1e-3, n_runs=10, **more)
 
 
-AR = law(params=BASE | {"R_D": 6.0})
-DIFFUSION = law(params=BASE | {"A": 480.0, "B": 1100.0, "R_D": 200.0})
+AR = make_law(params=BASE | {"R_D": 6.0})
+DIFFUSION = make_law(params=BASE | {"A": 480.0, "B": 1100.0, "R_D": 200.0})
 
 
-def brute_least(one: Law, C: float, U: float) -> float:
+def search_least_loss(curve: Law, C: float, U: float) -> float:
     n = np.geomspace(1e4, 1e13, 40_001)
-    return float(one.loss(n, C / (6 * n), U).min())
+    return float(curve.loss(n, C / (6 * n), U).min())
 
 
 def test_the_least_loss_is_that_of_a_dense_search_and_of_the_closed_form() -> None:
     for C in (1e17, 1e20, 1e23):
-        assert least_loss(AR, C, 1e9).L[0] == pytest.approx(brute_least(AR, C, 1e9), rel=1e-8)
-    plain = law("chinchilla", params=BASE)
-    found, closed = least_loss(plain, [1e18, 1e22], np.inf), optimal(plain, [1e18, 1e22])
-    np.testing.assert_allclose(found.N, closed.N, rtol=1e-3)
-    np.testing.assert_allclose(found.L, closed.L, rtol=1e-9)
+        assert search_frontier(AR, C, 1e9).L[0] == pytest.approx(search_least_loss(AR, C, 1e9), rel=1e-8)
+    plain = make_law("chinchilla", params=BASE)
+    result, closed = search_frontier(plain, [1e18, 1e22], np.inf), optimal_frontier(plain, [1e18, 1e22])
+    np.testing.assert_allclose(result.N, closed.N, rtol=1e-3)
+    np.testing.assert_allclose(result.L, closed.L, rtol=1e-9)
 
 
 def test_the_form_without_a_closed_frontier_has_the_exponent_of_its_constants() -> None:
-    kaplan = law("kaplan", params={"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095})
-    N = optimal(kaplan, [1e19, 1e21]).N
+    kaplan = make_law("kaplan", params={"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095})
+    N = optimal_frontier(kaplan, [1e19, 1e21]).N
     assert np.log(N[1] / N[0]) / np.log(100) == pytest.approx(0.095 / (0.076 + 0.095), abs=1e-3)
 
 
-def test_at_the_crossover_both_are_as_good_and_below_it_the_first_is_better() -> None:
+def test_at_the_crossover_both_are_equal_and_below_it_the_first_is_better() -> None:
     U = 1e8
     C = critical_compute(AR, DIFFUSION, U)
-    assert brute_least(AR, C, U) == pytest.approx(brute_least(DIFFUSION, C, U), rel=1e-6)
-    assert brute_least(AR, C / 3, U) < brute_least(DIFFUSION, C / 3, U)
-    assert brute_least(AR, C * 3, U) > brute_least(DIFFUSION, C * 3, U)
+    assert search_least_loss(AR, C, U) == pytest.approx(search_least_loss(DIFFUSION, C, U), rel=1e-6)
+    assert search_least_loss(AR, C / 3, U) < search_least_loss(DIFFUSION, C / 3, U)
+    assert search_least_loss(AR, C * 3, U) > search_least_loss(DIFFUSION, C * 3, U)
 
 
 def test_more_unique_text_moves_the_crossover_up_by_a_power_law() -> None:
     U = np.array([1e7, 1e8, 1e9, 1e10])
-    found = crossover(AR, DIFFUSION, U)
-    assert (np.diff(found.C) > 0).all()
-    slopes = np.diff(np.log(found.C)) / np.diff(np.log(U))
-    assert slopes.min() <= found.power.exponent <= slopes.max()
-    assert "C_crit =" in found.words and found.ends is None
+    result = crossover(AR, DIFFUSION, U)
+    assert (np.diff(result.C) > 0).all()
+    slopes = np.diff(np.log(result.C)) / np.diff(np.log(U))
+    assert slopes.min() <= result.power.exponent <= slopes.max()
+    assert "C_crit =" in result.words and result.ends is None
 
 
-def test_laws_that_never_cross_are_said_not_to() -> None:
-    worse = law(params=AR.params | {"E": 2.5})
-    found = crossover(AR, worse, [1e8])
-    assert np.isnan(found.C).all() and found.power is None
-    assert "do not cross" in found.words
+def test_laws_that_never_cross_are_reported() -> None:
+    worse = make_law(params=AR.params | {"E": 2.5})
+    result = crossover(AR, worse, [1e8])
+    assert np.isnan(result.C).all() and result.power is None
+    assert "do not cross" in result.words
 
 
 def test_the_interval_of_the_crossover_is_that_of_its_replicates() -> None:
     rng = np.random.default_rng(0)
 
-    def scattered(one: Law) -> Law:
-        each = {k: (v * np.exp(0.02 * rng.standard_normal(9))).tolist() for k, v in one.params.items()}
-        return law(params=one.params, replicates=each | {"E": [one.params["E"]] * 9})
+    def add_replicates(curve: Law) -> Law:
+        replicates = {
+            k: (v * np.exp(0.02 * rng.standard_normal(9))).tolist() for k, v in curve.params.items()
+        }
+        return make_law(params=curve.params, replicates=replicates | {"E": [curve.params["E"]] * 9})
 
-    first, second = scattered(AR), scattered(DIFFUSION)
-    found = crossover(first, second, [1e8], level=0.5)
-    each = [critical_compute(first.replicate(i), second.replicate(i), 1e8) for i in range(9)]
-    each = np.sort(np.where(np.isnan(each), np.inf, each))
-    assert (found.ends[0][0], found.ends[1][0]) == (each[2], each[6])
+    first, second = add_replicates(AR), add_replicates(DIFFUSION)
+    result = crossover(first, second, [1e8], level=0.5)
+    crossings = [critical_compute(first.replicate(i), second.replicate(i), 1e8) for i in range(9)]
+    crossings = np.sort(np.where(np.isnan(crossings), np.inf, crossings))
+    assert (result.ends[0][0], result.ends[1][0]) == (crossings[2], crossings[6])
 
 
-def design() -> tuple[np.ndarray, ...]:
+def make_design() -> tuple[np.ndarray, ...]:
     n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e8, 1e10, 3), [1, 4, 15, 60])
     return n.ravel(), (u * e).ravel(), u.ravel()
 
 
-def test_a_decay_that_the_runs_hold_has_an_interval_around_the_truth() -> None:
-    n, d, u = design()
+def test_a_decay_that_the_runs_identify_has_an_interval_around_the_truth() -> None:
+    n, d, u = make_design()
     rng = np.random.default_rng(1)
     loss = AR.loss(n, d, u) * np.exp(0.003 * rng.standard_normal(len(n)))
-    found = profile(n, d, loss, u, values=np.geomspace(1, 60, 15))
-    assert found.identified
-    assert found.low < 6.0 < found.high < 12
-    assert "profile confidence interval" in found.words
-    assert found.statistic.min() >= -1e-9
+    result = profile_constant(n, d, loss, u, values=np.geomspace(1, 60, 15))
+    assert result.identified
+    assert result.low < 6.0 < result.high < 12
+    assert "profile confidence interval" in result.words
+    assert result.statistic.min() >= -1e-9
 
 
-def test_runs_of_few_epochs_leave_the_decay_unknown_and_it_is_said_in_words() -> None:
-    n, d, u = design()
+def test_runs_of_few_epochs_do_not_identify_the_decay_and_a_sentence_reports_it() -> None:
+    n, d, u = make_design()
     few = d / u < 5
     n, d, u = n[few], np.minimum(d, 1.5 * u)[few], u[few]
     loss = AR.loss(n, d, u) * np.exp(0.02 * np.random.default_rng(1).standard_normal(len(n)))
-    found = profile(n, d, loss, u, values=np.geomspace(1, 1e4, 9))
-    assert not found.identified and found.high is None
-    assert found.words.startswith("R_D* is not identified: ")
+    result = profile_constant(n, d, loss, u, values=np.geomspace(1, 1e4, 9))
+    assert not result.identified and result.high is None
+    assert result.words.startswith("R_D* is not identified: ")
 
 
-def test_the_published_fit_with_its_constants_held_does_not_identify_the_decay(laws: Path) -> None:
+def test_the_published_fit_with_fixed_constants_does_not_identify_the_decay(laws: Path) -> None:
     published = runpy.run_path(str(Path(__file__).with_name("published.py")))
-    runs = published["datablations"](laws)
-    held = published["expected"](laws, "datablations")["c4_base_54pts_published"]
-    fixed = {name: np.exp(held[name.lower()]) for name in "EAB"}
-    fixed |= dict.fromkeys(("alpha", "beta"), held["alpha=beta"])
-    found = profile(**runs, form="data_constrained", fixed=fixed, values=np.geomspace(2, 1e5, 12))
-    assert "R_D* is not identified: every value above" in found.words
-    assert 2 < found.low < 15.387756
+    runs = published["read_datablations"](laws)
+    recorded = published["read_expected"](laws, "datablations")["c4_base_54pts_published"]
+    fixed = {name: np.exp(recorded[name.lower()]) for name in "EAB"}
+    fixed |= dict.fromkeys(("alpha", "beta"), recorded["alpha=beta"])
+    result = profile_constant(**runs, form="data_constrained", fixed=fixed, values=np.geomspace(2, 1e5, 12))
+    assert "R_D* is not identified: every value above" in result.words
+    assert 2 < result.low < 15.387756
 
 
-def test_what_cannot_be_held_alone_is_refused() -> None:
-    n, d, u = design()
-    with pytest.raises(ValueError, match="'A' is not one of E, alpha, beta, R_D"):
-        profile(n, d, AR.loss(n, d, u), u, name="A")
+def test_a_constant_that_cannot_be_fixed_alone_is_refused() -> None:
+    n, d, u = make_design()
+    with pytest.raises(ValueError, match="got 'A', expected one of E, alpha, beta, R_D"):
+        profile_constant(n, d, AR.loss(n, d, u), u, name="A")
     assert "R_D" in FORM["repeated_data"].constants
 
 
@@ -134,12 +136,12 @@ def test_conventions_agree_where_they_count_the_same() -> None:
     )
     D, F, L, V, S = 256, 704, 6, 5120, 512
     matrices = L * (4 * D * D + 3 * D * F)
-    found = training_flops_per_token(model, S)
-    assert found["exact"] == 6 * (matrices + V * D) + 12 * L * S * D
-    assert found["6nd"] == 6 * (matrices + V * D + (2 * L + 1) * D)
-    assert found["kaplan"] == 6 * (matrices + (2 * L + 1) * D) + 6 * L * S * D
-    assert found["palm"] == found["6nd"] + 12 * L * S * D
+    result = training_flops_per_token(model, S)
+    assert result["exact"] == 6 * (matrices + V * D) + 12 * L * S * D
+    assert result["6nd"] == 6 * (matrices + V * D + (2 * L + 1) * D)
+    assert result["kaplan"] == 6 * (matrices + (2 * L + 1) * D) + 6 * L * S * D
+    assert result["palm"] == result["6nd"] + 12 * L * S * D
     # appendix F has the embedding as a product, and 3 FLOPs of softmax for each score
-    assert found["chinchilla"] == pytest.approx(found["exact"] + 6 * V * D + 9 * L * 4 * S)
+    assert result["chinchilla"] == pytest.approx(result["exact"] + 6 * V * D + 9 * L * 4 * S)
     # D x 4 D twice is 8 D^2 a block where this model has 3 D F
-    assert found["megatron"] == pytest.approx(6 * L * 12 * D * D + 12 * L * S * D + 6 * V * D)
+    assert result["megatron"] == pytest.approx(6 * L * 12 * D * D + 12 * L * S * D + 6 * V * D)

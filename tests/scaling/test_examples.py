@@ -1,16 +1,16 @@
-"""The studies in examples_scaling/training: what they name is what they say, without running it."""
+"""The studies in examples_scaling/training plan the runs that they describe. Nothing is trained."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
+from megatron.scaling.ladder import PlannedRun, expand_study, read_study_plan
 
 STUDIES = {
     "ladder_chinchilla": 54,
     "ladder_epochs": 42,
-    "learning_rate": 53,  # 30 + 15 + 12, of which 4 are named twice: batches that are alike
+    "learning_rate": 53,  # 30 + 15 + 12, of which 4 are duplicates: different rules give equal batches
     "ablations": 15,
     "quickstart_100m": 2,
     "study_cpu": 86,
@@ -21,7 +21,7 @@ STUDIES = {
 
 @pytest.fixture(scope="module")
 def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A function: name of a study -> its runs, on a corpus of 50 billion tokens that is only described."""
+    """Return a function: name of a study -> its runs, on a corpus of 50 billion tokens without data."""
     corpora = tmp_path_factory.mktemp("text")
     for vocabulary in (50257, 512):
         for name in ("train", "held_out"):
@@ -36,7 +36,7 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     def runs(name: str) -> list[PlannedRun]:
         folder = corpora / ("512" if name == "law_cpu" else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
-        return expand(read_study_plan(root / "examples_scaling" / "training" / f"{name}.yaml", words))
+        return expand_study(read_study_plan(root / "examples_scaling" / "training" / f"{name}.yaml", words))
 
     return runs
 
@@ -48,10 +48,10 @@ def test_a_study_plans_as_many_different_runs_as_it_lists(planned, name: str) ->
     assert len({run.config.name for run in runs}) == len(runs)
 
 
-def test_every_study_in_the_folder_is_tried_here(root: Path) -> None:
+def test_every_study_in_the_folder_is_tested(root: Path) -> None:
     folder = root / "examples_scaling" / "training"
-    found = {path.stem for path in folder.glob("*.yaml") if "\ngrids:" in path.read_text()}
-    assert found == STUDIES.keys()
+    names = {path.stem for path in folder.glob("*.yaml") if "\ngrids:" in path.read_text()}
+    assert names == STUDIES.keys()
 
 
 def test_the_budgets_of_the_chinchilla_ladder_are_spent_and_the_largest_is_held_out(planned) -> None:
@@ -63,13 +63,13 @@ def test_the_budgets_of_the_chinchilla_ladder_are_spent_and_the_largest_is_held_
 
 def test_the_data_value_ladder_has_the_published_subsets_to_a_tenth(planned) -> None:
     # utils/epoch_tokens.yaml: 7B6_4ep and 12B_20ep for AR, 40B_100ep for diffusion
-    told = {
+    unique_tokens = {
         (run.plan.objective, run.plan.size, round(run.plan.epochs)): run.plan.unique_tokens
         for run in planned("ladder_epochs")
     }
-    assert told[("autoregressive", "217M", 4)] == pytest.approx(1_912_366_531, rel=0.1)
-    assert told[("autoregressive", "425M", 20)] == pytest.approx(599_002_480, rel=0.1)
-    assert told[("masked_diffusion", "425M", 100)] == pytest.approx(399_354_803, rel=0.1)
+    assert unique_tokens[("autoregressive", "217M", 4)] == pytest.approx(1_912_366_531, rel=0.1)
+    assert unique_tokens[("autoregressive", "425M", 20)] == pytest.approx(599_002_480, rel=0.1)
+    assert unique_tokens[("masked_diffusion", "425M", 100)] == pytest.approx(399_354_803, rel=0.1)
 
 
 def test_runs_of_the_cpu_study_share_a_trunk_for_each_model_and_amount_of_text(planned) -> None:

@@ -1,13 +1,19 @@
-"""The forms in their own constants, their surfaces in the coordinates of a fit, and fits of known laws."""
+"""Forms in their constants, their surfaces in the coordinates of a fit, and fits of known laws."""
 
 import numpy as np
 import pytest
 
 from megatron.scaling.fit import fit_law
-from megatron.scaling.fit_form import Problem, starts_of
-from megatron.scaling.forms import FORM, chinchilla, data_constrained, decayed, params_for
+from megatron.scaling.fit_form import Problem, find_starts
+from megatron.scaling.forms import FORM, chinchilla, data_constrained, effective_count, optimal_params_for
 from megatron.scaling.law import Law
-from megatron.scaling.surface import THETA, Points, constants, log_fitted, theta_of
+from megatron.scaling.surface import (
+    THETA,
+    RunPoints,
+    constants_from_theta,
+    evaluate_log_loss,
+    theta_from_constants,
+)
 
 TRUE = {
     "chinchilla": {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31},
@@ -28,8 +34,8 @@ TRUE = {
 }  # fmt: skip
 
 
-def design() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """N, D, U [60]: 5 sizes, 3 amounts of unique text, 1 to 40 epochs."""
+def make_design() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return N, D, U [60]: 5 sizes, 3 amounts of unique text, 1 to 40 epochs."""
     n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e8, 1e10, 3), [1, 3, 10, 40])
     return n.ravel(), (u * e).ravel(), u.ravel()
 
@@ -40,24 +46,26 @@ def test_every_form_has_a_surface_and_a_truth_here() -> None:
 
 @pytest.mark.parametrize("form", FORM)
 def test_the_surface_of_a_fit_is_the_form_and_its_slopes_are_finite_differences(form: str) -> None:
-    n, d, u = design()
-    at = Points.of(n, d, np.ones_like(n), u)
-    theta = theta_of(form, TRUE[form], at)[None]
-    assert {k: float(v[0]) for k, v in constants(form, theta, at).items()} == pytest.approx(TRUE[form])
-    fitted, slopes = log_fitted(form, theta, at)
+    n, d, u = make_design()
+    at = RunPoints.from_columns(n, d, np.ones_like(n), u)
+    theta = theta_from_constants(form, TRUE[form], at)[None]
+    assert {k: float(v[0]) for k, v in constants_from_theta(form, theta, at).items()} == pytest.approx(
+        TRUE[form]
+    )
+    fitted, slopes = evaluate_log_loss(form, theta, at)
     np.testing.assert_allclose(np.exp(fitted[0]), FORM[form].loss(TRUE[form], n, d, u), rtol=1e-12)
     for i, step in enumerate(1e-6 * np.eye(theta.shape[1])):
-        up, down = (log_fitted(form, theta + sign * step, at)[0] for sign in (1, -1))
+        up, down = (evaluate_log_loss(form, theta + sign * step, at)[0] for sign in (1, -1))
         np.testing.assert_allclose(slopes[:, :, i], (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", FORM)
 def test_second_derivatives_are_those_of_the_gradient(form: str, residual: bool) -> None:
-    n, d, u = design()
+    n, d, u = make_design()
     loss = FORM[form].loss(TRUE[form], n, d, u) * np.exp(0.02 * np.random.default_rng(0).normal(size=len(n)))
-    problem = Problem(form, Points.of(n, d, loss, u), 0.5, residual)
-    weights, theta = np.ones((1, len(n))), starts_of(problem, np.ones(len(n)))[-1:]
+    problem = Problem(form, RunPoints.from_columns(n, d, loss, u), 0.5, residual)
+    weights, theta = np.ones((1, len(n))), find_starts(problem, np.ones(len(n)))[-1:]
     free = np.ones(theta.shape[1], dtype=bool)
     _, hessian, majorant = problem.derivatives(theta, weights, free)
     for i, step in enumerate(1e-6 * np.eye(theta.shape[1])):
@@ -69,51 +77,51 @@ def test_second_derivatives_are_those_of_the_gradient(form: str, residual: bool)
 
 @pytest.mark.parametrize("form", FORM)
 def test_a_noise_free_law_of_any_form_is_recovered(form: str) -> None:
-    n, d, u = design()
+    n, d, u = make_design()
     law = fit_law(n, d, FORM[form].loss(TRUE[form], n, d, u), U=u, form=form, n_bootstrap=0)
     assert law.params == pytest.approx(TRUE[form], rel=1e-6)
     assert law.loss(3e8, 2e10, 5e9) == pytest.approx(float(FORM[form].loss(TRUE[form], 3e8, 2e10, 5e9)))
 
 
-def test_repeats_are_worth_as_much_as_new_text_at_first_and_a_bounded_amount_at_last() -> None:
-    assert decayed(100.0, 101.0, 15.0) == pytest.approx(101.0, abs=1e-3)
-    assert decayed(100.0, 1e9, 15.0) == pytest.approx(100 * 16.0)
-    assert decayed(100.0, 80.0, 15.0) == 100.0
+def test_first_repeats_count_as_new_text_and_many_repeats_have_a_bounded_value() -> None:
+    assert effective_count(100.0, 101.0, 15.0) == pytest.approx(101.0, abs=1e-3)
+    assert effective_count(100.0, 1e9, 15.0) == pytest.approx(100 * 16.0)
+    assert effective_count(100.0, 80.0, 15.0) == 100.0
 
 
-def test_without_repetition_and_excess_the_law_is_chinchillas() -> None:
+def test_without_repetition_and_excess_the_law_is_that_of_chinchilla() -> None:
     params = TRUE["data_constrained"]
-    n = params_for(params, 1e9)
-    found = data_constrained(params, n, 1e9, 1e9)
-    assert found == pytest.approx(float(chinchilla(params, n, 1e9)), rel=1e-12)
-    # at that size alpha A / N^alpha = beta B / D^beta: both exponents take the same off the loss
+    n = optimal_params_for(params, 1e9)
+    loss = data_constrained(params, n, 1e9, 1e9)
+    assert loss == pytest.approx(float(chinchilla(params, n, 1e9)), rel=1e-12)
+    # at that size alpha A / N^alpha = beta B / D^beta: equal gain from a factor in N and in D
     assert params["alpha"] * params["A"] / n ** params["alpha"] == pytest.approx(
         params["beta"] * params["B"] / 1e9 ** params["beta"]
     )
 
 
-def test_a_bounded_law_lies_between_its_floor_and_the_loss_of_knowing_nothing() -> None:
+def test_a_bounded_law_is_between_its_floor_and_the_loss_of_an_untrained_model() -> None:
     true = TRUE["bounded"]
     assert float(FORM["bounded"].loss(true, 1.0, 1.0, 1.0)) == pytest.approx(9.0 - 7.3 / (1 + 131.0))
-    # far from the bound it is a sum of powers, each (L0 - E) times as large
+    # far below L0 it is a sum of powers, each (L0 - E) times the term of h
     near = true | {"a": 1e-4 * true["a"], "b": 1e-4 * true["b"], "c": 0.0}
     powers = {"E": 1.7, "A": 7.3 * near["a"], "B": 7.3 * near["b"], "alpha": 0.34, "beta": 0.31}
-    said = FORM["bounded"].loss(near, 1e8, 1e10, 1e10) - 1.7
-    assert float(said) == pytest.approx(float(chinchilla(powers, 1e8, 1e10) - 1.7), rel=1e-4)
-    n, d, u = design()
+    reducible = FORM["bounded"].loss(near, 1e8, 1e10, 1e10) - 1.7
+    assert float(reducible) == pytest.approx(float(chinchilla(powers, 1e8, 1e10) - 1.7), rel=1e-4)
+    n, d, u = make_design()
     loss = FORM["bounded"].loss(true, n, d, u)
     law = fit_law(n, d, loss, U=u, form="bounded", fixed={"E": 1.7, "L0": 9.0}, n_bootstrap=0)
     assert law.params == pytest.approx(true, rel=1e-6)
 
 
-def test_fixed_constants_stay_and_the_others_are_found_around_them() -> None:
-    n, d, u = design()
+def test_fixed_constants_stay_and_the_others_are_fitted() -> None:
+    n, d, u = make_design()
     form, true = "data_constrained", TRUE["data_constrained"]
-    held = {name: true[name] for name in ("E", "A", "B", "alpha", "beta")}
+    fixed = {name: true[name] for name in ("E", "A", "B", "alpha", "beta")}
     law = fit_law(
-        n, d, FORM[form].loss(true, n, d, u), U=u, form=form, n_bootstrap=4, fixed=held, huber_delta=1e3
+        n, d, FORM[form].loss(true, n, d, u), U=u, form=form, n_bootstrap=4, fixed=fixed, huber_delta=1e3
     )
-    assert law.fixed == sorted(held)
+    assert law.fixed == sorted(fixed)
     assert law.params == pytest.approx(true, rel=1e-6)
     assert np.ptp(law.replicates["A"]) < 1e-9 * true["A"]
 
@@ -121,23 +129,23 @@ def test_fixed_constants_stay_and_the_others_are_found_around_them() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"form": "repeated_data", "U": None}, "wants the unique tokens"),
-        ({"form": "chinchila"}, "'chinchila' is not one of chinchilla"),
-        ({"residual": "bits"}, "'bits' is not one of log, nats"),
-        ({"fixed": {"A": 3.0}}, "A cannot be held while alpha is free"),
-        ({"form": "bounded", "fixed": {"c": 3.0}}, "c cannot be held while gamma is free"),
-        ({"fixed": {"R_D": 3.0}}, "chinchilla has no constant 'R_D'"),
+        ({"form": "repeated_data", "U": None}, "expected the unique tokens"),
+        ({"form": "chinchila"}, "got 'chinchila', expected one of chinchilla"),
+        ({"residual": "bits"}, "got 'bits', expected one of log, nats"),
+        ({"fixed": {"A": 3.0}}, "got A without alpha, expected both"),
+        ({"form": "bounded", "fixed": {"c": 3.0}}, "got c without gamma, expected both"),
+        ({"fixed": {"R_D": 3.0}}, "got 'R_D', expected constants of chinchilla"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_in_a_sentence(change: dict, sentence: str) -> None:
-    n, d, u = design()
+    n, d, u = make_design()
     loss = chinchilla(TRUE["chinchilla"], n, d)
     with pytest.raises(ValueError, match=sentence):
         fit_law(n, d, loss, **({"U": u, "n_bootstrap": 0} | change))
 
 
-def test_a_law_of_any_form_is_saved_written_out_and_read_back(tmp_path) -> None:
-    n, d, u = design()
+def test_a_law_of_any_form_survives_saving_and_loading(tmp_path) -> None:
+    n, d, u = make_design()
     loss = FORM["over_repetition"].loss(TRUE["over_repetition"], n, d, u)
     law = fit_law(n, d, loss, U=u, form="over_repetition", n_bootstrap=3)
     law.save(tmp_path / "law.json")
@@ -146,10 +154,10 @@ def test_a_law_of_any_form_is_saved_written_out_and_read_back(tmp_path) -> None:
     assert again.formula() == "L = 1.7 + 400/N^0.34 + 900/D^0.31 + 0.02 (N/U)^0.5 (D/U - 1)^0.8"
     value, low, high = again.predict(1e8, 1e10, 1e9)
     assert low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)
-    assert value > again.loss(1e8, 1e10)  # the same tokens, each seen once
+    assert value > again.loss(1e8, 1e10)  # the same number of tokens, all unique
 
 
-def test_runs_that_repeat_nothing_cannot_say_what_repetition_costs() -> None:
+def test_runs_without_repetition_do_not_identify_its_cost() -> None:
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e8, 1e10, 4)))
     law = fit_law(n, d, chinchilla(TRUE["chinchilla"], n, d), U=d, form="repeated_data", n_bootstrap=0)
-    assert any("what repetition costs is not identified" in one for one in law.warnings)
+    assert any("what repetition costs is not identified" in warning for warning in law.warnings)

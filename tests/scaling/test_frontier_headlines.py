@@ -1,7 +1,7 @@
 """Every sentence about a frontier and its blind run is true of the table: random and adversarial studies.
 
-What a title or a sentence states is computed again from the constants and the rows, by code that shares
-nothing with frontier_words.py and plot_frontier.py.
+The numbers in a title or sentence are computed again from the constants and the rows, by code that shares
+nothing with frontier_text.py and plot_frontier.py.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from tests.scaling.frontier_study import (
     FLOPS,
     NUMBER,
     REJECTED,
-    blind_of,
-    fit,
+    fit_rows,
+    is_near,
     loss_at,
-    near,
-    plain,
-    rows_of,
+    make_blind,
+    make_rows,
+    make_study,
     size_at,
-    study_of,
+    strip_markup,
 )
 
 
@@ -55,14 +55,14 @@ def check_unidentified(study: Study, n: str) -> None:
 def check_frontier(study: Study, C0: str, C1: str, N0: str, N1: str, L0: str, L1: str) -> None:
     law = study.compute_law
     C = [row["train_flops"] for row in study.rows]
-    assert law.identified and near(C0, min(C)) and near(C1, max(C))
+    assert law.identified and is_near(C0, min(C)) and is_near(C1, max(C))
     for c, N, L in ((min(C), N0, L0), (max(C), N1, L1)):
-        assert near(N, size_at(law, c)[0]) and near(L, loss_at(law, c)[0])
+        assert is_near(N, size_at(law, c)[0]) and is_near(L, loss_at(law, c)[0])
 
 
 def check_blind(study: Study, name: str, C: str, predicted: str, ends: str, rest: str) -> None:
     blind = study.blind
-    assert near(C, blind.C) and abs(float(predicted) - blind.predicted) <= 0.000501
+    assert is_near(C, blind.C) and abs(float(predicted) - blind.predicted) <= 0.000501
     if ends != "no interval":
         assert np.allclose([float(end) for end in ends.split(" to ")], blind.interval, atol=0.000501)
     if blind.measured is None:
@@ -70,8 +70,10 @@ def check_blind(study: Study, name: str, C: str, predicted: str, ends: str, rest
         return
     assert (name == "Blind run") == blind.in_time
     inside = blind.interval[0] <= blind.measured <= blind.interval[1]
-    known = not any(map(math.isnan, blind.interval))
-    assert (", inside" in rest) == (known and inside) and (", outside" in rest) == (known and not inside)
+    is_known = not any(map(math.isnan, blind.interval))
+    assert (", inside" in rest) == (is_known and inside) and (", outside" in rest) == (
+        is_known and not inside
+    )
     if math.isfinite(blind.measured):
         error = 100 * (blind.measured / blind.predicted - 1)
         assert abs(float(re.search(r"error ([-+][\d.]+) %", rest)[1]) - error) <= 0.00501
@@ -99,24 +101,24 @@ def check_answer(study: Study, text: str) -> None:
     C, N, *_ = match = re.search(ANSWER, text).groups()
     C_true = 4 * max(row["train_flops"] for row in study.rows)
     size = size_at(law, C_true)
-    assert near(C, C_true) and near(N, size[0]) and near(match[4], C_true / (FLOPS * size[0]))
-    assert near(match[5], loss_at(law, C_true)[0])
+    assert is_near(C, C_true) and is_near(N, size[0]) and is_near(match[4], C_true / (FLOPS * size[0]))
+    assert is_near(match[5], loss_at(law, C_true)[0])
     if size[1] == size[1]:
-        assert near(match[2], size[1]) and near(match[3] or match[2], size[2])
+        assert is_near(match[2], size[1]) and is_near(match[3] or match[2], size[2])
         loss = loss_at(law, C_true)
-        assert near(match[6], loss[1]) and near(match[7] or match[6], loss[2])
+        assert is_near(match[6], loss[1]) and is_near(match[7] or match[6], loss[2])
     else:
-        assert match[2] is match[6] is None and "interval not known" in text
+        assert match[2] is match[6] is None and "interval unknown" in text
 
 
 @functools.cache
 def random_study(seed: int) -> Study:
-    """Budgets and noise of many kinds, sizes that miss the best N, laws with something broken, blind runs."""
+    """Return a study with random budgets, noise, sizes that may miss the best N, defects, blind run."""
     rng = np.random.default_rng(seed)
     C = BUDGETS[: rng.integers(4, 6)]
     shift, noise = rng.choice([1.0, 1.0, 1.0, 0.05, 20.0]), rng.choice([0.0005, 0.003, 0.01, 0.1])
-    rows = rows_of(rng, C, shift, noise, int(rng.integers(1, 4)))
-    law = fit(rows)
+    rows = make_rows(rng, C, shift, noise, int(rng.integers(1, 4)))
+    law = fit_rows(rows)
     kind = rng.choice(["as fitted", "rejected", "no interval", "not identified", "runs not listed", "null"])
     if kind == "rejected":
         law = replace(law, lack_of_fit=REJECTED)
@@ -128,8 +130,8 @@ def random_study(seed: int) -> Study:
         name = str(rng.choice(CONSTANTS[3:]))
         law = replace(law, not_identified={name: f"{name} is open."})
     blind = None
-    with contextlib.suppress(OverflowError):  # an optimum that no float can hold
-        blind = blind_of(law, in_time=bool(rng.random() < 0.7)) if rng.random() < 0.7 else None
+    with contextlib.suppress(OverflowError):  # the optimum may overflow
+        blind = make_blind(law, in_time=bool(rng.random() < 0.7)) if rng.random() < 0.7 else None
     if blind is not None:
         ends = [*blind.interval, blind.predicted, blind.predicted * 1.3, math.nan, None]
         blind = replace(blind, measured=ends[rng.integers(len(ends))])
@@ -138,7 +140,7 @@ def random_study(seed: int) -> Study:
     for row in rows:
         if rng.random() < 0.05:
             row |= {"status": str(rng.choice(["failed", "missing"])), "loss": None}
-    return study_of(rows, law, blind)
+    return make_study(rows, law, blind)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +154,21 @@ def test_every_sentence_about_a_random_frontier_is_true_of_its_table(seed: int) 
             assert make is plot_frontier.blind_figure and study.blind is None
             continue
         pairs = [(re.fullmatch(pattern, figure.title), check) for pattern, check in SENTENCES.items()]
-        (found,) = [(match, check) for match, check in pairs if match]
-        found[1](study, *found[0].groups())
+        (matched,) = [(match, check) for match, check in pairs if match]
+        matched[1](study, *matched[0].groups())
         assert figure.alt.startswith(figure.title.rstrip("."))
         assert not re.search(r"\b(nan|inf|None)\b", f"{figure.title} {figure.caption} {figure.alt}")
-        known = {f"slice{i}" for i in range(study.compute_law.n_budgets)} | {"muted", "accent", "ink"}
-        assert {chip.colour[1:] for chip in figure.chips} <= known
-    text = plain(report._summary(study))
+        colours = {f"slice{i}" for i in range(study.compute_law.n_budgets)} | {"muted", "accent", "ink"}
+        assert {chip.colour[1:] for chip in figure.chips} <= colours
+    text = strip_markup(report._render_summary(study))
     assert (re.search(ANSWER, text) is not None) == study.compute_law.identified
     if study.compute_law.identified:
         check_answer(study, text)
     else:
-        assert text.startswith("Not identified: these runs do not hold") and "N*, D* and L* are given" in text
+        assert (
+            text.startswith("Not identified: these runs do not determine")
+            and "N*, D* and L* are given" in text
+        )
         assert "What to train next" not in text and "N ∝" not in text
     assert " nan" not in text
 

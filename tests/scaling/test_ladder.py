@@ -1,4 +1,4 @@
-"""Studies: which runs they name, and how wrong ones are refused."""
+"""Studies: the runs that they expand to, and the errors for invalid ones."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from megatron.config.count import flops_per_token
-from megatron.scaling.ladder import expand, read_study_plan, short_number
-from megatron.scaling.price import Speed, duration, makespan, speed_of
+from megatron.scaling.format import format_duration
+from megatron.scaling.ladder import expand_study, format_short, read_study_plan
+from megatron.scaling.price import Speed, estimate_speed, makespan
 from megatron.scaling.slurm import SlurmLauncher
 
 STUDY = """
@@ -35,8 +36,8 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-def test_grids_are_products_and_a_run_named_twice_is_there_once(study: Path) -> None:
-    runs = expand(read_study_plan(study))
+def test_grids_are_products_and_a_duplicate_run_is_planned_once(study: Path) -> None:
+    runs = expand_study(read_study_plan(study))
     # 2 sizes x 2 budgets x 2 seeds, and of the second grid only the diffusion run is new
     assert len(runs) == 9
     assert len({run.folder for run in runs}) == 9
@@ -53,13 +54,15 @@ def test_the_study_as_saved_plans_the_same_runs(study: Path) -> None:
     plan.save()
     saved = read_study_plan(plan.directory / "study.yaml")
     assert saved == plan
-    assert [run.plan.identity for run in expand(saved)] == [run.plan.identity for run in expand(plan)]
-    assert {run.config.optim.lr for run in expand(saved)} == {0.01}
+    assert [run.plan.identity for run in expand_study(saved)] == [
+        run.plan.identity for run in expand_study(plan)
+    ]
+    assert {run.config.optim.lr for run in expand_study(saved)} == {0.01}
 
 
-def test_what_a_grid_says_of_its_runs_is_laid_over_the_study(study: Path) -> None:
+def test_the_run_keys_of_a_grid_override_those_of_the_study(study: Path) -> None:
     grids = "grids=[{sizes: [small], train_tokens: [640], run: {optim: {lr: 0.5}}}]"
-    run = expand(read_study_plan(study, [grids, "run.optim.weight_decay=0.3"]))[0]
+    run = expand_study(read_study_plan(study, [grids, "run.optim.weight_decay=0.3"]))[0]
     assert (run.config.optim.lr, run.config.optim.weight_decay) == (0.5, 0.3)
 
 
@@ -68,14 +71,14 @@ def test_what_a_grid_says_of_its_runs_is_laid_over_the_study(study: Path) -> Non
     [
         (["nmae=x"], "unknown key 'nmae'; did you mean 'name'?"),
         (["grids=[{size: [small]}]"], "grids[0]: unknown key 'size'; did you mean 'sizes'?"),
-        (["grids=[{sizes: [small]}]"], "grids[0].train_tokens: found None, wanted a list"),
-        (["grids=[{sizes: [small], train_tokens: [1.5]}]"], "found 1.5, wanted whole numbers"),
+        (["grids=[{sizes: [small]}]"], "grids[0].train_tokens: got None, expected a list"),
+        (["grids=[{sizes: [small], train_tokens: [1.5]}]"], "got 1.5, expected integers"),
         (["grids=[]"], "no 'grids'"),
-        (["grids=5"], "grids: found 5, wanted a list"),
-        (["run=5"], "run: found 5, wanted keys"),
-        (["sizes=5"], "sizes: found 5, wanted keys"),
-        (["sizes.small=5"], "sizes.small: found 5, wanted keys such as d_model"),
-        (["grids"], "'grids': wanted section.key=value"),
+        (["grids=5"], "grids: got 5, expected a list"),
+        (["run=5"], "run: got 5, expected keys"),
+        (["sizes=5"], "sizes: got 5, expected keys"),
+        (["sizes.small=5"], "sizes.small: got 5, expected keys such as d_model"),
+        (["grids"], "'grids': expected section.key=value"),
     ],
 )
 def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: str) -> None:
@@ -87,26 +90,26 @@ def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: 
 def test_a_wrong_run_is_named(study: Path) -> None:
     plan = read_study_plan(study, ["grids=[{sizes: [425], train_tokens: [640]}]"])
     with pytest.raises(ValueError, match="run autoregressive-425: .*did you mean '425M'"):
-        expand(plan)
+        expand_study(plan)
     plan = read_study_plan(study, ["grids=[{sizes: [smal], train_tokens: [640]}]"])
     with pytest.raises(ValueError, match="run autoregressive-smal: .*did you mean 'small'"):
-        expand(plan)
-    with pytest.raises(ValueError, match="run.optim: wanted keys, found 5|optim: wanted keys, found 5"):
-        expand(read_study_plan(study, ["run.optim=5"]))
+        expand_study(plan)
+    with pytest.raises(ValueError, match="optim: got 5, expected keys"):
+        expand_study(read_study_plan(study, ["run.optim=5"]))
     with pytest.raises(ValueError, match="unknown key 'optim.lrr'"):
-        expand(read_study_plan(study, ["run.optim.lrr=1"]))
+        expand_study(read_study_plan(study, ["run.optim.lrr=1"]))
     with pytest.raises(FileNotFoundError, match="no such configuration file"):
         read_study_plan(study.with_name("none.yaml"))
 
 
 def test_prices_follow_from_flops_and_from_what_finished_runs_took(study: Path) -> None:
-    runs = expand(read_study_plan(study))
+    runs = expand_study(read_study_plan(study))
     assert Speed(1e9, 0.5, "").seconds(runs[0]) == 6.0 + 10 * 0.5 + runs[0].plan.train_flops / 1e9
-    assert speed_of(runs, tflops=2.0).flops_per_s == 2e12
+    assert estimate_speed(runs, tflops=2.0).flops_per_s == 2e12
     runs[3].folder.mkdir(parents=True)
     result = {"identity": runs[3].plan.identity, "wall_s": 4.0}
     (runs[3].folder / "result.json").write_text(json.dumps(result))
-    measured = speed_of(runs)
+    measured = estimate_speed(runs)
     assert measured.flops_per_s == runs[3].plan.train_flops / 4.0
     assert "1 finished" in measured.basis
 
@@ -114,15 +117,20 @@ def test_prices_follow_from_flops_and_from_what_finished_runs_took(study: Path) 
 def test_the_longest_first_on_two_lanes() -> None:
     assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0  # 3 + 2 + 2 beside 3 + 2
     assert makespan([5.0], 4) == 5.0
-    assert [duration(s) for s in (9, 300, 7200, 864000)] == ["9 s", "5 min", "2.0 h", "10.0 d"]
-    assert [short_number(n) for n in (12, 250_000, 999_900, 1.28e9)] == ["12", "250k", "1M", "1.28B"]
+    assert [format_duration(s, estimate=True) for s in (9, 300, 7200, 864000)] == [
+        "9 s",
+        "5 min",
+        "2.0 h",
+        "10.0 d",
+    ]
+    assert [format_short(n) for n in (12, 250_000, 999_900, 1.28e9)] == ["12", "250k", "1M", "1.28B"]
 
 
 @pytest.mark.parametrize(
     "name", ["a\nb", "a b", "a/b", "..", "-a", "a\0", "$(id)", "a;b", "x" * 201, "\u00e9", ""]
 )
-def test_a_name_that_no_list_of_folders_can_have_is_refused(study: Path, name: str) -> None:
-    """An array task finds its run by the number of a line; a name is part of that line."""
+def test_a_name_that_is_unsafe_in_a_list_of_folders_is_refused(study: Path, name: str) -> None:
+    """A task of an array reads its run's folder from a line of a list, and the name is part of that line."""
     written = json.dumps(name)
     for words, key in (
         ([f"sizes={{{written}: {{d_model: 16, n_heads: 2, n_layers: 1}}}}"], "sizes"),
@@ -132,7 +140,7 @@ def test_a_name_that_no_list_of_folders_can_have_is_refused(study: Path, name: s
         if key == "label" and not name:
             continue  # no label
         with pytest.raises(ValueError, match="got the name") as caught:
-            expand(read_study_plan(study, words))
+            expand_study(read_study_plan(study, words))
         assert key in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -144,9 +152,9 @@ def test_a_study_has_one_line_for_a_name_and_a_folder(study: Path, key: str) -> 
         read_study_plan(study, [f"{key}=[a]"])
 
 
-def test_a_folder_of_two_lines_is_not_given_to_slurm(study: Path, tmp_path: Path) -> None:
-    run = expand(read_study_plan(study))[0]
+def test_a_folder_name_with_a_line_break_is_not_submitted_to_slurm(study: Path, tmp_path: Path) -> None:
+    run = expand_study(read_study_plan(study))[0]
     launcher = SlurmLauncher(tmp_path / "slurm", None)
-    with pytest.raises(ValueError, match="got a line end"):
+    with pytest.raises(ValueError, match="got a line break"):
         launcher.start([run, replace(run, folder=tmp_path / "a\nb")])
     assert not (tmp_path / "slurm").exists()

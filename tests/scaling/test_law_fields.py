@@ -1,4 +1,4 @@
-"""law.json of other types is refused before anything is computed from it."""
+"""law.json with fields of wrong types is refused before anything is computed from it."""
 
 import json
 import runpy
@@ -40,11 +40,11 @@ synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
         ("filter", []),
     ],
 )
-def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: Any) -> None:
-    told = synthetic["law_of"](np.random.default_rng(0), n_bootstrap=3)
-    (tmp_path / "law.json").write_text(json.dumps(told))
+def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    stored = synthetic["make_law"](np.random.default_rng(0), n_bootstrap=3)
+    (tmp_path / "law.json").write_text(json.dumps(stored))
     assert Law.load(tmp_path / "law.json").n_replicates() == 3
-    (tmp_path / "law.json").write_text(json.dumps(told | {key: value}))
+    (tmp_path / "law.json").write_text(json.dumps(stored | {key: value}))
     with pytest.raises(ValueError, match=rf"law\.json: not a law \({key}: got .*, expected "):
         Law.load(tmp_path / "law.json")
 

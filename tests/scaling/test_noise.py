@@ -1,4 +1,4 @@
-"""The scatter of runs around a law, with and without groups, and the intervals that rest on it."""
+"""Scatter of runs around a law, with and without groups, and the intervals derived from it."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,24 @@ from scipy.stats import chi2
 
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import chinchilla
-from megatron.scaling.huber import Runs, derivatives, from_floor, in_floor, objective, to_floor
+from megatron.scaling.huber import (
+    CentredRuns,
+    from_floor_coordinates,
+    huber_derivatives,
+    huber_objective,
+    to_floor_coordinates,
+    transform_to_floor,
+)
 from megatron.scaling.law import expanded_level
 from megatron.scaling.noise import estimate_noise
-from megatron.scaling.varpro import bootstrap, from_grid
+from megatron.scaling.varpro import bootstrap_chinchilla, fit_chinchilla
 
 TRUTH = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
 SIGMA = 0.003
 
 
-def design(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """N and D of isoFLOP slices, five D/N each."""
+def make_design(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return N and D of isoFLOP slices, five D/N each."""
     compute = np.repeat(np.geomspace(1e18, 1e20, n_runs // 5), 5)
     ratio = np.tile(np.geomspace(4, 100, 5), n_runs // 5)
     n = np.sqrt(compute / 6 / ratio)
@@ -25,7 +32,7 @@ def design(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("n_runs", [15, 40])
 def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int) -> None:
-    n, d = design(n_runs)
+    n, d = make_design(n_runs)
     rng = np.random.default_rng(n_runs)
     n_trials = 120
     squares = []
@@ -39,8 +46,8 @@ def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int) -> None:
     assert 0.97 * low < np.mean(squares) < 1.03 * high
 
 
-def test_a_run_that_went_wrong_does_not_set_the_noise() -> None:
-    n, d = design(40)
+def test_a_failed_run_does_not_determine_the_noise() -> None:
+    n, d = make_design(40)
     loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(1).standard_normal(40))
     loss[7] *= 1.5
     law = fit_law(n, d, loss, n_bootstrap=0)
@@ -53,18 +60,18 @@ def test_variance_components_are_unbiased() -> None:
     n_groups, size, between, within = 15, 6, 0.8, 0.3
     groups = np.repeat(np.arange(n_groups), size)
     slopes = np.column_stack([np.ones(90), rng.standard_normal(90), np.repeat(rng.standard_normal(15), 6)])
-    found = []
+    estimates = []
     for _ in range(400):
         noise = between * rng.standard_normal(n_groups)[groups] + within * rng.standard_normal(90)
-        # least squares: what is left after a projection
+        # residuals of least squares, by projection
         basis = np.linalg.qr(slopes)[0]
         estimate = estimate_noise(noise - basis @ (basis.T @ noise), slopes, groups)
-        found.append((estimate.between**2, estimate.within**2))
-    mean, error = np.mean(found, axis=0), np.std(found, axis=0) / 20
+        estimates.append((estimate.between**2, estimate.within**2))
+    mean, error = np.mean(estimates, axis=0), np.std(estimates, axis=0) / 20
     assert (np.abs(mean - [between**2, within**2]) < 4 * error + 0.01).all()
 
 
-def test_groups_are_drawn_whole_and_widen_what_they_should() -> None:
+def test_groups_are_resampled_as_units_and_widen_the_intervals() -> None:
     n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
     d = n * np.tile(np.geomspace(4, 100, 8), 12)
     groups = np.repeat([f"model {i}" for i in range(12)], 8)
@@ -84,7 +91,7 @@ def test_groups_are_drawn_whole_and_widen_what_they_should() -> None:
         fit_law(n, d, loss, groups=np.arange(96) // 24)
 
 
-def test_expanded_percentiles_reach_students_t_of_the_sample_variance() -> None:
+def test_expanded_percentiles_are_those_of_students_t() -> None:
     # 95 % with 20 groups: sqrt(20/19) t(0.975, 19) = 2.1475 standard normal deviations
     assert expanded_level(0.95, 20) == pytest.approx(0.96825, abs=2e-5)
     assert expanded_level(0.95, None) == 0.95
@@ -92,7 +99,7 @@ def test_expanded_percentiles_reach_students_t_of_the_sample_variance() -> None:
 
 
 def test_a_predictive_interval_adds_the_noise_to_the_laws_own() -> None:
-    n, d = design(40)
+    n, d = make_design(40)
     loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(4).standard_normal(40))
     law = fit_law(n, d, loss, n_bootstrap=100)
     value, low, high = law.predict(1e9, 1e11)
@@ -104,40 +111,42 @@ def test_a_predictive_interval_adds_the_noise_to_the_laws_own() -> None:
         law.predict(1e9, 1e11, kind="credible")
 
 
-def without_floor(seed: int) -> tuple[Runs, np.ndarray]:
-    """Sixteen runs of a law without a floor, whose fit is at E = 0, and resamplings of them."""
+def make_runs_without_floor(seed: int) -> tuple[CentredRuns, np.ndarray]:
+    """Return sixteen runs of a law without a floor, whose fit is at E = 0, and resampling weights."""
     n, d = np.repeat(np.geomspace(2e7, 1.5e9, 4), 4), np.tile(np.geomspace(4e8, 3e10, 4), 4)
     noise = 0.01 * np.random.default_rng(seed).standard_normal(16)
     loss = (0.3 + 9.0 / n**0.12 + 30 / d**0.2) * np.exp(noise)
     weights = np.random.default_rng(0).multinomial(16, np.full(16, 1 / 16), 1000).astype(float)
-    return Runs.of(n, d, loss), weights
+    return CentredRuns.from_columns(n, d, loss), weights
 
 
-@pytest.mark.parametrize("seed", [2, 8])  # 5 and 4 of 1000 ended above, before
+@pytest.mark.parametrize("seed", [2, 8])  # seeds at which some of 1000 replicates once ended above
 def test_no_replicate_at_the_boundary_ends_above_the_whole_fits_objective(seed: int) -> None:
-    runs, weights = without_floor(seed)
-    best = from_grid(runs, np.ones((1, 16)), 1e-3)
-    found = bootstrap(runs, best.phi[0], weights, 1e-3)
-    ceiling = objective(np.tile(best.phi[0], (1000, 1)), runs, weights, 1e-3)
-    assert (found.objective <= ceiling).all()
-    assert found.at_rest.all()
+    runs, weights = make_runs_without_floor(seed)
+    best = fit_chinchilla(runs, np.ones((1, 16)), 1e-3)
+    fitted = bootstrap_chinchilla(runs, best.phi[0], weights, 1e-3)
+    ceiling = huber_objective(np.tile(best.phi[0], (1000, 1)), runs, weights, 1e-3)
+    assert (fitted.objective <= ceiling).all()
+    assert fitted.converged.all()
 
 
 def test_derivatives_above_the_floor_are_those_of_finite_differences() -> None:
-    runs, weights = without_floor(1)
+    runs, weights = make_runs_without_floor(1)
     floored = np.array([[0.4, 0.3, 0.2, 0.25, 0.3]])
-    phi = from_floor(floored)
-    assert np.allclose(to_floor(phi), floored, rtol=1e-12)
-    gradient, hessian, _ = in_floor(phi, *derivatives(phi, runs, weights[:1], 10.0))
+    phi = from_floor_coordinates(floored)
+    assert np.allclose(to_floor_coordinates(phi), floored, rtol=1e-12)
+    gradient, hessian, _ = transform_to_floor(phi, *huber_derivatives(phi, runs, weights[:1], 10.0))
     step = 1e-5
     for i in range(5):
         ends, slopes = [], []
         for sign in (1, -1):
             moved = floored.copy()
             moved[0, i] += sign * step
-            there = from_floor(moved)
-            ends.append(objective(there, runs, weights[:1], 10.0)[0])
-            slopes.append(in_floor(there, *derivatives(there, runs, weights[:1], 10.0))[0][0])
+            moved_phi = from_floor_coordinates(moved)
+            ends.append(huber_objective(moved_phi, runs, weights[:1], 10.0)[0])
+            slopes.append(
+                transform_to_floor(moved_phi, *huber_derivatives(moved_phi, runs, weights[:1], 10.0))[0][0]
+            )
         assert gradient[0, i] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
         assert hessian[0, :, i] == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-4, abs=1e-4)
 

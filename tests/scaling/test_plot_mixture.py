@@ -18,10 +18,10 @@ def study(tmp_path) -> Path:
     return synthetic["write_study"](tmp_path / "a_study")
 
 
-def tell(study: Path, run: str, weights: list[dict[str, float]]) -> None:
+def append_weights(study: Path, run: str, weights: list[dict[str, float]]) -> None:
     with (study / "runs" / run / "metrics.jsonl").open("a") as file:
-        for step, told in enumerate(weights, 1):
-            line = {"kind": "train", "step": step, "tokens": 10 * step, "loss": 3.0, "weights": told}
+        for step, shares in enumerate(weights, 1):
+            line = {"kind": "train", "step": step, "tokens": 10 * step, "loss": 3.0, "weights": shares}
             file.write(json.dumps(line) + "\n")
 
 
@@ -31,11 +31,11 @@ def test_a_study_without_mixtures_has_no_such_figure(study) -> None:
 
 def test_the_figure_shows_the_weights_of_each_run_as_they_were_logged(study) -> None:
     first, second = sorted(path.name for path in (study / "runs").iterdir())[:2]
-    tell(study, first, [{"C": 0.5, "Go": 0.5, "none": 0.0}] * 3)
+    append_weights(study, first, [{"C": 0.5, "Go": 0.5, "none": 0.0}] * 3)
     moving = [{"C": 0.5, "Go": 0.5, "none": 0.0}, {"C": 0.3, "Go": 0.7, "none": 0.0},
               {"C": 0.2, "Go": 0.8, "none": 0.0}]  # fmt: skip
-    tell(study, second, moving)
-    tell(study, second, [])
+    append_weights(study, second, moving)
+    append_weights(study, second, [])
     figure = mixture_figure(read_study(study))
     assert figure is not None
     lines = {tuple(trace["meta"]): trace for trace in figure.data}
@@ -47,9 +47,9 @@ def test_the_figure_shows_the_weights_of_each_run_as_they_were_logged(study) -> 
         f"In {second} the weight of {name} from {ends}"
         for name, ends in (("Go rises", "50% to 80%"), ("C falls", "50% to 20%"))
     )
-    assert "1 domain that moved less" in figure.caption
-    page = report.page(read_study(study))
+    assert "1 domain with smaller changes" in figure.caption
+    page = report.render_page(read_study(study))
     assert figure.title in page
-    colours = report.colours_of(read_study(study))["light"]
+    colours = report.make_colours(read_study(study))["light"]
     assert {"domain0", "domain1"} <= set(colours)
     assert "domain2" not in colours

@@ -1,4 +1,4 @@
-"""Prices before spending: memory beside what autograd keeps, named hardware, the table."""
+"""Price of a study: memory compared with what autograd saves, named hardware, the table."""
 
 import json
 import math
@@ -13,37 +13,45 @@ from megatron.config.count import n_params
 from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
-from megatron.objective.base import loss
-from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
+from megatron.model.initialization import init_weights
+from megatron.objective.task import compute_task_loss
+from megatron.scaling.format import format_duration
+from megatron.scaling.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.scaling.launch import Job
-from megatron.scaling.memory import activations_of, block_bytes, bytes_of
-from megatron.scaling.price import STARTUP_S, Speed, duration, from_timings, gpus, scoring_flops, speed_of
-from megatron.scaling.price_table import price_table
+from megatron.scaling.memory_estimate import activation_bytes, block_bytes, estimate_memory
+from megatron.scaling.price import (
+    STARTUP_S,
+    Speed,
+    estimate_speed,
+    query_gpus,
+    scoring_flops,
+    speed_from_timings,
+)
+from megatron.scaling.price_table import format_price_table
 from megatron.scaling.probe import Timing, flops_per_step, time_steps
 from megatron.train.build import build_objective
 
-S, ROWS = 128, 3  # 384 tokens, as many as no weight has rows
+S, ROWS = 128, 3  # 384 tokens: no weight has 384 rows, so shapes identify activations
 
 
 @pytest.mark.parametrize(
-    ("says", "found"),
+    ("script", "expected"),
     [
         ("echo 'NVIDIA GB10, [N/A]'", [("NVIDIA GB10", 0.0)]),
         ("echo 'NVIDIA H100, NVL, 95830'", [("NVIDIA H100, NVL", 95830 * 2.0**20)]),
         ("echo 'Failed to initialize NVML'; exit 9", []),
     ],
 )
-def test_gpus_are_those_of_nvidia_smi_whatever_it_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: list[tuple[str, float]]
+def test_gpus_are_parsed_from_any_output_of_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: list[tuple[str, float]]
 ) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert gpus() == found
+    assert query_gpus() == expected
 
 
-def config_of(n_layers: int, dtype: str, **more):
+def make_config(n_layers: int, dtype: str, **more):
     raw = {
         "model": {"d_model": 64, "n_heads": 2, "n_layers": n_layers, "n_tokens": 500},
         "dataset": {"seq_len": S, "batch_size": ROWS},
@@ -53,18 +61,18 @@ def config_of(n_layers: int, dtype: str, **more):
     return build_config(raw)
 
 
-def saved_bytes(config) -> int:
-    """Bytes of all tensors that autograd keeps for the backward, weights and copies of them left out."""
+def measure_saved_bytes(config) -> int:
+    """Return the bytes of all tensors that autograd saves for the backward pass, without weights."""
     model = Gpt(config.model)
-    initialise(model, 0)
+    init_weights(model, 0)
     shapes = {tuple(p.shape) for p in model.parameters()} | {tuple(p.shape)[::-1] for p in model.parameters()}
-    held: dict[int, int] = {}
-    kept = []  # alive, so that no storage is given out twice
+    sizes: dict[int, int] = {}
+    tensors = []  # references, so that no storage address is reused
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tuple(tensor.shape) not in shapes:
-            kept.append(tensor)
-            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            tensors.append(tensor)
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     objective = build_objective(config)
@@ -74,34 +82,34 @@ def saved_bytes(config) -> int:
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=config.dist.dtype == "bfloat16"),
     ):
-        loss(model.hidden(task.inputs, objective.causal), model.head_weight, task)
-    return sum(held.values())
+        compute_task_loss(model.hidden_states(task.inputs, objective.causal), model.head_weight, task)
+    return sum(sizes.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_block_keeps_for_its_backward_what_is_estimated(dtype: str) -> None:
-    few, many = (config_of(n, dtype) for n in (2, 5))
-    measured = (saved_bytes(many) - saved_bytes(few)) / 3 / (ROWS * S)
+def test_a_block_saves_the_estimated_bytes_for_its_backward_pass(dtype: str) -> None:
+    few, many = (make_config(n, dtype) for n in (2, 5))
+    measured = (measure_saved_bytes(many) - measure_saved_bytes(few)) / 3 / (ROWS * S)
     assert block_bytes(few.model, few.dist) == pytest.approx(measured, rel=0.08)
 
 
-def test_weights_gradients_and_moments_take_16_bytes_a_parameter_less_what_is_shared() -> None:
-    plain = config_of(2, "float32")
-    n, rest = n_params(plain.model), activations_of(plain) + 0.6e9
-    assert bytes_of(plain) - rest == pytest.approx(16 * n)
-    held = []
+def test_weights_gradients_and_moments_take_16_bytes_a_parameter_before_sharding() -> None:
+    plain = make_config(2, "float32")
+    n, rest = n_params(plain.model), activation_bytes(plain) + 0.6e9
+    assert estimate_memory(plain) - rest == pytest.approx(16 * n)
+    sizes = []
     for stage in ("zero0", "zero1", "zero2", "zero3"):
-        shared = config_of(2, "float32", sharding_stage=stage)
-        held.append(bytes_of(shared, 4) - activations_of(shared, 4) - 0.6e9)
-    assert held == pytest.approx([16 * n, 10 * n, 7 * n, 4 * n])
+        shared = make_config(2, "float32", sharding_stage=stage)
+        sizes.append(estimate_memory(shared, 4) - activation_bytes(shared, 4) - 0.6e9)
+    assert sizes == pytest.approx([16 * n, 10 * n, 7 * n, 4 * n])
 
 
 def test_smaller_microbatches_and_recomputed_blocks_need_less() -> None:
-    plain = config_of(8, "float32")
+    plain = make_config(8, "float32")
     small = replace(plain, dataset=replace(plain.dataset, microbatch_size=1))
-    again = config_of(8, "float32", activation_checkpointing="full")
-    assert activations_of(small) == activations_of(plain) / 3
-    assert activations_of(again) < activations_of(plain) / 3
+    again = make_config(8, "float32", activation_checkpointing="full")
+    assert activation_bytes(small) == activation_bytes(plain) / 3
+    assert activation_bytes(again) < activation_bytes(plain) / 3
 
 
 STUDY = """
@@ -120,33 +128,35 @@ grids: [{{sizes: [small], train_tokens: [1280, 2560], held_out: true}}]
 def runs(tmp_path: Path):
     (tmp_path / "text.json").write_text(json.dumps({"tokens": 641, "tokenizer": {"n_tokens": 300}}))
     (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
-    return expand(read_study_plan(tmp_path / "study.yaml"))
+    return expand_study(read_study_plan(tmp_path / "study.yaml"))
 
 
-def test_named_hardware_is_its_peak_times_what_runs_reach(runs) -> None:
-    assert speed_of(runs, hardware="H100", mfu=0.5).flops_per_s == 0.5 * 989e12
-    assert speed_of(runs, hardware="H100 PCIe", gpus_per_run=4, mfu=0.25).flops_per_s == 756e12
-    with pytest.raises(ValueError, match="--hardware H10: peak not known; did you mean 'H100"):
-        speed_of(runs, hardware="H10")
+def test_named_hardware_has_its_peak_times_the_mfu(runs) -> None:
+    assert estimate_speed(runs, hardware="H100", mfu=0.5).flops_per_s == 0.5 * 989e12
+    assert estimate_speed(runs, hardware="H100 PCIe", gpus_per_run=4, mfu=0.25).flops_per_s == 756e12
+    with pytest.raises(ValueError, match="--hardware H10: unknown peak; did you mean 'H100"):
+        estimate_speed(runs, hardware="H10")
 
 
-def test_the_table_says_the_total_first_and_trunks_are_paid_once(runs) -> None:
+def test_the_table_begins_with_the_total_and_trunks_are_paid_once(runs) -> None:
     short, trunk = runs
-    told = price_table(runs, speed_of(runs, tflops=1e-6), jobs=1, details=True).splitlines()
+    lines = format_price_table(runs, estimate_speed(runs, tflops=1e-6), jobs=1, details=True).splitlines()
     flops = trunk.plan.train_flops + short.plan.train_flops / 2
-    total = sum(STARTUP_S + run.own_flops / 1e6 for run in runs)
-    assert told[0].startswith(f"about {duration(total)} with 1 at a time: 2 of 2 runs to do, 3.2k tokens,")
-    assert told[0].endswith(f"{flops:.2e} FLOPs")
-    assert told[2].startswith(f"{short.plan.train_flops / 2:.2e} FLOPs more without shared trunks")
-    assert told[4].split()[:7] == ["run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB"]
-    cells = told[5].split()
+    total = sum(STARTUP_S + run.trained_flops / 1e6 for run in runs)
+    assert lines[0].startswith(
+        f"about {format_duration(total, estimate=True)} with 1 at a time: 2 of 2 runs to do, 3.2k tokens,"
+    )
+    assert lines[0].endswith(f"{flops:.2e} FLOPs")
+    assert lines[2].startswith(f"{short.plan.train_flops / 2:.2e} FLOPs more without shared trunks")
+    assert lines[4].split()[:7] == ["run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB"]
+    cells = lines[5].split()
     # 16 wide, 1 layer, 384 rows: 384*16 + 4*256 + 3*16*64 + 3*16
     assert cells[1:5] == ["10,288", "1.28k", "2.00", "20"]
-    assert told[5].endswith("to run HB") and told[6].endswith("to run H")
-    assert "H: held out of the fit; B: branches" in told[7]
-    names = told[9].split()
+    assert lines[5].endswith("to run HB") and lines[6].endswith("to run H")
+    assert "H: held out of the fit; B: branches" in lines[7]
+    names = lines[9].split()
     assert names == ["run", "unique", "batch", "lr", "6ND", "Kaplan", "PaLM", "Megatron", "Chinchilla"]
-    cells = told[10].split()
+    cells = lines[10].split()
     assert cells[1:3] == ["640", "4"] and cells[names.index("6ND")] == f"{6 * 10288 * 1280:.2e}"
     # Narayanan et al., eq. 3, with S = 16, D = 16 and 384 rows: a column beside the other conventions
     megatron = 72 * 16**2 * (1 + 16 / (6 * 16) + 384 / (12 * 16)) * 1280
@@ -163,23 +173,23 @@ def test_no_line_of_the_table_is_wider_than_100_columns_however_large_the_runs(r
         )  # fmt: skip
         big.append(replace(run, config=config, plan=plan))
     for speed in (Speed(1e15, 1e3, "a basis " * 30), Speed(math.nan, 0.0, "nothing")):
-        told = price_table(big, speed, jobs=64, gpus_per_run=8, details=True)
-        assert max(map(len, told.splitlines())) <= 100
-        assert "MD-xxxx" in told and "seed12345" in told
+        text = format_price_table(big, speed, jobs=64, gpus_per_run=8, details=True)
+        assert max(map(len, text.splitlines())) <= 100
+        assert "MD-xxxx" in text and "seed12345" in text
 
 
-def test_the_cost_model_gives_back_the_timings_it_was_made_of() -> None:
+def test_the_cost_model_reproduces_its_timings() -> None:
     small = Timing("s", 1e6, 0.010, 4.0, 60)
     large = Timing("l", 1e8, 0.109, 6.0, 8)
-    speed = from_timings([small, large])
-    # 0.099 s for 0.99e8 FLOPs: 1e9 FLOP/s, and 0.009 s a step beside
+    speed = speed_from_timings([small, large])
+    # 0.099 s for 0.99e8 FLOPs: 1e9 FLOP/s, plus 0.009 s per step
     assert speed.flops_per_s == pytest.approx(1e9) and speed.step_s == pytest.approx(0.009)
     assert speed.startup_s == 5.0
-    alone = from_timings([large])
+    alone = speed_from_timings([large])
     assert (alone.step_s, alone.flops_per_s) == (0.0, 1e8 / 0.109)
-    # a large model that is the less efficient one, or a noisy one that was faster: never below zero
+    # a less efficient large model, or a noisy timing that was faster: never below zero
     for step_s in (5.0, 0.005):
-        odd = from_timings([small, replace(large, step_s=step_s)])
+        odd = speed_from_timings([small, replace(large, step_s=step_s)])
         assert odd.flops_per_s > 0 and odd.step_s >= 0
         assert odd.step_s + 1e8 / odd.flops_per_s == pytest.approx(step_s)
 
@@ -197,10 +207,10 @@ def test_finished_runs_of_two_sizes_price_the_others_by_fixed_cost_and_rate(runs
     both = [runs[1], large]
     for run in both:
         run.folder.mkdir(parents=True, exist_ok=True)
-        wall_s = 0.02 * run.own_steps + run.own_flops / 1e9
+        wall_s = 0.02 * run.trained_steps + run.trained_flops / 1e9
         result = {"identity": run.plan.identity, "wall_s": wall_s}
         (run.folder / "result.json").write_text(json.dumps(result))
-    speed = speed_of(both, probe=lambda: pytest.fail("nothing has to be timed"))
+    speed = estimate_speed(both, probe=lambda: pytest.fail("no timing is needed"))
     assert (speed.flops_per_s, speed.step_s) == pytest.approx((1e9, 0.02))
 
 
@@ -217,15 +227,15 @@ def test_held_out_losses_are_in_the_price(runs) -> None:
 
 
 def test_runs_elsewhere_are_not_priced_by_this_machine() -> None:
-    unknown = speed_of([], elsewhere=True)
+    unknown = estimate_speed([], remote=True)
     assert math.isnan(unknown.flops_per_s) and "--hardware" in unknown.basis
-    assert speed_of([], tflops=2.0, elsewhere=True).flops_per_s == 2e12
+    assert estimate_speed([], tflops=2.0, remote=True).flops_per_s == 2e12
 
 
-class PretendLauncher:
-    """Processes of 3 s of start-up, then steps of 2 ms and FLOPs at 1e9 a second, by a pretended clock."""
+class FakeLauncher:
+    """Processes with 3 s of start-up, steps of 2 ms, and 1e9 FLOPs a second, on a fake clock."""
 
-    def __init__(self, clock: "PretendClock", fails: bool = False) -> None:
+    def __init__(self, clock: "FakeClock", fails: bool = False) -> None:
         self.clock, self.fails, self.most, self.stopped = clock, fails, 0, 0
         self.ends: dict[Path, float] = {}
 
@@ -244,14 +254,14 @@ class PretendLauncher:
         self.most = max(self.most, sum(end > self.clock.now for end in self.ends.values()))
         return [Job(run, None)]
 
-    def ended(self, jobs):
+    def collect_ended(self, jobs):
         return [(job, int(self.fails)) for job in jobs if self.ends[job.run.folder] <= self.clock.now]
 
     def stop(self, jobs):
         self.stopped += len(jobs)
 
 
-class PretendClock:
+class FakeClock:
     now = 0.0
 
     def monotonic(self) -> float:
@@ -265,18 +275,18 @@ class PretendClock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> PretendClock:
-    clock = PretendClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
     monkeypatch.setattr("megatron.scaling.probe.time", clock)
     return clock
 
 
 def test_steps_of_the_smallest_and_largest_are_timed_side_by_side_and_once(runs, clock, tmp_path) -> None:
     wide = replace(runs[1], plan=replace(runs[1].plan, flops_per_token=10 * runs[1].plan.flops_per_token))
-    launcher = PretendLauncher(clock)
+    launcher = FakeLauncher(clock)
     both = [runs[0], runs[1], wide]
     small, *rest = time_steps(both, launcher, 2, 1e12, tmp_path / "out")
-    # probes are planned anew, so that both are of the small model: one timing of two processes
+    # probes are planned again from their config, so both have the small model: one timing of two processes
     assert not rest and launcher.most == 2
     assert small.step_s == pytest.approx(0.002 + small.flops_per_step / 1e9)
     assert small.startup_s == pytest.approx(3.0, abs=0.1)
@@ -290,12 +300,12 @@ def test_steps_of_the_smallest_and_largest_are_timed_side_by_side_and_once(runs,
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["price.json"]
 
 
-def test_what_cannot_be_timed_has_no_price_and_leaves_nothing(runs, clock, tmp_path) -> None:
-    assert time_steps(runs, PretendLauncher(clock), 2, 1e6, tmp_path / "out") == []
-    assert time_steps(runs, PretendLauncher(clock, fails=True), 2, 1e12, tmp_path / "out") == []
+def test_runs_that_cannot_be_timed_have_no_price_and_no_cache(runs, clock, tmp_path) -> None:
+    assert time_steps(runs, FakeLauncher(clock), 2, 1e6, tmp_path / "out") == []
+    assert time_steps(runs, FakeLauncher(clock, fails=True), 2, 1e12, tmp_path / "out") == []
     assert not (tmp_path / "out").exists()
-    speed = speed_of(runs, probe=lambda: [])
+    speed = estimate_speed(runs, probe=lambda: [])
     assert math.isnan(speed.flops_per_s) and "--hardware" in speed.basis
-    slow = PretendLauncher(clock)
+    slow = FakeLauncher(clock)
     monotone = time_steps(runs, slow, 2, 1e12, tmp_path / "out", timeout_s=1.0)
-    assert slow.stopped and monotone[0].startup_s == 0.0  # steps were logged, the end never came
+    assert slow.stopped and monotone[0].startup_s == 0.0  # steps were logged, but the process did not end

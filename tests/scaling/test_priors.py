@@ -1,4 +1,4 @@
-"""Tied constants, priors, and profiles, against scipy's fits of the same problem written out."""
+"""Tied constants, priors and profiles, against scipy fits of the same problem."""
 
 import numpy as np
 import pytest
@@ -6,22 +6,24 @@ from scipy.optimize import least_squares, minimize
 
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.priors import Prior, prior_scale, read_prior
-from megatron.scaling.profile import profile
+from megatron.scaling.priors import Prior, parse_prior, prior_scale
+from megatron.scaling.profile import profile_constant
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 LEAST_SQUARES = 1e3
 OPTIONS = {"maxiter": 20000, "xatol": 1e-12, "fatol": 1e-14}
 
 
-def runs(seed: int = 0, sigma: float = 0.005) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulate_runs(seed: int = 0, sigma: float = 0.005) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
     return n, d, FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(sigma * rng.standard_normal(20))
 
 
-def twin(n: np.ndarray, d: np.ndarray, loss: np.ndarray, extra=lambda x: [], tie: bool = False, weights=1.0):
-    """scipy's least squares of log loss in (log E, log A, alpha, log B, beta), with more residuals."""
+def fit_with_scipy(
+    n: np.ndarray, d: np.ndarray, loss: np.ndarray, extra=lambda x: [], tie: bool = False, weights=1.0
+):
+    """Fit log loss by scipy in (log E, log A, alpha, log B, beta), with further residuals `extra`."""
 
     def residual(x: np.ndarray) -> np.ndarray:
         e, a, alpha, b, beta = (*x[:4], x[2] if tie else x[4])
@@ -40,19 +42,19 @@ def twin(n: np.ndarray, d: np.ndarray, loss: np.ndarray, extra=lambda x: [], tie
 
 
 def test_a_tied_fit_is_the_fit_of_the_reduced_form() -> None:
-    n, d, loss = runs()
+    n, d, loss = simulate_runs()
     law = fit_law(n, d, loss, tied={"alpha": "beta"}, huber_delta=LEAST_SQUARES, n_bootstrap=20)
-    assert law.params == pytest.approx(twin(n, d, loss, tie=True), rel=1e-6)
+    assert law.params == pytest.approx(fit_with_scipy(n, d, loss, tie=True), rel=1e-6)
     assert law.params["alpha"] == law.params["beta"] and law.tied == {"alpha": "beta"}
     assert law.replicates["alpha"] == law.replicates["beta"] and np.ptp(law.replicates["alpha"]) > 0
     assert law.derived["a_exponent"] == 0.5
-    assert law.noise["dof"] == 20 - 4  # one constant less than the free form
+    assert law.noise["dof"] == 20 - 4  # one constant fewer than the free form
     other = fit_law(n, d, loss, tied={"beta": "alpha"}, huber_delta=LEAST_SQUARES, n_bootstrap=0)
     assert other.params == pytest.approx(law.params, rel=1e-8)
 
 
 def test_a_tied_huber_fit_is_at_least_as_good_as_scipys() -> None:
-    n, d, loss = runs(1)
+    n, d, loss = simulate_runs(1)
 
     def objective(x: np.ndarray) -> float:
         fitted = (
@@ -71,10 +73,10 @@ def test_a_tied_huber_fit_is_at_least_as_good_as_scipys() -> None:
 
 
 def test_a_tie_to_a_fixed_exponent_fixes_both() -> None:
-    n, d, loss = runs()
-    one = fit_law(n, d, loss, tied={"alpha": "beta"}, fixed={"beta": 0.33}, n_bootstrap=0)
+    n, d, loss = simulate_runs()
+    tied_fit = fit_law(n, d, loss, tied={"alpha": "beta"}, fixed={"beta": 0.33}, n_bootstrap=0)
     both = fit_law(n, d, loss, fixed={"alpha": 0.33, "beta": 0.33}, n_bootstrap=0)
-    assert one.params == pytest.approx(both.params, rel=1e-7)
+    assert tied_fit.params == pytest.approx(both.params, rel=1e-7)
 
 
 def test_a_tie_with_repetition_is_fitted_too() -> None:
@@ -92,16 +94,16 @@ def test_a_tie_with_repetition_is_fitted_too() -> None:
         ({"tied": {"alpha": "E"}}, "expected two exponents"),
         ({"tied": {"alpha": "alpha"}}, "Tie each exponent once"),
         ({"tied": {"alpha": "beta", "beta": "alpha"}}, "Tie each exponent once"),
-        ({"tied": {"alpha": "beta"}, "fixed": {"alpha": 0.3}}, "alpha is tied or fixed"),
+        ({"tied": {"alpha": "beta"}, "fixed": {"alpha": 0.3}}, "alpha is already tied or fixed"),
         ({"tied": {"alpha": "beta"}, "form": "over_training"}, "none to tie"),
-        ({"priors": [Prior("R_D", 5.0, 1.0)]}, "no constant of chinchilla"),
+        ({"priors": [Prior("R_D", 5.0, 1.0)]}, "is not a constant of chinchilla"),
         ({"priors": [Prior("E", 2.0, 1.0)] * 2}, "got it twice"),
         ({"priors": [Prior("E", 2.0, 1.0)], "fixed": {"E": 2.0}}, "fixed too"),
     ],
 )
 def test_ties_and_priors_that_contradict_are_refused(words: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        fit_law(*runs(), n_bootstrap=0, **words)
+        fit_law(*simulate_runs(), n_bootstrap=0, **words)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +111,12 @@ def test_ties_and_priors_that_contradict_are_refused(words: dict, sentence: str)
     [Prior("alpha", 0.40, 0.02), Prior("E", 1.6, 0.05), Prior("A", 900.0, 200.0), Prior("B", 300.0, 60.0)],
 )
 def test_a_prior_is_one_more_measurement_of_a_least_squares_fit(prior: Prior) -> None:
-    n, d, loss = runs(2)
+    n, d, loss = simulate_runs(2)
     sigma = fit_law(n, d, loss, huber_delta=LEAST_SQUARES, n_bootstrap=0).spread
     place = {"E": 0, "A": 1, "alpha": 2, "B": 3}[prior.name]
     sd = prior.spread if prior.name == "alpha" else prior.spread / prior.mean
     mean = prior.mean if prior.name == "alpha" else np.log(prior.mean)
-    expected = twin(n, d, loss, lambda x: (x[place] - mean) / sd, weights=1 / sigma)
+    expected = fit_with_scipy(n, d, loss, lambda x: (x[place] - mean) / sd, weights=1 / sigma)
     law = fit_law(n, d, loss, priors=[prior], huber_delta=LEAST_SQUARES, n_bootstrap=0)
     assert law.params == pytest.approx(expected, rel=1e-5)
     free = fit_law(n, d, loss, huber_delta=LEAST_SQUARES, n_bootstrap=0)
@@ -125,11 +127,13 @@ def test_a_prior_is_one_more_measurement_of_a_least_squares_fit(prior: Prior) ->
 
 @pytest.mark.parametrize("delta", [1e-3, LEAST_SQUARES])
 @pytest.mark.parametrize(("name", "mean"), [("alpha", 0.38), ("E", 1.6)])
-def test_a_sharp_prior_is_fix_and_a_wide_one_is_none(delta: float, name: str, mean: float) -> None:
-    n, d, loss = runs(3)
+def test_a_sharp_prior_fixes_a_constant_and_a_wide_one_has_no_effect(
+    delta: float, name: str, mean: float
+) -> None:
+    n, d, loss = simulate_runs(3)
     sharp = fit_law(n, d, loss, priors=[Prior(name, mean, mean * 1e-7)], huber_delta=delta, n_bootstrap=0)
-    held = fit_law(n, d, loss, fixed={name: mean}, huber_delta=delta, n_bootstrap=0)
-    assert sharp.params == pytest.approx(held.params, rel=1e-4)
+    fixed_fit = fit_law(n, d, loss, fixed={name: mean}, huber_delta=delta, n_bootstrap=0)
+    assert sharp.params == pytest.approx(fixed_fit.params, rel=1e-4)
     wide = fit_law(n, d, loss, priors=[Prior(name, mean, 1e6)], huber_delta=delta, n_bootstrap=0)
     free = fit_law(n, d, loss, huber_delta=delta, n_bootstrap=0)
     assert wide.params == pytest.approx(free.params, rel=1e-4)
@@ -137,8 +141,8 @@ def test_a_sharp_prior_is_fix_and_a_wide_one_is_none(delta: float, name: str, me
 
 @pytest.mark.parametrize("delta", [1e-3, LEAST_SQUARES])
 def test_the_spread_of_replicates_is_that_of_runs_and_prior_together(delta: float) -> None:
-    """Precisions add: that of alpha from the runs, with the efficiency of the Huber, and the prior's."""
-    n, d, loss = runs(4)
+    """Precisions add: that of alpha from the runs (with the efficiency of the Huber) and of the prior."""
+    n, d, loss = simulate_runs(4)
     alone = fit_law(n, d, loss, huber_delta=delta, n_bootstrap=400)
     from_runs = alone.standard_error["alpha"]
     law = fit_law(n, d, loss, priors=[Prior("alpha", 0.34, from_runs)], huber_delta=delta, n_bootstrap=400)
@@ -161,11 +165,11 @@ def test_the_scale_of_a_prior_is_the_efficiency_of_the_huber_by_integration(rati
 
 @pytest.mark.parametrize("text", ["alpha=0.34+-0.05", " alpha = 0.34 +/- 0.05 ", "alpha=0.34±0.05"])
 def test_a_prior_is_read(text: str) -> None:
-    assert read_prior(text) == Prior("alpha", 0.34, 0.05)
+    assert parse_prior(text) == Prior("alpha", 0.34, 0.05)
 
 
 def test_a_prior_with_exponents_is_read() -> None:
-    assert read_prior("A=4e+02+-1e+1") == Prior("A", 400.0, 10.0)
+    assert parse_prior("A=4e+02+-1e+1") == Prior("A", 400.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -173,25 +177,25 @@ def test_a_prior_with_exponents_is_read() -> None:
     [
         ("alpha", "expected NAME=MEAN"), ("alpha=0.3", "expected NAME=MEAN"), ("alpha=x+-1", "expected NAME"),
         ("alpha=0.3+-0", "above 0"), ("alpha=nan+-1", "above 0"), ("A=-3+-1", "mean above 0"),
-        ("L0=9+-1", "can have one"),
+        ("L0=9+-1", "can have a prior"),
     ],
 )  # fmt: skip
-def test_a_prior_that_is_none_is_refused(text: str, sentence: str) -> None:
+def test_an_invalid_prior_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        read_prior(text)
+        parse_prior(text)
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "E"])
 def test_a_profile_is_the_t_interval_of_the_linearised_fit(name: str) -> None:
-    n, d, loss = runs(5, 0.001)
-    found = profile(n, d, loss, form="chinchilla", name=name, huber_delta=LEAST_SQUARES)
+    n, d, loss = simulate_runs(5, 0.001)
+    result = profile_constant(n, d, loss, form="chinchilla", name=name, huber_delta=LEAST_SQUARES)
     law = fit_law(n, d, loss, huber_delta=LEAST_SQUARES, n_bootstrap=0)
-    assert found.best == pytest.approx(law.params[name], rel=1e-4) and found.identified
-    # by hand: -2 log likelihood is n log(sum of squares), held by scipy at the ends of the interval
-    for end in (found.low, found.high):
-        held = fit_law(n, d, loss, fixed={name: end}, huber_delta=LEAST_SQUARES, n_bootstrap=0)
-        assert 20 * np.log(held.objective / law.objective) == pytest.approx(3.841, abs=0.1)
-    assert name in found.words and "*" not in found.words and "confidence" in found.words
+    assert result.best == pytest.approx(law.params[name], rel=1e-4) and result.identified
+    # -2 log likelihood is n log(sum of squares), with the constant fixed at either end of the interval
+    for end in (result.low, result.high):
+        fixed_fit = fit_law(n, d, loss, fixed={name: end}, huber_delta=LEAST_SQUARES, n_bootstrap=0)
+        assert 20 * np.log(fixed_fit.objective / law.objective) == pytest.approx(3.841, abs=0.1)
+    assert name in result.words and "*" not in result.words and "confidence" in result.words
 
 
 def test_a_profile_of_an_exponent_on_one_ray_is_not_identified() -> None:
@@ -199,8 +203,8 @@ def test_a_profile_of_an_exponent_on_one_ray_is_not_identified() -> None:
     loss = FORM["chinchilla"].loss(TRUTH, n, 20 * n) * np.exp(
         0.003 * np.random.default_rng(0).standard_normal(14)
     )
-    found = profile(n, 20 * n, loss, form="chinchilla", name="alpha")
-    assert not found.identified and "not identified" in found.words
+    result = profile_constant(n, 20 * n, loss, form="chinchilla", name="alpha")
+    assert not result.identified and "not identified" in result.words
 
 
 @pytest.mark.parametrize(
@@ -215,17 +219,19 @@ def test_other_constants_have_profiles(form: str, name: str) -> None:
         "repeated_data": TRUTH | {"R_D": 8.0},
     }[form]
     loss = FORM[form].loss(truth, n, u * e, u) * np.exp(0.002 * rng.standard_normal(len(n)))
-    found = profile(n, u * e, loss, u if form == "repeated_data" else None, form=form, name=name)
-    assert found.identified and found.low < truth[name] < found.high
+    result = profile_constant(n, u * e, loss, u if form == "repeated_data" else None, form=form, name=name)
+    assert result.identified and result.low < truth[name] < result.high
 
 
 def test_a_profile_counts_weights() -> None:
-    n, d, loss = runs(6)
+    n, d, loss = simulate_runs(6)
     weights = np.ones(20)
     weights[3] = 0.0
     spoilt = loss.copy()
     spoilt[3] *= 2
-    one = profile(n, d, spoilt, form="chinchilla", name="alpha", run_weights=weights)
+    weighted = profile_constant(n, d, spoilt, form="chinchilla", name="alpha", run_weights=weights)
     without = np.arange(20) != 3
-    other = profile(n[without], d[without], loss[without], form="chinchilla", name="alpha")
-    assert (one.best, one.low, one.high) == pytest.approx((other.best, other.low, other.high), rel=1e-3)
+    without_row = profile_constant(n[without], d[without], loss[without], form="chinchilla", name="alpha")
+    assert (weighted.best, weighted.low, weighted.high) == pytest.approx(
+        (without_row.best, without_row.low, without_row.high), rel=1e-3
+    )

@@ -1,4 +1,4 @@
-"""Published laws against numbers that their papers print, beside the constants themselves."""
+"""Published laws against numbers in their papers other than the constants."""
 
 import math
 import runpy
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.scaling.frontier import optimal
+from megatron.scaling.frontier import optimal_frontier
 from megatron.scaling.prediction import predict_run
 from megatron.scaling.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
 
@@ -24,20 +24,20 @@ TABLE_A3 = [
 def law_of(name: str):
     entry = PUBLISHED_LAWS[name]
     assert isinstance(entry, PublishedLaw)
-    return entry.law()
+    return entry.to_law()
 
 
 @pytest.mark.parametrize(("C", "N", "D"), TABLE_A3)
 def test_chinchilla_gives_the_optima_of_its_table(C: float, N: float, D: float) -> None:
-    found = optimal(law_of("chinchilla-unrounded"), C)
-    assert found.N[0] == pytest.approx(N, rel=0.06) and found.D[0] == pytest.approx(D, rel=0.06)
+    frontier = optimal_frontier(law_of("chinchilla-unrounded"), C)
+    assert frontier.N[0] == pytest.approx(N, rel=0.06) and frontier.D[0] == pytest.approx(D, rel=0.06)
 
 
 def test_chinchilla_puts_gophers_budget_at_40_billion_parameters() -> None:
-    assert optimal(law_of("chinchilla-unrounded"), 5.76e23).N[0] == pytest.approx(40e9, rel=0.02)
-    # the rounded constants do not, and say so
+    assert optimal_frontier(law_of("chinchilla-unrounded"), 5.76e23).N[0] == pytest.approx(40e9, rel=0.02)
+    # the rounded constants do not, and have a note about it
     rounded = law_of("chinchilla")
-    assert optimal(rounded, 5.76e23).N[0] == pytest.approx(32e9, rel=0.02)
+    assert optimal_frontier(rounded, 5.76e23).N[0] == pytest.approx(32e9, rel=0.02)
     assert "32B" in rounded.warnings[0]
 
 
@@ -48,13 +48,13 @@ def test_printed_and_unrounded_chinchilla_constants_agree_in_the_printed_digits(
         assert round(exact, places) == law_of("chinchilla").params[name]
 
 
-def test_besiroglu_prescribes_what_its_abstract_and_text_say() -> None:
+def test_besiroglu_has_the_optima_of_its_abstract_and_text() -> None:
     law = law_of("besiroglu")
     a = law.params["beta"] / (law.params["alpha"] + law.params["beta"])
     assert round(a, 3) == 0.513 or round(a, 3) == 0.512
-    at = optimal(law, 5.76e23)
+    at = optimal_frontier(law, 5.76e23)
     assert 15 < at.D[0] / at.N[0] < 25  # "consistent with the 20 tokens per parameter of Chinchilla"
-    other = optimal(law_of("chinchilla-unrounded"), 5.76e23)
+    other = optimal_frontier(law_of("chinchilla-unrounded"), 5.76e23)
     assert 50 < other.D[0] / other.N[0] < 75  # "70 tokens per parameter" of the original fit
 
 
@@ -63,10 +63,10 @@ def test_muennighoff_rounds_to_the_printed_law_and_has_the_published_objective(l
     printed = {"E": 1.87, "A": 521, "B": 1488, "alpha": 0.353, "beta": 0.353, "R_D": 15.39, "R_N": 5.31}
     for name, value in printed.items():
         assert law.params[name] == pytest.approx(value, rel=1.5e-3)
-    runs = published["datablations"](laws)
+    runs = published["read_datablations"](laws)
     r = np.abs(np.log(runs["L"]) - np.log(law.loss(runs["N"], runs["D"], runs["U"])))
     huber = np.minimum(r, 1e-3) * (r - 0.5 * np.minimum(r, 1e-3))
-    recorded = published["expected"](laws, "datablations")["published"]
+    recorded = published["read_expected"](laws, "datablations")["published"]
     assert huber.sum() == pytest.approx(recorded["objective"], rel=1e-6)
 
 
@@ -95,11 +95,11 @@ def test_gadre_in_the_papers_own_constants(name: str, E: float, a: float, b: flo
     [("rpj-open_lm_1b-32.0", "rpj_1b_M640_loss"), ("rpj-open_lm_7b-1.0", "rpj_7b_M20_loss")],
 )
 def test_gadre_misses_the_large_runs_by_what_is_published(laws: Path, run: str, recorded: str) -> None:
-    row = next(row for row in published["gadre"](laws) if row["name"] == run)
+    row = next(row for row in published["read_gadre"](laws) if row["name"] == run)
     loss = float(law_of("gadre-redpajama").loss(float(row["N"]), float(row["D"])))
     off = 100 * abs(loss / float(row["loss_c4_val"]) - 1)
-    known = published["expected"](laws, "gadre_openlm")["rel_err_pct_published_notebook"]
-    assert off == pytest.approx(known[recorded], abs=1e-3)
+    recorded_errors = published["read_expected"](laws, "gadre_openlm")["rel_err_pct_published_notebook"]
+    assert off == pytest.approx(recorded_errors[recorded], abs=1e-3)
 
 
 @pytest.mark.parametrize("N", [1e6, 1e8, 1.5e9])
@@ -125,13 +125,13 @@ def test_each_has_a_source_and_predicts_without_an_interval(name: str, tmp_path:
     law, entry = find_law(name)
     assert "arXiv" in PUBLISHED_LAWS[name].source
     if entry is not None:
-        found = predict_run(law, 1e9, 2e10)
-        assert 1.5 < found.loss < 4 and found.confidence is None and found.predictive is None
+        prediction = predict_run(law, 1e9, 2e10)
+        assert 1.5 < prediction.loss < 4 and prediction.confidence is None and prediction.predictive is None
         law.save(tmp_path / "law.json")
         again, nothing = find_law(tmp_path / "law.json")
         assert nothing is None and again.params == law.params
 
 
-def test_a_name_that_is_none_offers_the_nearest() -> None:
+def test_an_unknown_name_gets_the_nearest_suggestion() -> None:
     with pytest.raises(FileNotFoundError, match="did you mean 'chinchilla'"):
         find_law("chinchila")

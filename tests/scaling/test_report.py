@@ -14,7 +14,7 @@ LOADING = {"src", "href", "srcset", "data", "poster", "action", "background"}
 
 
 class Page(HTMLParser):
-    """What a page would load, the ids it has, and its words."""
+    """Parser of a page: the resources it loads, its tags, labels and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -45,25 +45,25 @@ def study(tmp_path) -> Path:
     return synthetic["write_study"](tmp_path / "a_study")
 
 
-def page_of(study: Path) -> Page:
-    return Page(report.page(read_study(study)))
+def read_page(study: Path) -> Page:
+    return Page(report.render_page(read_study(study)))
 
 
-def held(text: str) -> dict:
+def parse_figures(text: str) -> dict:
     return json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def test_the_page_loads_nothing(study):
     text = report.write_report(study).read_text()
     page = Page(text)
-    assert set(page.loads) == {"data:,"}  # an empty icon, so that a browser does not ask for one
+    assert set(page.loads) == {"data:,"}  # an empty icon, so that a browser does not request one
     assert not re.search(r"url\(|@import", text[: text.index("<body>")])
     assert "default-src 'none'" in text
     assert text.count("Plotly.react(") == 1 and 4e6 < len(text) < 7e6  # plotly.js is in it, once
 
 
 def test_every_figure_has_a_claim_axes_with_units_and_a_text_alternative(study):
-    figures = report.figures_of(read_study(study))
+    figures = report.make_figures(read_study(study))
     assert [figure.key for figure in figures] == [
         "curves",
         "compute",
@@ -84,20 +84,20 @@ def test_every_figure_has_a_claim_axes_with_units_and_a_text_alternative(study):
             re.search("tokens|nats|FLOPs|parameters", a["title"]["text"]) for a in axes
         )
         assert any("hovertemplate" in trace for trace in figure.data)
-    labels = Page(report.page(read_study(study))).labels
+    labels = Page(report.render_page(read_study(study))).labels
     assert all(figure.alt in labels for figure in figures)
 
 
-def test_the_words_say_what_was_trained_on_what_and_why(study):
-    words = page_of(study).words
+def test_the_page_describes_the_runs_and_the_text(study):
+    words = read_page(study).words
     assert "21 transformers from 210k to 5.0M parameters" in words
     assert "15 autoregressive (5 sizes by 3 token budgets) and 6 masked diffusion" in words
     assert "2,000 documents of C4 (English web pages): the sample was found beside the checkout." in words
     assert "21 of 21" in words
 
 
-def test_the_words_give_the_optimum_of_the_law_with_its_interval_and_a_caution(study):
-    words = page_of(study).words
+def test_the_page_gives_the_optimum_of_the_law_with_its_interval_and_a_caution(study):
+    words = read_page(study).words
     truth, C = synthetic["TRUTH"], 6 * 5_046_528 * 4_718_592
     alpha, beta = truth["alpha"], truth["beta"]
     for compute in (C, 10 * C):
@@ -108,19 +108,19 @@ def test_the_words_give_the_optimum_of_the_law_with_its_interval_and_a_caution(s
 
 
 def test_the_laws_warnings_are_on_the_page(study):
-    assert "15 runs are few: the intervals of A and B are wide." in page_of(study).words
+    assert "15 runs are few: the intervals of A and B are wide." in read_page(study).words
 
 
-def test_without_a_law_the_page_says_so_and_still_shows_the_runs(study):
+def test_without_a_law_the_page_reports_that_and_shows_the_runs(study):
     (study / "law.json").unlink()
-    page = page_of(study)
+    page = read_page(study)
     assert "No law is shown" in page.words and "15 autoregressive runs are finished" in page.words
     assert page.tags.count("figure") == 4
 
 
-def test_a_broken_law_is_told_and_is_not_fatal(study):
+def test_a_broken_law_is_reported_and_is_not_fatal(study):
     (study / "law.json").write_text('{"form": "chinch')
-    page = page_of(study)
+    page = read_page(study)
     assert "law.json cannot be used" in page.words and "No law is shown" in page.words
 
 
@@ -128,7 +128,7 @@ def test_runs_that_are_missing_are_counted_and_shown(study):
     for name in ("ar-5M-4.7MT", "md-2M-4.7MT"):
         (study / "runs" / name / "result.json").unlink()
     (study / "runs" / "ar-0.2M-0.5MT" / "plan.json").write_text("{")
-    words = page_of(study).words
+    words = read_page(study).words
     assert "18 of 21" in words and "3 of 21 runs are not finished" in words
     assert "plan.json cannot be read" in words
     assert "The law was fitted on 15 runs, and 13 are finished now: fit it again." in words
@@ -142,36 +142,36 @@ def test_a_study_of_no_or_one_run_has_a_page(study, left):
         run.rmdir()
     (study / "law.json").unlink()
     (study / "corpus.json").unlink()
-    assert f"{left} of {left}" in page_of(study).words
+    assert f"{left} of {left}" in read_page(study).words
 
 
 def test_losses_that_are_not_numbers_do_not_break_the_figures(study):
     with (study / "runs" / "ar-1M-0.5MT" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 999, "tokens": 9e6, "loss": NaN}\n')
-    text = report.page(read_study(study))
-    assert len(held(text)["figures"]) == 10
+    text = report.render_page(read_study(study))
+    assert len(parse_figures(text)["figures"]) == 10
 
 
-def test_words_from_files_cannot_become_markup(study):
+def test_text_from_files_cannot_become_markup(study):
     corpus = json.loads((study / "corpus.json").read_text())
     (study / "corpus.json").write_text(json.dumps(corpus | {"corpus": "</script><img src=http://x/>"}))
-    page = page_of(study)
+    page = read_page(study)
     assert "img" not in page.tags and "</script><img src=http://x/>" in page.words
 
 
-def test_text_that_was_added_to_a_corpus_is_declared_with_its_share(study):
+def test_text_that_was_added_to_a_corpus_is_reported_with_its_share(study):
     path = study / "corpus.json"
     corpus = json.loads(path.read_text())
-    assert "Other text was added" not in page_of(study).words
+    assert "Other text was added" not in read_page(study).words
     added = {"added": "the sources of numpy 2.4.6", "added_documents": 1606, "added_bytes": 18_000_000}
     path.write_text(json.dumps(corpus | added | {"train_bytes": 22_000_000, "held_out_bytes": 2_000_000}))
     amount = "in 1,606 documents, 18M bytes or 75 % of all text"
-    assert f"Other text was added to it {amount}: the sources of numpy 2.4.6." in page_of(study).words
+    assert f"Other text was added to it {amount}: the sources of numpy 2.4.6." in read_page(study).words
     path.write_text(json.dumps(corpus | {"added": "the sources of numpy 2.4.6"}))
-    assert "Other text was added to it: the sources of numpy 2.4.6." in page_of(study).words
+    assert "Other text was added to it: the sources of numpy 2.4.6." in read_page(study).words
 
 
-def test_a_page_that_fails_leaves_the_old_one(study, monkeypatch):
+def test_a_failed_write_keeps_the_old_page(study, monkeypatch):
     (study / "report.html").write_text("old")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -192,7 +192,7 @@ def test_a_page_that_fails_leaves_the_old_one(study, monkeypatch):
         ("added_bytes", "many"),
     ],
 )
-def test_a_corpus_of_other_types_is_told_and_is_not_fatal(study, key, value):
+def test_a_corpus_of_other_types_is_reported_and_is_not_fatal(study, key, value):
     path = study / "corpus.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    assert f"corpus.json: {key} is" in Page(report.page(read_study(study))).words
+    assert f"corpus.json: {key} is" in Page(report.render_page(read_study(study))).words

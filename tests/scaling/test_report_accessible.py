@@ -1,4 +1,4 @@
-"""The page by the rules of WCAG 2.1 that a program can check, on its markup and its colours."""
+"""Rules of WCAG 2.1 that a program can check, on the markup and colours of the page."""
 
 import itertools
 import re
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.scaling.palette import palette
-from megatron.scaling.report import page
+from megatron.scaling.palette import make_palette
+from megatron.scaling.report import render_page
 from megatron.scaling.study import read_study
 
 synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
@@ -18,17 +18,22 @@ VOID = {"meta", "link", "br", "hr", "img", "input", "path", "circle"}
 
 
 class Elements(HTMLParser):
-    """Every element as (name, attributes, own and inner text, names of the elements around it)."""
+    """Parser of all elements: name, attributes, text with inner elements, names of outer elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[dict] = []
+        self.all: list[dict] = []
         self.open: list[dict] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
-        element = {"tag": tag, "told": dict(attrs), "text": "", "in": [one["tag"] for one in self.open]}
-        self.found.append(element)
+        element = {
+            "tag": tag,
+            "attributes": dict(attrs),
+            "text": "",
+            "in": [outer["tag"] for outer in self.open],
+        }
+        self.all.append(element)
         if tag not in VOID:
             self.open.append(element)
 
@@ -48,81 +53,97 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def elements(tmp_path_factory) -> list[dict]:
-    found = Elements(page(read_study(synthetic["write_study"](tmp_path_factory.mktemp("study")))))
-    assert not found.open  # 4.1.1: every element is closed
-    return found.found
+    parser = Elements(render_page(read_study(synthetic["write_study"](tmp_path_factory.mktemp("study")))))
+    assert not parser.open  # 4.1.1: every element is closed
+    return parser.all
 
 
-def of(elements: list[dict], *tags: str) -> list[dict]:
-    return [one for one in elements if one["tag"] in tags]
+def select_tags(elements: list[dict], *tags: str) -> list[dict]:
+    return [element for element in elements if element["tag"] in tags]
 
 
 def test_the_page_has_a_language_a_title_one_main_heading_and_lets_readers_zoom(elements) -> None:
-    assert of(elements, "html")[0]["told"]["lang"] == "en"  # 3.1.1
-    assert of(elements, "title")[0]["text"].strip()  # 2.4.2
-    assert len(of(elements, "h1")) == 1 and len(of(elements, "main")) == 1
-    views = [one["told"]["content"] for one in of(elements, "meta") if one["told"].get("name") == "viewport"]
+    assert select_tags(elements, "html")[0]["attributes"]["lang"] == "en"  # 3.1.1
+    assert select_tags(elements, "title")[0]["text"].strip()  # 2.4.2
+    assert len(select_tags(elements, "h1")) == 1 and len(select_tags(elements, "main")) == 1
+    views = [
+        element["attributes"]["content"]
+        for element in select_tags(elements, "meta")
+        if element["attributes"].get("name") == "viewport"
+    ]
     assert views and not re.search("user-scalable=no|maximum-scale", views[0])  # 1.4.4
 
 
 def test_headings_go_down_one_level_at_a_time(elements) -> None:  # 1.3.1
-    levels = [int(one["tag"][1]) for one in of(elements, "h1", "h2", "h3", "h4")]
+    levels = [int(heading["tag"][1]) for heading in select_tags(elements, "h1", "h2", "h3", "h4")]
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
-def test_everything_that_can_be_pressed_or_is_a_region_has_a_name(elements) -> None:  # 4.1.2
-    for one in of(elements, "button", "a", "summary"):
-        assert one["text"].strip() or one["told"].get("aria-label"), one
-    for one in elements:
-        if one["told"].get("role") in ("group", "region", "img"):
-            assert one["told"].get("aria-label"), one
-        if one["tag"] == "svg":
-            assert one["told"].get("aria-hidden") == "true" or one["told"].get("aria-label"), one
-    pressed = [one["told"].get("aria-pressed") for one in of(elements, "button") if "data-key" in one["told"]]
+def test_every_control_and_region_has_a_name(elements) -> None:  # 4.1.2
+    for element in select_tags(elements, "button", "a", "summary"):
+        assert element["text"].strip() or element["attributes"].get("aria-label"), element
+    for element in elements:
+        if element["attributes"].get("role") in ("group", "region", "img"):
+            assert element["attributes"].get("aria-label"), element
+        if element["tag"] == "svg":
+            assert element["attributes"].get("aria-hidden") == "true" or element["attributes"].get(
+                "aria-label"
+            ), element
+    pressed = [
+        element["attributes"].get("aria-pressed")
+        for element in select_tags(elements, "button")
+        if "data-key" in element["attributes"]
+    ]
     assert pressed and set(pressed) == {"true"}
 
 
-def test_every_figure_has_its_words_beside_it(elements) -> None:  # 1.1.1
-    figures = [one for one in of(elements, "figure")]
-    words = [one for one in of(elements, "details") if "figure" in one["in"]]
+def test_every_figure_has_a_text_description(elements) -> None:  # 1.1.1
+    figures = [element for element in select_tags(elements, "figure")]
+    words = [element for element in select_tags(elements, "details") if "figure" in element["in"]]
     assert len(figures) == len(words) > 5
-    assert all(len(one["text"]) > 60 for one in words)
+    assert all(len(element["text"]) > 60 for element in words)
 
 
-def test_names_are_unique_and_what_scrolls_can_be_reached_by_keyboard(elements) -> None:  # 4.1.1, 2.1.1
-    ids = Counter(one["told"]["id"] for one in elements if "id" in one["told"])
+def test_ids_are_unique_and_scrollable_regions_can_be_reached_by_keyboard(elements) -> None:  # 4.1.1, 2.1.1
+    ids = Counter(element["attributes"]["id"] for element in elements if "id" in element["attributes"])
     assert max(ids.values()) == 1
-    scrolled = [one for one in elements if "scroll" in (one["told"].get("class") or "").split()]
-    assert scrolled and all(one["told"].get("tabindex") == "0" for one in scrolled)
-    assert all(int(one["told"]["tabindex"]) <= 0 for one in elements if "tabindex" in one["told"])
+    scrolled = [
+        element for element in elements if "scroll" in (element["attributes"].get("class") or "").split()
+    ]
+    assert scrolled and all(element["attributes"].get("tabindex") == "0" for element in scrolled)
+    assert all(
+        int(element["attributes"]["tabindex"]) <= 0
+        for element in elements
+        if "tabindex" in element["attributes"]
+    )
 
 
-def test_cells_that_head_a_row_or_a_column_say_which(elements) -> None:  # 1.3.1
-    heads = of(elements, "th")
-    assert heads and all(one["told"].get("scope") in ("row", "col") for one in heads)
+def test_header_cells_have_a_scope(elements) -> None:  # 1.3.1
+    heads = select_tags(elements, "th")
+    assert heads and all(element["attributes"].get("scope") in ("row", "col") for element in heads)
 
 
 def luminance(colour: str) -> float:
-    """WCAG 2.1, relative luminance of #rrggbb."""
+    """Return the relative luminance of #rrggbb by WCAG 2.1."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+def contrast(first: str, second: str) -> float:
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_black_on_white_has_the_contrast_that_the_rules_name() -> None:
+def test_black_on_white_has_the_contrast_of_the_standard() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("n", [2, 5, 9])
-def test_words_and_lines_stand_out_from_their_paper(theme: str, n: int) -> None:
-    colours = palette(n, n)[theme]
+def test_text_and_lines_contrast_with_their_background(theme: str, n: int) -> None:
+    colours = make_palette(n, n)[theme]
     for name in ("ink", "muted", "accent"):
         assert contrast(colours[name], colours["paper"]) >= 4.5, name  # 1.4.3
     for name, colour in colours.items():

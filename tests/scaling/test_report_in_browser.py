@@ -1,4 +1,4 @@
-"""The page, opened by a browser that has no network. Skipped where there is no Chromium."""
+"""The page in a browser without a network. Skipped without Chromium."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.scaling.palette import palette
+from megatron.scaling.palette import make_palette
 from megatron.scaling.report import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -43,7 +43,7 @@ N_TRACES = {
     "prediction": 16,
     "residuals": 45,  # 15 runs in 3 panels
     "size": 18,
-    "contours": 16,  # 15 runs and the optimum; contour lines are no traces
+    "contours": 16,  # 15 runs and the optimum; contour lines are not traces
     "optimum": 12,  # 6, and 3 published laws in 2 panels
     "pairs": 8,  # a cloud and a cross in 4 panels
     "epochs": 7,  # 5 sizes autoregressive, 2 diffusion
@@ -58,7 +58,7 @@ synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
 
 @dataclass
 class Visit:
-    """What a browser made of a page."""
+    """Result of loading a page in a browser."""
 
     dom: str
     log: str
@@ -66,7 +66,9 @@ class Visit:
     theme: str
 
 
-def visit(page: Path, folder: Path, width: int = 1280, height: int = 6000, theme: str = "light") -> Visit:
+def visit_page(
+    page: Path, folder: Path, width: int = 1280, height: int = 6000, theme: str = "light"
+) -> Visit:
     """Open a page from file:// with every host unreachable."""
     picture = folder / "page.png"
     command = [
@@ -85,13 +87,13 @@ def visit(page: Path, folder: Path, width: int = 1280, height: int = 6000, theme
             browser.wait(LIMIT_S)
         finally:
             if browser.poll() is None:
-                os.killpg(browser.pid, signal.SIGKILL)  # its helpers are in its session
+                os.killpg(browser.pid, signal.SIGKILL)  # includes its helper processes
                 browser.wait()
     return Visit(out.read_text(errors="replace"), err.read_text(errors="replace"), picture, theme)
 
 
 class Drawn(HTMLParser):
-    """How many traces with a path that is not empty there are in each figure's box."""
+    """Parser that counts the traces with a non-empty path in each figure."""
 
     def __init__(self, dom: str) -> None:
         super().__init__()
@@ -118,8 +120,8 @@ class Drawn(HTMLParser):
             self._figure = ""
 
 
-def pixels(path: Path) -> list[bytes]:
-    """The rows of an 8-bit RGB or RGBA PNG, unfiltered (PNG specification, chapter 9)."""
+def read_pixels(path: Path) -> list[bytes]:
+    """Return the rows of an 8-bit RGB or RGBA PNG, unfiltered (PNG specification, chapter 9)."""
     data, at, packed = path.read_bytes(), 8, b""
     while at < len(data):
         (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
@@ -133,13 +135,13 @@ def pixels(path: Path) -> list[bytes]:
     n = 3 if colours == 2 else 4
     raw, above, rows = zlib.decompress(packed), bytes(width * n), []
     for start in range(0, len(raw), width * n + 1):
-        above = unfiltered(raw[start], bytearray(raw[start + 1 : start + 1 + width * n]), above, n)
+        above = unfilter_row(raw[start], bytearray(raw[start + 1 : start + 1 + width * n]), above, n)
         rows.append(above)
     return rows
 
 
-def unfiltered(kind: int, row: bytearray, above: bytes, n: int) -> bytes:
-    """One row of a PNG, from what its filter left."""
+def unfilter_row(kind: int, row: bytearray, above: bytes, n: int) -> bytes:
+    """Undo the filter of one row of a PNG."""
     for i in range(len(row)) if kind else ():
         left, up, corner = (row[i - n], above[i], above[i - n]) if i >= n else (0, above[i], 0)
         guess = left + up - corner
@@ -155,7 +157,9 @@ def page(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=["light", "dark"])
 def visited(request, page, tmp_path_factory) -> Visit:
-    return visit(page, tmp_path_factory.mktemp(request.param), width=800, height=1600, theme=request.param)
+    return visit_page(
+        page, tmp_path_factory.mktemp(request.param), width=800, height=1600, theme=request.param
+    )
 
 
 def test_every_trace_of_every_figure_is_drawn(visited):
@@ -163,36 +167,36 @@ def test_every_trace_of_every_figure_is_drawn(visited):
     assert Drawn(visited.dom).traces == N_TRACES
 
 
-def test_the_browser_has_nothing_to_complain_of_and_nothing_to_fetch(visited):
+def test_the_browser_logs_no_message_and_loads_nothing(visited):
     assert not [line for line in visited.log.splitlines() if "CONSOLE" in line]
     assert not re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="https?:[^"]*', visited.dom)
 
 
 def test_the_colour_of_every_size_is_in_the_picture(visited):
-    rows = pixels(visited.screenshot)
+    rows = read_pixels(visited.screenshot)
     n = len(rows[0]) // 800
     seen = Counter(row[i : i + 3] for row in rows for i in range(0, len(row), n))
-    colours = palette(5, 3)[visited.theme]
-    # its mark in the legend has 40 pixels of it, so 100 cannot be without the figure
+    colours = make_palette(5, 3)[visited.theme]
+    # the mark in the legend has 40 pixels, so more than 100 are in the figure
     assert all(seen[bytes.fromhex(colours[f"size{i}"][1:])] > 100 for i in range(5))
 
 
 def test_the_page_follows_the_theme(page, tmp_path):
     for theme, paper in (("light", range(200, 256)), ("dark", range(60))):
         (tmp_path / theme).mkdir()
-        visited = visit(page, tmp_path / theme, width=600, height=200, theme=theme)
-        assert pixels(visited.screenshot)[0][0] in paper
+        visited = visit_page(page, tmp_path / theme, width=600, height=200, theme=theme)
+        assert read_pixels(visited.screenshot)[0][0] in paper
 
 
-def watched(page: Path, folder: Path, asks: str) -> Visit:
-    """Open the page in a frame as wide as a phone, wait until it is drawn, and run `asks` on (root, tell)."""
+def watch_page(page: Path, folder: Path, action: str) -> Visit:
+    """Open the page in a frame as wide as a phone and, once it is drawn, run `action` on (root, report)."""
     script = f"""
     const frame = document.querySelector("iframe");
-    const tell = (words) => {{ document.body.dataset.told = words; }};
+    const report = (text) => {{ document.body.dataset.result = text; }};
     const look = () => {{
-      const root = frame.contentDocument?.documentElement;  // none before the frame's page is begun
+      const root = frame.contentDocument?.documentElement;  // null before the frame starts loading
       if (!root?.dataset.drawn) return setTimeout(look, 100);
-      {asks}
+      {action}
     }};
     look();
     """
@@ -200,17 +204,17 @@ def watched(page: Path, folder: Path, asks: str) -> Visit:
     frame = f'<iframe style="{style}" srcdoc="{escape(page.read_text())}"></iframe>'
     wrapper = folder / "phone.html"
     wrapper.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}<script>{script}</script></body>')
-    return visit(wrapper, folder, height=800)
+    return visit_page(wrapper, folder, height=800)
 
 
 def test_nothing_is_wider_than_a_phone(page, tmp_path):
-    seen = watched(page, tmp_path, "tell(`${root.clientWidth} ${root.scrollWidth}`);")
-    inside, needed = re.search(r'data-told="(\d+) (\d+)"', seen.dom).groups()
+    seen = watch_page(page, tmp_path, "report(`${root.clientWidth} ${root.scrollWidth}`);")
+    inside, needed = re.search(r'data-result="(\d+) (\d+)"', seen.dom).groups()
     assert int(needed) <= int(inside) <= PHONE_PX
 
 
 def test_pressing_a_size_in_the_legend_hides_its_runs_and_shows_them_again(page, tmp_path):
-    asks = """
+    action = """
     const count = () => root.querySelectorAll("#plot-curves .trace").length;
     const chip = root.querySelector("#figure-curves .chips button");
     const before = count();
@@ -218,10 +222,10 @@ def test_pressing_a_size_in_the_legend_hides_its_runs_and_shows_them_again(page,
     setTimeout(() => {
       const between = `${count()} ${chip.getAttribute("aria-pressed")}`;
       chip.click();
-      setTimeout(() => tell(`${before} ${between} ${count()}`), 500);
+      setTimeout(() => report(`${before} ${between} ${count()}`), 500);
     }, 500);
     """
-    seen = watched(page, tmp_path, asks)
+    seen = watch_page(page, tmp_path, action)
     assert (
-        'data-told="42 36 false 42"' in seen.dom
-    )  # the smallest size has 3 runs, each a line and its points
+        'data-result="42 36 false 42"' in seen.dom
+    )  # the smallest size has 3 runs, each with a line and points

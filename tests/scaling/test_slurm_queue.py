@@ -1,4 +1,4 @@
-"""A sweep on a Slurm that fails, hangs or forgets: tasks go on, and none is submitted twice or cancelled."""
+"""A sweep while Slurm fails, hangs or loses a response: no task is submitted twice or cancelled."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from megatron.command import STOPPED
-from megatron.run_dir import RESULT, lock
+from megatron.run_dir import RESULT, lock_run
 from megatron.scaling import slurm
-from megatron.scaling.claims import Claims
-from megatron.scaling.follow import Progress, run_all
-from megatron.scaling.ladder import PlannedRun, expand, read_study_plan
+from megatron.scaling.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.scaling.launch import Job
-from megatron.scaling.slurm import TASK, QueueSilentError, SlurmLauncher
+from megatron.scaling.run_locks import RunLocks
+from megatron.scaling.scheduler import SweepState, run_all
+from megatron.scaling.slurm import TASK, QueueTimeoutError, SlurmLauncher
 
 STUDY = """
 name: tiny
@@ -26,7 +26,7 @@ sizes:
   small: {{d_model: 16, n_heads: 2, n_layers: 1}}
 grids: [{{sizes: [small], train_tokens: [640, 1280]}}]
 """
-# the cluster is a folder: `queue` has a line for each task, `fail` says which command fails and how
+# the fake cluster is a folder: `queue` has a line per task, `fail_<command>` makes that command fail
 COMMAND = """#!/bin/sh
 cd {cluster}
 name=$(basename $0)
@@ -78,8 +78,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         (commands / name).write_text(COMMAND.format(cluster=folder))
         (commands / name).chmod(0o755 | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.02)
-    monkeypatch.setattr(slurm, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(slurm, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(slurm, "MAX_PAUSE_S", 0.1)
     return Cluster(folder)
 
 
@@ -87,15 +87,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def runs(tmp_path: Path) -> list[PlannedRun]:
     (tmp_path / "text.json").write_text(json.dumps({"tokens": 6401, "tokenizer": {"n_tokens": 300}}))
     (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
-    return expand(read_study_plan(tmp_path / "study.yaml"))
+    return expand_study(read_study_plan(tmp_path / "study.yaml"))
 
 
-def finish(run: PlannedRun) -> None:
+def write_result(run: PlannedRun) -> None:
     (run.folder / RESULT).write_text(json.dumps({"identity": run.plan.identity, "loss": 1.0, "wall_s": 1.0}))
 
 
-def follow(runs: Sequence[PlannedRun], cluster: Cluster, at_tick, launcher: SlurmLauncher | None = None):
-    """Run all; `at_tick(n, state)` at each turn. Progress, and what was reported of jobs that ended."""
+def run_to_end(runs: Sequence[PlannedRun], cluster: Cluster, at_tick, launcher: SlurmLauncher | None = None):
+    """Run all runs and call `at_tick(n, state)` at each poll. Return the state and reports of ended jobs."""
     launcher = launcher or SlurmLauncher(cluster.folder / "lists", None)
     reported: list[tuple] = []
     ticks = iter(range(10_000))
@@ -107,14 +107,14 @@ def follow(runs: Sequence[PlannedRun], cluster: Cluster, at_tick, launcher: Slur
     return state, reported
 
 
-def end_all(cluster: Cluster, state: Progress) -> None:
+def end_all(cluster: Cluster, state: SweepState) -> None:
     for job in state.running:
-        finish(job.run)
+        write_result(job.run)
         cluster.end(job.handle)
 
 
 def test_a_queue_that_fails_for_a_while_costs_no_task(runs, cluster, caplog) -> None:
-    def at_tick(n: int, state: Progress) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
         if n == 3:
             cluster.fail("squeue")
         if n == 20:
@@ -122,11 +122,13 @@ def test_a_queue_that_fails_for_a_while_costs_no_task(runs, cluster, caplog) -> 
         if n == 30:
             end_all(cluster, state)
 
-    state, reported = follow(runs, cluster, at_tick)
+    state, reported = run_to_end(runs, cluster, at_tick)
     assert len(state.done) == 2 and sorted(reported) == [(10, 0, False), (20, 0, False)]
     assert (cluster.calls("sbatch"), cluster.calls("scancel")) == (1, 0)
-    told = caplog.text
-    assert "squeue: error: slurm_load_jobs error" in told and "the tasks go on, asking Slurm again in" in told
+    logged = caplog.text
+    assert (
+        "squeue: error: slurm_load_jobs error" in logged and "the tasks keep running, retrying in" in logged
+    )
 
 
 def test_a_queue_that_never_answers_ends_the_sweep_and_leaves_the_tasks(
@@ -134,25 +136,25 @@ def test_a_queue_that_never_answers_ends_the_sweep_and_leaves_the_tasks(
 ) -> None:
     monkeypatch.setattr(slurm, "GIVE_UP_S", 0.5)
 
-    def at_tick(n: int, state: Progress) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
         if n == 3:
             cluster.fail("squeue")
 
-    with pytest.raises(QueueSilentError, match="the tasks still run, and the same command follows them"):
-        follow(runs, cluster, at_tick)
+    with pytest.raises(QueueTimeoutError, match="The tasks still run; rerun the same command to follow them"):
+        run_to_end(runs, cluster, at_tick)
     assert cluster.calls("scancel") == 0
     assert len((cluster.folder / "queue").read_text().splitlines()) == 2
-    assert "2 tasks of Slurm go on without the sweep" in caplog.text
+    assert "2 Slurm tasks keep running without the sweep" in caplog.text
     cluster.heal("squeue")
-    state, _ = follow(runs, cluster, lambda n, state: end_all(cluster, state) if n == 3 else None)
+    state, _ = run_to_end(runs, cluster, lambda n, state: end_all(cluster, state) if n == 3 else None)
     assert len(state.done) == 2
-    assert cluster.calls("sbatch") == 1, "the second sweep has found them"
+    assert cluster.calls("sbatch") == 1, "the second sweep must find the tasks of the first"
 
 
-def test_a_queue_that_hangs_is_given_a_time(runs, cluster, monkeypatch) -> None:
-    monkeypatch.setattr(slurm, "ANSWER_S", 0.3)
+def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
+    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.3)
 
-    def at_tick(n: int, state: Progress) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
         if n == 3:
             (cluster.folder / "fail_squeue").write_text("exec sleep 60\n")
         if n == 8:
@@ -160,52 +162,52 @@ def test_a_queue_that_hangs_is_given_a_time(runs, cluster, monkeypatch) -> None:
         if n == 12:
             end_all(cluster, state)
 
-    state, _ = follow(runs, cluster, at_tick)
+    state, _ = run_to_end(runs, cluster, at_tick)
     assert (len(state.done), cluster.calls("scancel")) == (2, 0)
 
 
-def test_a_controller_that_is_away_at_the_start_is_waited_for(runs, cluster) -> None:
+def test_a_controller_that_is_unreachable_at_the_start_is_waited_for(runs, cluster) -> None:
     cluster.fail("squeue")
     cluster.fail(
         "sbatch", "Batch job submission failed: Unable to contact slurm controller (connect failure)"
     )
     launcher = SlurmLauncher(cluster.folder / "lists", None)
-    assert launcher.running(runs) is None
+    assert launcher.find_running(runs) is None
     cluster.heal("squeue")
 
-    def at_tick(n: int, state: Progress) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
         if n == 5:
             assert not state.running
             cluster.heal("sbatch")
         if n > 5 and state.running:
             end_all(cluster, state)
 
-    state, _ = follow(runs, cluster, at_tick)
+    state, _ = run_to_end(runs, cluster, at_tick)
     assert len(state.done) == 2
 
 
-def test_an_array_whose_number_got_lost_is_not_submitted_twice(runs, cluster) -> None:
+def test_an_array_whose_id_was_lost_is_not_submitted_twice(runs, cluster) -> None:
     (cluster.folder / "lose_answer").touch()
     training = []
 
-    def at_tick(n: int, state: Progress) -> None:
-        if n == 0:  # one of its tasks has begun
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 0:  # one of its tasks is running
             assert not state.running
-            training.append(lock(runs[0].folder))
+            training.append(lock_run(runs[0].folder))
         if state.running:
-            assert not any(job.elsewhere for job in state.running)
+            assert not any(job.is_external for job in state.running)
             end_all(cluster, state)
 
-    state, _ = follow(runs, cluster, at_tick)
+    state, _ = run_to_end(runs, cluster, at_tick)
     training[0].close()
     assert (len(state.done), cluster.calls("sbatch")) == (2, 1)
     assert (runs[0].folder / TASK).read_text().startswith("1_")
 
 
-def test_a_submission_that_is_wrong_ends_the_sweep_at_once(runs, cluster) -> None:
+def test_an_invalid_submission_ends_the_sweep_at_once(runs, cluster) -> None:
     cluster.fail("sbatch", "invalid partition specified: gpuu")
     with pytest.raises(OSError, match="sbatch: error: invalid partition specified: gpuu"):
-        follow(runs, cluster, lambda n, state: None)
+        run_to_end(runs, cluster, lambda n, state: None)
     assert cluster.calls("sbatch") == 1
 
 
@@ -214,53 +216,53 @@ def test_tasks_that_cannot_be_cancelled_are_named(runs, cluster, monkeypatch) ->
     launcher = SlurmLauncher(cluster.folder / "lists", None)
     jobs = launcher.start(runs)
     cluster.fail("scancel")
-    with pytest.raises(OSError, match="2 tasks still run; cancel them when it is well: scancel 1_0 1_1"):
+    with pytest.raises(OSError, match="2 tasks still run. Cancel them when Slurm responds: scancel 1_0 1_1"):
         launcher.stop(jobs)
     launcher.close()
 
 
-def test_runs_of_another_sweep_are_waited_for_and_taken_up_where_it_dies(runs, cluster) -> None:
+def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cluster) -> None:
     first = SlurmLauncher(cluster.folder / "lists", None)
     jobs = first.start(runs[:1])
     handle = jobs[0].handle
 
-    def at_tick(n: int, state: Progress) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
         by_run = {job.run.folder: job for job in state.running}
         if n == 3:
-            assert by_run[runs[0].folder].elsewhere
-            assert not by_run[runs[1].folder].elsewhere
-            first.close()  # as when the process is killed
+            assert by_run[runs[0].folder].is_external
+            assert not by_run[runs[1].folder].is_external
+            first.close()  # as if the process were killed
         if n == 8:
-            assert (by_run[runs[0].folder].elsewhere, by_run[runs[0].folder].handle) == (False, handle)
+            assert (by_run[runs[0].folder].is_external, by_run[runs[0].folder].handle) == (False, handle)
             end_all(cluster, state)
 
-    state, _ = follow(runs, cluster, at_tick)
+    state, _ = run_to_end(runs, cluster, at_tick)
     assert (len(state.done), cluster.calls("sbatch")) == (2, 2)
 
 
-def test_a_run_that_is_trained_elsewhere_is_started_when_that_ends_without_a_result(runs, cluster) -> None:
-    training = lock(runs[0].folder)
-    assert training is not None and not Claims().take(runs[0])
+def test_a_run_of_another_process_is_started_if_that_ends_without_a_result(runs, cluster) -> None:
+    training = lock_run(runs[0].folder)
+    assert training is not None and not RunLocks().acquire(runs[0])
 
-    def at_tick(n: int, state: Progress) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
         if n == 5:
-            assert [job.elsewhere for job in state.running if job.run is runs[0]] == [True]
+            assert [job.is_external for job in state.running if job.run is runs[0]] == [True]
             training.close()
-        if n > 5 and len(state.running) == 2 and not any(job.elsewhere for job in state.running):
+        if n > 5 and len(state.running) == 2 and not any(job.is_external for job in state.running):
             end_all(cluster, state)
 
-    state, reported = follow(runs, cluster, at_tick)
+    state, reported = run_to_end(runs, cluster, at_tick)
     assert (runs[0].plan.n_steps, STOPPED, True) in reported
     assert len(state.done) == 2
 
 
-def test_a_run_that_ends_between_a_look_and_its_start_is_not_run_again(runs, cluster) -> None:
+def test_a_run_that_ends_between_the_poll_and_its_start_is_not_run_again(runs, cluster) -> None:
     runs[0].folder.mkdir(parents=True)
-    finish(runs[0])
+    write_result(runs[0])
     launcher = SlurmLauncher(cluster.folder / "lists", None)
     jobs: list[Job] = launcher.start(runs[:1])
-    assert [job.elsewhere for job in jobs] == [True]
+    assert [job.is_external for job in jobs] == [True]
     assert cluster.calls("sbatch") == 0
-    launcher.asked = 0.0
-    assert [(job.run, status) for job, status in launcher.ended(jobs)] == [(runs[0], 0)]
+    launcher.polled_at = 0.0
+    assert [(job.run, status) for job, status in launcher.collect_ended(jobs)] == [(runs[0], 0)]
     launcher.close()

@@ -1,4 +1,4 @@
-"""The error that runs share because they were scored on one text: in E and in losses on new text alone."""
+"""The error that runs scored on one text share: it is part of E and of losses on new text only."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from scipy.stats import norm
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
 from megatron.scaling.law import Law
-from megatron.scaling.mixed_interval import component_of
+from megatron.scaling.mixed_interval import build_component
 from megatron.scaling.prediction import predict_optimum, predict_run
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
@@ -18,23 +18,23 @@ AT = (3e8, 1e10)
 
 
 def fit_world(rng: np.random.Generator, n_bootstrap: int = 60) -> tuple[Law, float]:
-    """(a law of 24 runs on one text, by which factor that text is harder than all text)."""
+    """Return (a law of 24 runs on one text, factor of losses on that text relative to all text)."""
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 3e10, 4)))
     factor = float(np.exp(SHARED * rng.standard_normal()))
     loss = FORM["chinchilla"].loss(TRUTH, n, d) * factor * np.exp(OWN * rng.standard_normal(24))
     return fit_law(n, d, loss, n_bootstrap=n_bootstrap, loss_se=SHARED * loss), factor
 
 
-def test_intervals_on_a_new_text_cover_and_those_on_the_same_text_cover_there_alone() -> None:
+def test_intervals_for_a_new_text_cover_it_and_those_for_the_same_text_cover_only_that() -> None:
     rng = np.random.default_rng(0)
     n_worlds, mean = 120, float(FORM["chinchilla"].loss(TRUTH, *AT))
     inside = {name: 0 for name in ("same", "new", "mean of all text", "new by the interval of the same")}
     for _ in range(n_worlds):
         law, factor = fit_world(rng)
-        own, other = np.exp(OWN * rng.standard_normal(2))
-        elsewhere = mean * np.exp(SHARED * rng.standard_normal()) * other
+        run_noise, new_run_noise = np.exp(OWN * rng.standard_normal(2))
+        elsewhere = mean * np.exp(SHARED * rng.standard_normal()) * new_run_noise
         for name, measured, kind, text in (
-            ("same", mean * factor * own, "predictive", "same"),
+            ("same", mean * factor * run_noise, "predictive", "same"),
             ("new", elsewhere, "predictive", "new"),
             ("mean of all text", mean, "confidence", "new"),
             ("new by the interval of the same", elsewhere, "predictive", "same"),
@@ -47,7 +47,7 @@ def test_intervals_on_a_new_text_cover_and_those_on_the_same_text_cover_there_al
     assert inside["new by the interval of the same"] / n_worlds < 0.5, inside
 
 
-def test_the_text_adds_its_error_once_to_the_mean_and_twice_to_a_measured_loss() -> None:
+def test_the_variance_of_the_text_is_added_once_to_the_mean_and_twice_to_a_measured_loss() -> None:
     law, _ = fit_world(np.random.default_rng(1))
     assert law.text_error == pytest.approx(
         {"loss_se": law.text_error["loss_se"], "relative": SHARED, "n_runs": 24}
@@ -60,11 +60,11 @@ def test_the_text_adds_its_error_once_to_the_mean_and_twice_to_a_measured_loss()
         assert np.log(new_high / value) == pytest.approx(np.hypot(np.log(high / value), half))
         assert np.log(value / new_low) == pytest.approx(np.hypot(np.log(value / low), half))
         at = [np.array([v]) for v in (*AT, np.inf)]
-        plain, wide = (component_of(law, 1.0, *at, kind, text).scale[0] for text in ("same", "new"))
+        plain, wide = (build_component(law, 1.0, *at, kind, text).scale[0] for text in ("same", "new"))
         assert wide == pytest.approx(np.hypot(plain, np.sqrt(times) * SHARED))
 
 
-def test_e_on_a_new_text_has_the_shared_error_in_nats_and_stays_above_zero() -> None:
+def test_the_floor_on_a_new_text_has_the_shared_error_in_nats_and_stays_above_zero() -> None:
     law, _ = fit_world(np.random.default_rng(2))
     low, high = law.floor_interval()
     assert [low, high] == pytest.approx(law.interval["params"]["E"])
@@ -72,11 +72,11 @@ def test_e_on_a_new_text_has_the_shared_error_in_nats_and_stays_above_zero() -> 
     floor = law.params["E"]
     expected = (floor - np.hypot(floor - low, half), floor + np.hypot(high - floor, half))
     assert law.floor_interval(text="new") == pytest.approx(expected)
-    huge = fit_law(*_runs(), n_bootstrap=20, loss_se=np.full(24, 5.0))
+    huge = fit_law(*simulate_runs(), n_bootstrap=20, loss_se=np.full(24, 5.0))
     assert huge.floor_interval(text="new")[0] == 0.0
 
 
-def _runs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulate_runs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 3e10, 4)))
     noise = np.exp(OWN * np.random.default_rng(0).standard_normal(24))
     return n, d, FORM["chinchilla"].loss(TRUTH, n, d) * noise
@@ -92,7 +92,7 @@ def test_predictions_of_runs_and_optima_take_the_text() -> None:
 
 
 def test_a_new_text_without_a_known_error_is_refused() -> None:
-    law = fit_law(*_runs(), n_bootstrap=20)
+    law = fit_law(*simulate_runs(), n_bootstrap=20)
     assert law.text_error == {}
     with pytest.raises(ValueError, match="text: got new for a law without text_error"):
         law.predict(*AT, text="new")
@@ -101,13 +101,13 @@ def test_a_new_text_without_a_known_error_is_refused() -> None:
     with pytest.raises(ValueError, match="text: got 'other', expected same or new"):
         law.predict(*AT, text="other")
     with pytest.raises(ValueError, match="loss_se: got 3 values, expected one for each of 24 runs"):
-        fit_law(*_runs(), n_bootstrap=0, loss_se=[0.1, 0.1, 0.1])
+        fit_law(*simulate_runs(), n_bootstrap=0, loss_se=[0.1, 0.1, 0.1])
     with pytest.raises(ValueError, match="loss_se: got a negative or infinite value"):
-        fit_law(*_runs(), n_bootstrap=0, loss_se=np.full(24, -0.1))
+        fit_law(*simulate_runs(), n_bootstrap=0, loss_se=np.full(24, -0.1))
 
 
-def test_unknown_errors_are_left_out_and_the_field_survives_the_file(tmp_path: Path) -> None:
-    n, d, loss = _runs()
+def test_unknown_errors_are_skipped_and_the_field_survives_saving(tmp_path: Path) -> None:
+    n, d, loss = simulate_runs()
     errors = np.where(np.arange(24) < 20, np.nan, 0.03)
     law = fit_law(n, d, loss, n_bootstrap=20, loss_se=errors)
     assert law.text_error["n_runs"] == 4 and law.text_error["loss_se"] == 0.03

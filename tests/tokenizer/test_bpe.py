@@ -1,4 +1,4 @@
-"""Tokenizers: from a folder, from files of GPT-2, and trained here."""
+"""Byte-level BPE tokenizers: loaded from a folder, from GPT-2's files, and trained."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from megatron.tokenizer.bpe import load_tokenizer
-from megatron.tokenizer.fast_bpe import bytes_of_letters, compile_fast
+from megatron.tokenizer.bpe import load_hf_tokenizer
+from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
 from megatron.tokenizer.vocabulary import VocabularyRows
 
@@ -17,9 +17,9 @@ TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f
 
 
 def test_gpt2_from_its_two_files_gives_published_ids(scaling_data: Path) -> None:
-    tokenizer = load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    tokenizer = load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer"))
     assert (tokenizer.n_tokens, tokenizer.eod_id) == (50257, 50256)
-    # the example of the paper's repository and everybody's first test
+    # a well-known example of GPT-2's ids
     assert tokenizer.encode("Hello, world!") == [15496, 11, 995, 0]
     assert tokenizer.decode([15496, 11, 995, 0]) == "Hello, world!"
     assert tokenizer.encode("a<|endoftext|>b") == [64, 50256, 65]
@@ -27,13 +27,13 @@ def test_gpt2_from_its_two_files_gives_published_ids(scaling_data: Path) -> None
 
 def test_a_trained_tokenizer_has_every_id_and_gives_back_any_text(tmp_path: Path) -> None:
     train_bpe(TEXT, 280, tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer = load_hf_tokenizer(str(tmp_path))
     assert tokenizer.n_tokens == 280
     assert tokenizer.eod_id == 0
     for text in [*TEXT[:2], "bytes never seen: \u4e2d\u6587 \x00 \t"]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode_batch(TEXT) == [tokenizer.encode(text) for text in TEXT]
-    assert load_tokenizer(str(tmp_path / "tokenizer.json")).sha256 == tokenizer.sha256
+    assert load_hf_tokenizer(str(tmp_path / "tokenizer.json")).sha256 == tokenizer.sha256
 
 
 def test_training_again_on_the_same_text_does_nothing(tmp_path: Path) -> None:
@@ -44,17 +44,17 @@ def test_training_again_on_the_same_text_does_nothing(tmp_path: Path) -> None:
     assert train_bpe_on_file(source, "text", 275, tmp_path / "t") is True
 
 
-def test_what_cannot_be_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="wanted 257 or more"):
+def test_an_impossible_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected 257 or more"):
         train_bpe(TEXT, 256, tmp_path)
-    with pytest.raises(ValueError, match="give more text"):
+    with pytest.raises(ValueError, match="Use more text"):
         train_bpe(["ab"], 5000, tmp_path)
-    with pytest.raises(FileNotFoundError, match="holds neither tokenizer.json nor"):
-        load_tokenizer(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="has neither tokenizer.json nor"):
+        load_hf_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizer"):
-        load_tokenizer(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="no such text"):
+        load_hf_tokenizer(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no such file"):
         train_bpe_on_file(tmp_path / "none.jsonl", "text", 300, tmp_path)
 
 
@@ -64,17 +64,17 @@ def test_mask_is_a_row_of_its_own_and_rows_are_a_multiple_of_128() -> None:
     assert VocabularyRows(128).rows == 256
 
 
-def test_a_name_that_the_hub_cannot_be_asked_for_is_one_sentence_at_once(
+def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # other tests set it for all that come after
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of `discard`: refused
-    with pytest.raises(ValueError, match="nor to be had from the Hugging Face hub .*127.0.0.1:9") as caught:
-        load_tokenizer("no-such-tokenizer")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # other tests set it for the whole process
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port, which refuses connections
+    with pytest.raises(ValueError, match="not available on the Hugging Face hub .*127.0.0.1:9") as caught:
+        load_hf_tokenizer("no-such-tokenizer")
     assert "\n" not in str(caught.value)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
-        load_tokenizer("no-such-tokenizer")
+        load_hf_tokenizer("no-such-tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -93,51 +93,56 @@ def test_a_line_without_text_is_named_and_nothing_is_left(tmp_path: Path, line: 
     assert not (tmp_path / "t").exists()
 
 
-def test_files_that_are_no_vocabulary_are_one_sentence(tmp_path: Path) -> None:
+def test_files_that_are_not_a_vocabulary_are_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 1}')
     (tmp_path / "merges.txt").write_text("x y z")
-    with pytest.raises(ValueError, match="no vocabulary with its merges"):
-        load_tokenizer(str(tmp_path))
+    with pytest.raises(ValueError, match="not a vocabulary and its merges"):
+        load_hf_tokenizer(str(tmp_path))
 
 
-def test_the_tool_trains_once_and_says_so(root: Path, tmp_path: Path) -> None:
+def test_the_tool_trains_once_and_reports_it(root: Path, tmp_path: Path) -> None:
     source = tmp_path / "text.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
     command = [sys.executable, root / "tools" / "train_tokenizer.py", source, "--n-tokens", "270"]
-    for said in ("270 tokens\n", "270 tokens, already there\n"):
+    for ending in ("270 tokens\n", "270 tokens, already there\n"):
         done = subprocess.run(
             [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith(said)
+        assert done.stdout.endswith(ending)
     command[2] = tmp_path / "none.jsonl"
     done = subprocess.run(
         [*command, "--out", tmp_path / "t"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == f"error: {tmp_path}/none.jsonl: no such text; tools/prepare_corpus.py writes one\n"
+    assert (
+        done.stderr
+        == f"error: {tmp_path}/none.jsonl: no such file. Create it with tools/prepare_corpus.py.\n"
+    )
 
 
-def test_an_id_that_no_model_has_a_row_for_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_id_beyond_the_limit_is_refused_at_once(tmp_path: Path) -> None:
     train_bpe(["some text"] * 9, 260, tmp_path)
-    told = json.loads((tmp_path / "tokenizer.json").read_text())
-    told["model"]["vocab"]["A"] = 2**32 - 1  # the library takes minutes and gigabytes to write this out
-    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    tokenizer_json = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer_json["model"]["vocab"]["A"] = (
+        2**32 - 1
+    )  # serialising this takes the library minutes and gigabytes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
     with pytest.raises(ValueError, match=r"got 4,294,967,296 ids, expected 1 to 16,777,216"):
-        load_tokenizer(str(tmp_path))
+        load_hf_tokenizer(str(tmp_path))
 
 
-def test_merges_of_pieces_that_the_vocabulary_lacks_are_left_to_the_library() -> None:
-    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(bytes_of_letters())}, merges=[]))
+def test_merges_into_unknown_pieces_are_left_to_the_library() -> None:
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(unicode_to_bytes())}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    told = json.loads(inner.to_str())
-    told["model"]["merges"] = [["e", "s"]]
-    fast, reason = compile_fast(told)
+    tokenizer_json = json.loads(inner.to_str())
+    tokenizer_json["model"]["merges"] = [["e", "s"]]
+    fast, reason = compile_fast_bpe(tokenizer_json)
     assert fast is None and "which is not in its vocabulary" in reason
 
 
-def test_an_end_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_an_end_of_document_token_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     train_bpe(["some text"] * 9, 260, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}')
     with pytest.raises(ValueError, match=r"_config\.json: got eos_token .*, expected a line of text"):
-        load_tokenizer(str(tmp_path))
+        load_hf_tokenizer(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Which token ends a document: the same for a folder and for the tokenizer.json in it, and by option."""
+"""End-of-document tokens: equal for a folder and the tokenizer.json in it, and set by options."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ from megatron.config.datapaths import compare_eods
 from megatron.config.sidecar import read_sidecar
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import faults
-from megatron.data.merge import merge
-from megatron.data.preprocess import Options, preprocess
-from megatron.tokenizer.bpe import load_tokenizer
-from megatron.tokenizer.encoder import fast_of
-from megatron.tokenizer.kinds import TokenizerSpec, load
+from megatron.data.inspect import find_faults
+from megatron.data.merge import merge_datasets
+from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.tokenizer.bpe import load_hf_tokenizer
+from megatron.tokenizer.encoder import build_fast_bpe
+from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
 WORDS = {"<|endoftext|>": 0, "a": 1, "<|im_end|>": 2, "b": 3, "[UNK]": 4}
 
@@ -32,68 +32,70 @@ def write_tokenizer(folder: Path, eos: object = None, words: dict[str, int] = WO
 @pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>"}])
 def test_a_folder_and_the_file_in_it_have_the_same_end(tmp_path: Path, eos: object) -> None:
     folder = write_tokenizer(tmp_path / "t", eos)
-    found = [load_tokenizer(str(path)).eod for path in (folder, folder / "tokenizer.json")]
-    assert found[0] == found[1]
-    assert (found[0].id, found[0].token, found[0].source) == (2, "<|im_end|>", "tokenizer_config.json")
+    ends = [load_hf_tokenizer(str(path)).eod for path in (folder, folder / "tokenizer.json")]
+    assert ends[0] == ends[1]
+    assert (ends[0].id, ends[0].token, ends[0].source) == (2, "<|im_end|>", "tokenizer_config.json")
     (folder / "tokenizer_config.json").unlink()
-    assert load_tokenizer(str(folder)).eod_id == load_tokenizer(str(folder / "tokenizer.json")).eod_id == 0
+    assert (
+        load_hf_tokenizer(str(folder)).eod_id == load_hf_tokenizer(str(folder / "tokenizer.json")).eod_id == 0
+    )
 
 
-def test_an_option_beats_what_the_files_say(tmp_path: Path) -> None:
+def test_an_option_overrides_the_files(tmp_path: Path) -> None:
     name = str(write_tokenizer(tmp_path / "t", "<|im_end|>"))
-    assert load(TokenizerSpec(model=name, eod_token="b")).eod_id == 3
-    assert load(TokenizerSpec(model=name, eod_id=1)).eod_id == 1
+    assert load_tokenizer(TokenizerSpec(model=name, eod_token="b")).eod_id == 3
+    assert load_tokenizer(TokenizerSpec(model=name, eod_id=1)).eod_id == 1
     with pytest.raises(ValueError, match="--eod-token: got 'c', expected a token of"):
-        load(TokenizerSpec(model=name, eod_token="c"))
+        load_tokenizer(TokenizerSpec(model=name, eod_token="c"))
     with pytest.raises(ValueError, match="--eod-id: got 5, expected 0 to 4"):
-        load(TokenizerSpec(model=name, eod_id=5))
+        load_tokenizer(TokenizerSpec(model=name, eod_id=5))
     with pytest.raises(ValueError, match="got both"):
-        load(TokenizerSpec(model=name, eod_id=1, eod_token="b"))
+        load_tokenizer(TokenizerSpec(model=name, eod_id=1, eod_token="b"))
 
 
 def test_gpt2_with_another_end_has_the_same_special_text() -> None:
-    known = load(TokenizerSpec(model="gpt2", eod_id=7))
-    fast, _ = fast_of(known)
-    assert known.eod_id == 7 and fast is not None
-    assert known.encode_batch(["a<|endoftext|>b"]) == [[64, 50256, 65]]
+    tokenizer = load_tokenizer(TokenizerSpec(model="gpt2", eod_id=7))
+    fast, _ = build_fast_bpe(tokenizer)
+    assert tokenizer.eod_id == 7 and fast is not None
+    assert tokenizer.encode_batch(["a<|endoftext|>b"]) == [[64, 50256, 65]]
 
 
 @pytest.mark.parametrize("eos", [None, "<gone>"])
-def test_a_tokenizer_without_a_known_end_is_refused_only_where_one_is_needed(
+def test_a_tokenizer_without_an_end_is_refused_only_if_one_is_required(
     tmp_path: Path, eos: str | None
 ) -> None:
     name = str(write_tokenizer(tmp_path / "t", eos, {"a": 0, "[UNK]": 1, "STOP": 2}))
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "a"}\n')
     spec = TokenizerSpec(model=name)
-    preprocess([str(source)], tmp_path / "x", spec, Options())
+    preprocess([str(source)], tmp_path / "x", spec, PreprocessOptions())
     assert read_sidecar(tmp_path / "x_text_document")["tokenizer"]["eod_id"] is None
     with pytest.raises(ValueError, match="--eod-token or --eod-id"):
-        preprocess([str(source)], tmp_path / "y", spec, Options(append_eod=True))
+        preprocess([str(source)], tmp_path / "y", spec, PreprocessOptions(append_eod=True))
     named = TokenizerSpec(model=name, eod_token="STOP")
-    preprocess([str(source)], tmp_path / "y", named, Options(append_eod=True))
+    preprocess([str(source)], tmp_path / "y", named, PreprocessOptions(append_eod=True))
     assert IndexedTokens(tmp_path / "y_text_document").tokens.tolist() == [0, 2]
-    told = read_sidecar(tmp_path / "y_text_document")["tokenizer"]
-    assert (told["eod_id"], told["eod_token"], told["eod_from"]) == (2, "STOP", "--eod-token")
+    record = read_sidecar(tmp_path / "y_text_document")["tokenizer"]
+    assert (record["eod_id"], record["eod_token"], record["eod_from"]) == (2, "STOP", "--eod-token")
 
 
-def test_an_odd_tokenizer_config_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_config_is_refused_in_one_sentence(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "t")
     for text in ("[]", '{"eos_token": 5}', "{"):
         (folder / "tokenizer_config.json").write_text(text)
         with pytest.raises(ValueError, match="tokenizer_config.json: "):
-            load_tokenizer(str(folder))
+            load_hf_tokenizer(str(folder))
 
 
 @pytest.fixture
 def datasets(tmp_path: Path) -> dict[str, str]:
-    """The same text: ended by id 2, by id 0, by none; and those without their sidecars."""
+    """Datasets of the same text with end id 2, 0 and none, and copies without sidecars."""
     folder = write_tokenizer(tmp_path / "t")
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "a"}\n')
     for name, eod, append in (("two", 2, True), ("zero", 0, True), ("none", 0, False), ("again", 2, True)):
         spec = TokenizerSpec(model=str(folder), eod_id=eod)
-        preprocess([str(source)], tmp_path / name, spec, Options(append_eod=append))
+        preprocess([str(source)], tmp_path / name, spec, PreprocessOptions(append_eod=append))
     for name in ("two", "zero", "none"):
         for suffix in ("bin", "idx"):
             content = (tmp_path / f"{name}_text_document.{suffix}").read_bytes()
@@ -103,50 +105,52 @@ def datasets(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ("two", "zero"), ("two", "none"), ("none", "zero"), ("two", "foreign_zero"), ("two", "foreign_none"),
         ("foreign_zero", "two"), ("none", "foreign_zero"), ("foreign_two", "foreign_zero"),
     ],
 )  # fmt: skip
-def test_joining_documents_that_end_differently_is_refused_unless_asked_for(
-    datasets: dict[str, str], tmp_path: Path, one: str, other: str
+def test_merging_documents_with_different_ends_requires_mixed_eod(
+    datasets: dict[str, str], tmp_path: Path, first: str, second: str
 ) -> None:
-    pair = [datasets[one], datasets[other]]
+    pair = [datasets[first], datasets[second]]
     with pytest.raises(ValueError, match="_text_document: got .*expected .*--mixed-eod"):
-        merge(pair, tmp_path / "all")
+        merge_datasets(pair, tmp_path / "all")
     assert not list(tmp_path.glob("all*"))
-    merge(pair, tmp_path / "all", mixed_eod=True)
-    told = read_sidecar(tmp_path / "all")
-    assert "append_eod" not in told
-    if {one, other} == {"two", "zero"}:
-        assert "eod_id" not in told["tokenizer"]
-    assert list(faults(tmp_path / "all")) == []
+    merge_datasets(pair, tmp_path / "all", mixed_eod=True)
+    sidecar = read_sidecar(tmp_path / "all")
+    assert "append_eod" not in sidecar
+    if {first, second} == {"two", "zero"}:
+        assert "eod_id" not in sidecar["tokenizer"]
+    assert list(find_faults(tmp_path / "all")) == []
 
 
-def test_joining_documents_that_end_alike_says_how(datasets: dict[str, str], tmp_path: Path) -> None:
-    assert merge([datasets["two"], datasets["again"]], tmp_path / "all").is_new
-    told = read_sidecar(tmp_path / "all")
-    assert (told["append_eod"], told["tokenizer"]["eod_id"]) == (True, 2)
-    assert list(faults(tmp_path / "all")) == []
-    merge([datasets["two"], datasets["foreign_two"]], tmp_path / "more")  # seen in its tokens
-    merge([datasets["none"], datasets["foreign_none"]], tmp_path / "ends")
+def test_merging_documents_with_equal_ends_records_the_end(datasets: dict[str, str], tmp_path: Path) -> None:
+    assert merge_datasets([datasets["two"], datasets["again"]], tmp_path / "all").is_new
+    sidecar = read_sidecar(tmp_path / "all")
+    assert (sidecar["append_eod"], sidecar["tokenizer"]["eod_id"]) == (True, 2)
+    assert list(find_faults(tmp_path / "all")) == []
+    merge_datasets(
+        [datasets["two"], datasets["foreign_two"]], tmp_path / "more"
+    )  # the end is recognised from its tokens
+    merge_datasets([datasets["none"], datasets["foreign_none"]], tmp_path / "ends")
 
 
-def test_a_joined_output_is_not_replaced_unasked(datasets: dict[str, str], tmp_path: Path) -> None:
+def test_a_merged_output_is_not_replaced_without_overwrite(datasets: dict[str, str], tmp_path: Path) -> None:
     pair = [datasets["two"], datasets["again"]]
-    merge(pair, tmp_path / "all")
+    merge_datasets(pair, tmp_path / "all")
     before = (tmp_path / "all.bin").stat().st_ino
-    assert not merge(pair, tmp_path / "all").is_new
+    assert not merge_datasets(pair, tmp_path / "all").is_new
     assert (tmp_path / "all.bin").stat().st_ino == before
-    with pytest.raises(ValueError, match="all.bin: is there already"):
-        merge([datasets["two"]], tmp_path / "all")
+    with pytest.raises(ValueError, match="all.bin: exists already"):
+        merge_datasets([datasets["two"]], tmp_path / "all")
     assert (tmp_path / "all.bin").stat().st_ino == before
-    merge([datasets["two"]], tmp_path / "all", overwrite=True)
+    merge_datasets([datasets["two"]], tmp_path / "all", overwrite=True)
     assert IndexedTokens(tmp_path / "all").n_documents == 3
 
 
-def test_blends_of_different_ends_are_refused_or_warned_of(datasets: dict[str, str]) -> None:
+def test_blends_with_different_ends_are_refused_or_warned_about(datasets: dict[str, str]) -> None:
     d = datasets
     for other in ("zero", "none"):
         with pytest.raises(ValueError, match="dataset.mixed_eod=true"):
@@ -158,10 +162,10 @@ def test_blends_of_different_ends_are_refused_or_warned_of(datasets: dict[str, s
     assert compare_eods([d["two"], d["again"]]) == compare_eods([d["foreign_two"]]) == ()
 
 
-def test_a_foreign_dataset_of_one_document_is_joined_with_a_warning(tmp_path: Path) -> None:
+def test_a_foreign_dataset_of_one_document_is_merged_with_a_warning(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with IndexedWriter(tmp_path / name, np.dtype(np.uint16)) as writer:
             writer.add_document([1, 2])
         (tmp_path / f"{name}.json").unlink()
-    merge([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "ab")
+    merge_datasets([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "ab")
     assert IndexedTokens(tmp_path / "ab").n_documents == 2

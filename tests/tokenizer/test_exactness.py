@@ -1,4 +1,4 @@
-"""Token for token what `tokenizers` gives: on every text of the real data, on hostile text, through JSON."""
+"""The C++ encoder gives exactly the ids of `tokenizers` for real data, adversarial text and JSON."""
 
 import gzip
 import json
@@ -13,27 +13,27 @@ import pytest
 from tokenizers import Tokenizer
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import Options, preprocess
-from megatron.tokenizer.bpe import load_tokenizer
-from megatron.tokenizer.encoder import FastEncoder, fast_of
+from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.tokenizer.bpe import load_hf_tokenizer
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 
 EOD_TEXT = "<|endoftext|>"
 BATCH_CHARACTERS = 1 << 20
 
 
-class Pair:
-    """The C++ encoder and the library's, of one tokenizer."""
+class EncoderPair:
+    """C++ encoder and library encoder of one tokenizer."""
 
     def __init__(self, folder: Path, special: bool = True) -> None:
-        tokenizer = load_tokenizer(str(folder))
-        fast, reason = fast_of(tokenizer)
+        tokenizer = load_hf_tokenizer(str(folder))
+        fast, reason = build_fast_bpe(tokenizer)
         assert fast is not None, reason
         self.fast = FastEncoder(fast, special)
-        self.library: Tokenizer = load_tokenizer(str(folder)).inner
+        self.library: Tokenizer = load_hf_tokenizer(str(folder)).inner
         self.library.encode_special_tokens = not special
 
     def assert_equal(self, texts: list[str], where: object) -> int:
-        """All texts, some at a time; returns how many tokens they have."""
+        """Compare the ids of all texts in batches, and return the number of tokens."""
         n_tokens, begin = 0, 0
         while begin < len(texts):
             end, size = begin, 0
@@ -42,13 +42,15 @@ class Pair:
                 end += 1
             batch = texts[begin:end]
             ids, lengths = self.fast.encode(batch)
-            wanted = [found.ids for found in self.library.encode_batch_fast(batch, add_special_tokens=False)]
-            flat = np.array([i for one in wanted for i in one], dtype=np.uint32)
-            if lengths.tolist() != [len(one) for one in wanted] or not np.array_equal(ids, flat):
+            expected = [
+                encoding.ids for encoding in self.library.encode_batch_fast(batch, add_special_tokens=False)
+            ]
+            flat = np.array([i for sequence in expected for i in sequence], dtype=np.uint32)
+            if lengths.tolist() != [len(sequence) for sequence in expected] or not np.array_equal(ids, flat):
                 parts = np.split(ids, np.cumsum(lengths)[:-1])
-                first = next(i for i, one in enumerate(wanted) if parts[i].tolist() != one)
+                first = next(i for i, sequence in enumerate(expected) if parts[i].tolist() != sequence)
                 raise AssertionError(
-                    f"{where}: {batch[first][:2000]!r}: {parts[first]} is not {wanted[first]}"
+                    f"{where}: {batch[first][:2000]!r}: {parts[first]} is not {expected[first]}"
                 )
             n_tokens += len(flat)
             begin = end
@@ -56,53 +58,53 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def gpt2(scaling_data: Path) -> Pair:
-    return Pair(scaling_data / "gpt2_tokenizer")
+def gpt2(scaling_data: Path) -> EncoderPair:
+    return EncoderPair(scaling_data / "gpt2_tokenizer")
 
 
 @pytest.fixture(scope="module")
-def small(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """The vocabulary of 5,000 of Megatron's own tests, in which most words are merged from pieces."""
+def small(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> EncoderPair:
+    """Vocabulary of 5,000 from Megatron's tests, in which most words are merged from pieces."""
     folder = tmp_path_factory.mktemp("tiny")
     for name in ("vocab.json", "merges.txt"):
         source = scaling_data / "megatron_openwebtext" / f"gpt2-tiny-{name}"
         (folder / name).write_bytes(source.read_bytes())
-    return Pair(folder)
+    return EncoderPair(folder)
 
 
-def strings_of(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, names of fields too."""
+def iterate_strings(value: Any) -> Iterator[str]:
+    """Yield every string in a JSON value, including the names of fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield name
-            yield from strings_of(inner)
+            yield from iterate_strings(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from strings_of(inner)
+            yield from iterate_strings(inner)
 
 
-def texts_of(path: Path) -> list[str]:
-    """All text of a file: the strings of its records, and of a plain file the whole."""
+def read_texts(path: Path) -> list[str]:
+    """Return all texts of a file: the strings of its JSON records, or the whole plain file."""
     raw = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
     if ".json" not in path.name:
         return [raw.decode("utf-8")]
     try:
-        return list(strings_of(json.loads(raw)))
+        return list(iterate_strings(json.loads(raw)))
     except json.JSONDecodeError:
-        return [text for line in raw.splitlines() for text in strings_of(json.loads(line))]
+        return [text for line in raw.splitlines() for text in iterate_strings(json.loads(line))]
 
 
 def test_every_text_of_the_real_data_in_both_vocabularies(
-    scaling_data: Path, gpt2: Pair, small: Pair
+    scaling_data: Path, gpt2: EncoderPair, small: EncoderPair
 ) -> None:
     binary = (".bin", ".idx")
     paths = [path for path in sorted(scaling_data.rglob("*")) if path.is_file() and path.suffix not in binary]
     seen: set[str] = set()
     n_tokens = 0
     for path in paths:
-        texts = [text for text in dict.fromkeys(texts_of(path)) if text not in seen]
+        texts = [text for text in dict.fromkeys(read_texts(path)) if text not in seen]
         seen.update(texts)
         n_tokens += gpt2.assert_equal(texts, path)
         small.assert_equal(texts[::10], path)
@@ -110,11 +112,11 @@ def test_every_text_of_the_real_data_in_both_vocabularies(
     assert n_tokens > 9_000_000
 
 
-def test_every_real_file_with_text_goes_through_the_pipeline_token_for_token(
-    tmp_path: Path, scaling_data: Path, gpt2: Pair
+def test_every_real_text_file_passes_the_pipeline_token_for_token(
+    tmp_path: Path, scaling_data: Path, gpt2: EncoderPair
 ) -> None:
-    # that `fast` gives the library's ids for these texts is what the test above shows
-    published = {  # from the data's own index
+    # the test above shows that `fast` gives the library's ids for these texts
+    published = {  # from the index of the data
         "c4_en_shard00000_first1000.jsonl": 485_006,
         "redpajama_c4_sample2_1000.jsonl": 493_321,
         "derived_slimpajama_schema.jsonl.gz": 3_738_369,
@@ -125,15 +127,15 @@ def test_every_real_file_with_text_goes_through_the_pipeline_token_for_token(
         first = raw.split(b"\n", 1)[0]
         if not first.startswith(b'{"') or not isinstance(json.loads(first).get("text"), str):
             continue
-        wanted, lengths = gpt2.fast.encode([json.loads(line)["text"] for line in raw.splitlines()])
+        expected, lengths = gpt2.fast.encode([json.loads(line)["text"] for line in raw.splitlines()])
         preprocess(
             [str(path)],
             tmp_path / "out",
             str(scaling_data / "gpt2_tokenizer"),
-            Options(quiet=True, overwrite=True),
+            PreprocessOptions(quiet=True, overwrite=True),
         )
         tokens = IndexedTokens(tmp_path / "out_text_document")
-        assert np.array_equal(tokens.read(0, 0, tokens.n_tokens), wanted), path
+        assert np.array_equal(tokens.read(0, 0, tokens.n_tokens), expected), path
         assert np.array_equal(tokens.document_tokens, lengths), path
         assert tokens.n_tokens == published.pop(path.name, tokens.n_tokens), path
         n_files += 1
@@ -141,35 +143,35 @@ def test_every_real_file_with_text_goes_through_the_pipeline_token_for_token(
     assert n_files > 15
 
 
-def characters(rng: np.random.Generator, low: int, high: int, n: int) -> str:
+def draw_characters(rng: np.random.Generator, low: int, high: int, n: int) -> str:
     points = rng.integers(low, high, n)
     return "".join(map(chr, points[(points < 0xD800) | (points >= 0xE000)]))
 
 
-def planes(rng: np.random.Generator) -> str:
-    """One of the 17 planes, assigned or not, noncharacters too."""
+def draw_plane(rng: np.random.Generator) -> str:
+    """Draw code points of one of the 17 planes, including unassigned ones and noncharacters."""
     plane = int(rng.integers(0, 17))
-    return characters(rng, plane << 16, (plane + 1) << 16, int(rng.integers(1, 60)))
+    return draw_characters(rng, plane << 16, (plane + 1) << 16, int(rng.integers(1, 60)))
 
 
-def private_use(rng: np.random.Generator) -> str:
+def draw_private_use(rng: np.random.Generator) -> str:
     low, high = [(0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE)][rng.integers(0, 3)]
-    return " ".join(characters(rng, low, high, int(rng.integers(1, 9))) for _ in range(6))
+    return " ".join(draw_characters(rng, low, high, int(rng.integers(1, 9))) for _ in range(6))
 
 
-def scripts(rng: np.random.Generator) -> str:
-    """Words of one block of 256 code points each, with spaces of every kind between them."""
+def draw_scripts(rng: np.random.Generator) -> str:
+    """Draw words, each from one block of 256 code points, separated by all kinds of spaces."""
     spaces = " \t\n\r\x0b\x0c\x1c\x1f\x85\u00a0\u1680\u2003\u200b\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
     words = []
     for _ in range(int(rng.integers(1, 12))):
         block = int(rng.integers(0, 0x200)) << 8
-        words.append(characters(rng, block, block + 256, int(rng.integers(0, 7))))
+        words.append(draw_characters(rng, block, block + 256, int(rng.integers(0, 7))))
         words.append("".join(rng.choice(list(spaces), int(rng.integers(1, 4)))))
     return "".join(words)
 
 
-def runs(rng: np.random.Generator) -> str:
-    """Digits, spaces, one letter, one mark: alone and against each other, of lengths about powers of two."""
+def draw_runs(rng: np.random.Generator) -> str:
+    """Draw runs of digits, spaces, letters and marks, with lengths near powers of two."""
     kinds = [
         "0",
         "7",
@@ -190,11 +192,11 @@ def runs(rng: np.random.Generator) -> str:
     parts = []
     for _ in range(int(rng.integers(1, 6))):
         kind, n = str(rng.choice(kinds)), 2 ** int(rng.integers(0, 9)) + int(rng.integers(-1, 2))
-        parts.append(kind * n if rng.random() < 0.7 else characters(rng, 0x30, 0x3A, n))
+        parts.append(kind * n if rng.random() < 0.7 else draw_characters(rng, 0x30, 0x3A, n))
     return "".join(parts)
 
 
-def contractions(rng: np.random.Generator) -> str:
+def draw_contractions(rng: np.random.Generator) -> str:
     bits = [
         "'s",
         "'t",
@@ -216,8 +218,8 @@ def contractions(rng: np.random.Generator) -> str:
     return "".join(rng.choice(bits, int(rng.integers(1, 30))))
 
 
-def code(rng: np.random.Generator) -> str:
-    """Lines that look like programs: indents, operators, numbers, names in every case."""
+def draw_code(rng: np.random.Generator) -> str:
+    """Draw lines that look like programs: indents, operators, numbers, names."""
     signs = [
         "==",
         "!=",
@@ -256,8 +258,8 @@ def code(rng: np.random.Generator) -> str:
     return str(rng.choice(["\n", "\r\n", "\n\n"])).join(lines)
 
 
-def special(rng: np.random.Generator) -> str:
-    """The special token's text, whole, broken, doubled, against spaces and words."""
+def draw_special(rng: np.random.Generator) -> str:
+    """Draw the special token's text: complete, truncated, doubled, next to spaces and words."""
     bits = [
         EOD_TEXT,
         EOD_TEXT[:-1],
@@ -276,31 +278,39 @@ def special(rng: np.random.Generator) -> str:
     return "".join(rng.choice(bits, int(rng.integers(1, 20))))
 
 
-KINDS = [planes, private_use, scripts, runs, contractions, code, special]
+GENERATORS = [
+    draw_plane,
+    draw_private_use,
+    draw_scripts,
+    draw_runs,
+    draw_contractions,
+    draw_code,
+    draw_special,
+]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", GENERATORS, ids=lambda kind: kind.__name__)
 def test_random_text_of_each_kind_in_both_vocabularies(
-    gpt2: Pair, small: Pair, kind: Callable[[np.random.Generator], str]
+    gpt2: EncoderPair, small: EncoderPair, kind: Callable[[np.random.Generator], str]
 ) -> None:
-    rng = np.random.default_rng([20260821, KINDS.index(kind)])
+    rng = np.random.default_rng([20260821, GENERATORS.index(kind)])
     texts = [kind(rng) for _ in range(2000)]
-    texts += [kind(rng) + kind(rng) for kind in KINDS for _ in range(100)]
+    texts += [kind(rng) + kind(rng) for kind in GENERATORS for _ in range(100)]
     for pair in (gpt2, small):
         assert pair.assert_equal(texts, kind.__name__) > len(texts)
 
 
-def test_every_code_point_beside_a_letter_a_digit_a_mark_and_a_space(gpt2: Pair) -> None:
+def test_every_code_point_beside_a_letter_a_digit_a_mark_and_a_space(gpt2: EncoderPair) -> None:
     points = [*range(0xD800), *range(0xE000, 0x110000)]
     blocks = ["".join(map(chr, points[i : i + 256])) for i in range(0, len(points), 256)]
     beside = ["".join(f"{c}a {c}1.{c}\n{c}" for c in block) for block in blocks[::7]]
     gpt2.assert_equal(blocks + beside, "all planes")
 
 
-def test_the_special_text_as_a_token_or_as_text(scaling_data: Path, gpt2: Pair) -> None:
+def test_the_special_text_as_a_token_or_as_text(scaling_data: Path, gpt2: EncoderPair) -> None:
     rng = np.random.default_rng(7)
-    texts = [special(rng) for _ in range(1000)]
-    as_text = Pair(scaling_data / "gpt2_tokenizer", special=False)
+    texts = [draw_special(rng) for _ in range(1000)]
+    as_text = EncoderPair(scaling_data / "gpt2_tokenizer", special=False)
     as_text.assert_equal(texts, "as text")
     counts = [
         sum(int((pair.fast.encode([text])[0] == 50256).sum()) for text in texts) for pair in (gpt2, as_text)
@@ -308,7 +318,7 @@ def test_the_special_text_as_a_token_or_as_text(scaling_data: Path, gpt2: Pair) 
     assert counts == [sum(text.count(EOD_TEXT) for text in texts), 0]
 
 
-def test_empty_and_huge_documents(gpt2: Pair) -> None:
+def test_empty_and_huge_documents(gpt2: EncoderPair) -> None:
     rng = np.random.default_rng(3)
     words = "".join(
         f"{word} " for word in rng.choice(["the", "quick", "brown", "fox", "12", "\u00e9\u4e2d"], 400_000)
@@ -322,10 +332,10 @@ def test_empty_and_huge_documents(gpt2: Pair) -> None:
 def test_random_documents_through_json_and_the_whole_pipeline(
     tmp_path: Path, scaling_data: Path, special_text: bool
 ) -> None:
-    """Escaped and raw, pretty and dense, with unpaired surrogates: json.loads is the judge of the text."""
+    """Documents in many forms of JSON, with unpaired surrogates. The reference for the text is json.loads."""
     rng = np.random.default_rng(11)
-    texts = [KINDS[i % len(KINDS)](rng) for i in range(1050)] + [""]
-    for i in range(0, len(texts), 10):  # an escape that stands for no character, anywhere
+    texts = [GENERATORS[i % len(GENERATORS)](rng) for i in range(1050)] + [""]
+    for i in range(0, len(texts), 10):  # an unpaired surrogate at a random position
         at, lone = int(rng.integers(0, len(texts[i]) + 1)), chr(int(rng.integers(0xD800, 0xE000)))
         texts[i] = texts[i][:at] + lone + texts[i][at:]
     lines = [
@@ -338,15 +348,15 @@ def test_random_documents_through_json_and_the_whole_pipeline(
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8", newline="")
     (tmp_path / "in.json.gz").write_bytes(gzip.compress((tmp_path / "in.jsonl").read_bytes()))
-    reference = Pair(scaling_data / "gpt2_tokenizer", special_text).library
-    # json joins two lone surrogates that stand together, as it must: its own reading is the standard
+    reference = EncoderPair(scaling_data / "gpt2_tokenizer", special_text).library
+    # json combines two adjacent surrogates into one character, so its result is the reference
     read = [
         "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in json.loads(line)["text"])
         for line in lines
     ]
-    wanted = [found.ids for found in reference.encode_batch(read, add_special_tokens=False)]
+    expected = [encoding.ids for encoding in reference.encode_batch(read, add_special_tokens=False)]
     for name in ("in.jsonl", "in.json.gz"):
-        options = Options(special_text=special_text, quiet=True, overwrite=True)
+        options = PreprocessOptions(special_text=special_text, quiet=True, overwrite=True)
         preprocess([str(tmp_path / name)], tmp_path / "out", str(scaling_data / "gpt2_tokenizer"), options)
         tokens = IndexedTokens(tmp_path / "out_text_document")
-        assert [tokens.document(i).tolist() for i in range(tokens.n_documents)] == wanted
+        assert [tokens.get_document(i).tolist() for i in range(tokens.n_documents)] == expected

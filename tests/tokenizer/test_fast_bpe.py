@@ -1,4 +1,4 @@
-"""The C++ encoder against the `tokenizers` library, id for id."""
+"""The C++ encoder compared with the `tokenizers` library, id by id."""
 
 import json
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from megatron import _csrc
-from megatron.tokenizer.bpe import BpeTokenizer, load_tokenizer
-from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, fast_of
-from megatron.tokenizer.fast_bpe import code_point_classes, compile_fast
+from megatron.tokenizer.bpe import BpeTokenizer, load_hf_tokenizer
+from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, build_fast_bpe
+from megatron.tokenizer.fast_bpe import compile_fast_bpe, load_code_point_classes
 from megatron.tokenizer.train_bpe import train_bpe
 
-ODD = [
+ODD_TEXTS = [
     "",
     " ",
     "  ",
@@ -50,7 +50,7 @@ ODD = [
 ]
 
 
-def ids_of(encoder: FastEncoder | LibraryEncoder, texts: list[str]) -> list[list[int]]:
+def encode_separately(encoder: FastEncoder | LibraryEncoder, texts: list[str]) -> list[list[int]]:
     ids, lengths = encoder.encode(texts)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
@@ -59,20 +59,20 @@ def ids_of(encoder: FastEncoder | LibraryEncoder, texts: list[str]) -> list[list
 def pairs(
     scaling_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[FastEncoder, LibraryEncoder]]:
-    """GPT-2, and a small tokenizer trained here in which most words are merged anew."""
+    """Encoders of GPT-2 and of a small trained tokenizer, in which most words need merges."""
     folder = tmp_path_factory.mktemp("small")
     train_bpe(["some words, some more words and 12 numbers \u00e9\u4e2d"] * 50, 280, folder)
-    made = []
+    encoders = []
     for name in (scaling_data / "gpt2_tokenizer", folder):
-        tokenizer = load_tokenizer(str(name))
-        fast, reason = fast_of(tokenizer)
+        tokenizer = load_hf_tokenizer(str(name))
+        fast, reason = build_fast_bpe(tokenizer)
         assert fast is not None, reason
-        made.append((FastEncoder(fast), LibraryEncoder(tokenizer)))
-    return made
+        encoders.append((FastEncoder(fast), LibraryEncoder(tokenizer)))
+    return encoders
 
 
 def random_texts(n: int, seed: int) -> Iterator[str]:
-    """Text over all planes, over scripts with many letters, and over the characters that words are cut at."""
+    """Yield text of all planes, of scripts with many letters, and of characters at which words are split."""
     rng = np.random.default_rng(seed)
     pool = list(" \n\t\r\u00a0\u2028\u3000\x85'stremvld1a2B!.\u00e9\u4e2d\U0001f642")
     for i in range(n):
@@ -86,16 +86,18 @@ def random_texts(n: int, seed: int) -> Iterator[str]:
 
 
 def test_odd_and_random_texts_give_the_ids_of_the_library(pairs: list) -> None:
-    texts = [*ODD, *random_texts(6000, seed=0)]
+    texts = [*ODD_TEXTS, *random_texts(6000, seed=0)]
     for fast, library in pairs:
-        assert ids_of(fast, texts) == ids_of(library, texts)
+        assert encode_separately(fast, texts) == encode_separately(library, texts)
 
 
 def test_very_long_words_give_the_ids_of_the_library_and_take_no_square_of_time(pairs: list) -> None:
     texts = ["a" * 5000, " " * 5000 + "x", "9" * 3000, "ab" * 4000, "\u4e2d" * 2000, "-=" * 3000, "\n" * 999]
     for fast, library in pairs:
-        assert ids_of(fast, texts) == ids_of(library, texts)
-    whole, _ = pairs[0][0].encode(["a" * 10_000_000])  # a square of 10 million would never end
+        assert encode_separately(fast, texts) == encode_separately(library, texts)
+    whole, _ = pairs[0][0].encode(
+        ["a" * 10_000_000]
+    )  # quadratic time for 10 million characters would not end
     assert pairs[0][1].tokenizer.decode(whole[:50]) in "a" * 1000
 
 
@@ -104,22 +106,22 @@ def test_a_cache_that_is_full_many_times_over_changes_nothing(pairs: list) -> No
     letters = np.array(list("etaoinshrdlu"))
     texts = [" ".join("".join(rng.choice(letters, 7)) for _ in range(2000)) for _ in range(60)]
     for fast, library in pairs:
-        assert ids_of(fast, texts + texts) == ids_of(library, texts + texts)
+        assert encode_separately(fast, texts + texts) == encode_separately(library, texts + texts)
 
 
 def test_special_text_can_be_ordinary_characters(scaling_data: Path) -> None:
-    tokenizer = load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
-    fast, _ = fast_of(tokenizer)
-    texts = [text for text in ODD if "<" in text]
-    as_text = ids_of(FastEncoder(fast, special=False), texts)
-    assert as_text == ids_of(LibraryEncoder(tokenizer, special=False), texts)
+    tokenizer = load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    fast, _ = build_fast_bpe(tokenizer)
+    texts = [text for text in ODD_TEXTS if "<" in text]
+    as_text = encode_separately(FastEncoder(fast, special=False), texts)
+    assert as_text == encode_separately(LibraryEncoder(tokenizer, special=False), texts)
     assert not any(50256 in ids for ids in as_text)
 
 
 def test_classes_are_those_of_the_installed_library() -> None:
-    # a sample of code points, and every border of a run; tools/derive_code_points.py asks for all of them
+    # a sample of code points and every boundary of a run; tools/derive_code_points.py checks all of them
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    classes = code_point_classes()
+    classes = load_code_point_classes()
     borders = np.flatnonzero(np.diff(classes.astype(int)))
     points = {*borders.tolist(), *(borders + 1).tolist(), *range(0, 0x110000, 97)}
     for point in sorted(p for p in points if not 0xD800 <= p < 0xE000):
@@ -128,40 +130,40 @@ def test_classes_are_those_of_the_installed_library() -> None:
 
 
 def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() -> None:
-    def reason(tokenizer: Tokenizer) -> str:
-        fast, why = compile_fast(json.loads(tokenizer.to_str()))
+    def refusal_reason(tokenizer: Tokenizer) -> str:
+        fast, why = compile_fast_bpe(json.loads(tokenizer.to_str()))
         assert fast is None
         return why
 
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    assert "WordLevel" in reason(words)
+    assert "WordLevel" in refusal_reason(words)
     bpe = Tokenizer(models.BPE())
-    assert "pre-tokeniser" in reason(bpe)
+    assert "pre-tokenizer" in refusal_reason(bpe)
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert "lacks 256 of the 256 bytes" in reason(bpe)
+    assert "lacks 256 of the 256 bytes" in refusal_reason(bpe)
     bpe.add_tokens([AddedToken("<|endoftext|>", normalized=False, special=False)])
-    assert reason(bpe) == "its added token is no special one"
+    assert refusal_reason(bpe) == "its added token is not a special token"
     bpe.normalizer = normalizers.NFC()
-    assert "normaliser" in reason(bpe)
+    assert "normalizer" in refusal_reason(bpe)
 
 
 def test_wrong_arguments_are_refused(scaling_data: Path) -> None:
-    fast, _ = fast_of(load_tokenizer(str(scaling_data / "gpt2_tokenizer")))
-    worker = fast.worker()
-    text = np.frombuffer(b"abc", dtype=np.uint8)
-    with pytest.raises(ValueError, match="rising"):
-        _csrc.encode_texts(worker, text, np.array([2, 1]), True, -1)
+    fast, _ = build_fast_bpe(load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer")))
+    worker = fast.create_worker()
+    text_bytes = np.frombuffer(b"abc", dtype=np.uint8)
+    with pytest.raises(ValueError, match="ascending"):
+        _csrc.encode_texts(worker, text_bytes, np.array([2, 1]), True, -1)
     with pytest.raises(ValueError, match="within texts"):
-        _csrc.encode_texts(worker, text, np.array([4]), True, -1)
+        _csrc.encode_texts(worker, text_bytes, np.array([4]), True, -1)
     with pytest.raises(ValueError, match="not UTF-8"):
         _csrc.encode_texts(worker, np.array([0xED, 0xA0, 0x80], dtype=np.uint8), np.array([3]), True, -1)
     with pytest.raises(TypeError):
-        _csrc.encode_texts(worker, text, np.array([3], dtype=np.int32), True, -1)
-    with pytest.raises(ValueError, match="past the counts"):
+        _csrc.encode_texts(worker, text_bytes, np.array([3], dtype=np.int32), True, -1)
+    with pytest.raises(ValueError, match="counts has no element"):
         _csrc.count_ids(np.array([5], dtype=np.uint16), np.zeros(5, dtype=np.int64))
 
 
-def test_no_end_of_document_token_is_an_error_where_one_is_needed() -> None:
+def test_a_missing_end_of_document_token_is_an_error_if_one_is_required() -> None:
     tokenizer = BpeTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "one letter")
     with pytest.raises(ValueError, match="one letter: got no end-of-document token"):
         _ = tokenizer.eod_id

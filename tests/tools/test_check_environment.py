@@ -1,4 +1,4 @@
-"""tools/check_environment.py: what it says of machines that have much, little, or something broken."""
+"""Tests of tools/check_environment.py on complete, incomplete and broken installations."""
 
 import os
 import re
@@ -15,9 +15,9 @@ TWO_GPUS = "NVIDIA H100 80GB HBM3, 81559, 570.86.15\nNVIDIA H100 80GB HBM3, 8155
 
 @pytest.fixture
 def check(root: Path):
-    """A function: (words, more folders) -> (status, {what: (mark, rest)}, stderr)."""
+    """A function that runs the tool and returns (status, {item: (mark, rest)}, stderr)."""
 
-    def ask(
+    def run_check(
         python: tuple[str, ...] = (), words: tuple[str, ...] = (), path: str = "", packages: str = ""
     ) -> tuple[int, dict[str, tuple[str, str]], str]:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (packages, str(root))))}
@@ -29,48 +29,50 @@ def check(root: Path):
         lines = re.findall(r"^(ok|missing|-) +(.{20}\S*) +(.*)$", done.stdout, re.MULTILINE)
         return done.returncode, {what.strip(): (mark, rest) for mark, what, rest in lines}, done.stderr
 
-    return ask
+    return run_check
 
 
-def test_where_nothing_is_installed_it_runs_says_what_training_lacks_and_fails(check) -> None:
-    status, told, error = check(python=("-I", "-S"))  # no site-packages, no PYTHONPATH
+def test_where_nothing_is_installed_it_lists_what_training_lacks_and_fails(check) -> None:
+    status, rows, error = check(python=("-I", "-S"))  # no site-packages, no PYTHONPATH
     assert status == 1
     assert {"torch", "megatron._csrc", "numpy"} <= {
-        what for what, (mark, _) in told.items() if mark == "missing"
+        what for what, (mark, _) in rows.items() if mark == "missing"
     }
-    assert "requirements.txt" in told["torch"][1] and "pip install" in told["megatron._csrc"][1]
-    assert told["deepspeed"][0] == "-"  # training runs without
+    assert "requirements.txt" in rows["torch"][1] and "pip install" in rows["megatron._csrc"][1]
+    assert rows["deepspeed"][0] == "-"  # optional for training
     assert error.startswith("error: training cannot run here without torch, megatron._csrc")
 
 
-def test_it_tells_of_every_pinned_library_and_passes_where_training_runs(check, root: Path) -> None:
-    status, told, _ = check(words=("--quick",))
+def test_it_lists_every_pinned_library_and_passes_where_training_runs(check, root: Path) -> None:
+    status, rows, _ = check(words=("--quick",))
     assert status == 0
     pinned = re.findall(r"^([\w.-]+)==", (root / "requirements.txt").read_text(), re.MULTILINE)
-    assert set(pinned) <= told.keys()
-    assert {told[what][0] for what in ("torch", "numpy", "megatron._csrc")} == {"ok"}
+    assert set(pinned) <= rows.keys()
+    assert {rows[what][0] for what in ("torch", "numpy", "megatron._csrc")} == {"ok"}
 
 
-def test_gpus_are_named_and_a_torch_that_does_not_see_them_is_told_of(check, tmp_path: Path) -> None:
+def test_gpus_are_listed_and_a_torch_that_does_not_see_them_is_reported(check, tmp_path: Path) -> None:
     driver = tmp_path / "nvidia-smi"
     driver.write_text(f"#!/bin/sh\nprintf '{TWO_GPUS}'\n")
     driver.chmod(0o755)
-    blind = tmp_path / "sitecustomize.py"  # as a torch for the CPU, also where this torch sees a GPU
+    blind = tmp_path / "sitecustomize.py"  # hide GPUs from torch, as in a CPU build
     blind.write_text("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n")
-    status, told, _ = check(path=str(tmp_path), packages=str(tmp_path))
+    status, rows, _ = check(path=str(tmp_path), packages=str(tmp_path))
     assert status == 0
     # 81,559 MiB
-    assert told["GPU 0"] == told["GPU 1"] == ("ok", "NVIDIA H100 80GB HBM3, 79.6 GiB, driver 570.86.15")
-    assert told["GPUs that torch sees"][0] == "-"
-    assert "download.pytorch.org" in told["GPUs that torch sees"][1]
+    assert rows["GPU 0"] == rows["GPU 1"] == ("ok", "NVIDIA H100 80GB HBM3, 79.6 GiB, driver 570.86.15")
+    assert rows["GPUs that torch sees"][0] == "-"
+    assert "download.pytorch.org" in rows["GPUs that torch sees"][1]
 
 
-def test_a_torch_that_does_not_start_is_fatal_with_its_own_last_words(check, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_fatal_and_its_last_error_line_is_shown(
+    check, tmp_path: Path
+) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: not found')\n")
-    status, told, error = check(packages=str(tmp_path))
+    status, rows, error = check(packages=str(tmp_path))
     assert status == 1 and "without torch" in error
-    assert told["torch"][0] == "missing" and "libcudart.so.13: not found" in told["torch"][1]
+    assert rows["torch"][0] == "missing" and "libcudart.so.13: not found" in rows["torch"][1]
 
 
 IMPORTED = """
@@ -81,10 +83,10 @@ print(*{name.split(".")[0] for name in sys.modules})
 
 
 def test_what_it_requires_is_what_training_imports(root: Path) -> None:
-    asked = [sys.executable, "-c", IMPORTED]
+    command = [sys.executable, "-c", IMPORTED]
     environment = os.environ | {"PYTHONPATH": str(root)}
-    told = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
     text = (root / "requirements.txt").read_text()
     pinned = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
     required = load_tool(root / "tools" / "check_environment.py").TRAINING
-    assert pinned & set(told.stdout.split()) == set(required)
+    assert pinned & set(done.stdout.split()) == set(required)

@@ -1,4 +1,4 @@
-"""The completion script, asked by a real bash what it would offer, and by a real zsh."""
+"""Tests of the completion script in real bash and zsh processes."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-# a zsh at a terminal of its own, in which somebody types a line and a tab
+# a zsh in a pseudo-terminal, to which a line and a tab are sent
 TYPE = """
 zmodload zsh/zpty
 zpty shell zsh -f -i
@@ -32,18 +32,18 @@ heard "$3"
 
 @pytest.fixture(scope="module")
 def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A function: a line that is being typed -> the words that are offered for its last."""
+    """A function that maps a typed line to the completions of its last word."""
     script = tmp_path_factory.mktemp("completion") / "completion.bash"
-    made = [sys.executable, str(root / "tools" / "completion.py"), "--out", str(script)]
-    subprocess.run(made, check=True, timeout=240, capture_output=True)
+    command = [sys.executable, str(root / "tools" / "completion.py"), "--out", str(script)]
+    subprocess.run(command, check=True, timeout=240, capture_output=True)
 
-    def ask(line: str) -> set[str]:
+    def complete_line(line: str) -> set[str]:
         words = ["bash", "--norc", "-c", ASK, "bash", str(script), line]
         done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True)
         return set(done.stdout.split())
 
-    ask.script = script
-    return ask
+    complete_line.script = script
+    return complete_line
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
         ("python tools/download_assets.py c4 --sp", {"--split"}),
         ("python tools/download_assets.py c4 --split v", {"validation"}),
         ("python tools/register_corpus.py x.duckdb add name f --pres", {"--preset"}),
-        # file names are left to the shell
+        # the shell completes file names
         ("python tools/pretrain.py ", set()),
         ("python tools/fit_law.py t.csv --out ", set()),
         ("python my_script.py --o", set()),
@@ -84,7 +84,9 @@ def test_every_tool_is_in_the_script_and_bash_reads_it(offered, root: Path) -> N
 
 def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: Path) -> None:
     typed = f"source {offered.script}\nbind 'set enable-bracketed-paste off'\n"
-    typed += "python tools/fit_law.py --hel\t | echo got: \x01echo \x05\n"  # then before the line: echo
+    typed += (
+        "python tools/fit_law.py --hel\t | echo got: \x01echo \x05\n"  # Ctrl-A, then echo before the line
+    )
     words = ["bash", "--norc", "--noprofile", "-i"]
     done = subprocess.run(
         ["script", "-qec", " ".join(words), "/dev/null"], input=typed + "exit\n",

@@ -1,4 +1,4 @@
-"""Converting and writing, as a person types it."""
+"""Tests of converting checkpoints and generating text from the command line."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-def typed(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:
+def run_tool(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / tool), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
@@ -20,10 +20,10 @@ def stories(scaling_data: Path) -> Path:
 def test_a_converted_model_writes_the_same_text(root: Path, stories: Path, tmp_path: Path) -> None:
     words = ("--prompt", "Once upon a time", "--temperature", 0, "--max-new-tokens", 40, "--threads", 1)
     tokenizer = ("--tokenizer", stories / "tok512.bin")
-    direct = typed(root, "generate_text.py", stories / "stories260K.bin", *tokenizer, *words)
+    direct = run_tool(root, "generate_text.py", stories / "stories260K.bin", *tokenizer, *words)
     assert direct.returncode == 0, direct.stderr
     assert direct.stdout.startswith("Once upon a time, there was a little girl named Lily.")
-    done = typed(
+    done = run_tool(
         root,
         "convert_checkpoint.py",
         stories / "stories260K.bin",
@@ -36,13 +36,13 @@ def test_a_converted_model_writes_the_same_text(root: Path, stories: Path, tmp_p
         0,
         f"{tmp_path / 'native'}: autoregressive, 260,032 parameters\n",
     )
-    again = typed(root, "generate_text.py", tmp_path / "native", *words, "--stream")
+    again = run_tool(root, "generate_text.py", tmp_path / "native", *words, "--stream")
     assert (again.returncode, again.stdout) == (0, direct.stdout)
 
 
-def test_bad_input_is_one_sentence(root: Path, stories: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(root: Path, stories: Path, tmp_path: Path) -> None:
     for words, sentence in (
-        (("generate_text.py", stories / "stories260K.bin"), "name it with --tokenizer"),
+        (("generate_text.py", stories / "stories260K.bin"), "give it with --tokenizer"),
         (("generate_text.py", tmp_path / "none", "--prompt", "a"), "no such checkpoint"),
         (("generate_text.py", stories / "stories260K.bin", "--device", "moon"), "--device moon: "),
         (
@@ -55,12 +55,12 @@ def test_bad_input_is_one_sentence(root: Path, stories: Path, tmp_path: Path) ->
         ),
         (
             ("convert_checkpoint.py", "run", tmp_path / "out", "--to", "sharded", "--tokenizer", "gpt2"),
-            "--to sharded keeps what the run says",
+            "--to sharded keeps the run's settings",
         ),
         (
             ("generate_text.py", stories / "stories260K.bin", "--tokenizer", stories / "tok512.bin",
              "--max-new-tokens", -1),
-            "-1 new tokens, wanted 0 or more",
+            "got -1 new tokens, expected 0 or more",
         ),
         (
             ("generate_text.py", stories / "stories260K.bin", "--tokenizer", stories / "tok512.bin",
@@ -68,8 +68,8 @@ def test_bad_input_is_one_sentence(root: Path, stories: Path, tmp_path: Path) ->
             "--steps and --block-tokens are for masked diffusion",
         ),
     ):  # fmt: skip
-        failed = typed(root, *words)
+        failed = run_tool(root, *words)
         assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
         assert failed.stderr.startswith("error: ") and sentence in failed.stderr
-    assert typed(root, "convert_checkpoint.py", "a", "b").returncode == 2
+    assert run_tool(root, "convert_checkpoint.py", "a", "b").returncode == 2
     assert not list(tmp_path.iterdir())

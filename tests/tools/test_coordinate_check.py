@@ -1,4 +1,4 @@
-"""The coordinate check as a person runs it."""
+"""Tests of tools/bench/coordinate_check.py from the command line."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-def run(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_tool(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         str(root / "tools" / "bench" / "coordinate_check.py"),
@@ -21,7 +21,7 @@ def run(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_prints_a_slope_for_each_sweep_and_writes_a_page(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     page = tmp_path / "page.html"
-    done = run(
+    done = run_tool(
         root, "--widths", "16", "64", "--depths", "2", "8", "--d-head", "16", "--steps", "2", "--seeds", "1",
         "--n-tokens", "50", "--out", str(page),
     )  # fmt: skip
@@ -38,7 +38,7 @@ def test_it_prints_a_slope_for_each_sweep_and_writes_a_page(root: Path, tmp_path
     assert 'id="plot-width"' in text and 'id="plot-depth"' in text
 
 
-def test_sizes_that_say_nothing_are_refused(root: Path) -> None:
-    done = run(root, "--widths", "64")
+def test_a_single_size_is_refused(root: Path) -> None:
+    done = run_tool(root, "--widths", "64")
     assert done.returncode == 2
-    assert "a slope wants two sizes" in done.stderr
+    assert "expected at least two for a slope" in done.stderr

@@ -1,4 +1,4 @@
-"""Downstream scores, as a person types it."""
+"""Tests of tools/evaluate_downstream.py from the command line."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from megatron.checkpoint.convert import read_any
-from megatron.checkpoint.weights import save_weights
+from megatron.checkpoint.model_weights import save_weights
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 from tests.conftest import free_port
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,13 +23,13 @@ Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Native checkpoints: stories260K's, and a diffusion model that has learned nothing."""
+    """Native checkpoints of stories260K and of an untrained diffusion model."""
     folder, source = tmp_path_factory.mktemp("models"), scaling_data / "stories260K"
     weights = read_any(source / "stories260K.bin", tokenizer=str(source / "tok512.bin"))
     save_weights(weights, folder / "stories")
     config = ModelConfig(d_model=32, d_ff=64, d_head=8, n_heads=4, n_layers=2, n_tokens=512, vocab_rows=640)
     model = Gpt(config)
-    initialise(model, 0)
+    init_weights(model, 0)
     diffusion = {"config": config, "objective": "masked_diffusion", "state": model.state_dict()}
     save_weights(replace(weights, **diffusion), folder / "diffusion")
     return folder
@@ -37,9 +37,9 @@ def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def typed(root: Path, scaling_data: Path) -> Typed:
-    """Score on one or more gloo ranks; what rank 0 says."""
+    """A function that scores on one or more gloo ranks and returns the output of rank 0."""
 
-    def run(*words: object, n_ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    def run_tool(*words: object, n_ranks: int = 1) -> subprocess.CompletedProcess[str]:
         data = ("--data-dir", str(scaling_data / "downstream"), "--device", "cpu")
         command = [sys.executable, str(root / "tools" / "evaluate_downstream.py"), *map(str, words), *data]
         shared = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -53,20 +53,20 @@ def typed(root: Path, scaling_data: Path) -> Typed:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started = [subprocess.Popen(command, env={**shared, **rank}, **pipes) for rank in ranks]
         try:
-            told = [process.communicate(timeout=240) for process in started]
+            outputs = [process.communicate(timeout=240) for process in started]
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-        return subprocess.CompletedProcess(command, started[0].returncode, *told[0])
+        return subprocess.CompletedProcess(command, started[0].returncode, *outputs[0])
 
-    return run
+    return run_tool
 
 
-def metrics(folder: Path) -> dict[str, dict[str, float]]:
-    """Of each task, without names and counts."""
-    found = json.loads((folder / "results.json").read_text())["results"]
-    return {name: {k: v for k, v in told.items() if "," in k} for name, told in found.items()}
+def read_metrics(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the metrics of each task, without names and counts."""
+    results = json.loads((folder / "results.json").read_text())["results"]
+    return {name: {k: v for k, v in values.items() if "," in k} for name, values in results.items()}
 
 
 @pytest.mark.ranks
@@ -87,10 +87,10 @@ def test_two_ranks_give_the_figures_of_one(
     for n_ranks in (1, 2):
         done = typed(*words, "--out", tmp_path / str(n_ranks), "--log-samples", n_ranks=n_ranks)
         assert done.returncode == 0, done.stderr
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
-    assert list(one) == tasks.split(",")
-    for task, told in one.items():
-        assert two[task] == pytest.approx(told, rel=1e-6)
+    by_one, by_two = read_metrics(tmp_path / "1"), read_metrics(tmp_path / "2")
+    assert list(by_one) == tasks.split(",")
+    for task, values in by_one.items():
+        assert by_two[task] == pytest.approx(values, rel=1e-6)
     samples = [(tmp_path / n / "lambada_openai.samples.jsonl").read_text().splitlines() for n in "12"]
     assert len(samples[0]) == len(samples[1]) == 7
 
@@ -99,11 +99,11 @@ def test_finished_tasks_are_not_scored_again(typed: Typed, stories: Path) -> Non
     words = (stories / "stories", "--limit", 5, "--num-fewshot", 1)
     folder = stories / "stories.scores" / "downstream" / "ar-1shot-first5"
     assert typed(*words, "--tasks", "copa").returncode == 0
-    kept = (folder / "copa.json").stat().st_mtime_ns
+    mtime_ns = (folder / "copa.json").stat().st_mtime_ns
     more = typed(*words, "--tasks", "copa,sciq")
     assert more.returncode == 0, more.stderr
     assert "scored before: copa\n" in more.stdout and "|sciq" in more.stdout and "±" in more.stdout
-    assert (folder / "copa.json").stat().st_mtime_ns == kept
+    assert (folder / "copa.json").stat().st_mtime_ns == mtime_ns
     whole = json.loads((folder / "results.json").read_text())
     assert whole["n-samples"]["sciq"] == {"original": 1000, "effective": 5}
     assert whole["n-shot"] == {"copa": 1, "sciq": 1}
@@ -112,20 +112,20 @@ def test_finished_tasks_are_not_scored_again(typed: Typed, stories: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["copa.json", "results.json", "sciq.json"]
 
 
-def test_contexts_longer_than_the_model_are_counted_and_told(typed: Typed, stories: Path) -> None:
+def test_contexts_longer_than_the_model_are_counted_and_reported(typed: Typed, stories: Path) -> None:
     done = typed(stories / "stories", "--tasks", "race", "--limit", 2)
-    assert "race: 8 requests are longer than the model's 512 positions" in done.stderr
+    assert "race: 8 requests exceed the model's 512 positions" in done.stderr
     folder = stories / "stories.scores" / "downstream" / "ar-first2"
     assert json.loads((folder / "results.json").read_text())["n-cut"] == {"race": 8}
 
 
-def test_bad_input_is_one_sentence(typed: Typed, stories: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(typed: Typed, stories: Path, tmp_path: Path) -> None:
     model = stories / "stories"
     for words, sentence in (
-        ((model, "--tasks", "hellaswga"), "hellaswga has no form for local files, which arc_easy"),
-        ((tmp_path, "--tasks", "copa"), "no checkpoint there, nor in folders below it"),
-        ((model, "--tasks", "copa", "--only-mc-nll"), "the model is autoregressive; leave them out"),
-        ((stories, "--tasks", "copa", "--out", tmp_path), "2 models would write to"),
+        ((model, "--tasks", "hellaswga"), "--data-dir: got hellaswga, expected one of arc_easy"),
+        ((tmp_path, "--tasks", "copa"), "got no checkpoint in it or its subfolders"),
+        ((model, "--tasks", "copa", "--only-mc-nll"), "the model is autoregressive. Omit them."),
+        ((stories, "--tasks", "copa", "--out", tmp_path), "--out: got 2 models for the one folder"),
     ):
         failed = typed(*words)
         assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
@@ -147,5 +147,5 @@ def test_tasks_of_the_other_kind_are_skipped_and_named(typed: Typed, stories: Pa
         results = json.loads((tmp_path / "out" / "results.json").read_text())
         assert list(results["config"]["skipped"]) == [other] and list(results["results"]) == [scored]
     none = typed(*words[:-1], tmp_path / "none", "--tasks", "copa,piqa", "--only-generate")
-    assert none.returncode == 1 and "error: --tasks: none is left (copa: " in none.stderr
+    assert none.returncode == 1 and "error: --tasks: all tasks are skipped (copa: " in none.stderr
     assert "piqa: ranks or measures" in none.stderr and not (tmp_path / "none").exists()

@@ -1,4 +1,4 @@
-"""A frontier from a table of runs, as a person would ask for it."""
+"""Tests of tools/fit_frontier.py on a table of runs."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ E, A, B, ALPHA, BETA = 1.8, 480.0, 2080.0, 0.35, 0.37
 
 
 def best_size(flops: float) -> float:
-    """N of the lowest loss at C = 6 N D."""
+    """Return N of the lowest loss at C = 6 N D."""
     return (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA)) * (flops / 6) ** (BETA / (ALPHA + BETA))
 
 
@@ -61,7 +61,7 @@ def test_the_optimum_of_a_table_is_that_of_its_surface(table: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--where", "corpus = wiki"], "corpus"),
         (["--predict"], "expected a study's directory"),
@@ -69,7 +69,9 @@ def test_the_optimum_of_a_table_is_that_of_its_surface(table: Path, tmp_path: Pa
         (["--loss-column", "loss"], "--loss-column"),
     ],
 )
-def test_what_a_table_does_not_have_is_refused(table: Path, more: list[str], said: str, capsys) -> None:
+def test_a_column_or_option_that_a_table_does_not_have_is_refused(
+    table: Path, more: list[str], message: str, capsys
+) -> None:
     assert main([str(table), *WORDS, *more]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(table.parent.glob("*.json"))

@@ -1,4 +1,4 @@
-"""tools/fit_law.py, run as a person runs it."""
+"""Tests of tools/fit_law.py from the command line."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from megatron.scaling.law import Law
 from megatron.scaling.selection import Columns, select_runs
 
 
-def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "fit_law.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
@@ -33,9 +33,9 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_law_of_the_table_is_found_and_what_was_left_out_is_said(root: Path, table: Path) -> None:
+def test_the_law_of_the_table_is_recovered_and_omitted_runs_are_reported(root: Path, table: Path) -> None:
     out = table.with_name("law.json")
-    done = run(
+    done = run_tool(
         root,
         table,
         "--form",
@@ -60,7 +60,7 @@ def test_the_law_of_the_table_is_found_and_what_was_left_out_is_said(root: Path,
 def test_published_points_are_fitted_from_their_own_columns(root: Path, laws: Path, tmp_path: Path) -> None:
     table = laws / "chinchilla_epoch" / "svg_extracted_data.csv"
     out = tmp_path / "law.json"
-    done = run(root, table, "--n-column", "Model Size", "--flops-column", "Training FLOP", "--out", out,
+    done = run_tool(root, table, "--n-column", "Model Size", "--flops-column", "Training FLOP", "--out", out,
                "--n-bootstrap", 0)  # fmt: skip
     assert done.returncode == 0, done.stderr
     expected = json.loads((laws / "expected.json").read_text())["chinchilla_epoch"]["all_245_points_huber"]
@@ -70,28 +70,30 @@ def test_published_points_are_fitted_from_their_own_columns(root: Path, laws: Pa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "runs of autoregressive, masked_diffusion; say --objective which one to fit"),
+        ([], "got runs of autoregressive, masked_diffusion, expected one objective. Choose it with"),
         (["--objective", "autoregresive"], "did you mean 'autoregressive'?"),
-        (["--objective", "masked_diffusion"], "3 distinct (N, D) for 5 constants"),
+        (["--objective", "masked_diffusion"], "got 3 distinct (N, D) for 5 constants"),
         (["--objective", "autoregressive", "--n-column", "n_param"], "did you mean 'n_params'?"),
         (
             ["--objective", "autoregressive", "--loss-column", "run"],
-            "row 1, run: found 'ar00', wanted a positive number",
+            "row 1, run: got 'ar00', expected a positive number",
         ),
     ],
 )
-def test_bad_input_is_one_sentence_and_no_law(root: Path, table: Path, words: list, sentence: str) -> None:
+def test_bad_input_is_reported_in_one_line_and_writes_no_law(
+    root: Path, table: Path, words: list, sentence: str
+) -> None:
     out = table.with_name("law.json")
-    done = run(root, table, "--out", out, *words)
+    done = run_tool(root, table, "--out", out, *words)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert sentence in done.stderr
     assert not out.exists()
-    assert run(root, table.with_name("none.csv"), "--out", out).returncode == 1
+    assert run_tool(root, table.with_name("none.csv"), "--out", out).returncode == 1
 
 
 @pytest.fixture
 def marked(tmp_path: Path) -> Path:
-    """20 runs under a known law; the two largest, marked held_out, lie 5 % and 10 % above it."""
+    """20 runs under a known law; the two largest, marked held_out, are 5 % and 10 % above it."""
     lines = ["run,objective,n_params,train_tokens,loss,held_out"]
     for i, n in enumerate([*np.geomspace(1e7, 1e9, 6), 5e9]):
         for j, d in enumerate(np.geomspace(1e9, 1e11, 3) if i < 6 else (2e10, 2e11)):
@@ -104,46 +106,46 @@ def marked(tmp_path: Path) -> Path:
 
 def test_runs_marked_held_out_are_predicted_and_not_fitted(root: Path, marked: Path) -> None:
     out = marked.with_name("law.json")
-    done = run(root, marked, "--out", out, "--n-bootstrap", 30)
+    done = run_tool(root, marked, "--out", out, "--n-bootstrap", 30)
     assert done.returncode == 0, done.stderr
     law = json.loads(out.read_text())
     assert law["n_runs"] == 18
-    # neither the fit nor a single replicate has seen them: all lie on the law that made the other runs
+    # neither the fit nor any replicate uses them: all recover the law of the other runs
     assert law["params"]["alpha"] == pytest.approx(0.33, rel=1e-6)
     assert np.array(law["replicates"]["beta"]) == pytest.approx(0.3, rel=1e-4)
-    told = law["held_out"]
-    assert told["runs"] == ["r60", "r61"] and told["N"] == [5e9, 5e9]
-    assert np.array(told["measured"]) / told["predicted"] == pytest.approx([1.05, 1.10], rel=1e-6)
-    assert told["worst_percent"] == pytest.approx(100 * np.log(1.10), rel=1e-5)
-    assert told["n_inside"] == 0 and "2 runs held out" in done.stdout
-    more = run(root, marked, "--out", out, "--n-bootstrap", 0, "--hold-out", 1)
+    scores = law["held_out"]
+    assert scores["runs"] == ["r60", "r61"] and scores["N"] == [5e9, 5e9]
+    assert np.array(scores["measured"]) / scores["predicted"] == pytest.approx([1.05, 1.10], rel=1e-6)
+    assert scores["worst_percent"] == pytest.approx(100 * np.log(1.10), rel=1e-5)
+    assert scores["n_inside"] == 0 and "2 runs held out" in done.stdout
+    more = run_tool(root, marked, "--out", out, "--n-bootstrap", 0, "--hold-out", 1)
     assert more.returncode == 0 and json.loads(out.read_text())["held_out"]["runs"] == ["r52", "r60", "r61"]
-    every = run(root, marked, "--out", out, "--n-bootstrap", 0, "--fit-all")
+    every = run_tool(root, marked, "--out", out, "--n-bootstrap", 0, "--fit-all")
     assert every.returncode == 0
     assert (json.loads(out.read_text())["n_runs"], json.loads(out.read_text())["held_out"]) == (20, {})
 
 
-def test_a_comparison_and_the_other_approaches_leave_marked_runs_out(root: Path, marked: Path) -> None:
-    done = run(root, marked, "--compare", "chinchilla")
+def test_a_comparison_and_the_other_approaches_omit_marked_runs(root: Path, marked: Path) -> None:
+    done = run_tool(root, marked, "--compare", "chinchilla")
     assert "2 held out" in done.stdout
     out = marked.with_name("envelope.json")
-    kept = marked.with_name("kept.csv")
+    unmarked = marked.with_name("kept.csv")
     lines = marked.read_text().splitlines()
-    kept.write_text("\n".join(line for line in lines if not line.endswith(",1")) + "\n")
-    found = []
-    for table in (marked, kept):
-        assert run(root, table, "--approach", 1, "--out", out).returncode == 0
-        found.append(json.loads(out.read_text())["N"])
-    assert found[0] == found[1]
-    kept.write_text("\n".join(line.removesuffix(",0") + (",1" if i and line[-2:] == ",0" else "")
+    unmarked.write_text("\n".join(line for line in lines if not line.endswith(",1")) + "\n")
+    coefficients = []
+    for table in (marked, unmarked):
+        assert run_tool(root, table, "--approach", 1, "--out", out).returncode == 0
+        coefficients.append(json.loads(out.read_text())["N"])
+    assert coefficients[0] == coefficients[1]
+    unmarked.write_text("\n".join(line.removesuffix(",0") + (",1" if i and line[-2:] == ",0" else "")
                               for i, line in enumerate(lines)) + "\n")  # fmt: skip
-    none = run(root, kept, "--out", out)
-    assert none.returncode == 1 and "the table marks all of them" in none.stderr
+    none = run_tool(root, unmarked, "--out", out)
+    assert none.returncode == 1 and "got all runs marked as held out" in none.stderr
 
 
 @pytest.fixture
 def repeats(tmp_path: Path) -> Path:
-    """60 runs under the law of over-repetition, with their unique tokens and an exact count of FLOPs."""
+    """60 runs under the law of over-repetition, with unique tokens and exact FLOPs."""
     lines = ["n_params,train_tokens,unique_tokens,train_flops,loss"]
     rng = np.random.default_rng(0)
     for n in np.geomspace(1e7, 1e9, 5):
@@ -158,10 +160,23 @@ def repeats(tmp_path: Path) -> Path:
     return path
 
 
-def test_another_form_reads_unique_tokens_holds_runs_out_and_profiles(root: Path, repeats: Path) -> None:
+def test_a_form_of_repetition_reads_unique_tokens_holds_runs_out_and_profiles(
+    root: Path, repeats: Path
+) -> None:
     out = repeats.with_name("law.json")
-    done = run(root, repeats, "--form", "repeated_data", "--hold-out", 5, "--profile", "R_D", "--out", out,
-               "--n-bootstrap", 20)  # fmt: skip
+    words = (
+        "--form",
+        "repeated_data",
+        "--hold-out",
+        5,
+        "--profile",
+        "R_D",
+        "--out",
+        out,
+        "--n-bootstrap",
+        20,
+    )
+    done = run_tool(root, repeats, *words)
     assert done.returncode == 0, done.stderr
     law = json.loads(out.read_text())
     assert (law["form"], law["n_runs"], law["columns"]["U"]) == ("repeated_data", 55, "unique_tokens")
@@ -171,13 +186,13 @@ def test_another_form_reads_unique_tokens_holds_runs_out_and_profiles(root: Path
 
 def test_the_forms_are_compared_and_nothing_is_written(root: Path, repeats: Path) -> None:
     out = repeats.with_name("law.json")
-    done = run(root, repeats, "--compare", "chinchilla,over_repetition", "--hold-out", 6, "--out", out)
+    done = run_tool(root, repeats, "--compare", "chinchilla,over_repetition", "--hold-out", 6, "--out", out)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["over_repetition", "chinchilla"]
     assert not out.exists()
 
 
-def test_another_count_of_flops_is_another_fit(root: Path, tmp_path: Path) -> None:
+def test_a_different_flops_convention_gives_a_different_fit(root: Path, tmp_path: Path) -> None:
     lines = ["n_params,train_tokens,loss,exact"]
     for c in (1e18, 1e19, 1e20):
         for n in np.sqrt(c / 120) * np.geomspace(0.4, 2.5, 5):
@@ -188,10 +203,10 @@ def test_another_count_of_flops_is_another_fit(root: Path, tmp_path: Path) -> No
     exponents = []
     for by in ("6nd", "exact"):
         out = tmp_path / f"{by}.json"
-        done = run(root, table, "--approach", 2, "--flops-by", by, "--out", out)
+        done = run_tool(root, table, "--approach", 2, "--flops-by", by, "--out", out)
         assert done.returncode == 0, done.stderr
         exponents.append(json.loads(out.read_text())["N"]["exponent"])
-    # at equal C = 6 N D the surface is symmetric in log N, so by 6 N D the exponent is exactly a half
+    # at equal C = 6 N D the surface is symmetric in log N, so with 6 N D the exponent is exactly 1/2
     assert exponents[0] == pytest.approx(0.5, abs=1e-3)
     assert exponents[1] != pytest.approx(exponents[0], abs=1e-5)
 
@@ -205,36 +220,36 @@ def test_the_floor_of_the_published_form_is_profiled_without_unique_tokens(
         for k, (n, d) in enumerate((n, d) for n in (1e7, 1e8, 1e9) for d in (1e9, 1e10, 1e11, 1e12))
     ]
     table.write_text("n_params,train_tokens,loss\n" + "".join(f"{n},{d},{loss!r}\n" for n, d, loss in rows))
-    done = run(root, table, "--profile", "E", "--n-bootstrap", 0, "--out", out)
+    done = run_tool(root, table, "--profile", "E", "--n-bootstrap", 0, "--out", out)
     assert done.returncode == 0, done.stderr
-    held = json.loads(out.read_text())["profile"]
-    assert held["low"] < 1.8 < held["high"]
+    profile = json.loads(out.read_text())["profile"]
+    assert profile["low"] < 1.8 < profile["high"]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--form", "repeated_data", "--unique-column", "unique"], "no column 'unique' of unique tokens"),
-        (["--hold-out", 60], "found 60 of 60"),
-        (["--fix", "alpha"], "--fix alpha: wanted NAME=VALUE"),
-        (["--profile", "R_D"], "profile: 'R_D' is not one of E, alpha, beta, which chinchilla has"),
+        (["--hold-out", 60], "got 60 of 60"),
+        (["--fix", "alpha"], "--fix: got alpha, expected NAME=VALUE"),
+        (["--profile", "R_D"], "profile: got 'R_D', expected one of E, alpha, beta of chinchilla"),
         (["--approach", 2, "--flops-by", "flops"], "no column 'flops'"),
         (["--compare", "chinchilla,moon", "--hold-out", 5], ""),
     ],
 )
-def test_bad_words_for_the_new_ways_are_one_sentence(
+def test_invalid_options_are_reported_in_one_line(
     root: Path, repeats: Path, words: list, sentence: str
 ) -> None:
-    done = run(root, repeats, *words, "--out", repeats.with_name("law.json"), "--n-bootstrap", 0)
-    if not sentence:  # a form that cannot be fitted is told in its own line
-        assert done.returncode == 0 and "'moon' is not one of" in done.stdout
+    done = run_tool(root, repeats, *words, "--out", repeats.with_name("law.json"), "--n-bootstrap", 0)
+    if not sentence:  # a form that cannot be fitted is reported in its line of the table
+        assert done.returncode == 0 and "got 'moon', expected one of" in done.stdout
         return
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert sentence in done.stderr
 
 
 def grouped_table(path: Path, column: str) -> Path:
-    """Twelve models at eight checkpoints each, with noise that a model's rows share."""
+    """Write twelve models at eight checkpoints each, with noise shared by a model's rows."""
     n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
     d = n * np.tile(np.geomspace(4, 100, 8), 12)
     names = np.repeat([f"m{i}" for i in range(12)], 8)
@@ -253,27 +268,27 @@ def test_rows_of_one_trunk_are_grouped_by_default_and_repeated_names_are_warned_
 ) -> None:
     out = tmp_path / "law.json"
 
-    def fit(column: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Law]:
+    def fit_grouped(column: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Law]:
         table = grouped_table(tmp_path / "table.csv", column)
-        done = run(root, table, "--out", out, "--n-bootstrap", 50, *words)
+        done = run_tool(root, table, "--out", out, "--n-bootstrap", 50, *words)
         return done, Law.load(out)
 
-    assert fit("trunk")[1].noise["n_groups"] == 12
-    assert fit("trunk", "--group", "none")[1].noise["n_groups"] is None
-    assert "84 rows repeat the name of another run" in fit("run")[0].stdout
-    done, law = fit("run", "--group", "run")
+    assert fit_grouped("trunk")[1].noise["n_groups"] == 12
+    assert fit_grouped("trunk", "--group", "none")[1].noise["n_groups"] is None
+    assert "84 rows repeat the name of another run" in fit_grouped("run")[0].stdout
+    done, law = fit_grouped("run", "--group", "run")
     assert law.noise["n_groups"] == 12 and "repeat the name" not in done.stdout
-    done, _ = fit("run", "--group", "model")
+    done, _ = fit_grouped("run", "--group", "model")
     assert done.returncode == 1 and "got no column 'model' for --group" in done.stderr
 
 
-def test_a_law_that_is_not_identified_is_not_printed_as_if_it_were_known(root: Path, tmp_path: Path) -> None:
+def test_a_law_that_is_not_identified_is_printed_with_a_warning(root: Path, tmp_path: Path) -> None:
     n, d = np.repeat([1e7, 2e7, 4e7], 3), np.tile([1e9, 2e9, 4e9], 3)
     loss = (1.8 + 300 / n**0.33 + 500 / d**0.3) * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
     table = tmp_path / "table.csv"
     rows = "".join(f"{a},{b},{c!r}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
     table.write_text("n_params,train_tokens,loss\n" + rows)
-    done = run(root, table, "--out", tmp_path / "law.json")
+    done = run_tool(root, table, "--out", tmp_path / "law.json")
     law = Law.load(tmp_path / "law.json")
     assert law.identified is False and "alpha" in law.not_identified
     assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
@@ -296,7 +311,7 @@ def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(root: Path,
     table.write_bytes(gzip.compress("\n".join(lines).encode()))
     for dataset, floor in (("c4", 1.8), ("code", 0.9)):
         out = tmp_path / f"{dataset}.json"
-        done = run(root, table, "--where", f"dataset = {dataset}", "--out", out, "--n-bootstrap", 0)
+        done = run_tool(root, table, "--where", f"dataset = {dataset}", "--out", out, "--n-bootstrap", 0)
         assert done.returncode == 0, done.stderr
         law = Law.load(out)
         assert law.params["E"] == pytest.approx(floor, rel=1e-6) and law.n_runs == 20
@@ -309,17 +324,17 @@ def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(root: Path,
         ("dataset = pile", "no finished run is left"),
         ("dataset < 3", "no finished run is left"),
     ):
-        done = run(root, table, "--where", condition, "--out", tmp_path / "none.json")
+        done = run_tool(root, table, "--where", condition, "--out", tmp_path / "none.json")
         assert done.returncode == 1 and words in done.stderr
     table.write_bytes(table.read_bytes()[:200])
-    done = run(root, table, "--out", tmp_path / "none.json")
+    done = run_tool(root, table, "--out", tmp_path / "none.json")
     assert done.returncode == 1 and "not a CSV table" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_column_that_is_not_there_names_the_option_that_maps_it(root: Path, tmp_path: Path) -> None:
+def test_for_a_missing_column_the_error_names_the_option_that_maps_it(root: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("params,train_tokens,loss\n1,2,3\n")
-    done = run(root, table)
+    done = run_tool(root, table)
     assert done.returncode == 1 and "no column 'n_params'" in done.stderr and "--n-column" in done.stderr
 
 
@@ -331,13 +346,13 @@ def test_a_column_of_billions_is_refused_as_tokens_and_weights_come_from_a_colum
     rows = "".join(f"{a},{b},{c!r},{1 + (a > 1e8)}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
     table = tmp_path / "table.csv"
     table.write_text("n_params,tokens_b,loss,w\n" + rows)
-    done = run(root, table, "--d-column", "tokens_b", "--out", tmp_path / "law.json")
+    done = run_tool(root, table, "--d-column", "tokens_b", "--out", tmp_path / "law.json")
     assert done.returncode == 1 and "got 100 at most, expected tokens" in done.stderr
     rows = "".join(
         f"{a},{1e9 * b},{c!r},{1 + (a > 1e8)}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True)
     )
     table.write_text("n_params,train_tokens,loss,w\n" + rows)
-    done = run(root, table, "--weights", "w", "--out", tmp_path / "law.json", "--n-bootstrap", 20)
+    done = run_tool(root, table, "--weights", "w", "--out", tmp_path / "law.json", "--n-bootstrap", 20)
     assert done.returncode == 0, done.stderr
     assert Law.load(tmp_path / "law.json").columns["weights"] == "w"
 
@@ -350,12 +365,12 @@ def test_tied_constants_priors_and_profiles_from_the_command_line(root: Path, tm
     table = tmp_path / "table.csv"
     table.write_text("\n".join(["n_params,train_tokens,loss", *rows]) + "\n")
 
-    def fit(*words: str) -> subprocess.CompletedProcess[str]:
+    def run_fit(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(root / "tools" / "fit_law.py"), str(table), "--n-bootstrap", "20",
                    "--out", str(tmp_path / "law.json"), *words]  # fmt: skip
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
-    done = fit("--fix", "alpha=beta", "--prior", "E=1.7+-0.02", "--profile", "beta")
+    done = run_fit("--fix", "alpha=beta", "--prior", "E=1.7+-0.02", "--profile", "beta")
     assert done.returncode == 0, done.stderr
     law = Law.load(tmp_path / "law.json")
     assert law.params["alpha"] == law.params["beta"] and law.tied == {"alpha": "beta"}
@@ -367,9 +382,9 @@ def test_tied_constants_priors_and_profiles_from_the_command_line(root: Path, tm
         (("--fix", "alpha=0.3.1"), "alpha=0.34 or alpha=beta"),
         (("--fix", "alpha=0.3", "--fix", "alpha=0.4"), "got alpha twice"),
         (("--prior", "alpha=0.3"), "expected NAME=MEAN"),
-        (("--profile", "eta"), "profile: 'eta'"),
+        (("--profile", "eta"), "profile: got 'eta'"),
     ):
-        refused = fit(*words)
+        refused = run_fit(*words)
         assert refused.returncode == 1 and sentence in refused.stderr and "Traceback" not in refused.stderr
 
 
@@ -382,7 +397,7 @@ def test_a_stack_is_written_and_predicts_and_options_of_one_form_are_refused(roo
     ]
     table.write_text("\n".join([text[0] + ",loss_se", *noisy]) + "\n")
     out = table.with_name("stacked_law.json")
-    done = run(root, table, "--stack", "--hold-out", 2, "--out", out, "--n-bootstrap", 20)
+    done = run_tool(root, table, "--stack", "--hold-out", 2, "--out", out, "--n-bootstrap", 20)
     assert done.returncode == 0, done.stderr
     stored = json.loads(out.read_text())
     assert set(stored["laws"]) == {"chinchilla", "over_training", "kaplan"}
@@ -395,5 +410,5 @@ def test_a_stack_is_written_and_predicts_and_options_of_one_form_are_refused(roo
     )
     assert new["prediction"]["predictive"][1] > same["prediction"]["predictive"][1]
     assert same["weights"] == pytest.approx(stored["weights"])
-    done = run(root, table, "--stack", "--fix", "alpha=0.3", "--out", out)
+    done = run_tool(root, table, "--stack", "--fix", "alpha=0.3", "--out", out)
     assert done.returncode == 1 and "--stack: got --fix too" in done.stderr

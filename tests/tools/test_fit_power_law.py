@@ -1,4 +1,4 @@
-"""tools/fit_power_law.py, run as a person runs it."""
+"""Tests of tools/fit_power_law.py from the command line."""
 
 import json
 import subprocess
@@ -24,31 +24,31 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def fit(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "fit_power_law.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_points_with_errors_give_the_weighted_law_and_both_intervals(root: Path, table: Path) -> None:
-    done = fit(root, table, "--sigma-column", "SE", "--predict", 1e22, 1e20)
+    done = run_tool(root, table, "--sigma-column", "SE", "--predict", 1e22, 1e20)
     assert done.returncode == 0, done.stderr
     law = fit_power(X, Y, SE)
     assert f"N_opt = {law.coefficient:.5g} C^{law.exponent:.4f}  (6 points)" in done.stdout
     _, low, high = law.predict(1e22)
     assert f"95 % predictive [{low:.5g}, {high:.5g}]" in done.stdout and "95 % confidence [" in done.stdout
     assert done.stdout.count("OUTSIDE") == 1
-    told = json.loads(fit(root, table, "--sigma-column", "SE", "--predict", 1e22, "--json").stdout)
-    assert told["exponent"] == pytest.approx(law.exponent)
-    assert told["predictions"][0]["predictive"] == pytest.approx([float(low), float(high)])
-    plain = json.loads(fit(root, table, "--json").stdout)
+    answer = json.loads(run_tool(root, table, "--sigma-column", "SE", "--predict", 1e22, "--json").stdout)
+    assert answer["exponent"] == pytest.approx(law.exponent)
+    assert answer["predictions"][0]["predictive"] == pytest.approx([float(low), float(high)])
+    plain = json.loads(run_tool(root, table, "--json").stdout)
     assert plain["exponent"] == pytest.approx(fit_power(X, Y).exponent)
 
 
 def test_two_points_without_errors_have_no_interval(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "two.csv"
     path.write_text("C,N_opt\n1e18,1e8\n1e20,1e9\n")
-    assert "not known" in fit(root, path, "--predict", 1e21).stdout
-    assert json.loads(fit(root, path, "--json").stdout)["exponent_confidence"] == [None, None]
+    assert "not known" in run_tool(root, path, "--predict", 1e21).stdout
+    assert json.loads(run_tool(root, path, "--json").stdout)["exponent_confidence"] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_two_points_without_errors_have_no_interval(root: Path, tmp_path: Path) 
         (["--predict", "-1"], "--predict: got -1.0"),
     ],
 )
-def test_wrong_words_are_refused(root: Path, table: Path, words: list[str], sentence: str) -> None:
-    done = fit(root, table, *words)
+def test_invalid_arguments_are_refused(root: Path, table: Path, words: list[str], sentence: str) -> None:
+    done = run_tool(root, table, *words)
     assert done.returncode == 1 and sentence in done.stderr and done.stdout == ""
 
 
 @pytest.mark.parametrize("cell", ["nan", "", "-3", "many"])
-def test_a_cell_that_is_no_size_is_named(root: Path, tmp_path: Path, cell: str) -> None:
+def test_an_invalid_cell_is_named(root: Path, tmp_path: Path, cell: str) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(f"C,N_opt\n1e18,1e8\n1e20,{cell}\n")
-    done = fit(root, path)
+    done = run_tool(root, path)
     assert done.returncode == 1 and "row 2, N_opt: got" in done.stderr

@@ -1,4 +1,4 @@
-"""The help of every tool: one shape, true defaults, examples that parse, and there at once."""
+"""Tests of the help of every tool: layout, defaults, examples that parse, and no slow imports."""
 
 import argparse
 import subprocess
@@ -8,56 +8,56 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import failed, load_tool
+from megatron.command import load_tool, report_error
 from tests.guide_commands import parse_tool, split_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted(ROOT.glob("tools/*.py"))
-MANY = 6  # options; more stand in groups
+MANY = 6  # a tool with more options puts them in groups
 SLOW = ("torch", "scipy.stats", "transformers", "datasets", "lm_eval", "deepspeed", "plotly", "wandb")
 BENCHES = sorted(ROOT.glob("tools/bench/*.py"))
 named = pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
 
 
-explained = pytest.mark.parametrize("tool", [*TOOLS, *BENCHES], ids=lambda path: path.stem)
+all_tools = pytest.mark.parametrize("tool", [*TOOLS, *BENCHES], ids=lambda path: path.stem)
 
 
-def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A parser and those of its actions (`register_corpus.py CATALOG add`)."""
+def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its actions (`register_corpus.py CATALOG add`)."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                yield from parsers(inner)
+                yield from list_parsers(inner)
 
 
-@explained
+@all_tools
 def test_help_is_a_sentence_options_in_groups_and_examples(tool: Path) -> None:
     parser = load_tool(tool).build_parser()
     sentence = " ".join(parser.description.split())
     assert sentence.endswith(".") and ". " not in sentence
     assert parser.epilog.startswith("examples:\n    ") and "\n\nExit status: 0 " in parser.epilog
-    own = [group for group in parser._action_groups[2:] if group._group_actions]
-    options = [one for one in parser._actions if one.option_strings and one.dest != "help"]
-    assert len(own) >= 2 or len(options) <= MANY
+    groups = [group for group in parser._action_groups[2:] if group._group_actions]
+    options = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+    assert len(groups) >= 2 or len(options) <= MANY
 
 
-@explained
-def test_every_word_is_explained_with_what_it_takes(tool: Path) -> None:
-    for parser in parsers(load_tool(tool).build_parser()):
+@all_tools
+def test_every_option_has_a_help_text_and_a_metavar(tool: Path) -> None:
+    for parser in list_parsers(load_tool(tool).build_parser()):
         for action in parser._actions:
             assert action.help, f"{action.dest}: no help"
             if action.option_strings and action.nargs != 0:
-                assert action.metavar or action.choices, f"{action.dest}: what does it take?"
+                assert action.metavar or action.choices, f"{action.dest}: no metavar"
 
 
-@explained
-def test_only_what_has_to_be_given_is_asked_for(tool: Path) -> None:
-    for parser in parsers(load_tool(tool).build_parser()):
-        assert not [one.dest for one in parser._actions if one.nargs == "*" and one.required]
+@all_tools
+def test_optional_arguments_are_not_required(tool: Path) -> None:
+    for parser in list_parsers(load_tool(tool).build_parser()):
+        assert not [action.dest for action in parser._actions if action.nargs == "*" and action.required]
 
 
-@explained
+@all_tools
 def test_the_examples_of_the_help_parse(tool: Path) -> None:
     epilog = load_tool(tool).build_parser().epilog
     lines = [line for line in epilog.splitlines() if line.startswith("    ")]
@@ -68,32 +68,32 @@ def test_the_examples_of_the_help_parse(tool: Path) -> None:
     assert any(str(tool.relative_to(ROOT)) in command.words for command in commands)
 
 
-@explained
+@all_tools
 def test_each_action_of_a_command_has_a_sentence_and_an_example_that_parses(tool: Path) -> None:
-    for parser in list(parsers(load_tool(tool).build_parser()))[1:]:
+    for parser in list(list_parsers(load_tool(tool).build_parser()))[1:]:
         assert parser.description.endswith(".") and parser.description[0].isupper()
         (command,) = split_commands(parser.epilog.removeprefix("example:\n").splitlines())
         parse_tool(command)
 
 
 @named
-def test_help_comes_without_slow_libraries_and_a_wrong_word_is_a_line_and_status_2(
+def test_help_loads_no_slow_libraries_and_a_wrong_option_is_one_line_and_status_2(
     tool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [sys.executable, "-X", "importtime", str(tool), "--help"]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=240, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    command = [sys.executable, "-X", "importtime", str(tool), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not imported & set(SLOW)
-    assert "argparse" in imported and "exit status:" in told.stdout.lower()
+    assert "argparse" in imported and "exit status:" in done.stdout.lower()
     with pytest.raises(SystemExit) as ended:
         getattr(load_tool(tool), "parse_args", load_tool(tool).build_parser().parse_args)(["--no-such-word"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--help tells more)" in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1 and "--help)" in errors
 
 
-def test_a_misspelt_option_is_offered_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    for tool, words, told in (
+def test_the_nearest_option_is_suggested_for_a_misspelt_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for tool, words, hint in (
         ("merge_datasets", ["a", "b", "--outptu", "c"], "--outptu: did you mean --output?"),
         ("validate", ["run", "--data", "x", "--max-smaples=3"], "--max-smaples: did you mean --max-samples?"),
         ("register_corpus", ["c", "add", "n", "p", "--presett", "c4"], "--presett: did you mean --preset?"),
@@ -101,7 +101,7 @@ def test_a_misspelt_option_is_offered_the_nearest(capsys: pytest.CaptureFixture[
         with pytest.raises(SystemExit) as ended:
             load_tool(ROOT / "tools" / f"{tool}.py").build_parser().parse_args(words)
         assert ended.value.code == 2
-        assert told in capsys.readouterr().err
+        assert hint in capsys.readouterr().err
     for far in ("--zzz", "--nosuch"):
         with pytest.raises(SystemExit):
             load_tool(ROOT / "tools" / "merge_datasets.py").build_parser().parse_args(
@@ -110,28 +110,28 @@ def test_a_misspelt_option_is_offered_the_nearest(capsys: pytest.CaptureFixture[
         assert "did you mean" not in capsys.readouterr().err
 
 
-def test_defaults_are_told_as_they_are_and_absent_ones_are_not() -> None:
+def test_defaults_are_shown_and_absent_ones_are_not() -> None:
     parser = load_tool(ROOT / "tools" / "validate.py").build_parser()
-    told = " ".join(parser.format_help().split())
-    assert "masks for each window (default 8)" in told
-    assert "(default None)" not in told and "(default False)" not in told
+    text = " ".join(parser.format_help().split())
+    assert "masks for each window (default 8)" in text
+    assert "(default None)" not in text and "(default False)" not in text
     parser = load_tool(ROOT / "tools" / "find_crossover.py").build_parser()
     assert "(default 1e+07 1e+08 1e+09 1e+10)" in " ".join(parser.format_help().split())
 
 
-def test_what_the_system_refuses_is_told_with_its_place_and_a_way_out(
+def test_an_error_of_the_system_is_reported_with_its_path_and_a_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     completion = load_tool(ROOT / "tools" / "completion.py").main
-    for out, told in (
-        ("file/out", "a file stands where a folder is wanted; choose another place"),
-        ("folder", "a folder, where a file is wanted; choose another name"),
+    for out, message in (
+        ("file/out", "got a file, expected a folder; choose another place"),
+        ("folder", "got a folder, expected a file; choose another name"),
         ("absent/out", "no such file or folder"),
     ):
         assert completion(["--out", str(tmp_path / out)]) == 1
-        assert capsys.readouterr().err == f"error: {tmp_path / out}: {told}\n"
+        assert capsys.readouterr().err == f"error: {tmp_path / out}: {message}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
-    assert failed(ValueError("a sentence of ours")) == 1
+    assert report_error(ValueError("a sentence of ours")) == 1
     assert capsys.readouterr().err == "error: a sentence of ours\n"

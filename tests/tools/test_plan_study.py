@@ -1,4 +1,4 @@
-"""tools/plan_study.py, run as a person runs it."""
+"""Tests of tools/plan_study.py from the command line."""
 
 import csv
 import subprocess
@@ -8,14 +8,14 @@ from pathlib import Path
 from megatron.scaling.law import PUBLISHED, Law
 
 
-def run(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "plan_study.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_plan_is_shown_beside_simple_designs_and_written(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs.csv"
-    done = run(root, "--budget", 1e18, "--runs", 8, "--target", 1e20, "--out", out)
+    done = run_tool(root, "--budget", 1e18, "--runs", 8, "--target", 1e20, "--out", out)
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(out.open()))
     assert len(rows) == 8
@@ -28,21 +28,21 @@ def test_after_some_runs_the_next_ones_are_proposed(root: Path, tmp_path: Path) 
     table = tmp_path / "table.csv"
     rows = [f"{n},{20 * n},{1.8 + 480 / n**0.35 + 2000 / (20 * n) ** 0.366!r}" for n in (1e6, 3e6, 1e7)]
     table.write_text("\n".join(["n_params,train_tokens,loss", *rows]) + "\n")
-    done = run(root, "--budget", 1e17, "--runs", 2, "--target", 1e19, "--done", table)
+    done = run_tool(root, "--budget", 1e17, "--runs", 2, "--target", 1e19, "--done", table)
     assert done.returncode == 0, done.stderr
     assert "done so far" in done.stdout
 
 
-def test_bad_words_are_one_sentence(root: Path) -> None:
+def test_invalid_options_are_reported_in_one_line(root: Path) -> None:
     for words, sentence in (
-        (("--budget", 0), "--budget wants FLOPs above 0"),
+        (("--budget", 0), "--budget: got 0 with"),
         (("--budget", 1e18, "--law", "none.json"), "none.json: no such law"),
-        (("--budget", 1e10, "--sizes", 1e9), "raise the budget"),
+        (("--budget", 1e10, "--sizes", 1e9), "Raise the budget"),
     ):
-        done = run(root, *words)
+        done = run_tool(root, *words)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert sentence in done.stderr
-    assert run(root).returncode == 2
+    assert run_tool(root).returncode == 2
 
 
 def test_a_law_that_its_runs_do_not_identify_is_refused(root: Path, tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_a_law_that_its_runs_do_not_identify_is_refused(root: Path, tmp_path: Pa
               not_identified=reasons)  # fmt: skip
     law.save(tmp_path / "law.json")
     words = ("--budget", "1e18", "--runs", "8", "--law", str(tmp_path / "law.json"))
-    refused = run(root, *words)
+    refused = run_tool(root, *words)
     assert refused.returncode == 1 and "do not identify alpha" in refused.stderr
-    assert run(root, *words, "--force").returncode == 0
+    assert run_tool(root, *words, "--force").returncode == 0

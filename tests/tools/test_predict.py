@@ -1,4 +1,4 @@
-"""tools/predict.py, run as a person runs it."""
+"""Tests of tools/predict.py from the command line."""
 
 import json
 import subprocess
@@ -14,14 +14,14 @@ from megatron.scaling.forms import FORM
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
 
-def predict(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "predict.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
 def law_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """law.json, identified, and ray.json of runs on one ray D/N."""
+    """law.json, which is identified, and ray.json, fitted to runs of one D/N."""
     folder = tmp_path_factory.mktemp("laws")
     rng = np.random.default_rng(3)
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 5)))
@@ -35,45 +35,48 @@ def law_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_and_an_optimum_say_what_their_intervals_are(root: Path, law_files: Path) -> None:
-    done = predict(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21)
+def test_intervals_of_a_run_and_an_optimum_are_labelled(root: Path, law_files: Path) -> None:
+    done = run_tool(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21)
     assert done.returncode == 0, done.stderr
     words = done.stdout
     assert "95 % predictive [" in words and "95 % confidence [" in words
-    assert (
-        "OUTSIDE of the fitted runs: N is above 1e+09" in words and "D is above" not in words.split("C 1e")[0]
-    )
+    assert "OUTSIDE the fitted runs: N is above 1e+09" in words and "D is above" not in words.split("C 1e")[0]
     assert "N* " in words and "D* " in words and "L* " in words and "one new run there" in words
-    inside = predict(root, law_files / "law.json", 1e8, 1e10).stdout
+    inside = run_tool(root, law_files / "law.json", 1e8, 1e10).stdout
     assert "within the range of the fitted runs" in inside and "OUTSIDE" not in inside
 
 
 def test_json_has_the_same_numbers(root: Path, law_files: Path) -> None:
-    told = json.loads(predict(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21, "--json").stdout)
-    assert told["identified"] is True
-    one, best = told["prediction"], told["optimum"]
-    assert one["predictive"][0] < one["confidence"][0] < one["loss"] < one["predictive"][1]
+    answer = json.loads(run_tool(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21, "--json").stdout)
+    assert answer["identified"] is True
+    prediction, best = answer["prediction"], answer["optimum"]
+    assert (
+        prediction["predictive"][0]
+        < prediction["confidence"][0]
+        < prediction["loss"]
+        < prediction["predictive"][1]
+    )
     assert best["N"] * best["D"] * 6 == pytest.approx(1e21)
-    text = predict(root, law_files / "law.json", 7e9, 1.4e10).stdout
-    assert f"loss {one['loss']:.4f}" in text and f"[{one['predictive'][0]:.4f}, " in text
+    text = run_tool(root, law_files / "law.json", 7e9, 1.4e10).stdout
+    assert f"loss {prediction['loss']:.4f}" in text and f"[{prediction['predictive'][0]:.4f}, " in text
 
 
-def test_a_law_that_is_not_identified_says_so_first(root: Path, law_files: Path) -> None:
-    lines = predict(root, law_files / "ray.json", 1e8, 2e9).stdout.splitlines()
+def test_a_law_that_is_not_identified_prints_that_first(root: Path, law_files: Path) -> None:
+    lines = run_tool(root, law_files / "ray.json", 1e8, 2e9).stdout.splitlines()
     assert lines[0].startswith("NOT IDENTIFIED by the runs of this law: ")
-    told = json.loads(predict(root, law_files / "ray.json", 1e8, 2e9, "--json").stdout)
-    assert told["identified"] is False and told["not_identified"]
+    answer = json.loads(run_tool(root, law_files / "ray.json", 1e8, 2e9, "--json").stdout)
+    assert answer["identified"] is False and answer["not_identified"]
 
 
-def test_published_laws_are_listed_and_answer(root: Path) -> None:
-    listed = predict(root, "--list").stdout
+def test_published_laws_are_listed_and_predict(root: Path) -> None:
+    listed = run_tool(root, "--list").stdout
     for name in ("chinchilla", "besiroglu", "muennighoff", "gadre-c4", "kaplan", "step-law"):
         assert f"\n{name} " in f"\n{listed}"
     assert listed.count("arXiv") >= 9
-    done = predict(root, "chinchilla-unrounded", "--flops", 5.76e23)
+    done = run_tool(root, "chinchilla-unrounded", "--flops", 5.76e23)
     assert "N* 4.03" in done.stdout or "N* 4.04" in done.stdout
     assert "no interval" in done.stdout and "95 %" not in done.stdout
-    rate = predict(root, "step-law", 1e9, 1e11).stdout
+    rate = run_tool(root, "step-law", 1e9, 1e11).stdout
     assert f"learning rate {1.79 * 1e9**-0.713 * 1e11**0.307:.4g}" in rate
 
 
@@ -88,17 +91,17 @@ def test_published_laws_are_listed_and_answer(root: Path) -> None:
         ((), 2, "got no LAW"),
         (("chinchilla", 1e9, 1e10, "--unique", 1e9), 1, "no term for repetition"),
         (("chinchilla", "--flops", 0), 1, "C: got 0.0"),
-        (("step-law", "--flops", 1e20), 1, "it is no law of loss"),
+        (("step-law", "--flops", 1e20), 1, "It is not a law of loss"),
         (("chinchilla", 1e9, 1e10, "--level", 95), 1, "level: got 95"),
     ],
 )
-def test_wrong_words_are_refused(root: Path, words: tuple, status: int, sentence: str) -> None:
-    done = predict(root, *words)
+def test_invalid_arguments_are_refused(root: Path, words: tuple, status: int, sentence: str) -> None:
+    done = run_tool(root, *words)
     assert done.returncode == status and sentence in done.stderr
     assert done.stdout == "" and "Traceback" not in done.stderr
 
 
-def test_a_file_that_is_no_law_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_law_is_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "law.json").write_text("[1, 2]")
-    done = predict(root, tmp_path / "law.json", 1e9, 1e10)
+    done = run_tool(root, tmp_path / "law.json", 1e9, 1e10)
     assert done.returncode == 1 and "not a law" in done.stderr

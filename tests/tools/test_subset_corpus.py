@@ -1,4 +1,4 @@
-"""tools/subset_corpus.py as a person runs it."""
+"""Tests of tools/subset_corpus.py from the command line."""
 
 import json
 import signal
@@ -12,50 +12,54 @@ import pytest
 from megatron.data.indexed import IndexedTokens
 
 
-def run(root: Path, *words: object, standard_input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run_tool(root: Path, *words: object, standard_input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, str(root / "tools" / "subset_corpus.py"), *map(str, words)]
     return subprocess.run(command, input=standard_input, capture_output=True, timeout=240, check=False)
 
 
-def test_part_of_c4_is_one_command(root: Path, tmp_path: Path, scaling_data: Path) -> None:
+def test_one_command_takes_a_part_of_c4(root: Path, tmp_path: Path, scaling_data: Path) -> None:
     gpt2, c4 = scaling_data / "gpt2_tokenizer", scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl"
     words = ["--tokens", "10K", "--tokenizer-model", gpt2, "--append-eod", "--output", tmp_path / "a.jsonl"]
-    done = run(root, "--input", c4, *words)
+    done = run_tool(root, "--input", c4, *words)
     assert done.returncode == 0, done.stderr
     n = len((tmp_path / "a.jsonl").read_bytes().splitlines())
     assert done.stdout.decode().startswith(f"{tmp_path / 'a.jsonl'}: {n} documents, 10,")
-    piped = run(root, "--input", "-", *words[:-1], tmp_path / "b.jsonl", standard_input=c4.read_bytes())
+    piped = run_tool(root, "--input", "-", *words[:-1], tmp_path / "b.jsonl", standard_input=c4.read_bytes())
     assert piped.returncode == 0, piped.stderr
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_a_pair_gives_a_pair(root: Path, tmp_path: Path, scaling_data: Path) -> None:
+def test_a_dataset_gives_a_dataset(root: Path, tmp_path: Path, scaling_data: Path) -> None:
     pair = scaling_data / "megatron_openwebtext" / "meg-gpt2-openwebtext_text_document"
     for word in (pair, f"{pair}.bin", f"{pair}.idx"):
-        done = run(root, "--input", word, "--documents", 3, "--output", tmp_path / "first", "--overwrite")
+        done = run_tool(
+            root, "--input", word, "--documents", 3, "--output", tmp_path / "first", "--overwrite"
+        )
         assert done.returncode == 0, done.stderr
         part, whole = IndexedTokens(tmp_path / "first"), IndexedTokens(pair)
-        assert [part.document(i).tolist() for i in range(3)] == [whole.document(i).tolist() for i in range(3)]
-    refused = run(root, "--input", pair, "--documents", 3, "--append-eod", "--output", tmp_path / "x")
-    assert (refused.returncode, b"leave out the tokenizer's options" in refused.stderr) == (1, True)
+        assert [part.get_document(i).tolist() for i in range(3)] == [
+            whole.get_document(i).tolist() for i in range(3)
+        ]
+    refused = run_tool(root, "--input", pair, "--documents", 3, "--append-eod", "--output", tmp_path / "x")
+    assert (refused.returncode, b"Omit the tokenizer's options" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (["--documents", "2"], 1, "holds 1 documents, wanted 2"),
-        (["--tokens", "5"], 1, "give --tokenizer-model"),
-        (["--documents", "-1"], 2, "found '-1', wanted a whole number of 1 or more"),
-        (["--sample", "x"], 2, "found 'x', wanted a number"),
+        (["--documents", "2"], 1, "got 1 documents, expected 2"),
+        (["--tokens", "5"], 1, "Give --tokenizer-model"),
+        (["--documents", "-1"], 2, "got '-1', expected a whole number of 1 or more"),
+        (["--sample", "x"], 2, "got 'x', expected a number"),
         (["--sample", "1", "--documents", "1"], 2, "not allowed with"),
         ([], 2, "one of the arguments"),
     ],
 )
-def test_bad_words_are_one_sentence(
+def test_invalid_options_are_reported_in_one_line(
     root: Path, tmp_path: Path, words: list, status: int, sentence: str
 ) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
-    done = run(root, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *words)
+    done = run_tool(root, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *words)
     assert done.returncode == status
     assert sentence in done.stderr.decode().splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
@@ -82,6 +86,6 @@ def test_stopped_half_way_leaves_nothing(root: Path, tmp_path: Path) -> None:
 
 
 def test_help_shows_a_command_and_units(root: Path) -> None:
-    told = run(root, "--help").stdout.decode()
-    assert "--tokens 100M --tokenizer-model gpt2" in told
-    assert "10^6" in told
+    text = run_tool(root, "--help").stdout.decode()
+    assert "--tokens 100M --tokenizer-model gpt2" in text
+    assert "10^6" in text

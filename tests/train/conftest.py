@@ -1,4 +1,4 @@
-"""A small corpus and a small run, and how to start runs as a person would."""
+"""Fixtures: a small corpus, a small run, and starting runs from the command line."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ N_TOKENS = 200
 
 
 def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
-    """Documents in which a token follows from the one before, with noise: there is something to learn."""
+    """Write documents whose tokens follow from the previous one, with noise: the loss can decrease."""
     rng = np.random.default_rng(seed)
     with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": N_TOKENS}}) as writer:
         for _ in range(n_documents):
@@ -31,7 +31,7 @@ def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with `train` and `held_out` pairs: about 4,000 and 1,200 tokens."""
+    """Folder with the datasets `train` and `held_out`: about 4,000 and 1,200 tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder / "train", 100, seed=0)
     write_corpus(folder / "held_out", 30, seed=1)
@@ -40,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def words(corpus: Path) -> list[str]:
-    """key=value words of a run of 12 steps: two epochs and a bit."""
+    """key=value arguments of a run of 12 steps: slightly more than two epochs."""
     return [
         f"dataset.path_train={corpus / 'train'}",
         f"dataset.path_eval={corpus / 'held_out'}",
@@ -67,7 +67,7 @@ Start = Callable[..., list[subprocess.Popen[str]]]
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As misc.n_threads of the small run has it: on a busy machine two wait for each other for minutes."""
+    """Use one thread, as misc.n_threads of the small run: on a busy machine two can block for minutes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -76,7 +76,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def start(root: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start tools/pretrain.py, or another script, on 1 or more gloo ranks; what still runs is ended after."""
+    """Start tools/pretrain.py, or another script, on one or more gloo ranks; kill the rest at teardown."""
     everything: list[subprocess.Popen[str]] = []
 
     def start_ranks(
@@ -113,18 +113,18 @@ def start(root: Path, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def pretrain(start: Start) -> Pretrain:
-    """Run to the end, as `start`; gives rank 0's exit status and what it printed."""
+    """Run to the end, as `start`; return rank 0's exit status and output."""
 
-    def run(
+    def run_to_end(
         words: list[str], n_ranks: int = 1, timeout_s: float = 300, script: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         started = start(words, n_ranks, script)
-        told = [process.communicate(timeout=timeout_s) for process in started]
-        return subprocess.CompletedProcess(started[0].args, started[0].returncode, *told[0])
+        outputs = [process.communicate(timeout=timeout_s) for process in started]
+        return subprocess.CompletedProcess(started[0].args, started[0].returncode, *outputs[0])
 
-    return run
+    return run_to_end
 
 
-def losses(run: Path, kind: str = "train") -> list[float]:
-    """The losses a run wrote down, in order."""
+def read_losses(run: Path, kind: str = "train") -> list[float]:
+    """Return the logged losses of a run, in order."""
     return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]

@@ -1,4 +1,4 @@
-"""tools/pretrain.py that is killed as soon as its third checkpoint has appeared."""
+"""tools/pretrain.py, killed as soon as its third checkpoint has appeared."""
 
 import os
 import runpy
@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.checkpoint import store
 
-seal = store.seal
+seal = store.commit_checkpoint
 n_sealed = 0
 
 
@@ -20,6 +20,6 @@ def seal_and_die(*words: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-store.seal = seal_and_die
+store.commit_checkpoint = seal_and_die
 tool = Path(__file__).resolve().parents[2] / "tools" / "pretrain.py"
 runpy.run_path(str(tool), run_name="__main__")

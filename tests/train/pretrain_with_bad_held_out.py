@@ -1,4 +1,4 @@
-"""tools/pretrain.py in which the held-out losses of some scorings are no numbers: BAD_SCORINGS=1,2."""
+"""tools/pretrain.py with NaN as the held-out loss of some evaluations: BAD_SCORINGS=1,2."""
 
 import os
 import runpy
@@ -7,18 +7,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from megatron.evaluation.validate import HeldOut
+from megatron.evaluation.validate import HeldOutLoss
 from megatron.train import loop
 
 bad = {int(word) for word in os.environ["BAD_SCORINGS"].split(",")}
 validate, calls = loop.validate, count(1)
 
 
-def poisoned(*positional: Any, **named: Any) -> HeldOut:
+def validate_with_nan(*positional: Any, **named: Any) -> HeldOutLoss:
     held_out = validate(*positional, **named)
     return replace(held_out, loss=float("nan"), loss_se=float("inf")) if next(calls) in bad else held_out
 
 
-loop.validate = poisoned
+loop.validate = validate_with_nan
 tool = Path(__file__).resolve().parents[2] / "tools" / "pretrain.py"
 runpy.run_path(str(tool), run_name="__main__")

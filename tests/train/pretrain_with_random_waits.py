@@ -1,4 +1,4 @@
-"""tools/pretrain.py in which reading samples and taking steps last now longer and now shorter."""
+"""tools/pretrain.py with random delays when samples are read and steps are taken."""
 
 import os
 import runpy

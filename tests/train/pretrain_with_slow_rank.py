@@ -1,6 +1,6 @@
-"""tools/pretrain.py that prints the time limit of all process groups, and is slow where it is told to be.
+"""tools/pretrain.py that prints the timeouts of all process groups, with one slow operation.
 
-SLOW=<rank>:<seconds>:<what>, what: first_step, save, data
+SLOW=<rank>:<seconds>:<operation>, operation: first_step, save or data
 """
 
 import os
@@ -26,42 +26,42 @@ waited: list[float] = []
 
 
 def slow_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*words: Any, **more: Any) -> Any:
+    def run_slowly(*words: Any, **more: Any) -> Any:
         if is_slow and not waited:
             waited.append(float(seconds))
             time.sleep(float(seconds))
         return function(*words, **more)
 
-    return wrapped
+    return run_slowly
 
 
-def limits() -> dict[str, float]:
-    """Seconds by group, of those that this rank is in."""
-    found = {}
+def read_timeouts() -> dict[str, float]:
+    """Return the timeout in seconds of each group of this rank."""
+    timeouts = {}
     for group in distributed_c10d._world.pg_map:
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             backend = group._get_backend(torch.device("cpu"))
-            found[group.group_name] = backend.options._timeout.total_seconds()
-    return found
+            timeouts[group.group_name] = backend.options._timeout.total_seconds()
+    return timeouts
 
 
-def told(engine: type) -> None:
+def print_timeouts_after_steps(engine: type) -> None:
     step = engine.step
 
-    def counted(self: Any, *words: Any, **more: Any) -> Any:
+    def step_and_print(self: Any, *words: Any, **more: Any) -> Any:
         report = step(self, *words, **more)
-        print("limits", sorted(limits().values()), file=sys.stderr, flush=True)
+        print("limits", sorted(read_timeouts().values()), file=sys.stderr, flush=True)
         return report
 
-    engine.step = counted
+    engine.step = step_and_print
 
 
-told(TorchEngine)
-told(DeepSpeedEngine)
+print_timeouts_after_steps(TorchEngine)
+print_timeouts_after_steps(DeepSpeedEngine)
 if what == "first_step":
     TorchEngine.step = slow_once(TorchEngine.step)
 if what == "save":
-    store.save = slow_once(store.save)
+    store.save_checkpoint = slow_once(store.save_checkpoint)
 if what == "data":
     Autoregressive.corrupt = slow_once(Autoregressive.corrupt)
 tool = Path(__file__).resolve().parents[2] / "tools" / "pretrain.py"

@@ -1,4 +1,4 @@
-"""The study's ablations in whole runs: their noise belongs to the sample, whoever trains it."""
+"""Ablations in complete runs: their noise depends on the sample, not on the rank."""
 
 from pathlib import Path
 
@@ -23,25 +23,27 @@ GPT2_AND_MORE = [
 ]  # fmt: skip
 
 
-def losses(run: Path, kind: str) -> list[float]:
+def read_losses(run: Path, kind: str) -> list[float]:
     return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("objective", ABLATIONS)
-def test_two_ranks_train_as_one_does_under_every_ablation(pretrain, words, tmp_path, objective) -> None:
+def test_two_ranks_match_a_single_rank_under_every_ablation(pretrain, words, tmp_path, objective) -> None:
     words = [*words, *ABLATIONS[objective], "lr_scheduler.total_iterations=6"]
-    one = pretrain([*words, f"logging.run_dir={tmp_path / 'one'}"])
-    assert one.returncode == 0, one.stderr
+    single = pretrain([*words, f"logging.run_dir={tmp_path / 'one'}"])
+    assert single.returncode == 0, single.stderr
     two = pretrain([*words, f"logging.run_dir={tmp_path / 'two'}", "dataset.microbatch_size=4"], n_ranks=2)
     assert two.returncode == 0, two.stderr
     for kind in ("train", "validation"):
-        assert losses(tmp_path / "two", kind) == pytest.approx(losses(tmp_path / "one", kind), abs=1e-5)
+        assert read_losses(tmp_path / "two", kind) == pytest.approx(
+            read_losses(tmp_path / "one", kind), abs=1e-5
+        )
 
 
-def test_gpt2s_shape_with_documents_apart_trains_under_completep(pretrain, words, tmp_path) -> None:
-    told = pretrain([*words, *GPT2_AND_MORE, f"logging.run_dir={tmp_path / 'run'}"])
-    assert told.returncode == 0, told.stderr
-    train = losses(tmp_path / "run", "train")
+def test_gpt2s_shape_with_document_masks_trains_under_completep(pretrain, words, tmp_path) -> None:
+    done = pretrain([*words, *GPT2_AND_MORE, f"logging.run_dir={tmp_path / 'run'}"])
+    assert done.returncode == 0, done.stderr
+    train = read_losses(tmp_path / "run", "train")
     assert train[-1] < train[0] - 0.3
-    assert ", size custom, N " in told.stderr
+    assert ", size custom, N " in done.stderr

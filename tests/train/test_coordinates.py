@@ -1,4 +1,4 @@
-"""Maximal-update parametrisation does what it is for, and is the standard one at its base."""
+"""mup and completep keep activation changes constant and equal the standard at their base."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
-from megatron.optim.adamw import adamw
-from megatron.scaling.plot_coordinates import Sweep
-from megatron.train.coordinates import QUANTITIES, coordinates
+from megatron.model.initialization import init_weights
+from megatron.optim.adamw import build_adamw
+from megatron.scaling.plot_coordinates import CoordinateSweep
+from megatron.train.coordinates import QUANTITIES, measure_coordinates
 
 WIDTHS, DEPTHS = [32, 64, 128, 256], [2, 4, 8, 16]
 
 
-def shape(parametrization: str, width: int = 32, depth: int = 2, **more: Any) -> ModelConfig:
+def build_shape(parametrization: str, width: int = 32, depth: int = 2, **more: Any) -> ModelConfig:
     base = {
         "standard": {},
         "mup": {"base_d_model": 32},
@@ -30,7 +30,7 @@ def shape(parametrization: str, width: int = 32, depth: int = 2, **more: Any) ->
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small only wait for one another on several threads."""
+    """Use one thread: models this small are slower with several."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,18 +38,22 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def sweep() -> Callable[[str, str], Sweep]:
-    """Slopes after four steps at a rate that the smallest model likes."""
+def sweep() -> Callable[[str, str], CoordinateSweep]:
+    """Slopes after four steps at a learning rate suitable for the smallest model."""
 
-    def of(parametrization: str, axis: str) -> Sweep:
+    def run_sweep(parametrization: str, axis: str) -> CoordinateSweep:
         sizes = WIDTHS if axis == "width" else DEPTHS
         runs = [
-            coordinates(shape(parametrization, **{axis: size}), lr=1e-3, n_steps=4, n_samples=4, seq_len=32)
+            measure_coordinates(
+                build_shape(parametrization, **{axis: size}), lr=1e-3, n_steps=4, n_samples=4, seq_len=32
+            )
             for size in sizes
         ]
-        return Sweep(parametrization, axis, sizes, {q: [run[q][-1] for run in runs] for q in QUANTITIES})
+        return CoordinateSweep(
+            parametrization, axis, sizes, {q: [run[q][-1] for run in runs] for q in QUANTITIES}
+        )
 
-    return of
+    return run_sweep
 
 
 @pytest.mark.parametrize(
@@ -62,55 +66,57 @@ def sweep() -> Callable[[str, str], Sweep]:
         ("completep", "depth", True),
     ],
 )
-def test_activations_move_alike_at_every_size_where_they_should(
-    sweep: Callable[[str, str], Sweep], parametrization: str, axis: str, constant: bool
+def test_changes_of_activations_are_equal_at_every_size_where_expected(
+    sweep: Callable[[str, str], CoordinateSweep], parametrization: str, axis: str, constant: bool
 ) -> None:
     done = sweep(parametrization, axis)
-    assert done.constant() is constant
-    assert abs(done.slope("embedding")) < 0.1  # its rate is the same everywhere
+    assert done.is_constant() is constant
+    assert abs(done.fit_slope("embedding")) < 0.1  # its learning rate is the same at every size
     if constant:
-        assert all(abs(done.slope(quantity)) < 0.2 for quantity in QUANTITIES)
+        assert all(abs(done.fit_slope(quantity)) < 0.2 for quantity in QUANTITIES)
     else:
-        # theory says 1 for a matrix of N inputs that move together; for depth between 1/2 and 1
-        assert done.slope("residual") > (1 if axis == "width" else 0.5)
+        # the theoretical slope is 1 for a matrix of N inputs that move together; for depth between 1/2 and 1
+        assert done.fit_slope("residual") > (1 if axis == "width" else 0.5)
 
 
 @pytest.mark.parametrize("parametrization", ["mup", "completep"])
-def test_at_its_base_shape_every_parametrization_is_the_standard_one(parametrization: str) -> None:
-    shapes = shape("standard"), shape(parametrization, base_d_head=16)
-    told = [coordinates(one, lr=2e-3, n_steps=3) for one in shapes]
-    assert told[0] == told[1]
+def test_every_parametrization_equals_the_standard_at_its_base_shape(parametrization: str) -> None:
+    shapes = build_shape("standard"), build_shape(parametrization, base_d_head=16)
+    results = [measure_coordinates(config, lr=2e-3, n_steps=3) for config in shapes]
+    assert results[0] == results[1]
 
 
 def test_rates_decays_and_eps_follow_the_table() -> None:
-    model = Gpt(wide := shape("completep", width=128, depth=8, biases=True, tied_embedding=False))
-    optimizer = adamw(dict(model.named_parameters()), OptimConfig(lr=1e-2, weight_decay=0.1, eps=1e-8), wide)
+    model = Gpt(wide := build_shape("completep", width=128, depth=8, biases=True, tied_embedding=False))
+    optimizer = build_adamw(
+        dict(model.named_parameters()), OptimConfig(lr=1e-2, weight_decay=0.1, eps=1e-8), wide
+    )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    told = {
+    groups = {
         names[id(parameter)]: (group["lr_scale"], group["weight_decay"], group["eps"])
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    assert told.keys() == dict(model.named_parameters()).keys()
+    assert groups.keys() == dict(model.named_parameters()).keys()
     # four times the width, four times the depth
-    assert told["blocks.3.mlp.up.weight"] == pytest.approx((1 / 4, 0.4, 1e-8 / 16))
-    assert told["blocks.0.attention.query.weight"] == told["blocks.3.mlp.up.weight"]
-    assert told["blocks.0.attention.query.bias"] == pytest.approx((1, 0, 1e-8 / 16))
-    assert told["blocks.7.mlp_norm.weight"] == pytest.approx((1, 0, 1e-8 / 16))
-    assert told["embedding.weight"] == pytest.approx((1, 0.1, 1e-8 / 4))
-    assert told["unembedding.weight"] == pytest.approx((1, 0.1, 1e-8 / 4))
-    assert told["norm.weight"] == pytest.approx((1, 0, 1e-8 / 4))
-    initialise(model, seed=0)
+    assert groups["blocks.3.mlp.up.weight"] == pytest.approx((1 / 4, 0.4, 1e-8 / 16))
+    assert groups["blocks.0.attention.query.weight"] == groups["blocks.3.mlp.up.weight"]
+    assert groups["blocks.0.attention.query.bias"] == pytest.approx((1, 0, 1e-8 / 16))
+    assert groups["blocks.7.mlp_norm.weight"] == pytest.approx((1, 0, 1e-8 / 16))
+    assert groups["embedding.weight"] == pytest.approx((1, 0.1, 1e-8 / 4))
+    assert groups["unembedding.weight"] == pytest.approx((1, 0.1, 1e-8 / 4))
+    assert groups["norm.weight"] == pytest.approx((1, 0, 1e-8 / 4))
+    init_weights(model, seed=0)
     std = {name: parameter.std().item() for name, parameter in model.named_parameters()}
     assert std["blocks.3.mlp.up.weight"] == pytest.approx(0.02 / 2, rel=0.05)
     assert std["blocks.3.mlp.down.weight"] == pytest.approx(0.02 / 2 / (2 * 2) ** 0.5, rel=0.05)  # base depth
     assert std["embedding.weight"] == pytest.approx(0.02, rel=0.05)
 
 
-def test_multipliers_stand_where_the_table_says() -> None:
-    config = shape("completep", width=64, depth=4, base_d_head=4)
-    model, plain = Gpt(config), Gpt(shape("standard", width=64, depth=4))
-    initialise(model, seed=0)
+def test_multipliers_are_applied_as_in_the_table() -> None:
+    config = build_shape("completep", width=64, depth=4, base_d_head=4)
+    model, plain = Gpt(config), Gpt(build_shape("standard", width=64, depth=4))
+    init_weights(model, seed=0)
     plain.load_state_dict(model.state_dict())
     with torch.no_grad():  # the same function, with the multipliers moved into the weights
         for block in plain.blocks:
@@ -122,22 +128,22 @@ def test_multipliers_stand_where_the_table_says() -> None:
         torch.testing.assert_close(model(tokens, True), plain(tokens, True), rtol=1e-5, atol=1e-6)
 
 
-def test_every_group_runs_at_the_schedules_rate_times_its_own(tmp_path: Any) -> None:
+def test_every_group_uses_the_scheduled_rate_times_its_scale(tmp_path: Any) -> None:
     from megatron.engine.torch_native import TorchEngine
     from megatron.objective.autoregressive import Autoregressive
     from megatron.parallel.world import World
-    from megatron.train.coordinates import text
+    from megatron.train.coordinates import make_text
 
-    wide = shape("mup", width=64)
+    wide = build_shape("mup", width=64)
     model = Gpt(wide)
-    initialise(model, seed=0)
+    init_weights(model, seed=0)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     engine = TorchEngine(
         model, causal=True, dist=DistConfig(dtype="float32"),
         optim=OptimConfig(weight_decay=0.0, grad_clip=0.0), world=World(0, 1, 0, torch.device("cpu")),
     )  # fmt: skip
-    engine.step([Autoregressive().corrupt(text(64, 4, 16, 0), torch.arange(4).numpy())], lr=0.01)
-    # Adam's first step moves each weight by its rate, whatever the gradient
+    engine.step([Autoregressive().corrupt(make_text(64, 4, 16, 0), torch.arange(4).numpy())], lr=0.01)
+    # Adam's first step changes each weight by its learning rate, for any gradient
     moved = {name: (p.detach() - before[name]).abs().max().item() for name, p in model.named_parameters()}
     assert moved["embedding.weight"] == pytest.approx(0.01, rel=1e-3)
     assert moved["blocks.0.mlp.down.weight"] == pytest.approx(0.005, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What a cluster does to a run: kills, full disks, broken files, numbers that are none."""
+"""Faults of a cluster: killed ranks, full disks, damaged files, NaN losses."""
 
 import random
 import resource
@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.run_dir import is_done, last_metrics, read_metrics
+from megatron.run_dir import is_done, read_last_metrics, read_metrics
 from tests.conftest import load_newest
 
 MDM = "objective.name=masked_diffusion"
-STEPS_LEFT = 40  # after the last kill: a second and more, in which a busy machine may be late with it
-PEER_GONE_S = 60  # within this a rank ends after another was killed
+STEPS_LEFT = 40  # after the last kill: at least a second, since a busy machine may be late
+PEER_GONE_S = 60  # a rank ends within this time after another was killed
 
 
-def losses(run: Path) -> list[float]:
+def read_losses(run: Path) -> list[float]:
     return [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
 
 
-def step_of(run: Path) -> int:
-    return (last_metrics(run) or {"step": 0})["step"]
+def read_step(run: Path) -> int:
+    return (read_last_metrics(run) or {"step": 0})["step"]
 
 
 def is_saving(run: Path) -> bool:
@@ -32,13 +32,13 @@ def is_saving(run: Path) -> bool:
 
 
 def kill_at(run: Path, ranks: list[subprocess.Popen[str]], step: int, in_save: bool, after_s: float) -> bool:
-    """SIGKILL every rank once `step` is told: in the next save, or so many seconds later.
+    """SIGKILL every rank once `step` is logged: during the next save, or `after_s` seconds later.
 
-    Whether that ended rank 0, which writes; one that hears of its end may have ended by itself.
+    Return whether the signal ended rank 0; it may have exited already after losing another rank.
     """
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and ranks[0].poll() is None:
-        if step_of(run) >= step and (not in_save or is_saving(run)):
+        if read_step(run) >= step and (not in_save or is_saving(run)):
             time.sleep(0 if in_save else after_s)
             for rank in ranks:
                 rank.send_signal(signal.SIGKILL)
@@ -56,7 +56,7 @@ def kill_at(run: Path, ranks: list[subprocess.Popen[str]], step: int, in_save: b
         pytest.param(6, "sharded", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_killed_at_any_moment_goes_on_and_ends_bit_equal(
+def test_a_run_killed_at_any_moment_resumes_and_ends_bit_equal(
     start, pretrain, words, tmp_path, n_kills, layout_of
 ) -> None:
     words = [
@@ -77,7 +77,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_bit_equal(
         assert not is_done(killed)
     ended = pretrain([*words, f"logging.run_dir={killed}"], n_ranks=2)
     assert ended.returncode == 0, ended.stderr
-    assert losses(killed) == losses(whole)
+    assert read_losses(killed) == read_losses(whole)
     first, second = (load_newest(run / "checkpoints", "step") for run in (whole, killed))
     assert first is not None and second is not None
     for name, tensor in first[1]["model"].items():
@@ -101,7 +101,7 @@ def test_a_run_killed_after_a_checkpoint_appeared_has_its_held_out_loss(
     script = Path(__file__).with_name("pretrain_killed_after_save.py")
     words += [f"logging.run_dir={killed}"]
     assert pretrain(words, script=script).returncode == -signal.SIGKILL
-    assert layout.find(killed / "checkpoints")[-1].step == 6
+    assert layout.find_checkpoints(killed / "checkpoints")[-1].step == 6
     assert pretrain(words).returncode == 0
     scored = [
         [(line["step"], line["loss"]) for line in read_metrics(run) if line["kind"] == "validation"]
@@ -112,18 +112,18 @@ def test_a_run_killed_after_a_checkpoint_appeared_has_its_held_out_loss(
 
 
 @pytest.mark.ranks
-def test_when_one_rank_is_killed_the_others_end_soon_with_an_error(start, words, tmp_path) -> None:
+def test_when_a_rank_is_killed_the_others_end_soon_with_an_error(start, words, tmp_path) -> None:
     run = tmp_path / "run"
     long = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=100000"]
     ranks = start(long, n_ranks=2)
     deadline = time.monotonic() + 240
-    while step_of(run) < 2:
+    while read_step(run) < 2:
         assert time.monotonic() < deadline and ranks[0].poll() is None
         time.sleep(0.02)
     ranks[1].send_signal(signal.SIGKILL)
-    _, said = ranks[0].communicate(timeout=PEER_GONE_S)
+    _, stderr = ranks[0].communicate(timeout=PEER_GONE_S)
     assert ranks[0].returncode == 1
-    assert said.strip().splitlines()[-1].startswith("error: another rank is gone"), said
+    assert stderr.strip().splitlines()[-1].startswith("error: another rank is gone"), stderr
 
 
 @pytest.mark.ranks
@@ -131,10 +131,10 @@ def test_a_full_disk_ends_the_run_and_leaves_the_old_checkpoint(pretrain, words,
     run = tmp_path / "run"
     words = [*words, f"logging.run_dir={run}", "checkpoint.chkpt_saving_iterations=7"]
     assert pretrain(words, n_ranks=2).returncode == 0
-    kept, last = layout.find(run / "checkpoints")
+    first, last = layout.find_checkpoints(run / "checkpoints")
     subprocess.run(["rm", "-r", last.path, run / "result.json"], check=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))  # files of children end at 32 KiB
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))  # children: 32 KiB per file
     try:
         failed = pretrain(words, n_ranks=2)
     finally:
@@ -142,29 +142,29 @@ def test_a_full_disk_ends_the_run_and_leaves_the_old_checkpoint(pretrain, words,
     assert failed.returncode == 1
     sentence = failed.stderr.strip().splitlines()[-1]
     assert sentence.startswith("error: ") and "checkpoint of step 12 not saved" in sentence
-    assert [path.name for path in (run / "checkpoints").iterdir()] == [kept.path.name]
-    assert store.load(kept.path)[1]["step"] == 7
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [first.path.name]
+    assert store.load_checkpoint(first.path)[1]["step"] == 7
     assert not is_done(run)
 
 
-def test_a_broken_newest_checkpoint_is_passed_over_with_a_warning(pretrain, words, tmp_path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"
     words = [*words, f"logging.run_dir={run}", "checkpoint.chkpt_saving_iterations=5"]
     words += ["checkpoint.keep_last=3"]
     assert pretrain(words).returncode == 0
-    _, flipped, truncated = (found.path for found in layout.find(run / "checkpoints"))
+    _, flipped, truncated = (checkpoint.path for checkpoint in layout.find_checkpoints(run / "checkpoints"))
     weights = truncated / layout.FILES["model"]
     weights.write_bytes(weights.read_bytes()[:-100])
     content = bytearray((flipped / layout.FILES["optim"]).read_bytes())
     content[len(content) // 2] ^= 1
     (flipped / layout.FILES["optim"]).write_bytes(content)
-    before = losses(run)
+    before = read_losses(run)
     (run / "result.json").unlink()
     again = pretrain(words)
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("falling back to the checkpoint before it") == 2
-    assert "going on after step 5" in again.stderr
-    assert losses(run) == before
+    assert again.stderr.count("falling back to the previous checkpoint") == 2
+    assert "resuming after step 5" in again.stderr
+    assert read_losses(run) == before
 
 
 @pytest.mark.ranks
@@ -178,22 +178,22 @@ def test_a_broken_newest_checkpoint_is_passed_over_with_a_warning(pretrain, word
         pytest.param(["dist.engine=deepspeed", "dist.sharding_stage=zero3"], marks=pytest.mark.slow),
     ],
 )
-def test_a_loss_that_is_no_number_ends_the_run_or_is_left_out(pretrain, words, tmp_path, engine) -> None:
+def test_a_nan_loss_ends_the_run_or_is_skipped(pretrain, words, tmp_path, engine) -> None:
     if "dist.engine=deepspeed" in engine:
         pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
     script = Path(__file__).with_name("pretrain_with_bad_sample.py")
     words = [*words, *engine, MDM, "logging.every_iterations=3"]
-    # batches of 24, half of each on either rank: sample 110 is in the fifth, of samples 96 to 119
+    # batches of 24 samples, half on each rank: sample 110 is in the fifth batch, samples 96 to 119
     bad = {"kind": "nonfinite", "step": 5, "ranks": [{"rank": 1, "first_sample": 108, "last_sample": 119}]}
     stopped = pretrain([*words, f"logging.run_dir={tmp_path / 'stop'}"], n_ranks=2, script=script)
     assert stopped.returncode == 1
     last = stopped.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: step 5: the loss is no number on rank 1 (samples 108 to 119)")
+    assert last.startswith("error: step 5: the loss is NaN or Inf on rank 1 (samples 108 to 119)")
     assert [line for line in read_metrics(tmp_path / "stop") if line["kind"] == "nonfinite"] == [bad]
     assert not list((tmp_path / "stop").glob("checkpoints/*"))
     words += [f"logging.run_dir={tmp_path / 'skip'}", "misc.on_nonfinite=skip"]
     skipped = pretrain(words, n_ranks=2, script=script)
     assert skipped.returncode == 0, skipped.stderr
     assert [line for line in read_metrics(tmp_path / "skip") if line["kind"] == "nonfinite"] == [bad]
-    assert len(losses(tmp_path / "skip")) == 4
-    assert all(loss < 10 for loss in losses(tmp_path / "skip"))
+    assert len(read_losses(tmp_path / "skip")) == 4
+    assert all(loss < 10 for loss in read_losses(tmp_path / "skip"))

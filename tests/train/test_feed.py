@@ -1,4 +1,4 @@
-"""Blends and workers in whole runs: nothing but the sample numbers decides what is trained on."""
+"""Blends and workers in complete runs: the sample numbers alone determine the training data."""
 
 import json
 import shutil
@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout
-from megatron.checkpoint.preempt import Stop
+from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.plan import plan_run
 from megatron.config.read import read_config
 from megatron.parallel.world import World
 from megatron.run_dir import read_metrics
-from megatron.train.build import Run, build
+from megatron.train.build import Run, build_run
 from megatron.train.feed import open_feed
 from megatron.train.loop import train
 from tests.conftest import load_newest
@@ -26,27 +26,27 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 @pytest.fixture
 def blended(words: list[str], corpus: Path, tmp_path: Path) -> list[str]:
-    """The small run on two corpora: 12 steps of 24 samples, 3 : 1."""
+    """Arguments of the small run on two corpora: 12 steps of 24 samples, 3 : 1."""
     blend = tmp_path / "blend.txt"
     blend.write_text(f"3 {corpus / 'train'}\n1 {corpus / 'held_out'}\n")
     return [*words, f"dataset.path_train={blend}", f"dataset.path_eval={blend}"]
 
 
-def built(words: list[str], folder: Path) -> Run:
+def build_small_run(words: list[str], folder: Path) -> Run:
     (folder / "empty.yaml").write_text("name: test\n")
     config = read_config(folder / "empty.yaml", words)
-    return build(config, plan_run(config), ALONE)
+    return build_run(config, plan_run(config), ALONE)
 
 
-def train_losses(run: Path) -> list[float]:
+def read_losses(run: Path) -> list[float]:
     return [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
 def test_any_number_of_workers_gives_the_same_losses(blended, tmp_path, objective) -> None:
-    found = []
+    losses = []
     for n in WORKERS:
-        run = built(
+        run = build_small_run(
             [
                 *blended,
                 f"objective.name={objective}",
@@ -56,28 +56,28 @@ def test_any_number_of_workers_gives_the_same_losses(blended, tmp_path, objectiv
             ],
             tmp_path,
         )
-        assert train(run, Stop(None))
-        found.append(train_losses(tmp_path / str(n)))
-    assert len(found[0]) == 12
-    assert found == [found[0]] * len(WORKERS)
+        assert train(run, StopMonitor(None))
+        losses.append(read_losses(tmp_path / str(n)))
+    assert len(losses[0]) == 12
+    assert losses == [losses[0]] * len(WORKERS)
 
 
-def test_a_feed_begun_later_gives_what_was_not_used_yet(blended, tmp_path) -> None:
+def test_a_feed_opened_later_returns_the_unused_tasks(blended, tmp_path) -> None:
     blended += ["objective.name=masked_diffusion", "dataset.num_workers=4"]
-    run = built(blended, tmp_path)
+    run = build_small_run(blended, tmp_path)
     with open_feed(run, 0, 12) as feed:
         whole = list(feed)
     with open_feed(run, 0, 12) as feed:
         for _ in range(5):
-            next(feed)  # up to 8 more have been made, and count for nothing
+            next(feed)  # up to 8 more have been prepared and are discarded
     with open_feed(run, 5 * 24, 7) as feed:
         rest = list(feed)
     assert len(whole) == 12
-    for expected, found in zip(whole[5:], rest, strict=True):
-        for one, other in zip(expected, found, strict=True):
-            assert torch.equal(one.inputs, other.inputs)
-            assert torch.equal(one.positions, other.positions)
-            assert torch.equal(one.scale, other.scale)
+    for expected, tasks in zip(whole[5:], rest, strict=True):
+        for task, other in zip(expected, tasks, strict=True):
+            assert torch.equal(task.inputs, other.inputs)
+            assert torch.equal(task.positions, other.positions)
+            assert torch.equal(task.scale, other.scale)
 
 
 def test_a_blend_stopped_at_step_7_and_resumed_with_other_workers_ends_bit_equal(
@@ -87,7 +87,7 @@ def test_a_blend_stopped_at_step_7_and_resumed_with_other_workers_ends_bit_equal
     blended += ["checkpoint.chkpt_saving_iterations=7", "dataset.num_workers=2"]
     done = pretrain([*blended, f"logging.run_dir={whole}"])
     assert done.returncode == 0, done.stderr
-    # 288 samples, 216 of the first corpus and 72 of the second: each line tells its epochs
+    # 288 samples, 216 of the first corpus and 72 of the second: each line has its epochs
     assert "train: 75.00% of the samples" in done.stderr
     plan = json.loads((whole / "plan.json").read_text())
     assert [corpus["samples"] for corpus in plan["corpora"]] == [216, 72]
@@ -99,11 +99,12 @@ def test_a_blend_stopped_at_step_7_and_resumed_with_other_workers_ends_bit_equal
     # as if killed after step 7
     shutil.copytree(whole, halved)
     subprocess.run(
-        ["rm", "-r", layout.find(halved / "checkpoints")[1].path, halved / "result.json"], check=True
+        ["rm", "-r", layout.find_checkpoints(halved / "checkpoints")[1].path, halved / "result.json"],
+        check=True,
     )
     resumed = pretrain([*blended, f"logging.run_dir={halved}", "dataset.num_workers=0"])
-    assert "going on after step 7" in resumed.stderr, resumed.stderr
-    assert train_losses(halved) == train_losses(whole)
+    assert "resuming after step 7" in resumed.stderr, resumed.stderr
+    assert read_losses(halved) == read_losses(whole)
     first, second = (load_newest(run / "checkpoints", "step") for run in (whole, halved))
     for name, tensor in first[1]["model"].items():
         assert torch.equal(tensor, second[1]["model"][name]), name
@@ -111,19 +112,19 @@ def test_a_blend_stopped_at_step_7_and_resumed_with_other_workers_ends_bit_equal
 
 def test_a_blend_of_other_proportions_is_another_run(blended, tmp_path) -> None:
     words = [*blended, f"logging.run_dir={tmp_path / 'run'}"]
-    assert train(built(words, tmp_path), Stop(None))
+    assert train(build_small_run(words, tmp_path), StopMonitor(None))
     blend = tmp_path / "blend.txt"
     blend.write_text(blend.read_text().replace("3 ", "2 "))
     with pytest.raises(ValueError, match="checkpoint of another run .its corpus has changed"):
-        train(built(words, tmp_path), Stop(None))
+        train(build_small_run(words, tmp_path), StopMonitor(None))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_tasks_wait_in_pinned_memory(blended, tmp_path) -> None:
+def test_on_a_gpu_tasks_are_in_pinned_memory(blended, tmp_path) -> None:
     (tmp_path / "empty.yaml").write_text("name: test\n")
     config = read_config(tmp_path / "empty.yaml", [*blended, "dist.cpu_only=false", "dataset.num_workers=2"])
-    run = build(config, plan_run(config), World(0, 1, 0, torch.device("cuda", 0)))
+    run = build_run(config, plan_run(config), World(0, 1, 0, torch.device("cuda", 0)))
     with open_feed(run, 0, 2) as feed:
         for (task,) in feed:
             assert task.inputs.is_pinned()

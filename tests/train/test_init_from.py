@@ -1,4 +1,4 @@
-"""Runs that start from the weights of another model."""
+"""Runs initialized from the weights of another model."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert
-from megatron.checkpoint.weights import load_weights
+from megatron.checkpoint.convert import convert_checkpoint
+from megatron.checkpoint.model_weights import load_weights
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.samples import Samples
 from megatron.run_dir import read_metrics
-from megatron.tokenizer.llama2c import Llama2cTokenizer
+from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
 
 STORY = (
     "Once upon a time, there was a little boy named Tim. Tim had a red ball. He liked to play with his ball "
@@ -27,13 +27,13 @@ def first_loss(run: Path) -> float:
 
 @pytest.fixture(scope="module")
 def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with llama2.c's tokens, and its model as a checkpoint of ours."""
+    """A corpus with llama2.c's tokens, and its model as a native checkpoint."""
     folder = tmp_path_factory.mktemp("stories")
     tokenizer = Llama2cTokenizer(scaling_data / "stories260K" / "tok512.bin")
     with IndexedWriter(folder / "text", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 512}}) as writer:
         for _ in range(8):
             writer.add_document(np.array([*tokenizer.encode(STORY), tokenizer.eod_id]))
-    convert(scaling_data / "stories260K" / "stories260K.bin", folder / "native", to="native")
+    convert_checkpoint(scaling_data / "stories260K" / "stories260K.bin", folder / "native", to="native")
     return folder
 
 
@@ -54,35 +54,37 @@ def words(stories: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-def start_of(stories: Path) -> list[str]:
-    """The keys of start.yaml as words; the fixture `pretrain` has a file of its own."""
+def read_start_words(stories: Path) -> list[str]:
+    """Return the keys of start.yaml as arguments; the fixture `pretrain` uses another file."""
     from omegaconf import OmegaConf
 
-    told = OmegaConf.to_container(OmegaConf.load(stories / "native" / "start.yaml"))
-    return [f"{section}.{key}={value}" for section, keys in told.items() for key, value in keys.items()]
+    sections = OmegaConf.to_container(OmegaConf.load(stories / "native" / "start.yaml"))
+    return [f"{section}.{key}={value}" for section, keys in sections.items() for key, value in keys.items()]
 
 
 def test_the_first_loss_is_that_of_the_imported_model(pretrain, words, stories, tmp_path) -> None:
-    done = pretrain([*start_of(stories), *words])
+    done = pretrain([*read_start_words(stories), *words])
     assert done.returncode == 0, done.stderr
-    model = load_weights(stories / "native").model()
+    model = load_weights(stories / "native").build_model()
     samples = Samples(IndexedTokens(stories / "text"), 64, 0)
     tokens = torch.from_numpy(np.stack([samples[i] for i in range(4)]))
     logits = model(tokens[:, :-1], causal=True)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert first_loss(tmp_path / "run") == pytest.approx(expected, abs=1e-5)
-    assert expected < 2.0  # an untrained model has log 512 = 6.2
+    assert expected < 2.0  # an untrained model has a loss of log 512 = 6.2
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["config"]["checkpoint"]["init_from"] == str(stories / "native")
 
 
-def test_a_diffusion_run_may_start_from_it_with_rows_of_its_own(pretrain, words, stories, tmp_path) -> None:
+def test_a_diffusion_run_may_start_from_it_with_another_number_of_rows(
+    pretrain, words, stories, tmp_path
+) -> None:
     more = ["objective.name=masked_diffusion", "model.vocab_rows=640"]
-    done = pretrain([*start_of(stories), *words, *more])
+    done = pretrain([*read_start_words(stories), *words, *more])
     assert done.returncode == 0, done.stderr
     alone = pretrain(
         [
-            *start_of(stories),
+            *read_start_words(stories),
             *words,
             *more,
             "checkpoint.init_from=null",
@@ -95,12 +97,14 @@ def test_a_diffusion_run_may_start_from_it_with_rows_of_its_own(pretrain, words,
     assert first_loss(tmp_path / "run") != first_loss(tmp_path / "other")
 
 
-def test_weights_of_another_model_are_refused_in_one_sentence(pretrain, words, stories, tmp_path) -> None:
+def test_weights_of_another_model_are_refused_with_a_one_line_error(
+    pretrain, words, stories, tmp_path
+) -> None:
     for word, sentence in (
-        ("model.n_layers=4", "model.n_layers is 4, there 5"),
+        ("model.n_layers=4", "model.n_layers is 4, in the checkpoint 5"),
         ("checkpoint.init_from=nowhere", "nowhere: no such checkpoint"),
     ):
-        failed = pretrain([*start_of(stories), *words, word])
+        failed = pretrain([*read_start_words(stories), *words, word])
         assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
         assert sentence in failed.stderr
         assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""A mixture in the trainer: the samples it should have, stopped, resumed and spread over ranks."""
+"""Mixtures in training: exact samples, interruption, resumption and multiple ranks."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +10,17 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from megatron.checkpoint.preempt import Stop
+from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.plan import plan_run
 from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
 from megatron.mixture.source import MixtureSamples
-from megatron.mixture.spec import prepare
+from megatron.mixture.spec import prepare_mixture
 from megatron.parallel.world import World
 from megatron.run_dir import read_metrics
-from megatron.train.build import Run, build
+from megatron.train.build import Run, build_run
 from megatron.train.loop import train
 from tests.train.conftest import write_corpus
 
@@ -32,7 +32,7 @@ ADO = "adaptive: {rule: ado, every_steps: 1, delay_steps: 4}"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A catalog of two pairs of 120 documents, a third of them of each of three domains."""
+    """A catalog of two datasets of 120 documents each, divided among three domains."""
     rng = np.random.default_rng(0)
     with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
         for name in ("one", "two"):
@@ -48,13 +48,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mixture(folder: Path, *lines: str) -> Path:
+def write_mixture(folder: Path, *lines: str) -> Path:
     path = folder / "mixture.yaml"
     path.write_text("\n".join(["catalog: catalog.duckdb", "by: [kind]", *lines]) + "\n")
     return path
 
 
-def words(path: Path, run: str) -> list[str]:
+def build_words(path: Path, run: str) -> list[str]:
     return [
         f"dataset.mixture={path}", "dataset.seq_len=16", "dataset.batch_size=12", "model.d_model=16",
         "model.n_heads=2", "model.n_layers=1", "optim.lr=0.01", "lr_scheduler.total_iterations=14",
@@ -63,28 +63,28 @@ def words(path: Path, run: str) -> list[str]:
     ]  # fmt: skip
 
 
-def built(path: Path, run: str, *more: str) -> Run:
-    prepare(path)
+def build_small_run(path: Path, run: str, *more: str) -> Run:
+    prepare_mixture(path)
     (path.parent / "empty.yaml").write_text("name: test\n")
-    config = read_config(path.parent / "empty.yaml", [*words(path, run), *more])
-    return build(config, plan_run(config), ALONE)
+    config = read_config(path.parent / "empty.yaml", [*build_words(path, run), *more])
+    return build_run(config, plan_run(config), ALONE)
 
 
-def told(run: Path) -> list[tuple[float, list[float]]]:
+def read_losses_and_weights(run: Path) -> list[tuple[float, list[float]]]:
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     return [(line["loss"], list(line["weights"].values())) for line in lines]
 
 
-def test_windows_are_cut_from_the_documents_of_a_domain_laid_end_to_end(folder) -> None:
-    path = mixture(folder, "weights: {a: 3, c: 1}", "shuffle: false")
-    resolved = prepare(path)
+def test_windows_are_cut_from_the_concatenated_documents_of_a_domain(folder) -> None:
+    path = write_mixture(folder, "weights: {a: 3, c: 1}", "shuffle: false")
+    resolved = prepare_mixture(path)
     samples = MixtureSamples(path, seq_len=16, batch_size=8, seed=0)
     pairs = {name: IndexedTokens(folder / name) for name in ("one", "two")}
     for k, kind in enumerate("abc"):
         documents = []
         for name, pair in pairs.items():
             kinds = pyarrow.parquet.read_table(folder / f"{name}.parquet")["kind"].to_pylist()
-            documents += [pair.document(i) for i in range(120) if kinds[i] == kind]
+            documents += [pair.get_document(i) for i in range(120) if kinds[i] == kind]
         stream = np.concatenate(documents)
         assert resolved.tokens[k] == len(stream)
         n = (len(stream) - 1) // 16
@@ -94,7 +94,7 @@ def test_windows_are_cut_from_the_documents_of_a_domain_laid_end_to_end(folder) 
         assert np.array_equal(rows[:n, :16].ravel(), stream[: 16 * n])
         assert np.array_equal(rows[:n, 16], stream[16 : 16 * n + 1 : 16])
         assert np.array_equal(rows[n], rows[0])  # the next epoch
-    domains = samples.domains_of(np.arange(80))
+    domains = samples.lookup_domains(np.arange(80))
     assert np.bincount(domains, minlength=3).tolist() == [60, 0, 20]
     first = samples.take(np.arange(80))[np.flatnonzero(domains == 0)[0]]
     begin = np.empty((1, 17), dtype=np.int64)
@@ -102,15 +102,15 @@ def test_windows_are_cut_from_the_documents_of_a_domain_laid_end_to_end(folder) 
     assert np.array_equal(first, begin[0])
 
 
-def test_shuffled_epochs_hold_all_documents_in_other_orders(folder) -> None:
-    path = mixture(folder, "weights: inferred")
-    prepare(path)
+def test_shuffled_epochs_contain_all_documents_in_different_orders(folder) -> None:
+    path = write_mixture(folder, "weights: inferred")
+    prepare_mixture(path)
     stream = MixtureSamples(path, seq_len=16, batch_size=8, seed=0).streams[1]
-    orders = [stream.document_order(epoch, 0, len(stream.lengths)).tolist() for epoch in range(3)]
+    orders = [stream.compute_document_order(epoch, 0, len(stream.lengths)).tolist() for epoch in range(3)]
     assert all(sorted(order) == list(range(len(stream.lengths))) for order in orders)
     assert orders[0] != orders[1]
     again = MixtureSamples(path, seq_len=16, batch_size=8, seed=1).streams[1]
-    assert orders[0] != again.document_order(0, 0, len(orders[0])).tolist()
+    assert orders[0] != again.compute_document_order(0, 0, len(orders[0])).tolist()
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_shuffled_epochs_hold_all_documents_in_other_orders(folder) -> None:
     ids=["fixed", "scheduled", "adaptive"],
 )
 def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(folder, lines) -> None:
-    path = mixture(folder, lines)
-    assert train(built(path, "whole"), Stop(None))
-    half = built(path, "half")
-    stop = Stop(None)
+    path = write_mixture(folder, lines)
+    assert train(build_small_run(path, "whole"), StopMonitor(None))
+    half = build_small_run(path, "half")
+    stop = StopMonitor(None)
     step = half.engine.step
 
     def stopping(*words: object) -> object:
@@ -138,35 +138,38 @@ def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(folder, lines) -> No
     stopping.n = 0
     half.engine.step = stopping
     assert not train(half, stop)
-    assert train(built(path, "half", "dataset.num_workers=0"), Stop(None))
-    assert told(folder / "half") == told(folder / "whole")
+    assert train(build_small_run(path, "half", "dataset.num_workers=0"), StopMonitor(None))
+    assert read_losses_and_weights(folder / "half") == read_losses_and_weights(folder / "whole")
     if lines == LOSS:
-        assert told(folder / "whole")[-1][1] != told(folder / "whole")[0][1]
+        assert (
+            read_losses_and_weights(folder / "whole")[-1][1]
+            != read_losses_and_weights(folder / "whole")[0][1]
+        )
     if "points" in lines:
-        assert told(folder / "whole")[5][1] == pytest.approx([0.25, 0.25, 0.5])
+        assert read_losses_and_weights(folder / "whole")[5][1] == pytest.approx([0.25, 0.25, 0.5])
 
 
 @pytest.mark.ranks
-def test_two_ranks_find_the_weights_and_losses_of_one(folder, pretrain) -> None:
-    path = mixture(folder, "adaptive: {rule: loss, every_steps: 2, delay_steps: 4}")
+def test_two_ranks_get_the_weights_and_losses_of_a_single_rank(folder, pretrain) -> None:
+    path = write_mixture(folder, "adaptive: {rule: loss, every_steps: 2, delay_steps: 4}")
     for n_ranks in (1, 2):
-        done = pretrain(words(path, f"on{n_ranks}"), n_ranks)
+        done = pretrain(build_words(path, f"on{n_ranks}"), n_ranks)
         assert done.returncode == 0, done.stderr
-    one, two = told(folder / "on1"), told(folder / "on2")
-    assert np.allclose([loss for loss, _ in one], [loss for loss, _ in two], rtol=1e-5)
-    assert np.allclose([weights for _, weights in one], [weights for _, weights in two], rtol=1e-4)
-    assert one[-1][1] != one[0][1]
+    single, two = read_losses_and_weights(folder / "on1"), read_losses_and_weights(folder / "on2")
+    assert np.allclose([loss for loss, _ in single], [loss for loss, _ in two], rtol=1e-5)
+    assert np.allclose([weights for _, weights in single], [weights for _, weights in two], rtol=1e-4)
+    assert single[-1][1] != single[0][1]
 
 
-def all_told(run: Path) -> dict[int, tuple[float, list[float]]]:
-    """Of each step: loss and weights."""
+def read_by_step(run: Path) -> dict[int, tuple[float, list[float]]]:
+    """Return loss and weights by step."""
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     return {line["step"]: (line["loss"], list(line["weights"].values())) for line in lines}
 
 
-def same(whole: dict[int, tuple[float, list[float]]], part: dict[int, tuple[float, list[float]]]) -> bool:
-    """Whether `part` tells of its steps what `whole` does, to the rounding of other orders of addition."""
-    pairs = [(whole[step], told) for step, told in part.items()]
+def is_same(whole: dict[int, tuple[float, list[float]]], part: dict[int, tuple[float, list[float]]]) -> bool:
+    """Return whether `part` agrees with `whole` at its steps, up to rounding of other summation orders."""
+    pairs = [(whole[step], entry) for step, entry in part.items()]
     losses = np.allclose([a for (a, _), _ in pairs], [b for _, (b, _) in pairs], rtol=1e-5)
     return losses and np.allclose([a for (_, a), _ in pairs], [b for _, (_, b) in pairs], rtol=1e-4)
 
@@ -175,28 +178,28 @@ def same(whole: dict[int, tuple[float, list[float]]], part: dict[int, tuple[floa
 @pytest.mark.parametrize(
     ("before", "between", "after"), [(2, 1, 2), pytest.param(1, 2, 1, marks=pytest.mark.slow)]
 )
-def test_a_run_moved_between_numbers_of_ranks_ends_as_one_that_stayed(
+def test_a_run_resumed_on_other_numbers_of_ranks_gives_the_same_losses(
     folder, pretrain, before, between, after
 ) -> None:
-    path = mixture(folder, LOSS)
-    kept = ["checkpoint.keep_last=null", "checkpoint.chkpt_saving_iterations=5"]
-    whole = pretrain([*words(path, "whole"), *kept], before)
+    path = write_mixture(folder, LOSS)
+    keep_all = ["checkpoint.keep_last=null", "checkpoint.chkpt_saving_iterations=5"]
+    whole = pretrain([*build_words(path, "whole"), *keep_all], before)
     assert whole.returncode == 0, whole.stderr
     saved = sorted((folder / "whole" / "checkpoints").glob("step.*"))
     assert len(saved) == 3  # after steps 5, 10 and 14
-    moved = pretrain([*words(path, "moved"), *kept, f"checkpoint.resume={saved[0]}"], between)
+    moved = pretrain([*build_words(path, "moved"), *keep_all, f"checkpoint.resume={saved[0]}"], between)
     assert moved.returncode == 0, moved.stderr
-    assert "going on after step 5" in moved.stderr
+    assert "resuming after step 5" in moved.stderr
     again = sorted((folder / "moved" / "checkpoints").glob("step.*"))
-    back = pretrain([*words(path, "back"), *kept, f"checkpoint.resume={again[0]}"], after)
+    back = pretrain([*build_words(path, "back"), *keep_all, f"checkpoint.resume={again[0]}"], after)
     assert back.returncode == 0, back.stderr
-    assert "going on after step 10" in back.stderr
-    expected = all_told(folder / "whole")
-    assert expected[14][1] != expected[5][1]  # the weights moved after the checkpoints
-    assert sorted(all_told(folder / "moved")) == [*range(6, 15)]
-    assert same(expected, all_told(folder / "moved"))
-    assert sorted(all_told(folder / "back")) == [*range(11, 15)]
-    assert same(expected, all_told(folder / "back"))
+    assert "resuming after step 10" in back.stderr
+    expected = read_by_step(folder / "whole")
+    assert expected[14][1] != expected[5][1]  # the weights changed after the checkpoints
+    assert sorted(read_by_step(folder / "moved")) == [*range(6, 15)]
+    assert is_same(expected, read_by_step(folder / "moved"))
+    assert sorted(read_by_step(folder / "back")) == [*range(11, 15)]
+    assert is_same(expected, read_by_step(folder / "back"))
 
 
 @pytest.mark.ranks
@@ -208,62 +211,62 @@ def test_a_run_moved_between_numbers_of_ranks_ends_as_one_that_stayed(
         pytest.param("context_parallel=2", marks=pytest.mark.slow),
     ],
 )
-def test_ranks_that_share_a_batch_see_one_mixture(folder, pretrain, layout) -> None:
-    path = mixture(folder, LOSS)
+def test_ranks_that_share_a_batch_use_the_same_mixture(folder, pretrain, layout) -> None:
+    path = write_mixture(folder, LOSS)
     more = ["model.n_layers=2", "lr_scheduler.total_iterations=8"]
     for run, n_ranks, how in (("alone", 1, []), ("shared", 2, [f"dist.{layout}"])):
-        done = pretrain([*words(path, run), *more, *how], n_ranks)
+        done = pretrain([*build_words(path, run), *more, *how], n_ranks)
         assert done.returncode == 0, done.stderr
-    one, shared = all_told(folder / "alone"), all_told(folder / "shared")
-    assert len(one) == len(shared) == 8
-    assert same(one, shared)
-    assert one[8][1] != one[1][1]
+    single, shared = read_by_step(folder / "alone"), read_by_step(folder / "shared")
+    assert len(single) == len(shared) == 8
+    assert is_same(single, shared)
+    assert single[8][1] != single[1][1]
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_and_loaders_out_of_step_train_on_the_same_bytes(folder, pretrain, root) -> None:
-    path = mixture(folder, LOSS)
+    path = write_mixture(folder, LOSS)
     slow = root / "tests" / "train" / "pretrain_with_random_waits.py"
     for run, n_ranks, script in (("quiet", 1, None), ("slow1", 1, slow), ("slow2", 2, slow)):
-        done = pretrain([*words(path, run), "dataset.num_workers=1"], n_ranks, script=script)
+        done = pretrain([*build_words(path, run), "dataset.num_workers=1"], n_ranks, script=script)
         assert done.returncode == 0, done.stderr
-    quiet = all_told(folder / "quiet")
-    assert quiet == all_told(folder / "slow1")
-    assert same(quiet, all_told(folder / "slow2"))
+    quiet = read_by_step(folder / "quiet")
+    assert quiet == read_by_step(folder / "slow1")
+    assert is_same(quiet, read_by_step(folder / "slow2"))
 
 
-def test_what_a_run_cannot_be_given_is_said_in_a_sentence(folder) -> None:
-    path = mixture(folder, ADO)
-    with pytest.raises(ValueError, match="num_workers: 2 are up to 4 steps ahead"):
-        built(path, "x", "dataset.num_workers=2")
-    with pytest.raises(ValueError, match="stands in for path_train"):
-        built(path, "x", "dataset.path_train=somewhere")
+def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
+    path = write_mixture(folder, ADO)
+    with pytest.raises(ValueError, match="num_workers: got 2, which prepare up to 4 steps ahead"):
+        build_small_run(path, "x", "dataset.num_workers=2")
+    with pytest.raises(ValueError, match="replaces path_train"):
+        build_small_run(path, "x", "dataset.path_train=somewhere")
     for lines, sentence in (
         ("weights: {d: 1}", "no document has kind=d"),
         ("wieghts: {a: 1}", "did you mean 'weights'"),
-        ("dry: maybe", "wanted one of stop, repeat, redistribute"),
-        ("adaptive: {rule: magic}", "wanted ado or loss, or module:Class"),
+        ("dry: maybe", "expected one of stop, repeat, redistribute"),
+        ("adaptive: {rule: magic}", "expected ado or loss, or your module:Class"),
         ("where: \"knid = 'a'\"", "did you mean 'kind'"),
-        ("schedule: {points: [{at: 0}]}", "schedule.points has {'at': 0}, wanted"),
-        ("schedule: {points: [{at: soon, weights: {a: 1}}]}", "'at': 'soon'.* wanted"),
+        ("schedule: {points: [{at: 0}]}", "schedule.points: got {'at': 0}, expected"),
+        ("schedule: {points: [{at: soon, weights: {a: 1}}]}", "'at': 'soon'.* expected"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            prepare(mixture(folder, lines))
+            prepare_mixture(write_mixture(folder, lines))
     write_corpus(folder / "one", 130, seed=9)
     with pytest.raises(ValueError, match="has changed since it was registered"):
-        prepare(mixture(folder, "weights: inferred"))
+        prepare_mixture(write_mixture(folder, "weights: inferred"))
 
 
-def test_weights_are_found_off_the_way_and_waited_for_by_who_needs_them(folder) -> None:
-    path = mixture(folder, LOSS)
-    prepare(path)
+def test_weights_are_computed_in_the_background_and_awaited_when_needed(folder) -> None:
+    path = write_mixture(folder, LOSS)
+    prepare_mixture(path)
     samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
     assert samples.rule is not None
     finding, observe = threading.Event(), samples.rule.observe
     samples.rule.observe = lambda *words: observe(*words) if finding.wait(60) else None
     samples.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))  # returns at once
-    before = samples.take(np.arange(4 * 12))  # so do the steps before the new weights
+    before = samples.take(np.arange(4 * 12))  # the steps before the new weights do not wait either
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(samples.take, np.arange(4 * 12, 5 * 12))
         assert not late.done()
@@ -275,7 +278,7 @@ def test_weights_are_found_off_the_way_and_waited_for_by_who_needs_them(folder) 
     assert np.array_equal(again.take(np.arange(5 * 12)), np.concatenate([before, after]))
 
 
-def test_a_rule_of_ones_own_is_named_in_the_file(folder, monkeypatch) -> None:
+def test_a_custom_rule_is_loaded_by_its_name_in_the_file(folder, monkeypatch) -> None:
     (folder / "my_rules.py").write_text(
         "import numpy as np\n"
         "class Last:\n"
@@ -285,44 +288,44 @@ def test_a_rule_of_ones_own_is_named_in_the_file(folder, monkeypatch) -> None:
         "        return np.eye(self.n)[-1] * 0.9 + 0.1 / self.n\n"
         "    def as_dict(self):\n"
         "        return {}\n"
-        "    def restore(self, told):\n"
+        "    def restore(self, state):\n"
         "        pass\n"
     )
     monkeypatch.syspath_prepend(str(folder))
-    path = mixture(folder, "adaptive: {rule: 'my_rules:Last', every_steps: 1, delay_steps: 4}")
-    assert train(built(path, "own"), Stop(None))
-    weights = [weights for _, weights in told(folder / "own")]
+    path = write_mixture(folder, "adaptive: {rule: 'my_rules:Last', every_steps: 1, delay_steps: 4}")
+    assert train(build_small_run(path, "own"), StopMonitor(None))
+    weights = [weights for _, weights in read_losses_and_weights(folder / "own")]
     assert weights[3] == weights[0]
     assert weights[4] == pytest.approx([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3])
     with pytest.raises(ValueError, match="adaptive.rule no_rules:Last cannot be imported"):
         MixtureSamples(
-            mixture(folder, "adaptive: {rule: 'no_rules:Last'}"), seq_len=16, batch_size=12, seed=0
+            write_mixture(folder, "adaptive: {rule: 'no_rules:Last'}"), seq_len=16, batch_size=12, seed=0
         )
 
 
-def test_a_schedule_in_tokens_changes_with_the_first_step_behind_them(folder) -> None:
-    path = mixture(
+def test_a_schedule_in_tokens_changes_at_the_first_step_after_them(folder) -> None:
+    path = write_mixture(
         folder, "schedule: {unit: tokens, points: [{at: 0, weights: {a: 1}}, {at: 1000, weights: {c: 1}}]}"
     )
-    prepare(path)
+    prepare_mixture(path)
     samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)  # 192 tokens a step
-    domains = samples.domains_of(np.arange(12 * 8)).reshape(8, 12)
+    domains = samples.lookup_domains(np.arange(12 * 8)).reshape(8, 12)
     assert [set(step) for step in domains.tolist()] == [{0}] * 6 + [{2}] * 2  # 1000 / 192 = 5.2
 
 
-def test_epochs_of_a_domain_that_begins_anew_are_counted(folder) -> None:
-    path = mixture(folder, "weights: {a: 1}", "dry: repeat")
-    resolved = prepare(path)
-    assert train(built(path, "again", "lr_scheduler.total_iterations=60"), Stop(None))
+def test_epochs_of_a_repeated_domain_are_counted(folder) -> None:
+    path = write_mixture(folder, "weights: {a: 1}", "dry: repeat")
+    resolved = prepare_mixture(path)
+    assert train(build_small_run(path, "again", "lr_scheduler.total_iterations=60"), StopMonitor(None))
     last = [line for line in read_metrics(folder / "again") if line["kind"] == "train"][-1]
-    assert last["epochs"]["a"] == pytest.approx(60 * 12 / resolved.windows(16)[0])
+    assert last["epochs"]["a"] == pytest.approx(60 * 12 / resolved.count_windows(16)[0])
     assert last["epochs"]["a"] > 2
     assert last["epochs"]["b"] == 0
 
 
-def test_a_mixture_that_stops_ends_a_run_that_wants_more(folder) -> None:
-    path = mixture(folder, "dry: stop")
-    prepare(path)
+def test_a_mixture_that_stops_ends_a_longer_run(folder) -> None:
+    path = write_mixture(folder, "dry: stop")
+    prepare_mixture(path)
     samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
     with pytest.raises(ValueError, match="the mixture ends after"):
         samples.take(np.arange(12) + 12 * samples.samples_per_epoch)

@@ -1,4 +1,4 @@
-"""Runs whose held-out loss is NaN: told, never written as a figure, and not done."""
+"""Runs with a NaN held-out loss: reported, never written as a number, and not done."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from megatron.run_dir import METRICS, RESULT, with_null, write_json
+from megatron.run_dir import METRICS, RESULT, replace_nonfinite, write_json
 from megatron.train.state import TrainState
 
 SCRIPT = Path(__file__).with_name("pretrain_with_bad_held_out.py")
 
 
 def read_strict(path: Path) -> list[Any]:
-    """Every line of a file as JSON, which has no NaN."""
+    """Return every line of a file as strict JSON, without NaN."""
 
     def refuse(word: str) -> Any:
         raise AssertionError(f"{path}: {word}")
@@ -22,7 +22,7 @@ def read_strict(path: Path) -> list[Any]:
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 
-def test_a_run_ends_before_it_saves_what_it_could_not_score(pretrain, words, tmp_path, monkeypatch) -> None:
+def test_a_run_with_a_nan_held_out_loss_ends_before_it_saves(pretrain, words, tmp_path, monkeypatch) -> None:
     run = tmp_path / "run"
     monkeypatch.setenv("BAD_SCORINGS", "2")
     words = [*words, f"logging.run_dir={run}", "checkpoint.chkpt_saving_iterations=6"]
@@ -40,7 +40,7 @@ def test_a_run_ends_before_it_saves_what_it_could_not_score(pretrain, words, tmp
     assert read_strict(run / RESULT)[0]["loss"] > 0
 
 
-def test_a_run_that_skips_goes_on_but_is_not_done_without_a_loss(
+def test_a_run_that_skips_continues_but_is_not_done_without_a_loss(
     pretrain, words, tmp_path, monkeypatch
 ) -> None:
     run = tmp_path / "run"
@@ -48,13 +48,13 @@ def test_a_run_that_skips_goes_on_but_is_not_done_without_a_loss(
     monkeypatch.setenv("BAD_SCORINGS", "1,3")
     done = pretrain(words, script=SCRIPT)
     assert done.returncode == 1 and "step 12: got a held-out loss of nan" in done.stderr.splitlines()[-1]
-    assert "step 4: got a held-out loss of nan, expected a number" in done.stderr + done.stdout
+    assert "step 4: got a held-out loss of nan, expected a finite number" in done.stderr + done.stdout
     lines = [line for line in read_strict(run / METRICS) if line["kind"] == "validation"]
     assert [(line["step"], line["loss"] is None) for line in lines] == [(4, True), (8, False)]
     assert not (run / RESULT).exists()
 
 
-def test_a_loss_that_is_no_number_is_never_the_best() -> None:
+def test_a_nan_loss_is_never_the_best() -> None:
     state = TrainState().after_validation(float("nan"))
     assert state.best_loss is None
     assert state.after_validation(2.0).after_validation(float("nan")).best_loss == 2.0
@@ -65,5 +65,5 @@ def test_json_of_a_run_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x.json: got NaN or Inf in b.c.1, d, expected finite numbers"):
         write_json(tmp_path / "x.json", content)
     assert not list(tmp_path.iterdir())
-    write_json(tmp_path / "x.json", with_null(content))
+    write_json(tmp_path / "x.json", replace_nonfinite(content))
     assert read_strict(tmp_path / "x.json")[0] == {"a": 1.0, "b": {"c": [0.5, None]}, "d": None}

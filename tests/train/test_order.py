@@ -1,4 +1,4 @@
-"""dataset.order, from the configuration to a run."""
+"""The key dataset.order, from the configuration to a run."""
 
 import shutil
 from pathlib import Path
@@ -12,16 +12,14 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
 from megatron.run_dir import read_metrics
-from megatron.train.build import train_samples
+from megatron.train.build import open_train_samples
 
 
-def losses(run: Path) -> list[float]:
+def read_losses(run: Path) -> list[float]:
     return [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
 
 
-def test_the_order_asked_for_is_the_one_of_the_training_samples(
-    words: list[str], corpus: Path, tmp_path: Path
-) -> None:
+def test_training_samples_have_the_configured_order(words: list[str], corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("name: test\n")
     tokens, numbers = IndexedTokens(corpus / "train"), np.arange(24 * 12)
     expected = {
@@ -35,8 +33,8 @@ def test_the_order_asked_for_is_the_one_of_the_training_samples(
         )
         plan = plan_run(config)
         names.add(plan.identity)
-        found = train_samples(config, plan.n_steps * config.dataset.batch_size)
-        np.testing.assert_array_equal(found.take(numbers), samples.take(numbers))
+        training = open_train_samples(config, plan.n_steps * config.dataset.batch_size)
+        np.testing.assert_array_equal(training.take(numbers), samples.take(numbers))
     assert len(names) == 2, "two orders are two runs"
 
 
@@ -45,11 +43,11 @@ def test_a_run_in_megatrons_order_resumes_bit_equal(pretrain, words: list[str], 
     words = [*words, "dataset.order=megatron", "checkpoint.chkpt_saving_iterations=7"]
     done = pretrain([*words, f"logging.run_dir={run}"])
     assert done.returncode == 0, done.stderr
-    whole = losses(run)
+    whole = read_losses(run)
     # as if killed after step 7: the last checkpoint and the result are not there yet
-    shutil.rmtree(layout.find(run / "checkpoints", "step")[1].path)
+    shutil.rmtree(layout.find_checkpoints(run / "checkpoints", "step")[1].path)
     (run / "result.json").unlink()
     resumed = pretrain([*words, f"logging.run_dir={run}"])
-    assert "going on after step 7" in resumed.stderr
-    assert losses(run) == whole
+    assert "resuming after step 7" in resumed.stderr
+    assert read_losses(run) == whole
     assert len(whole) == 12

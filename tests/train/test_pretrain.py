@@ -1,4 +1,4 @@
-"""Whole runs, started as a person starts them."""
+"""Complete runs, started from the command line."""
 
 import json
 import math
@@ -13,24 +13,24 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.run_dir import lock, read_metrics
+from megatron.run_dir import lock_run, read_metrics
 from tests.conftest import load_newest
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 
 
-def losses(run: Path, kind: str = "train") -> list[float]:
+def read_losses(run: Path, kind: str = "train") -> list[float]:
     return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
 
 
-def newest_weights(run: Path) -> dict[str, torch.Tensor]:
-    found = load_newest(run / "checkpoints", "step")
-    assert found is not None
-    return found[1]["model"]
+def load_newest_weights(run: Path) -> dict[str, torch.Tensor]:
+    checkpoint = load_newest(run / "checkpoints", "step")
+    assert checkpoint is not None
+    return checkpoint[1]["model"]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_run_learns_and_leaves_what_it_promises(pretrain, words, tmp_path, objective) -> None:
+def test_a_run_learns_and_writes_its_results(pretrain, words, tmp_path, objective) -> None:
     run = tmp_path / "run"
     words = [
         *words,
@@ -41,11 +41,11 @@ def test_a_run_learns_and_leaves_what_it_promises(pretrain, words, tmp_path, obj
     done = pretrain([*words, "logging.tensorboard=true"])
     assert done.returncode == 0, done.stderr
     # an untrained model is uniform over 256 rows: 200 tokens, [MASK] and padding
-    assert losses(run)[0] == pytest.approx(math.log(256), rel=0.1)
-    # no model without context can be better than log 200, to three digits the entropy of these tokens
-    assert losses(run, "validation")[-1] < math.log(200) - 0.3
+    assert read_losses(run)[0] == pytest.approx(math.log(256), rel=0.1)
+    # a model without context cannot be better than log 200, the entropy of these tokens to three digits
+    assert read_losses(run, "validation")[-1] < math.log(200) - 0.3
     result = json.loads((run / "result.json").read_text())
-    assert result["loss"] == losses(run, "validation")[-1]
+    assert result["loss"] == read_losses(run, "validation")[-1]
     assert (result["mc_se"] is None) == (objective == "autoregressive")
     assert "step: 200  loss:" in done.stderr
     assert "mfu: n/a" in done.stderr
@@ -55,23 +55,23 @@ def test_a_run_learns_and_leaves_what_it_promises(pretrain, words, tmp_path, obj
     assert (again.returncode, again.stdout.strip()) == (0, f"{run}: already done")
 
 
-def test_bfloat16_products_give_nearly_the_losses_of_float32(pretrain, words, tmp_path) -> None:
+def test_bfloat16_products_give_losses_close_to_float32(pretrain, words, tmp_path) -> None:
     for dtype in ("float32", "bfloat16"):
         done = pretrain([*words, f"logging.run_dir={tmp_path / dtype}", f"dist.dtype={dtype}"])
         assert done.returncode == 0, done.stderr
-    exact, rough = losses(tmp_path / "float32"), losses(tmp_path / "bfloat16")
+    exact, rough = read_losses(tmp_path / "float32"), read_losses(tmp_path / "bfloat16")
     assert rough != exact
     assert rough == pytest.approx(exact, abs=0.03)
 
 
-def test_weights_kept_on_the_host_of_a_single_rank_change_no_loss(pretrain, words, tmp_path) -> None:
+def test_offloading_on_a_single_rank_changes_no_loss(pretrain, words, tmp_path) -> None:
     offload = ["dist.cpu_offload=true", "dist.sharding_stage=zero3", "checkpoint.state_dict_type=sharded"]
     for name, more in (("plain", []), ("offload", offload)):
         done = pretrain([*words, *more, f"logging.run_dir={tmp_path / name}", "dataset.microbatch_size=8"])
         assert done.returncode == 0, done.stderr
     for kind in ("train", "validation"):
-        wanted = pytest.approx(losses(tmp_path / "plain", kind), abs=1e-5)
-        assert losses(tmp_path / "offload", kind) == wanted
+        expected = pytest.approx(read_losses(tmp_path / "plain", kind), abs=1e-5)
+        assert read_losses(tmp_path / "offload", kind) == expected
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -81,107 +81,115 @@ def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp
     assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
     assert pretrain([*words, f"logging.run_dir={halved}"]).returncode == 0
     # as if killed after step 7: the last checkpoint and the result are not there yet
-    checkpoints = layout.find(halved / "checkpoints", "step")
+    checkpoints = layout.find_checkpoints(halved / "checkpoints", "step")
     assert len(checkpoints) == 2
     subprocess.run(["rm", "-r", checkpoints[1].path, halved / "result.json"], check=True)
     resumed = pretrain([*words, f"logging.run_dir={halved}"])
     assert resumed.returncode == 0, resumed.stderr
-    assert "going on after step 7" in resumed.stderr
-    assert losses(whole) == losses(halved)
-    for name, tensor in newest_weights(whole).items():
-        assert torch.equal(tensor, newest_weights(halved)[name]), name
+    assert "resuming after step 7" in resumed.stderr
+    assert read_losses(whole) == read_losses(halved)
+    for name, tensor in load_newest_weights(whole).items():
+        assert torch.equal(tensor, load_newest_weights(halved)[name]), name
     first, second = (json.loads((run / "result.json").read_text()) for run in (whole, halved))
     assert first["loss"] == second["loss"]
 
 
-@pytest.mark.parametrize("was_told", [True, False])
+@pytest.mark.parametrize("was_logged", [True, False])
 def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result(
-    pretrain, words, tmp_path, was_told
+    pretrain, words, tmp_path, was_logged
 ) -> None:
     run = tmp_path / "run"
     assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
     before, lines = json.loads((run / "result.json").read_text()), list(read_metrics(run))
     assert lines[-1]["kind"] == "validation"
     (run / "result.json").unlink()
-    if not was_told:
-        told = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (run / "metrics.jsonl").write_text("".join(told[:-1]))
+    if not was_logged:
+        content = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run / "metrics.jsonl").write_text("".join(content[:-1]))
     again = pretrain([*words, f"logging.run_dir={run}"])
     assert again.returncode == 0, again.stderr
     assert json.loads((run / "result.json").read_text()) == before
     assert list(read_metrics(run)) == lines
-    assert len(layout.find(run / "checkpoints")) == 1
+    assert len(layout.find_checkpoints(run / "checkpoints")) == 1
 
 
-# what is equal for both objectives in tests/ranks is tried here, in whole runs, with the one that draws noise
+# tests/ranks covers both objectives; complete runs are tested with the objective that draws noise
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "objective", [pytest.param("autoregressive", marks=pytest.mark.slow), "masked_diffusion"]
 )
-def test_two_ranks_and_microbatches_give_the_losses_of_one(pretrain, words, tmp_path, objective) -> None:
+def test_two_ranks_and_microbatches_give_the_losses_of_a_single_rank(
+    pretrain, words, tmp_path, objective
+) -> None:
     words = [*words, f"objective.name={objective}"]
     assert pretrain([*words, f"logging.run_dir={tmp_path / 'one'}"]).returncode == 0
     two = pretrain([*words, f"logging.run_dir={tmp_path / 'two'}", "dataset.microbatch_size=4"], n_ranks=2)
     assert two.returncode == 0, two.stderr
     for kind in ("train", "validation"):
-        assert losses(tmp_path / "two", kind) == pytest.approx(losses(tmp_path / "one", kind), abs=1e-5)
+        assert read_losses(tmp_path / "two", kind) == pytest.approx(
+            read_losses(tmp_path / "one", kind), abs=1e-5
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_run_of_a_pipeline_goes_on_in_shards_with_the_losses_of_one_rank(pretrain, words, tmp_path) -> None:
+def test_a_pipeline_run_resumes_with_sharding_and_the_losses_of_a_single_rank(
+    pretrain, words, tmp_path
+) -> None:
     words = [*words, "checkpoint.chkpt_saving_iterations=7", "evaluation.max_samples=7", "model.n_heads=2"]
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
     cut = pretrain([*words, f"logging.run_dir={moved}", "dist.pipeline_parallel=2"], n_ranks=2)
     assert cut.returncode == 0, cut.stderr
     subprocess.run(
-        ["rm", "-r", layout.find(moved / "checkpoints")[1].path, moved / "result.json"], check=True
+        ["rm", "-r", layout.find_checkpoints(moved / "checkpoints")[1].path, moved / "result.json"],
+        check=True,
     )
     shards = pretrain([*words, f"logging.run_dir={moved}", "dist.sharding_stage=zero3"], n_ranks=2)
     assert shards.returncode == 0, shards.stderr
     for kind in ("train", "validation"):  # 7 samples do not divide among 2 ranks
-        assert losses(moved, kind) == pytest.approx(losses(whole, kind), abs=1e-5)
+        assert read_losses(moved, kind) == pytest.approx(read_losses(whole, kind), abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_run_of_one_rank_goes_on_with_two(pretrain, words, tmp_path) -> None:
+def test_a_run_of_a_single_rank_resumes_with_two(pretrain, words, tmp_path) -> None:
     words = [*words, "checkpoint.chkpt_saving_iterations=7"]
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
     shutil.copytree(whole, moved)
     subprocess.run(
-        ["rm", "-r", layout.find(moved / "checkpoints")[1].path, moved / "result.json"], check=True
+        ["rm", "-r", layout.find_checkpoints(moved / "checkpoints")[1].path, moved / "result.json"],
+        check=True,
     )
     two = pretrain([*words, f"logging.run_dir={moved}"], n_ranks=2)
     assert two.returncode == 0, two.stderr
-    assert losses(moved) == pytest.approx(losses(whole), abs=1e-5)
+    assert read_losses(moved) == pytest.approx(read_losses(whole), abs=1e-5)
 
 
-def test_a_run_asked_to_stop_saves_exits_75_and_goes_on(root, words, tmp_path, pretrain) -> None:
+def test_a_stopped_run_saves_exits_75_and_resumes(root, words, tmp_path, pretrain) -> None:
     run = tmp_path / "run"
     words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=30000"]
     (tmp_path / "empty.yaml").write_text("name: test\n")
     command = [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 240
-        while len(losses(run)) < 3:
+        while len(read_losses(run)) < 3:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=240)
-    assert process.returncode == 75, told
-    saved = layout.find(run / "checkpoints")
-    assert [found.is_preempt for found in saved] == [True]
-    step = store.load(saved[0].path)[1]["step"]
-    assert losses(run)[-1:] != []
+        _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 75, stderr
+    saved = layout.find_checkpoints(run / "checkpoints")
+    assert [checkpoint.is_preempt for checkpoint in saved] == [True]
+    step = store.load_checkpoint(saved[0].path)[1]["step"]
+    assert read_losses(run)[-1:] != []
     resumed = pretrain([*words, "misc.stop_file=" + str(tmp_path / "empty.yaml")])
-    assert resumed.returncode == 75  # the stop file is there: it saves again before the next step
-    assert f"going on after step {step}" in resumed.stderr
+    assert resumed.returncode == 75  # the stop file exists: it saves again before the next step
+    assert f"resuming after step {step}" in resumed.stderr
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_left_alone(pretrain, words, tmp_path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_and_not_modified(pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"
     assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
@@ -203,10 +211,10 @@ def test_a_checkpoint_of_another_model_is_refused_and_left_alone(pretrain, words
         ("dataset.batch_size=5", ""),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(pretrain, words, tmp_path, word, sentence) -> None:
+def test_bad_input_gives_a_one_line_error_and_no_files(pretrain, words, tmp_path, word, sentence) -> None:
     words = [*words, f"logging.run_dir={tmp_path / 'run'}", word]
     if not sentence:
-        sentence = "dataset.microbatch_size: 3 does not divide the 5 samples of a rank"
+        sentence = "dataset.microbatch_size: got 3, expected a divisor of the 5 samples of a rank"
         words.append("dataset.microbatch_size=3")
     failed = pretrain(words)
     assert failed.returncode == 1
@@ -216,15 +224,15 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(pretrain, words, tmp_path,
 
 
 def test_two_trainings_never_share_a_folder(pretrain, words, tmp_path) -> None:
-    held = lock(tmp_path / "run")
+    run_lock = lock_run(tmp_path / "run")
     failed = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"])
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
     assert "another process is training there" in failed.stderr
-    held.close()
+    run_lock.close()
     assert pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"]).returncode == 0
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(pretrain, words, tmp_path) -> None:
+def test_a_nan_loss_ends_the_run_and_is_never_saved(pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"
     words = [
         *words,
@@ -235,14 +243,14 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(pretrain, word
     ]
     failed = pretrain([*words, "checkpoint.chkpt_saving_iterations=2"])
     assert failed.returncode == 1
-    assert "lower optim.lr" in failed.stderr.splitlines()[-1]
-    assert not layout.find(run / "checkpoints")
+    assert "Lower optim.lr" in failed.stderr.splitlines()[-1]
+    assert not layout.find_checkpoints(run / "checkpoints")
 
 
-def test_a_run_on_one_rank_imports_neither_the_compiler_nor_what_cuts_models(
+def test_a_run_on_a_single_rank_imports_neither_the_compiler_nor_dtensor(
     words, root: Path, tmp_path: Path
 ) -> None:
-    """Each of them takes a second of every run of a ladder."""
+    """Each of these imports would add a second to every run of a ladder."""
     program = (
         "import sys; from tools.pretrain import main; status = main(sys.argv[1:]); "
         "heavy = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.checkpoint'}; "

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and that going on brings all of it back."""
+"""Content of checkpoints, and its restoration on resume."""
 
 import re
 import resource
@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.checkpoint.preempt import Stop
+from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.plan import plan_run
-from megatron.config.read import as_dict, read_config
+from megatron.config.read import config_to_dict, read_config
 from megatron.parallel.world import World
-from megatron.revision import git_of_code
+from megatron.revision import code_revision
 from megatron.run_dir import METRICS
-from megatron.train.build import Run, build, build_schedule
+from megatron.train.build import Run, build_run, build_schedule
 from megatron.train.feed import open_feed
 from megatron.train.loop import train
-from megatron.train.resume import resume
+from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 
@@ -26,26 +26,26 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
-def built(words: list[str], folder: Path) -> Run:
+def build_small_run(words: list[str], folder: Path) -> Run:
     (folder / "empty.yaml").write_text("name: test\n")
     config = read_config(folder / "empty.yaml", words)
-    return build(config, plan_run(config), ALONE)
+    return build_run(config, plan_run(config), ALONE)
 
 
-def assert_equal(found: object, wanted: object) -> None:
-    if isinstance(wanted, dict):
-        assert isinstance(found, dict) and found.keys() == wanted.keys()
-        for key, value in wanted.items():
-            assert_equal(found[key], value)
+def assert_equal(result: object, expected: object) -> None:
+    if isinstance(expected, dict):
+        assert isinstance(result, dict) and result.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_equal(result[key], value)
     else:
-        assert torch.equal(found, wanted)
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
-def test_a_checkpoint_holds_all_that_a_run_goes_on_with(words, tmp_path, kind) -> None:
+def test_a_checkpoint_contains_all_that_a_run_resumes_with(words, tmp_path, kind) -> None:
     words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
     words += ["dist.dtype=float16", "lr_scheduler.warmup_iterations=null", "lr_scheduler.warmup_tokens=2000"]
-    run = built(words, tmp_path)
+    run = build_small_run(words, tmp_path)
     with open_feed(run, 0, 3) as feed:
         for tasks in feed:
             run.engine.step(tasks, lr=0.01)
@@ -54,100 +54,100 @@ def test_a_checkpoint_holds_all_that_a_run_goes_on_with(words, tmp_path, kind) -
     trained = run.engine.state_dict()
     torch.manual_seed(5)
     path = Saver(run).save(state)
-    drawn = torch.rand(4)
+    draws = torch.rand(4)
 
-    parts, meta = store.load(path)
+    parts, meta = store.load_checkpoint(path)
     schedule = build_schedule(run.config, run.plan)
-    assert schedule.warmup_steps == 3  # 2,000 tokens are 2 steps of 768 and a bit
+    assert schedule.warmup_steps == 3  # 2,000 tokens are slightly more than 2 steps of 768
     assert parts["lr"] == {"step": 3, **schedule.as_dict()}
-    held = run.train_samples.samples_per_epoch
-    epoch = 72 // held
+    epoch_samples = run.train_samples.samples_per_epoch
+    epoch = 72 // epoch_samples
     assert (parts["iter"]["epoch"], parts["iter"]["segment_index"]) == (epoch, epoch)
     assert (parts["iter"]["segment_start"], parts["iter"]["segment_end"]) == (
-        epoch * held,
-        (epoch + 1) * held,
+        epoch * epoch_samples,
+        (epoch + 1) * epoch_samples,
     )
-    assert (meta["step"], meta["tokens_seen"], meta["git"]) == (3, 72 * 32, git_of_code())
-    assert meta["config"] == as_dict(run.config)
+    assert (meta["step"], meta["tokens_seen"], meta["git"]) == (3, 72 * 32, code_revision())
+    assert meta["config"] == config_to_dict(run.config)
 
-    other = built(words, tmp_path)
+    other = build_small_run(words, tmp_path)
     torch.manual_seed(77)
-    assert resume(other) == state
-    assert torch.equal(torch.rand(4), drawn)
+    assert resume_run(other) == state
+    assert torch.equal(torch.rand(4), draws)
     assert_equal(other.engine.state_dict(), trained)
     assert float(trained["optim"]["state"]["norm.weight"]["step"]) == 3
 
 
-def test_a_shared_folder_of_checkpoints_is_told_by_its_own_keys(words, tmp_path) -> None:
+def test_an_error_about_a_shared_checkpoint_folder_names_its_keys(words, tmp_path) -> None:
     words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.directory={tmp_path / 'chkpts'}"]
-    run = built(words, tmp_path)
+    run = build_small_run(words, tmp_path)
     Saver(run).save(TrainState())
-    with pytest.raises(ValueError, match="optim.lr was 0.01, is 0.5.; choose another checkpoint.prefix or"):
-        resume(built([*words, "optim.lr=0.5"], tmp_path))
+    with pytest.raises(ValueError, match="optim.lr was 0.01, is 0.5.. Choose another checkpoint.prefix or"):
+        resume_run(build_small_run([*words, "optim.lr=0.5"], tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
 def test_a_clock_that_is_set_back_loses_no_checkpoint(words, tmp_path, kind) -> None:
     words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
-    saver = Saver(built(words, tmp_path))
+    saver = Saver(build_small_run(words, tmp_path))
     for step in (1, 2):
         path = saver.save(TrainState(step=step, next_sample=24 * step))
         path.rename(path.with_name("step." + f"2999{path.name.removeprefix('step.')[4:]}"))
-    again = built(words, tmp_path)
-    assert resume(again).step == 2
+    again = build_small_run(words, tmp_path)
+    assert resume_run(again).step == 2
     saved = [Saver(again).save(TrainState(step=step, next_sample=24 * step)) for step in (3, 4, 5)]
     assert sorted(saved[0].parent.iterdir()) == sorted(saved[1:])  # checkpoint.keep_last is 2
-    assert resume(built(words, tmp_path)).step == 5
+    assert resume_run(build_small_run(words, tmp_path)).step == 5
 
 
-def test_a_run_taken_back_goes_on_from_what_it_saved_since(words, tmp_path) -> None:
+def test_a_run_reset_to_an_older_checkpoint_resumes_from_its_newest_save(words, tmp_path) -> None:
     words = [*words, f"logging.run_dir={tmp_path / 'run'}", "checkpoint.keep_last=3"]
-    saver = Saver(built(words, tmp_path))
+    saver = Saver(build_small_run(words, tmp_path))
     first, _, later = (saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6, 9))
-    back = built([*words, f"checkpoint.resume={first}"], tmp_path)
-    assert resume(back).step == 3
+    back = build_small_run([*words, f"checkpoint.resume={first}"], tmp_path)
+    assert resume_run(back).step == 3
     saved = Saver(back).save(TrainState(step=5, next_sample=120))
-    # steps 6 and 9 are of the abandoned course; the oldest of them made room
-    assert resume(built(words, tmp_path)).step == 5
-    assert [found.step for found in layout.find(saved.parent)] == [6, 9, 5]
-    again = Saver(built(words, tmp_path)).save(TrainState(step=7, next_sample=168))
-    assert [found.path for found in layout.find(saved.parent)] == [later, saved, again]
-    assert resume(built(words, tmp_path)).step == 7
+    # steps 6 and 9 belong to the abandoned branch; the oldest checkpoint was removed
+    assert resume_run(build_small_run(words, tmp_path)).step == 5
+    assert [checkpoint.step for checkpoint in layout.find_checkpoints(saved.parent)] == [6, 9, 5]
+    again = Saver(build_small_run(words, tmp_path)).save(TrainState(step=7, next_sample=168))
+    assert [checkpoint.path for checkpoint in layout.find_checkpoints(saved.parent)] == [later, saved, again]
+    assert resume_run(build_small_run(words, tmp_path)).step == 7
 
 
 @pytest.mark.parametrize("where", ["meta.json", layout.FILES["model"]])
-def test_where_all_checkpoints_are_damaged_the_run_does_not_start_anew(words, tmp_path, where) -> None:
+def test_a_run_with_only_damaged_checkpoints_does_not_restart(words, tmp_path, where) -> None:
     folder = tmp_path / "run"
     words = [*words, f"logging.run_dir={folder}"]
-    run = built(words, tmp_path)
+    run = build_small_run(words, tmp_path)
     saver = Saver(run)
     paths = [saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6)]
-    (folder / METRICS).write_text(told := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')
+    (folder / METRICS).write_text(metrics := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')
     for path in paths:
         content = bytearray((path / where).read_bytes())
         content[len(content) // 2] ^= 1
         (path / where).write_bytes(content)
     with pytest.raises(ValueError) as caught:
-        train(run, Stop(None))
+        train(run, StopMonitor(None))
     sentence = str(caught.value)
     assert sentence.startswith(f"{folder / 'checkpoints'}: all 2 checkpoints are damaged (")
-    for way_out in ("Restore one", "checkpoint.resume=PATH", "checkpoint.resume=never", "delete them"):
-        assert way_out in sentence
-    assert (folder / METRICS).read_text() == told
+    for fix in ("Restore one", "checkpoint.resume=PATH", "checkpoint.resume=never", "delete them"):
+        assert fix in sentence
+    assert (folder / METRICS).read_text() == metrics
     assert sorted((folder / "checkpoints").iterdir()) == sorted(paths)
-    # a branch does not go back to its trunk either
+    # a branch does not fall back to its trunk either
     with pytest.raises(ValueError, match="all 2 checkpoints are damaged"):
-        resume(built([*words, f"checkpoint.branch_from={paths[0]}"], tmp_path))
-    assert resume(built([*words, "checkpoint.resume=never"], tmp_path)) == TrainState()
+        resume_run(build_small_run([*words, f"checkpoint.branch_from={paths[0]}"], tmp_path))
+    assert resume_run(build_small_run([*words, "checkpoint.resume=never"], tmp_path)) == TrainState()
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
-def test_a_full_disk_is_told_with_the_file_and_what_to_do(words, tmp_path, kind) -> None:
+def test_a_full_disk_error_names_the_file_and_a_fix(words, tmp_path, kind) -> None:
     words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
-    saver = Saver(built(words, tmp_path))
+    saver = Saver(build_small_run(words, tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))  # stands for a disk with 16 KiB left
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))  # simulates a disk with 16 KiB left
     try:
         with pytest.raises(OSError) as caught:
             saver.save(TrainState(step=3))
@@ -155,6 +155,6 @@ def test_a_full_disk_is_told_with_the_file_and_what_to_do(words, tmp_path, kind)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     file = layout.FILES["model"] if kind == "full" else "__0_0.distcp"
-    wanted = rf"checkpoint of step 3 not saved \(.*\.partial/{file}: File too large\); make room and run"
-    assert re.search(wanted, str(caught.value)), caught.value
+    expected = rf"checkpoint of step 3 not saved \(.*\.partial/{file}: File too large\); make room and run"
+    assert re.search(expected, str(caught.value)), caught.value
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

@@ -1,4 +1,4 @@
-"""dataset.unique_tokens: training on the first part of a corpus, from the configuration to a run."""
+"""The key dataset.unique_tokens: training on the first part of a corpus."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
 from megatron.data.indexed import IndexedTokens
 from megatron.run_dir import RESULT, read_metrics
-from megatron.train.build import train_samples
+from megatron.train.build import open_train_samples
 
 S = 32
 
 
 @pytest.fixture
 def config_of(words: list[str], tmp_path: Path):
-    """A function: more words -> the configuration of the small run."""
+    """Return a function: more arguments -> configuration of the small run."""
     (tmp_path / "empty.yaml").write_text("name: test\n")
 
     def read(*more: str) -> RunConfig:
@@ -27,9 +27,9 @@ def config_of(words: list[str], tmp_path: Path):
     return read
 
 
-def test_every_epoch_is_the_first_windows_that_reach_so_many_tokens_each_once(config_of, corpus) -> None:
-    config = config_of(f"dataset.unique_tokens={9 * S + 1}")  # ten windows: nine hold one token too few
-    samples = train_samples(config, 12 * 24)
+def test_every_epoch_contains_the_first_windows_up_to_the_limit_once(config_of, corpus) -> None:
+    config = config_of(f"dataset.unique_tokens={9 * S + 1}")  # ten windows: nine contain one token too few
+    samples = open_train_samples(config, 12 * 24)
     assert samples.samples_per_epoch == 10
     tokens = IndexedTokens(corpus / "train").tokens
     windows = {tuple(tokens[w * S : (w + 1) * S + 1].tolist()) for w in range(10)}
@@ -46,19 +46,19 @@ def test_the_plan_counts_epochs_and_repetitions_of_the_part(config_of) -> None:
     assert plan_run(config_of(f"dataset.unique_tokens={48 * S}", *epochs)).n_steps == 6
 
 
-def test_the_part_is_in_the_name_of_the_numbers_and_only_where_it_is_given(config_of) -> None:
+def test_the_part_changes_the_identity_only_if_it_is_given(config_of) -> None:
     plans = [plan_run(config_of(*more)) for more in ((), ("dataset.unique_tokens=1000",))]
     assert len({plan.identity for plan in plans}) == len({plan.trunk_identity for plan in plans}) == 2
 
 
-def test_of_a_blend_each_corpus_gives_its_share_and_they_repeat_together(config_of, corpus, tmp_path) -> None:
+def test_corpora_of_a_blend_contribute_their_share_and_repeat_together(config_of, corpus, tmp_path) -> None:
     (tmp_path / "two.txt").write_text(f"0.75 {corpus / 'train'}\n0.25 {corpus / 'held_out'}\n")
     more = [f"dataset.path_train={tmp_path / 'two.txt'}", f"dataset.unique_tokens={48 * S}"]
     config = config_of(*more)
     first, second = plan_run(config).corpora
     assert (first.tokens, second.tokens) == (36 * S, 12 * S)
     assert (first.epochs, second.epochs) == (6.0, 6.0)
-    samples = train_samples(config, 12 * 24)
+    samples = open_train_samples(config, 12 * 24)
     seen = samples.take(np.arange(12 * 24))
     assert len(np.unique(seen, axis=0)) == 48
 
@@ -66,16 +66,16 @@ def test_of_a_blend_each_corpus_gives_its_share_and_they_repeat_together(config_
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ("dataset.unique_tokens=1e6", "ask for fewer, or preprocess more"),
+        ("dataset.unique_tokens=1e6", "Set fewer, or preprocess more"),
         ("dataset.order=megatron", "tools/subset_corpus.py"),
     ],
 )
-def test_what_cannot_be_limited_is_one_sentence(config_of, more: str, sentence: str) -> None:
+def test_data_that_cannot_be_limited_is_refused(config_of, more: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"dataset.unique_tokens: .*{sentence}"):
         plan_run(config_of("dataset.unique_tokens=1000", more))
 
 
-def test_a_run_tells_the_part_and_its_epochs_and_a_written_configuration_is_read_back(
+def test_a_run_logs_the_part_and_its_epochs_and_its_written_configuration_is_read_back(
     pretrain, words, tmp_path
 ) -> None:
     run = tmp_path / "run"

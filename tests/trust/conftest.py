@@ -1,4 +1,4 @@
-"""A well-formed checkpoint, and how a stranger seals one after a change: the sums in it are his own."""
+"""A valid checkpoint, and a function that updates its checksums after a change, as an attacker would."""
 
 import hashlib
 import json
@@ -18,20 +18,20 @@ Seal = Callable[[Path], None]
 
 
 def seal(checkpoint: Path) -> None:
-    """Write meta.json anew, with the sums of what the folder has now."""
+    """Rewrite meta.json with the checksums of the folder's current files."""
     meta = json.loads((checkpoint / layout.META).read_text())
-    meta.pop(layout.OWN_SUM)
+    meta.pop(layout.META_CHECKSUM)
     for path in checkpoint.iterdir():
         if path.name != layout.META:
             content = path.read_bytes()
             meta["files"][path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    sealed = {**meta, layout.OWN_SUM: layout.sum_of(meta)}
+    sealed = {**meta, layout.META_CHECKSUM: layout.compute_meta_checksum(meta)}
     (checkpoint / layout.META).write_text(json.dumps(sealed, indent=1))
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> Path:
-    """A run's checkpoint in the full layout."""
+    """Save a run's checkpoint in the full layout."""
     torch.manual_seed(0)
     state = Gpt(SHAPE).state_dict()
     moments = {
@@ -47,12 +47,12 @@ def full(tmp_path: Path) -> Path:
         },
     }
     parts = {"model": state, "optim": {"state": moments}, "lr": {"step": 3}, "iter": {"step": 3}}
-    return store.save(tmp_path / "full", "step", parts, meta)
+    return store.save_checkpoint(tmp_path / "full", "step", parts, meta)
 
 
 @pytest.fixture
 def shards(full: Path, tmp_path: Path) -> Path:
-    """The same in the sharded layout."""
+    """Convert the checkpoint to the sharded layout."""
     path = tmp_path / "shards" / full.name
-    reshard.to_sharded(full, path)
+    reshard.reshard_to_sharded(full, path)
     return path

@@ -1,4 +1,4 @@
-"""Pickles that would run code, fill memory or overflow a stack, put together opcode by opcode."""
+"""Pickles that run code, fill memory or overflow a stack, assembled from opcodes."""
 
 import pickle
 import subprocess
@@ -6,25 +6,25 @@ from pathlib import Path
 
 
 def text(word: str) -> bytes:
-    """A string pushed."""
+    """Return the opcode that pushes a string."""
     raw = word.encode()
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
 def call(module: str, name: str, *words: str) -> bytes:
-    """module.name(*words)."""
+    """Return the opcodes of the call module.name(*words)."""
     return f"c{module}\n{name}\n".encode() + b"(" + b"".join(map(text, words)) + b"tR"
 
 
 def run_by(name: str, target: Path) -> bytes:
-    """One of the ways to have `touch target` executed while a pickle is read."""
+    """Return a pickle that executes `touch target` when it is read, in the given way."""
     command = f"touch {target}"
     dcp = "torch.distributed.checkpoint"
     ways = {
         "posix.system": call("posix", "system", command),
         "os.system by a stack": text("os") + text("system") + b"\x93" + text(command) + b"\x85R",
         "builtins.eval": call("builtins", "eval", f"__import__('os').system({command!r})"),
-        # torch's function that gives any attribute of torch, one of which imports any name
+        # torch's function that returns any attribute of torch; one of them imports any name
         "a function of DCP's module": call(f"{dcp}.filesystem", "_get_device_module", "_import_dotted_name")
         + text("os.system") + b"\x85R" + text(command) + b"\x85R",
         "a module in DCP's module": f"c{dcp}.filesystem\nos.system\n".encode() + text(command) + b"\x85R",
@@ -54,7 +54,7 @@ RUN_BY = (
 EXHAUSTING = {
     "nothing": b"",
     "no end": b"\x80\x04}",
-    "a memo of 2^31 places": b"\x80\x04}r\xff\xff\xff\x7f.",  # C's unpickler takes 32 GB for it
+    "a memo of 2^31 places": b"\x80\x04}r\xff\xff\xff\x7f.",  # the C unpickler allocates 32 GB for it
     "bytes of 2^60": b"\x80\x05\x8e" + (1 << 60).to_bytes(8, "little") + b".",
     "an array of 2^60": b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".",
     "text of 2^60": b"\x80\x05\x8d" + (1 << 60).to_bytes(8, "little") + b".",
@@ -64,15 +64,15 @@ EXHAUSTING = {
     "2^40 containers that share": b"\x80\x04]\x94"
     + b"".join(b"]h%ch%ca\x94" % (i, i) for i in range(40))
     + b".",
-    "a stack that is empty": b"\x80\x04R.",
-    "a mark that is none": b"\x80\x04t.",
-    "a name that was not kept": b"\x80\x04h\x07.",
+    "an empty stack": b"\x80\x04R.",
+    "a missing mark": b"\x80\x04t.",
+    "a missing memo entry": b"\x80\x04h\x07.",
     "an ordinary dictionary": pickle.dumps({"state_dict_metadata": {}, "storage_data": {}}),
 }
 
 
 class RunsWhenRead:
-    """Pickled, it touches a file when it is unpickled."""
+    """An object whose pickle touches a file when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target

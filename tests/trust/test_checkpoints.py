@@ -1,4 +1,4 @@
-"""Checkpoints of strangers: nothing in them runs, leaves the folder, or takes more memory than its files."""
+"""Untrusted checkpoints: no code runs, no other file is read, and memory is bounded by the file sizes."""
 
 import contextlib
 import dataclasses
@@ -25,34 +25,34 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron.checkpoint import layout, sharded, store
-from megatron.checkpoint.convert import convert, read_any
+from megatron.checkpoint.convert import convert_checkpoint, read_any
 from megatron.checkpoint.dcp_metadata import read_metadata
-from megatron.checkpoint.foreign_pickle import read_foreign
 from megatron.checkpoint.huggingface import read_huggingface
 from megatron.checkpoint.megatron_layouts import read_megatron
-from megatron.checkpoint.weights import load_weights
+from megatron.checkpoint.model_weights import load_weights
+from megatron.checkpoint.pickled_tensors import read_pickled_tensors
 from tests.trust.conftest import seal
 from tests.trust.hostile_pickles import EXHAUSTING, RUN_BY, RunsWhenRead, run_by
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "resume": store.load,
+    "resume": store.load_checkpoint,
     "init_from, scoring, generation": load_weights,
-    "conversion": lambda path: convert(path, path.with_name("converted"), to="native"),
-    "the other layout": lambda path: convert(path, path.with_name("converted"), to="full"),
+    "conversion": lambda path: convert_checkpoint(path, path.with_name("converted"), to="native"),
+    "the other layout": lambda path: convert_checkpoint(path, path.with_name("converted"), to="full"),
 }
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """What hostile files try to make."""
+    """Return the path that hostile files try to create."""
     return tmp_path / "it_ran"
 
 
-def test_the_sound_checkpoints_are_read(full: Path, shards: Path) -> None:
-    wanted = load_weights(full)
+def test_valid_checkpoints_are_read(full: Path, shards: Path) -> None:
+    expected = load_weights(full)
     for name, tensor in load_weights(shards).state.items():
-        assert torch.equal(tensor, wanted.state[name])
-    wanted.model()
+        assert torch.equal(tensor, expected.state[name])
+    expected.build_model()
 
 
 @pytest.mark.parametrize("way", RUN_BY)
@@ -60,7 +60,7 @@ def test_an_index_that_runs_code_is_refused(shards: Path, target: Path, way: str
     (shards / sharded.METADATA).write_bytes(run_by(way, target))
     seal(shards)
     every_rank: list[Callable[[Path], Any]] = [
-        lambda path: sharded.read(path, {"model": {}, "optim": {"state": {}}})
+        lambda path: sharded.read_sharded(path, {"model": {}, "optim": {"state": {}}})
     ]
     for read in [*READERS.values(), *every_rank]:
         with pytest.raises(ValueError, match=r"\.metadata: cannot be read \("):
@@ -79,7 +79,7 @@ def test_an_index_that_exhausts_the_reader_is_refused(shards: Path, content: byt
     assert grown_kib < 1 << 19, "512 MiB for a file of 3 MB at most"
 
 
-def test_tools_do_not_run_what_an_index_says(root: Path, shards: Path, target: Path) -> None:
+def test_tools_do_not_run_code_of_an_index(root: Path, shards: Path, target: Path) -> None:
     (shards / sharded.METADATA).write_bytes(run_by("a function of DCP's module", target))
     seal(shards)
     for words in (
@@ -91,19 +91,19 @@ def test_tools_do_not_run_what_an_index_says(root: Path, shards: Path, target: P
             capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == 1
-        assert done.stderr.count("\n") == 1 and "has no place in a checkpoint" in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1 and "not allowed in a checkpoint" in done.stderr, done.stderr
         assert not target.exists()
 
 
-def changed(shards: Path, change: Callable[[Metadata], None]) -> None:
-    """Write an index as torch would, after a change that its classes let through."""
+def change_index(shards: Path, change: Callable[[Metadata], None]) -> None:
+    """Change an index and write it as torch would. torch's classes do not check the values."""
     metadata = pickle.loads((shards / sharded.METADATA).read_bytes())
     change(metadata)
     (shards / sharded.METADATA).write_bytes(pickle.dumps(metadata))
     seal(shards)
 
 
-def place(metadata: Metadata, **new: Any) -> None:
+def change_location(metadata: Metadata, **new: Any) -> None:
     index = next(iter(metadata.storage_data))
     metadata.storage_data[index] = dataclasses.replace(metadata.storage_data[index], **new)
 
@@ -129,19 +129,28 @@ def make_sparse(metadata: Metadata) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Metadata], None], str]] = {
-    "a file elsewhere": (lambda m: place(m, relative_path="../../etc/passwd"), "is no name of a file"),
-    "an absolute file": (lambda m: place(m, relative_path="/etc/passwd"), "is no name of a file"),
-    "a file that is absent": (lambda m: place(m, relative_path="__9_9.distcp"), "No such file"),
-    "past the end": (lambda m: place(m, offset=1 << 40), "ends past the file's"),
-    "a negative offset": (lambda m: place(m, offset=-1), "expected a count"),
-    "a transformed chunk": (lambda m: place(m, transform_descriptors=["zstd"]), "is transformed"),
-    "one chunk for all": (share_bytes, "two chunks share bytes"),
-    "a tensor of 2^40": (grow, "a chunk without bytes"),
+    "a file elsewhere": (
+        lambda m: change_location(m, relative_path="../../etc/passwd"),
+        "expected the name of a file",
+    ),
+    "an absolute file": (
+        lambda m: change_location(m, relative_path="/etc/passwd"),
+        "expected the name of a file",
+    ),
+    "a file that is absent": (lambda m: change_location(m, relative_path="__9_9.distcp"), "No such file"),
+    "past the end": (lambda m: change_location(m, offset=1 << 40), "that ends past the file's"),
+    "a negative offset": (lambda m: change_location(m, offset=-1), "expected a count"),
+    "a transformed chunk": (
+        lambda m: change_location(m, transform_descriptors=["zstd"]),
+        "got a transformed chunk",
+    ),
+    "one chunk for all": (share_bytes, "two chunks that share bytes"),
+    "a tensor of 2^40": (grow, "with fewer bytes than elements"),
     "a hole": (
         lambda m: setattr(first_tensor(m), "size", torch.Size([64, 17])),
-        "chunks, 1088 in the tensor",
+        "in chunks, expected 1088",
     ),
-    "no chunks": (lambda m: first_tensor(m).chunks.clear(), "places for them"),
+    "no chunks": (lambda m: first_tensor(m).chunks.clear(), "the number of storage entries"),
     "a sparse tensor": (make_sparse, "expected a dense tensor"),
     "bytes": (lambda m: m.state_dict_metadata.update(x=BytesStorageMetadata()), "expected tensors only"),
     "a key that is no string": (lambda m: m.state_dict_metadata.update({3: None}), "neither a string"),
@@ -152,36 +161,36 @@ CHANGES: dict[str, tuple[Callable[[Metadata], None], str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_index_that_contradicts_its_files_is_refused(shards: Path, name: str) -> None:
     change, sentence = CHANGES[name]
-    changed(shards, change)
+    change_index(shards, change)
     with pytest.raises(ValueError, match=sentence):
-        store.load(shards)
+        store.load_checkpoint(shards)
 
 
 def test_indexes_of_other_versions_are_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch 2.7 to 2.13 write them under Python 3.11 to 3.13."""
-    wanted = read_metadata(shards)
+    """The forms that torch 2.7 to 2.13 write under Python 3.11 to 3.13."""
+    expected = read_metadata(shards)
     metadata = pickle.loads((shards / sharded.METADATA).read_bytes())
     metadata.planner_data = {key: tuple(key.split(".")) for key in metadata.state_dict_metadata}
     metadata.storage_meta.modules = ["a"]
     metadata.version = None
     for protocol in (2, 4, 5):
         (shards / sharded.METADATA).write_bytes(pickle.dumps(metadata, protocol=protocol))
-        assert read_metadata(shards) == wanted
-    # early Python 3.11 pickles members of enumerations by name
+        assert read_metadata(shards) == expected
+    # early versions of Python 3.11 pickle enum members by name
     by_name = lambda self, protocol: (getattr, (type(self), self._name_))  # noqa: E731
     monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
-    # and some versions of torch write the field that others leave out where it is None
+    # some versions of torch write the field that others omit if it is None
     monkeypatch.setattr(
         _StorageInfo, "__getstate__", lambda self: {**vars(self), "transform_descriptors": None}
     )
     content = pickle.dumps(metadata)
     assert b"getattr" in content and b"transform_descriptors" in content
     (shards / sharded.METADATA).write_bytes(content)
-    assert read_metadata(shards) == wanted
+    assert read_metadata(shards) == expected
 
 
 def bomb(path: Path) -> None:
-    """Compress the records of a torch file, the tensors' swollen to 64 MiB of zeros."""
+    """Compress the records of a torch file; each tensor record becomes 64 MiB of zeros."""
     with zipfile.ZipFile(path) as archive:
         records = {info.filename: archive.read(info) for info in archive.infolist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -189,7 +198,7 @@ def bomb(path: Path) -> None:
             archive.writestr(name, bytes(1 << 26) if "/data/" in name else content)
 
 
-def test_a_chunk_that_unpacks_to_more_than_it_is_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_a_compressed_chunk_is_refused(shards: Path, tmp_path: Path) -> None:
     metadata = pickle.loads((shards / sharded.METADATA).read_bytes())
     tensor = torch.zeros(64, 16)
     torch.save(tensor, tmp_path / "chunk")
@@ -203,23 +212,23 @@ def test_a_chunk_that_unpacks_to_more_than_it_is_is_refused(shards: Path, tmp_pa
     metadata.storage_data[index] = _StorageInfo(file.name, begin, len(chunk))
     (shards / sharded.METADATA).write_bytes(pickle.dumps(metadata))
     seal(shards)
-    with pytest.raises(ValueError, match="its records are compressed"):
-        store.load(shards)
+    with pytest.raises(ValueError, match="got compressed records"):
+        store.load_checkpoint(shards)
 
 
 HOSTILE_PARTS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "code": (lambda path, target: torch.save({"w": RunsWhenRead(target)}, path), "can be read"),
-    "bare code": (lambda path, target: path.write_bytes(run_by("posix.system", target)), "can be read"),
-    "a zip bomb": (lambda path, target: bomb(path), "its records are compressed"),
+    "code": (lambda path, target: torch.save({"w": RunsWhenRead(target)}, path), "cannot be read"),
+    "bare code": (lambda path, target: path.write_bytes(run_by("posix.system", target)), "cannot be read"),
+    "a zip bomb": (lambda path, target: bomb(path), "got compressed records"),
     "a tensor of 2^50 numbers in 4 bytes": (
         lambda path, target: torch.save({"w": torch.zeros(1).expand(1 << 50)}, path),
-        "is larger than its bytes",
+        "is larger than its storage",
     ),
     "a sparse tensor": (
-        lambda path, target: torch.save({"w": torch.eye(3).to_sparse()}, path), "expected a dense one",
+        lambda path, target: torch.save({"w": torch.eye(3).to_sparse()}, path), "expected a dense CPU tensor",
     ),
-    "no zip file": (lambda path, target: path.write_bytes(b"PK" * 1000), "can be read"),
-    "nothing": (lambda path, target: path.write_bytes(b""), "can be read"),
+    "no zip file": (lambda path, target: path.write_bytes(b"PK" * 1000), "cannot be read"),
+    "nothing": (lambda path, target: path.write_bytes(b""), "cannot be read"),
 }  # fmt: skip
 
 
@@ -231,30 +240,32 @@ def test_a_hostile_part_is_refused(full: Path, target: Path, name: str, part: st
         torch.save({"w": torch.zeros(8)}, full / layout.FILES[part])
     write(full / layout.FILES[part], target)
     seal(full)
-    readers = READERS.values() if part == "model" else [store.load]
+    readers = READERS.values() if part == "model" else [store.load_checkpoint]
     for read in readers:
-        with pytest.raises(ValueError, match=f"{sentence}|is full already"):
+        with pytest.raises(ValueError, match=f"{sentence}|got the full layout"):
             read(full)
     assert not target.exists()
 
 
-def test_weights_that_are_no_tensors_by_name_are_refused(full: Path) -> None:
+def test_weights_that_are_not_a_dictionary_of_tensors_are_refused(full: Path) -> None:
     for content in ([torch.zeros(3)], {"w": 3}, 7, {"embedding.weight": torch.zeros(3)}):
         torch.save(content, full / layout.FILES["model"])
         seal(full)
-        with pytest.raises(ValueError, match="expected a model's weights|do not fit each other"):
-            load_weights(full).model()
+        with pytest.raises(
+            ValueError, match="expected a model's weights|do not match the model configuration"
+        ):
+            load_weights(full).build_model()
 
 
-def test_containers_that_share_parts_are_looked_at_once(tmp_path: Path) -> None:
+def test_containers_with_shared_parts_are_visited_once(tmp_path: Path) -> None:
     content: Any = []
     for _ in range(60):
         content = [content, content]
     torch.save(content, tmp_path / "file.pt")
-    assert read_foreign(tmp_path / "file.pt") is not None
+    assert read_pickled_tensors(tmp_path / "file.pt") is not None
 
 
-NO_FILES = "expected under files|got no files"
+NO_FILES = "expected `files`"
 META_CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "a file elsewhere": (lambda m: m["files"].update({"../x": {"bytes": 1, "sha256": ""}}), NO_FILES),
     "no list of files": (lambda m: m.update(files=[1]), NO_FILES),
@@ -263,13 +274,13 @@ META_CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
 
 
 @pytest.mark.parametrize("name", META_CHANGES)
-def test_a_meta_json_of_other_types_is_one_sentence(full: Path, name: str) -> None:
+def test_a_meta_json_of_wrong_types_is_refused_in_one_sentence(full: Path, name: str) -> None:
     change, sentence = META_CHANGES[name]
     meta = json.loads((full / layout.META).read_text())
-    meta.pop(layout.OWN_SUM)
+    meta.pop(layout.META_CHECKSUM)
     change(meta)
     (full / layout.META).write_text(json.dumps(meta))
-    for read in (store.load, load_weights):
+    for read in (store.load_checkpoint, load_weights):
         with pytest.raises(ValueError, match=sentence):
             read(full)
 
@@ -277,22 +288,24 @@ def test_a_meta_json_of_other_types_is_one_sentence(full: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("n_layers", 10**12, "weights and shape do not fit"),
-        ("d_model", 10**18, "weights and shape do not fit"),
-        ("n_heads", 0, "weights and shape do not fit"),
+        ("n_layers", 10**12, "weights do not match the model configuration"),
+        ("d_model", 10**18, "weights do not match the model configuration"),
+        ("n_heads", 0, "weights do not match the model configuration"),
         ("n_heads", "2", "model.n_heads: got str"),
         ("d_model", None, "model.d_model: got NoneType"),
         ("positions", ["rotary"], "model.positions: got list"),
-        ("__class__", "x", "keys unknown here"),
+        ("__class__", "x", "unknown keys in model"),
     ],
 )
-def test_a_shape_that_no_tensor_has_is_refused_soon(full: Path, key: str, value: Any, sentence: str) -> None:
+def test_a_shape_that_contradicts_the_tensors_is_refused_quickly(
+    full: Path, key: str, value: Any, sentence: str
+) -> None:
     meta = json.loads((full / layout.META).read_text())
-    meta.pop(layout.OWN_SUM)
+    meta.pop(layout.META_CHECKSUM)
     meta["config"]["model"][key] = value
     (full / layout.META).write_text(json.dumps(meta))
     with pytest.raises(ValueError, match=sentence):
-        load_weights(full).model()
+        load_weights(full).build_model()
 
 
 def test_classes_in_a_checkpoint_of_megatron_stay_inert(tmp_path: Path, target: Path) -> None:
@@ -302,22 +315,22 @@ def test_classes_in_a_checkpoint_of_megatron_stay_inert(tmp_path: Path, target: 
     torch.save({"args": args, "model": {"w": torch.zeros(2)}, "rng": RunsWhenRead(target)}, file)
     with pytest.raises(ValueError):
         read_megatron(tmp_path / "iter_0000001")
-    assert read_foreign(file)["args"].num_attention_heads == 2
+    assert read_pickled_tensors(file)["args"].num_attention_heads == 2
     for content in (run_by("posix.system", target), b"", b"PK\3\4"):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match="not a torch file that can be read"):
-            read_foreign(file)
+        with pytest.raises(ValueError, match="cannot be read as a torch file"):
+            read_pickled_tensors(file)
     torch.save({"args": args, "w": torch.zeros(4)}, file)
     bomb(file)
-    with pytest.raises(ValueError, match="its records are compressed"):
-        read_foreign(file)
+    with pytest.raises(ValueError, match="got compressed records"):
+        read_pickled_tensors(file)
     assert not target.exists()
 
 
 @pytest.fixture
 def exported(full: Path, tmp_path: Path) -> Path:
-    """The model as transformers keeps it."""
-    convert(full, tmp_path / "exported", to="huggingface")
+    """Export the model to transformers."""
+    convert_checkpoint(full, tmp_path / "exported", to="huggingface")
     return tmp_path / "exported"
 
 
@@ -326,7 +339,7 @@ def exported(full: Path, tmp_path: Path) -> Path:
     ["../model.safetensors", "/etc/passwd", "a/../../model.safetensors", ".hidden.safetensors", 3, None, ""],
 )
 def test_an_index_of_safetensors_stays_in_its_folder(exported: Path, tmp_path: Path, name: Any) -> None:
-    (exported / "model.safetensors").rename(tmp_path / "model.safetensors")  # a file that would be read
+    (exported / "model.safetensors").rename(tmp_path / "model.safetensors")  # a valid file outside the folder
     index = exported / "model.safetensors.index.json"
     for content in ({"weight_map": {"w": name}}, {"weight_map": name}, {}):
         index.write_text(json.dumps(content))
@@ -337,7 +350,7 @@ def test_an_index_of_safetensors_stays_in_its_folder(exported: Path, tmp_path: P
         read_huggingface(exported)
 
 
-def test_safetensors_whose_header_lies_are_refused(exported: Path) -> None:
+def test_safetensors_with_a_wrong_header_are_refused(exported: Path) -> None:
     file = exported / "model.safetensors"
     whole = file.read_bytes()
     header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 50], "data_offsets": [0, 1 << 52]}}).encode()
@@ -352,17 +365,17 @@ def test_safetensors_whose_header_lies_are_refused(exported: Path) -> None:
             read_huggingface(exported)
 
 
-def test_code_beside_a_models_weights_is_not_imported(exported: Path, target: Path) -> None:
-    told = json.loads((exported / "config.json").read_text())
-    told["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Evil"}
-    (exported / "config.json").write_text(json.dumps(told))
+def test_code_next_to_weights_is_not_imported(exported: Path, target: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    (exported / "config.json").write_text(json.dumps(config))
     (exported / "modeling_evil.py").write_text(f"open({str(target)!r}, 'w')")
-    with contextlib.suppress(ValueError):  # whether a key that is not known is fatal is the format's matter
+    with contextlib.suppress(ValueError):  # the reader may refuse the unknown key
         read_any(exported)
     assert not target.exists()
 
 
-def test_a_file_of_llama2c_with_a_header_of_giants_is_refused(tmp_path: Path) -> None:
+def test_a_llama2c_file_with_huge_sizes_in_its_header_is_refused(tmp_path: Path) -> None:
     for header in ((1 << 30,) * 7, (0,) * 7, (-1,) * 7, (16, 32, 1, 0, 0, 50, 32)):
         (tmp_path / "model.bin").write_bytes(struct.pack("<7i", *header) + bytes(64))
         with pytest.raises(ValueError, match="not a llama2.c model"):
@@ -371,11 +384,11 @@ def test_a_file_of_llama2c_with_a_header_of_giants_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("layout_name", ["full", "shards"])
 @pytest.mark.parametrize("content", [5, (1, 2), {"engine": 5}])
-def test_a_part_of_other_types_is_refused_with_its_path(
+def test_a_part_of_a_wrong_type_is_refused_with_its_path(
     layout_name: str, content: Any, request: pytest.FixtureRequest
 ) -> None:
     checkpoint = request.getfixturevalue(layout_name)
     torch.save(content, checkpoint / layout.FILES["iter"])
     seal(checkpoint)
     with pytest.raises(ValueError, match=r"iter_state_dict\.pt: got .*, expected values by name"):
-        store.load(checkpoint)
+        store.load_checkpoint(checkpoint)

@@ -1,6 +1,6 @@
-"""Datasets, catalogs, configurations, tokenizers, laws and tables of strangers: data, never code.
+"""Untrusted datasets, catalogs, configurations, tokenizers, laws and tables are data, never code.
 
-What each format's own tests show of its limits (tars, catalogs, references in YAML) is not repeated here.
+The limits of each format (tars, catalogs, references in YAML) are covered by its own tests.
 """
 
 import io
@@ -23,12 +23,12 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
 from megatron.mixture.spec import read_spec
-from megatron.mixture.tars import samples_of
+from megatron.mixture.tars import iter_samples
 from megatron.run_dir import read_json
 from megatron.scaling.ladder import read_study_plan
 from megatron.scaling.law import Law
 from megatron.scaling.table import read_run, read_table
-from megatron.tokenizer.kinds import load_by_name
+from megatron.tokenizer.kinds import load_tokenizer_by_name
 from tests.trust.hostile_pickles import RunsWhenRead
 
 DEEP = "[" * 100_000
@@ -36,13 +36,13 @@ DEEP = "[" * 100_000
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """What hostile files try to make."""
+    """Return the path that hostile files try to create."""
     return tmp_path / "it_ran"
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """Prefix of a dataset of 10 documents of 7 tokens."""
+    """Write a dataset of 10 documents of 7 tokens; return its prefix."""
     with IndexedWriter(tmp_path / "train", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 50}}) as writer:
         for _ in range(10):
             writer.add_document(np.arange(7))
@@ -52,7 +52,7 @@ def dataset(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("at", "form", "value"),
     [
-        (17, "B", 99),  # a type of numbers that is none
+        (17, "B", 99),  # invalid dtype code
         (18, "<Q", 1 << 60),  # sequences
         (26, "<Q", 1 << 60),  # documents
         (26, "<Q", 0),
@@ -63,7 +63,9 @@ def dataset(tmp_path: Path) -> Path:
         (34 + 120 + 8, "<q", 1 << 40),  # a document that begins past the last
     ],
 )
-def test_an_index_of_tokens_that_lies_is_refused(dataset: Path, at: int, form: str, value: int) -> None:
+def test_an_index_of_tokens_with_wrong_values_is_refused(
+    dataset: Path, at: int, form: str, value: int
+) -> None:
     index = dataset.with_suffix(".idx")
     content = bytearray(index.read_bytes())
     struct.pack_into(form, content, at, value)
@@ -72,7 +74,7 @@ def test_an_index_of_tokens_that_lies_is_refused(dataset: Path, at: int, form: s
         IndexedTokens(dataset)
 
 
-def test_an_index_that_is_a_pickle_or_cut_is_refused(dataset: Path, target: Path) -> None:
+def test_an_index_that_is_a_pickle_or_truncated_is_refused(dataset: Path, target: Path) -> None:
     index = dataset.with_suffix(".idx")
     whole = index.read_bytes()
     for content in (pickle.dumps(RunsWhenRead(target)), whole[:-1], whole[:20], b""):
@@ -86,7 +88,7 @@ def test_an_index_that_is_a_pickle_or_cut_is_refused(dataset: Path, target: Path
     assert not target.exists()
 
 
-def test_a_sidecar_is_json_and_nothing_else(dataset: Path, target: Path) -> None:
+def test_a_sidecar_is_parsed_as_json_only(dataset: Path, target: Path) -> None:
     for content in (pickle.dumps(RunsWhenRead(target)), b"!!python/object/apply:os.system [id]", b"[1]"):
         dataset.with_suffix(".json").write_bytes(content)
         with pytest.raises(ValueError, match="train.json"):
@@ -115,7 +117,7 @@ def test_a_data_path_file_names_files_and_runs_nothing(tmp_path: Path, target: P
         "${{python:open('{target}', 'w')}}",
     ],
 )
-def test_yaml_of_any_kind_makes_no_objects(
+def test_yaml_tags_create_no_objects(
     tmp_path: Path, target: Path, read: Callable[[Path], Any], value: str
 ) -> None:
     path = tmp_path / "config.yaml"
@@ -128,11 +130,11 @@ def test_yaml_of_any_kind_makes_no_objects(
 def test_a_tokenizer_is_data(tmp_path: Path, target: Path) -> None:
     inner = Tokenizer(models.BPE(vocab={"a": 0, "<|endoftext|>": 1}, merges=[]))
     inner.save(str(tmp_path / "tokenizer.json"))
-    # what transformers would import under trust_remote_code
+    # the code that transformers would import with trust_remote_code
     settings = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "evil.py").write_text(f"open({str(target)!r}, 'w')")
-    assert load_by_name(str(tmp_path)).encode_batch(["aa"]) == [[0, 0]]
+    assert load_tokenizer_by_name(str(tmp_path)).encode_batch(["aa"]) == [[0, 0]]
     for name, content in (
         ("tokenizer.json", pickle.dumps(RunsWhenRead(target))),
         ("tokenizer.json", DEEP.encode()),
@@ -142,11 +144,11 @@ def test_a_tokenizer_is_data(tmp_path: Path, target: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=name):
-            load_by_name(str(tmp_path / name))
+            load_tokenizer_by_name(str(tmp_path / name))
     (tmp_path / "tokenizer_config.json").write_text(DEEP)
     inner.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"tokenizer_config.json: not JSON"):
-        load_by_name(str(tmp_path))
+    with pytest.raises(ValueError, match=r"tokenizer_config.json: got invalid JSON"):
+        load_tokenizer_by_name(str(tmp_path))
     assert not target.exists()
 
 
@@ -163,12 +165,14 @@ def test_a_law_a_table_and_a_result_are_data(tmp_path: Path, target: Path) -> No
         path.write_bytes(content)
         with pytest.raises(ValueError, match="law.json"):
             Law.load(path)
-    with pytest.raises(ValueError, match="not JSON"):
+    with pytest.raises(ValueError, match="got invalid JSON"):
         path.write_text(DEEP)
         read_json(path)
     table = tmp_path / "table.csv"
     table.write_text(f"run,loss\n=cmd|'/c touch {target}'!A1,@SUM(1)\n")
-    assert read_table(table)["loss"] == ["@SUM(1)"]  # cells are words; spreadsheets are another matter
+    assert read_table(table)["loss"] == [
+        "@SUM(1)"
+    ]  # cells are strings; how a spreadsheet reads them is out of scope
     run = tmp_path / "study" / "run"
     run.mkdir(parents=True)
     for name in ("plan.json", "result.json"):
@@ -177,7 +181,7 @@ def test_a_law_a_table_and_a_result_are_data(tmp_path: Path, target: Path) -> No
     assert not target.exists()
 
 
-def test_a_catalog_is_duckdbs_or_refused(tmp_path: Path, target: Path) -> None:
+def test_a_catalog_that_is_not_a_duckdb_file_is_refused(tmp_path: Path, target: Path) -> None:
     path = tmp_path / "catalog.duckdb"
     for content in (pickle.dumps(RunsWhenRead(target)), bytes(8) + b"DUCK" + b"\xff" * 4096):
         path.write_bytes(content)
@@ -186,7 +190,7 @@ def test_a_catalog_is_duckdbs_or_refused(tmp_path: Path, target: Path) -> None:
     assert not target.exists()
 
 
-def test_names_in_an_archive_stay_names(tmp_path: Path) -> None:
+def test_names_in_an_archive_create_no_files(tmp_path: Path) -> None:
     archive, elsewhere = tmp_path / "x.tar", tmp_path / "elsewhere"
     with tarfile.open(archive, "w") as written:
         for name in ("../elsewhere.txt", f"{elsewhere}.txt"):
@@ -196,7 +200,7 @@ def test_names_in_an_archive_stay_names(tmp_path: Path) -> None:
         link = tarfile.TarInfo("link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         written.addfile(link)
-    assert [sample.words for sample in samples_of(archive)] == [{"txt": b"hi"}] * 2
+    assert [sample.text_members for sample in iter_samples(archive)] == [{"txt": b"hi"}] * 2
     with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
         catalog.register("c", [str(archive)], read_properties(["__key__ AS key"]), quiet=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.duckdb", "x.tar"]

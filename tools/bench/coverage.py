@@ -1,19 +1,21 @@
-"""How often the intervals of a fitted law hold the truth, and how wide they are, beside an oracle's.
+"""Measure how often the intervals of a fitted law contain the truth, and their width relative to an oracle's.
 
     OMP_NUM_THREADS=1 python tools/bench/coverage.py --json coverage.json
     OMP_NUM_THREADS=1 python tools/bench/coverage.py --simulations 100 --designs 40 trunks
 
 Each simulation draws the runs of a design from a known law and fits them. It checks whether the 95 %
 intervals of E, alpha, beta, the exponent a of N* ~ C^a and the mean loss at ten times the largest compute
-hold the truth, and whether the predictive intervals of a new run, within the range and at ten times the
-compute, hold that run.
+contain the truth, and whether the predictive intervals of a new run, within the range and at ten times the
+compute, contain that run.
 
-Width alone could win coverage. So the score of an interval [l, u] for x at level 1 - q is given too,
-(u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), over that of an oracle: generalised
-least squares, linearised at the truth, which is told the covariance of the noise. 1.00 would be as good.
+Wide intervals would have a high coverage. So the tool also prints the score of an interval [l, u] for x at
+level 1 - q, (u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), divided by that of an
+oracle: generalized least squares, linearized at the truth, with the exact covariance of the noise. 1.00 is as
+good.
 
-With --json every few simulations are saved, and a run that was stopped resumes there. Of 500 replicates the
-outermost 12 are cut, and the ends are where 0.2 % more would be cut on average: coverage is that much low.
+With --json the simulations are saved regularly, and an interrupted run resumes. Of 500 replicates the
+outermost 12 are cut, and the interval ends are where 0.2 % more would be cut on average: coverage is lower by
+that amount.
 """
 
 import argparse
@@ -26,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import command, count, failed, run
+from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.run_dir import write_json
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import chinchilla
-from megatron.scaling.frontier import optimal
+from megatron.scaling.frontier import optimal_frontier
 from megatron.scaling.law import Law
 
 LEVEL = 0.95
@@ -53,29 +55,29 @@ class Design:
     D: np.ndarray
     covariance: np.ndarray
     truth: dict[str, float]
-    new_sigma: Callable[[float], float]  # of a new run, by its compute
+    new_sigma: Callable[[float], float]  # noise of a new run as a function of its compute
     groups: np.ndarray | None = None
 
 
-def grid(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """N and D of budgets over a factor of 100 in compute, five D/N each."""
+def build_grid(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return N and D for budgets over a factor of 100 in compute, with five D/N each."""
     n_budgets = -(-n_runs // 5)
     compute = np.repeat(np.geomspace(LARGEST / 100, LARGEST, n_budgets), 5)[:n_runs]
     ratio = np.tile(np.geomspace(*RATIOS, 5), n_budgets)[:n_runs]
-    n = np.sqrt(compute / 6 / ratio)
+    n = np.sqrt(compute / 6 / ratio)  # C = 6 N D and D = ratio N
     return n, n * ratio
 
 
-def plain(n_runs: int, sigma: float, truth: dict[str, float] = TRUTH, name: str = "") -> Design:
-    """Independent runs of equal noise."""
-    n, d = grid(n_runs)
+def plain_design(n_runs: int, sigma: float, truth: dict[str, float] = TRUTH, name: str = "") -> Design:
+    """Build a design of independent runs with equal noise."""
+    n, d = build_grid(n_runs)
     name = name or f"{n_runs} runs, {100 * sigma:g} %"
     return Design(name, n, d, sigma**2 * np.eye(n_runs), truth, lambda compute: sigma)
 
 
-def heteroscedastic() -> Design:
-    """40 runs whose noise falls from 1 % to 0.2 % as compute grows a hundredfold."""
-    n, d = grid(40)
+def heteroscedastic_design() -> Design:
+    """Build a design of 40 runs whose noise falls from 1 % to 0.2 % as compute grows a hundredfold."""
+    n, d = build_grid(40)
 
     def sigma_at(compute: np.ndarray | float) -> np.ndarray:
         share = np.clip(np.log(np.asarray(compute) / (LARGEST / 100)) / np.log(100), 0, 1)
@@ -86,41 +88,48 @@ def heteroscedastic() -> Design:
     )
 
 
-def trunks() -> Design:
-    """20 models of 10 checkpoints: 0.3 % of noise that a model's checkpoints share, 0.1 % of each."""
+def trunk_design() -> Design:
+    """Build a design of 20 models with 10 checkpoints: 0.3 % shared noise per model, 0.1 % per checkpoint."""
     n = np.repeat(np.geomspace(1e7, 1e9, 20), 10)
     d = n * np.tile(np.geomspace(*RATIOS, 10), 20)
     groups = np.repeat(np.arange(20), 10)
+    # covariance [200, 200]: block diagonal, checkpoints of one model share 0.3 % of noise
     shared = 0.003**2 * (groups[:, None] == groups)
     sigma = float(np.hypot(0.003, 0.001))
     return Design("20 x 10 trunks", n, d, shared + 0.001**2 * np.eye(200), TRUTH, lambda c: sigma, groups)
 
 
-def designs() -> dict[str, Design]:
-    """All of them by a short name."""
-    found = {f"{n}{tail}": plain(n, s) for n in (15, 20, 40, 80) for tail, s in (("", 0.003), ("-1%", 0.01))}
-    found |= {"heteroscedastic": heteroscedastic(), "trunks": trunks()}
-    return found | {f"E=0-{n}": plain(n, 0.003, NO_FLOOR, f"{n} runs, E = 0") for n in (15, 40)}
+def build_designs() -> dict[str, Design]:
+    """Build all designs by their short names."""
+    by_name = {
+        f"{n}{tail}": plain_design(n, s) for n in (15, 20, 40, 80) for tail, s in (("", 0.003), ("-1%", 0.01))
+    }
+    by_name |= {"heteroscedastic": heteroscedastic_design(), "trunks": trunk_design()}
+    return by_name | {f"E=0-{n}": plain_design(n, 0.003, NO_FLOOR, f"{n} runs, E = 0") for n in (15, 40)}
 
 
-def scored(low: float, high: float, x: float) -> tuple[bool, float, float]:
-    """(inside, width, interval score) of one interval."""
+def score_interval(low: float, high: float, x: float) -> tuple[bool, float, float]:
+    """Return (contains x, width, interval score) of one interval."""
     q = 1 - LEVEL
+    # each unit by which x is outside costs 2 / q, so neither a wide nor an overconfident interval wins
     score = high - low + 2 / q * (max(low - x, 0.0) + max(x - high, 0.0))
     return low <= x <= high, high - low, score
 
 
-def functionals(
+def evaluate_functionals(
     params: dict[str, float], point: tuple[float, float], ahead: tuple[float, float]
 ) -> np.ndarray:
-    """[7] in the order of QUANTITIES; losses in logs, of the runs at `point` and `ahead` (N, D)."""
+    """Return the values [7] in the order of QUANTITIES; losses in logs, at `point` and `ahead` (N, D)."""
     log_loss = [float(np.log(chinchilla(params, *at))) for at in (ahead, point, ahead)]
+    # N* ~ C^a minimizes A N^-alpha + B D^-beta at C = 6 N D
     a = params["beta"] / (params["alpha"] + params["beta"])
     return np.array([params["E"], params["alpha"], params["beta"], a, *log_loss])
 
 
-def slopes_of(function: Callable[[dict[str, float]], np.ndarray], truth: dict[str, float]) -> np.ndarray:
-    """[k, p] central differences by the constants of the law; one-sided where a constant is 0."""
+def differentiate_numerically(
+    function: Callable[[dict[str, float]], np.ndarray], truth: dict[str, float]
+) -> np.ndarray:
+    """Return derivatives [k, p] by the law's constants: central differences, one-sided at a constant of 0."""
     columns = []
     for name, value in truth.items():
         step = 1e-5 * (value or 1.0)
@@ -129,8 +138,8 @@ def slopes_of(function: Callable[[dict[str, float]], np.ndarray], truth: dict[st
     return np.array(columns).T
 
 
-def simulate(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
-    """[7, 2, 3]: for each quantity (inside, width, score) of ours and of the oracle."""
+def simulate_design(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
+    """Simulate one study; return (inside, width, score) of ours and of the oracle by quantity [7, 2, 3]."""
     rng = np.random.default_rng([seed, len(design.N)])
     truth = design.truth
     noise = np.linalg.cholesky(design.covariance) @ rng.standard_normal(len(design.N))
@@ -138,11 +147,12 @@ def simulate(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
     compute = float(np.exp(rng.uniform(np.log(LARGEST / 100), np.log(LARGEST))))
     ratio = float(np.exp(rng.uniform(*np.log(RATIOS))))
     point = (np.sqrt(compute / 6 / ratio), np.sqrt(compute / 6 * ratio))
-    known = Law(form="chinchilla", params=truth, objective=0.0, huber_delta=1e-3, n_runs=0)
-    best = optimal(known, BEYOND * LARGEST)
+    true_law = Law(form="chinchilla", params=truth, objective=0.0, huber_delta=1e-3, n_runs=0)
+    best = optimal_frontier(true_law, BEYOND * LARGEST)
     ahead = (float(best.N[0]), float(best.D[0]))
-    exact = functionals(truth, point, ahead)
+    exact = evaluate_functionals(truth, point, ahead)
     sigmas = np.array([0, 0, 0, 0, 0, design.new_sigma(compute), design.new_sigma(BEYOND * LARGEST)])
+    # only the two new runs have noise of their own; the other quantities are exact
     exact = exact + sigmas * rng.standard_normal(7)
 
     law = fit_law(design.N, design.D, loss, n_bootstrap=n_bootstrap, seed=seed, groups=design.groups)
@@ -151,58 +161,65 @@ def simulate(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
     for at, kind in ((ahead, "confidence"), (point, "predictive"), (ahead, "predictive")):
         intervals.append([float(np.log(end)) for end in law.predict(*at, level=LEVEL, kind=kind)[1:]])
 
-    slopes = slopes_of(lambda params: np.log(chinchilla(params, design.N, design.D)), truth)
+    # oracle: with design matrix X (slopes) and covariance V, the constants move by
+    # (X' V^-1 X)^-1 X' V^-1 noise, and their covariance is (X' V^-1 X)^-1
+    slopes = differentiate_numerically(lambda params: np.log(chinchilla(params, design.N, design.D)), truth)
     weighted = np.linalg.solve(design.covariance, slopes)
     spread = np.linalg.inv(slopes.T @ weighted)
-    towards = slopes_of(lambda params: functionals(params, point, ahead), truth)
+    towards = differentiate_numerically(lambda params: evaluate_functionals(params, point, ahead), truth)
     moved = towards @ spread @ weighted.T @ noise
-    centre = functionals(truth, point, ahead) + moved
+    centre = evaluate_functionals(truth, point, ahead) + moved
     half = Z * np.sqrt(np.einsum("kp,pq,kq->k", towards, spread, towards) + sigmas**2)
     low, high = centre - half, centre + half
-    low[0] = max(low[0], 0.0)  # the oracle too knows that E >= 0
+    low[0] = max(low[0], 0.0)  # the oracle also uses E >= 0
     high[0] = max(high[0], low[0])
     return np.array(
         [
-            [scored(*ours, x), scored(lo, hi, x)]
+            [score_interval(*ours, x), score_interval(lo, hi, x)]
             for ours, lo, hi, x in zip(intervals, low, high, exact, strict=True)
         ]
     )
 
 
-def measure(name: str, seeds: range, n_bootstrap: int, n_workers: int) -> list[list[list[list[float]]]]:
-    """[simulations, 7, 2, 3] of one design; with one worker in this process."""
+def measure_coverage(
+    name: str, seeds: range, n_bootstrap: int, n_workers: int
+) -> list[list[list[list[float]]]]:
+    """Simulate one design [simulations, 7, 2, 3]; with one worker in this process."""
     arguments = ([name] * len(seeds), seeds, [n_bootstrap] * len(seeds))
     if n_workers == 1:
-        found = list(map(_simulate_named, *arguments))
+        simulations = list(map(_simulate_named, *arguments))
     else:
         with ProcessPoolExecutor(n_workers) as pool:
-            found = list(
+            simulations = list(
                 pool.map(_simulate_named, *arguments, chunksize=max(1, len(seeds) // (4 * n_workers)))
             )
-    return [one.tolist() for one in found]
+    return [simulation.tolist() for simulation in simulations]
 
 
 def _simulate_named(name: str, seed: int, n_bootstrap: int) -> np.ndarray:
-    return simulate(designs()[name], seed, n_bootstrap)
+    return simulate_design(build_designs()[name], seed, n_bootstrap)
 
 
 def load_results(path: Path | None, n_bootstrap: int) -> dict[str, list[Any]]:
-    """{design: simulations} of an earlier run. Raises ValueError where that had other replicates."""
+    """Load {design: simulations} of an earlier run.
+
+    Raise ValueError if it had another number of replicates.
+    """
     if path is None or not path.is_file():
         return {}
     stored = json.loads(path.read_text(encoding="utf-8"))
     if stored.get("n_bootstrap") != n_bootstrap:
         raise ValueError(
             f"{path}: got {stored.get('n_bootstrap')} replicates, expected {n_bootstrap}. "
-            "Give another file, or the same --n-bootstrap."
+            "Use another file, or the same --n-bootstrap."
         )
     return stored["results"]
 
 
-def summarise(results: Sequence[Any]) -> dict[str, dict[str, float]]:
-    """Coverage, median width and score over the oracle's of each quantity, with the oracle's coverage."""
-    found = np.array(results)
-    ours, oracle = found[:, :, 0], found[:, :, 1]
+def summarise_results(results: Sequence[Any]) -> dict[str, dict[str, float]]:
+    """Return coverage, median width, score over the oracle's, and the oracle's coverage, by quantity."""
+    scores = np.array(results)
+    ours, oracle = scores[:, :, 0], scores[:, :, 1]
     return {
         quantity: {
             "coverage": float(ours[:, i, 0].mean()),
@@ -216,48 +233,48 @@ def summarise(results: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    add = parser.add_argument_group("what is measured").add_argument
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    add = parser.add_argument_group("simulations").add_argument
     add(
         "--designs",
         nargs="+",
-        choices=list(designs()),
+        choices=list(build_designs()),
         metavar="NAME",
-        help=f"of {', '.join(designs())}; all",
+        help=f"designs: {', '.join(build_designs()).replace('%', '%%')}; default: all",
     )
-    add("--simulations", type=count, default=500, metavar="N", help="of each design")
-    add("--n-bootstrap", type=count, default=500, metavar="R", help="replicates of each fit")
-    add("--workers", type=count, default=1, metavar="N", help="processes")
-    add("--json", type=Path, metavar="FILE", help="save all simulations here, and resume from it")
+    add("--simulations", type=positive_int, default=500, metavar="N", help="simulations of each design")
+    add("--n-bootstrap", type=positive_int, default=500, metavar="R", help="bootstrap replicates of each fit")
+    add("--workers", type=positive_int, default=1, metavar="N", help="worker processes")
+    add("--json", type=Path, metavar="FILE", help="save all simulations to this file, and resume from it")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate and print a row a design."""
+    """Simulate the designs, and print one row for each."""
     args = build_parser().parse_args(argv)
     try:
         results = load_results(args.json, args.n_bootstrap)
     except (OSError, ValueError) as error:
-        return failed(error)
+        return report_error(error)
     print(f"{args.simulations} simulations of each design, {args.n_bootstrap} replicates; nominal 95 %")
     print("a cell: coverage, median width, interval score over the oracle's")
     print(f"{'':<16}" + "".join(f"{name:>20}" for name in QUANTITIES))
-    for name in args.designs or designs():
+    for name in args.designs or build_designs():
         rows = results.setdefault(name, [])
         while len(rows) < args.simulations:
             seeds = range(len(rows), min(len(rows) + SAVED_EVERY * args.workers, args.simulations))
-            rows += measure(name, seeds, args.n_bootstrap, args.workers)
+            rows += measure_coverage(name, seeds, args.n_bootstrap, args.workers)
             if args.json:
                 write_json(args.json, {"n_bootstrap": args.n_bootstrap, "results": results})
-        table = summarise(rows[: args.simulations])
+        table = summarise_results(rows[: args.simulations])
         cells = [
-            f"{one['coverage']:.3f} {one['median_width']:8.3g} {one['score_ratio']:5.2f}"
-            for one in table.values()
+            f"{summary['coverage']:.3f} {summary['median_width']:8.3g} {summary['score_ratio']:5.2f}"
+            for summary in table.values()
         ]
-        print(f"{designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

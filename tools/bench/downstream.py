@@ -1,12 +1,12 @@
-"""Downstream scores: ours beside lm-eval's own `hf` model, with the same weights, in one process.
+"""Benchmark downstream scoring: ours against lm-eval's `hf` model, with the same weights, in one process.
 
     python tools/bench/downstream.py --data-dir ../shared/data/downstream --size 7M --limit 100
     python tools/bench/downstream.py --data-dir ../shared/data/downstream --model stories260K.bin \\
         --tokenizer tok512.bin
 
-Both answer the same requests of a task, in turn, at the same batch size and on the same threads, tokenising
-included; what lm-eval does before and after is left out, being the same. All log-likelihoods must agree. The
-ratio is of the medians; above 1 ours is the faster one.
+Both sides score the same requests of a task, alternating, with the same batch size and threads, including
+tokenization. The work of lm-eval before and after is the same and is not timed. All log-likelihoods must
+agree. The ratio is that of the medians; above 1 ours is faster.
 """
 
 import argparse
@@ -23,65 +23,71 @@ import torch
 
 from megatron.checkpoint.convert import read_any
 from megatron.checkpoint.huggingface import write_huggingface
+from megatron.checkpoint.model_weights import Weights
 from megatron.checkpoint.tokenizer_files import write_tokenizer
-from megatron.checkpoint.weights import Weights
-from megatron.command import command, count, run
-from megatron.config.presets import padded_rows, shape_of_size
+from megatron.command import create_parser, positive_int, run_main
+from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
-from megatron.evaluation.harness import harness_model, hf_model, open_tasks
+from megatron.evaluation.harness import build_hf_model, harness_model, open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 from megatron.parallel.world import World
 
 N_TOKENS = 50257  # GPT-2's
-CLOSE = 1e-4  # nats, or 1e-6 of a long continuation's, which hf adds up in float32
+CLOSE = 1e-4  # nats; or a relative 1e-6 for long continuations, which hf sums in float32
 
 
-def build(size: str) -> Weights:
-    """A named size with random weights and GPT-2's tokenizer."""
+def build_weights(size: str) -> Weights:
+    """Return a model of a named size with random weights and GPT-2's tokenizer."""
     config = ModelConfig(
-        **{**shape_of_size(size), "n_tokens": N_TOKENS, "vocab_rows": padded_rows(N_TOKENS), "size": size}
+        **{**load_named_shape(size), "n_tokens": N_TOKENS, "vocab_rows": padded_rows(N_TOKENS), "size": size}
     )
     model = Gpt(config)
-    initialise(model, seed=0)
+    init_weights(model, seed=0)
     state = model.state_dict()
     return Weights(
         config=config, objective="autoregressive", state=state, seq_len=2048, tokenizer="gpt2", source=size
     )
 
 
-def timed(run: Callable[[], Any]) -> tuple[float, float, Any]:
-    """(wall, CPU, what it gave)."""
+def time_call(run: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Call a function; return (wall seconds, CPU seconds, result)."""
     wall, cpu = time.perf_counter(), time.process_time()
-    found = run()
-    return time.perf_counter() - wall, time.process_time() - cpu, found
+    result = run()
+    return time.perf_counter() - wall, time.process_time() - cpu, result
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    add = parser.add_argument_group("what is scored").add_argument
-    add("--data-dir", type=Path, required=True, metavar="DIR", help="the tasks' data")
-    add("--size", default="7M", metavar="NAME", help="of utils/model_sizes.yaml, with random weights")
-    add("--model", type=Path, metavar="PATH", help="an autoregressive model instead")
-    add("--tokenizer", metavar="NAME", help="of the model, where it does not say")
-    add("--tasks", default="hellaswag,lambada_openai", metavar="TASK,TASK", help="of lm-eval")
-    add("--limit", type=count, default=100, metavar="N", help="documents of a task")
-    add = parser.add_argument_group("how it is measured").add_argument
-    add("--batch-size", type=count, default=16, metavar="N", help="requests of a forward")
-    add("--repeat", type=count, default=3, metavar="N", help="turns of each side; medians count")
-    add("--threads", type=count, metavar="N", help="by itself torch's choice")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    add = parser.add_argument_group("model and tasks").add_argument
+    add("--data-dir", type=Path, required=True, metavar="DIR", help="folder with the tasks' data")
+    add("--size", default="7M", metavar="NAME", help="size of utils/model_sizes.yaml, with random weights")
+    add("--model", type=Path, metavar="PATH", help="an autoregressive model instead of --size")
+    add("--tokenizer", metavar="NAME", help="tokenizer, if the model does not name it")
+    add("--tasks", default="hellaswag,lambada_openai", metavar="TASK,TASK", help="lm-eval tasks")
+    add("--limit", type=positive_int, default=100, metavar="N", help="documents per task")
+    add = parser.add_argument_group("measurement").add_argument
+    add("--batch-size", type=positive_int, default=16, metavar="N", help="requests per forward pass")
+    add(
+        "--repeat",
+        type=positive_int,
+        default=3,
+        metavar="N",
+        help="timed runs of each side; the ratio is that of the medians",
+    )
+    add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a line for each task."""
+    """Time both sides, and print a line for each task."""
     args = build_parser().parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    weights = read_any(args.model, tokenizer=args.tokenizer) if args.model else build(args.size)
+    weights = read_any(args.model, tokenizer=args.tokenizer) if args.model else build_weights(args.size)
     weights = replace(weights, source=weights.source or args.size)
     world = World(0, 1, 0, torch.device("cpu"))
     ours = harness_model(Reader(weights, Scoring(batch_size=args.batch_size), world))
@@ -89,13 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, open_tasks(args.tasks.split(","), args.data_dir) as tasks:
         exported = Path(folder) / "model"
         write_huggingface(weights, exported, write_tokenizer=lambda path: write_tokenizer(tokenizer, path))
-        theirs = hf_model(exported, args.batch_size)
+        theirs = build_hf_model(exported, args.batch_size)
         for name, task in tasks.items():
-            requests = task.requests(args.limit)
+            requests = task.build_requests(args.limit)
             turns = [
                 (
-                    timed(lambda asked=requests: ours.loglikelihood(asked)),
-                    timed(lambda asked=requests: theirs.loglikelihood(asked, disable_tqdm=True)),
+                    time_call(lambda batch=requests: ours.loglikelihood(batch)),
+                    time_call(lambda batch=requests: theirs.loglikelihood(batch, disable_tqdm=True)),
                 )
                 for _ in range(args.repeat + 1)
             ][1:]
@@ -118,4 +124,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

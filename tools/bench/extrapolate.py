@@ -1,12 +1,12 @@
-"""Extrapolation from published sets of runs: the runs of most compute are held out and predicted.
+"""Measure the extrapolation from published sets of runs: hold out and predict the runs with the most compute.
 
     OMP_NUM_THREADS=1 python tools/bench/extrapolate.py
     SCALING_LAWS=laws OMP_NUM_THREADS=1 python tools/bench/extrapolate.py --share 0.2
 
 For each set the tenth of the runs with the most compute is held out. Chinchilla's form and the stack of forms
-(stack.py), both fitted to the others, predict them. Printed are how many are inside of the 95 % predictive
+(stack.py), both fitted to the other runs, predict them. The tool prints the share inside the 95 % predictive
 interval, the mean absolute error, and the median half-width of the interval. Sets are read from the folder
-that SCALING_LAWS names, by default ../shared/laws; a set whose file is not there is skipped.
+SCALING_LAWS, by default ../shared/laws; a set whose file is missing is skipped.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import command, count, run
+from megatron.command import create_parser, positive_int, run_main
 from megatron.run_dir import write_json
 from megatron.scaling.fit import fit_law
-from megatron.scaling.holdout import Scored, largest
+from megatron.scaling.holdout import HoldoutScore, select_largest
 from megatron.scaling.stack import stack_laws
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "laws"
@@ -46,33 +46,33 @@ class RunSet:
 
 
 def read_columns(path: Path, *names: str) -> list[np.ndarray]:
-    """Columns as numbers, NaN for an empty cell."""
+    """Read columns as numbers, NaN for an empty cell."""
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [np.array([float(row[name] or "nan") for row in rows]) for name in names]
 
 
 def read_chinchilla(folder: Path) -> Iterator[RunSet]:
-    """245 runs read from a figure of Hoffmann et al., and the 240 that Besiroglu et al. fit."""
+    """Read the 245 runs extracted from a figure of Hoffmann et al., and the 240 that Besiroglu et al. fit."""
     path = folder / "chinchilla_epoch" / "svg_extracted_data.csv"
     N, C, L = read_columns(path, "Model Size", "Training FLOP", "loss")
-    below = np.sort(L)[-5] > L
+    below = np.sort(L)[-5] > L  # Besiroglu et al. drop the five runs of highest loss
     yield RunSet("Chinchilla, 245 runs", N, C / (6 * N), L)
     yield RunSet("Chinchilla, 240 runs", *(v[below] for v in (N, C / (6 * N), L)))
 
 
 def read_datablations(folder: Path) -> Iterator[RunSet]:
-    """Runs of Muennighoff et al.: all, those that their fit uses, and those that repeat nothing."""
+    """Read the runs of Muennighoff et al.: all, those that their fit uses, and those without repetition."""
     for label, name in (("182 runs", "datablations_182.csv"), ("all runs", "datablations_all.csv")):
         path = folder / "datablations" / name
         N, D, U, L = read_columns(path, "params", "tokens", "unique_tokens", "val_loss")
         yield RunSet(f"Data-constrained, {label}", N, D, L, U)
-        once = D <= U * 1.001
+        once = D <= U * 1.001  # at most one epoch, with a tolerance of 0.1 %
         yield RunSet(f"Data-constrained, {label}, one epoch", N[once], D[once], L[once])
 
 
 def read_gadre(folder: Path) -> Iterator[RunSet]:
-    """Runs of Gadre et al. by training corpus and held-out text."""
+    """Read the runs of Gadre et al. by training corpus and held-out text."""
     path = folder / "gadre_openlm" / "gadre_openlm_104.csv"
     with path.open(encoding="utf-8") as file:
         corpus = np.array([row["dataset_name"] for row in csv.DictReader(file)])
@@ -87,17 +87,19 @@ READERS: tuple[Callable[[Path], Iterator[RunSet]], ...] = (read_chinchilla, read
 
 
 def read_sets(folder: Path) -> Iterator[RunSet]:
-    """All sets whose files are there; of the others one line says so."""
+    """Yield all sets whose files exist; print a line for each missing file."""
     for reader in READERS:
         try:
             yield from reader(folder)
         except FileNotFoundError as error:
-            print(f"skipped: {error.filename} is not there; name the folder with SCALING_LAWS")
+            print(f"skipped: {error.filename}: no such file; set the folder with SCALING_LAWS")
 
 
-def extrapolate(runs: RunSet, share: float, n_bootstrap: int) -> tuple[dict[str, Scored], dict[str, float]]:
-    """(scores of each method on the runs held out, weights of the stack)."""
-    is_out = largest(runs.N, runs.D, max(1, round(share * len(runs.N))))
+def extrapolate_runs(
+    runs: RunSet, share: float, n_bootstrap: int
+) -> tuple[dict[str, HoldoutScore], dict[str, float]]:
+    """Return (scores of each method on the held-out runs, weights of the stack)."""
+    is_out = select_largest(runs.N, runs.D, max(1, round(share * len(runs.N))))
     inner, outer = ([v[rows] for v in (runs.N, runs.D, runs.L)] for rows in (~is_out, is_out))
     unique = {"U": None if runs.U is None else runs.U[~is_out]}
     N, D, L = outer
@@ -105,30 +107,30 @@ def extrapolate(runs: RunSet, share: float, n_bootstrap: int) -> tuple[dict[str,
     plain = fit_law(*inner, n_bootstrap=n_bootstrap)
     stacked = stack_laws(*inner, **unique, n_bootstrap=n_bootstrap)
     scores = {
-        name: Scored(*law.predict(N, D, U), L) for name, law in (("plain", plain), ("stacked", stacked))
+        name: HoldoutScore(*law.predict(N, D, U), L) for name, law in (("plain", plain), ("stacked", stacked))
     }
     return scores, stacked.weights
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    add = parser.add_argument_group("what is measured").add_argument
-    add("--share", type=float, default=0.1, metavar="SHARE", help="of the runs, held out")
-    add("--n-bootstrap", type=count, default=300, metavar="R", help="replicates of each fit")
-    add("--sets", metavar="WORDS", default="", help="only sets whose name contains this")
-    add("--json", type=Path, metavar="FILE", help="write the table here too")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    add = parser.add_argument_group("runs and fits").add_argument
+    add("--share", type=float, default=0.1, metavar="SHARE", help="share of held-out runs")
+    add("--n-bootstrap", type=positive_int, default=300, metavar="R", help="bootstrap replicates of each fit")
+    add("--sets", metavar="WORDS", default="", help="only sets whose name contains these words")
+    add("--json", type=Path, metavar="FILE", help="also write the table to this file")
     return parser
 
 
-def write_row(name: str, n_runs: int, n_out: int, cells: dict[str, tuple[float, float, float]]) -> str:
-    """One line: share inside, mean absolute error in %, median half-width in % of each method."""
+def format_row(name: str, n_runs: int, n_out: int, cells: dict[str, tuple[float, float, float]]) -> str:
+    """Format one line: share inside, mean absolute error in %, median half-width in % of each method."""
     parts = [f"{inside:7.2f}{error:8.2f}{half:8.2f}" for inside, error, half in cells.values()]
     return f"{name:<42}{n_runs:>5}{n_out:>5}" + "  ".join(parts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predict the runs held out of each set and print a row a set."""
+    """Predict the held-out runs of each set, and print one row per set."""
     args = build_parser().parse_args(argv)
     folder = Path(os.environ.get("SCALING_LAWS", FOLDER))
     print("inside the 95 % predictive interval, mean absolute error (%), median half-width (%)")
@@ -137,16 +139,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for runs in read_sets(folder):
         if args.sets not in runs.name:
             continue
-        scores, weights = extrapolate(runs, args.share, args.n_bootstrap)
+        scores, weights = extrapolate_runs(runs, args.share, args.n_bootstrap)
         cells = {}
         for name, scored in scores.items():
             inside = (scored.low <= scored.measured) & (scored.measured <= scored.high)
+            # half the width of the interval of log L, in %
             half = 50 * np.log(scored.high / scored.low)
             cells[name] = (inside, 100 * np.abs(scored.error), half)
         means = {name: (v[0].mean(), v[1].mean(), np.median(v[2])) for name, v in cells.items()}
         rows.append(cells)
         n_out = len(next(iter(cells.values()))[0])
-        print(write_row(runs.name, len(runs.N), n_out, means), flush=True)
+        print(format_row(runs.name, len(runs.N), n_out, means), flush=True)
         table[runs.name] = {name: [float(x) for x in v] for name, v in means.items()} | {"weights": weights}
     if rows:
         methods = list(rows[0])
@@ -156,12 +159,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         pooled = {m: [np.concatenate([r[m][i] for r in rows]) for i in range(3)] for m in methods}
         by_run = {m: (v[0].mean(), v[1].mean(), np.median(v[2])) for m, v in pooled.items()}
-        print(write_row(f"mean of {len(rows)} sets", 0, 0, by_set))
-        print(write_row("all runs held out", 0, len(pooled[methods[0]][0]), by_run))
+        print(format_row(f"mean of {len(rows)} sets", 0, 0, by_set))
+        print(format_row("all runs held out", 0, len(pooled[methods[0]][0]), by_run))
     if args.json:
         write_json(args.json, table)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

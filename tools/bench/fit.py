@@ -1,13 +1,13 @@
-"""Fitting a law: ours beside a grid of L-BFGS starts in scipy, on the same runs, in one process.
+"""Benchmark the fit of a law: ours against scipy's L-BFGS from a grid of starts, on the same runs.
 
     OMP_NUM_THREADS=1 python tools/bench/fit.py
     OMP_NUM_THREADS=1 python tools/bench/fit.py table.csv --max-loss 3.4
 
 The other side is the method of the Chinchilla paper and of its replication (arXiv 2404.10102): minimise the
-sum of Huber terms in (log A, log B, log E, alpha, beta) with L-BFGS from 4,500 starts. `--starts` takes
-fewer, evenly out of those, and says what all would take. Without a table the runs are drawn from a known law.
-Times are CPU time of one thread.
-Boundaries (a law without a floor, whose fit is often at E = 0) and other forms are timed on synthetic runs.
+sum of Huber terms in (log A, log B, log E, alpha, beta) with L-BFGS from 4,500 starts. `--starts` uses fewer,
+evenly spaced starts and scales their time to 4,500. Without a table the runs are drawn from a known law.
+Times are CPU times of one thread. Fits at a boundary (a law without a floor, whose fit is often at E = 0) and
+other forms are timed on synthetic runs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from megatron.command import command, count, run
+from megatron.command import create_parser, positive_int, run_main
 from megatron.scaling.fit import fit_law
 from megatron.scaling.selection import Columns, select_runs
 
@@ -37,8 +37,8 @@ DELTA = 1e-3
 FORMS = "repeated_data,excess_params,over_repetition,data_constrained,bounded,kaplan,over_training"
 
 
-def synthetic(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs over a wide range of N and D with half a per cent of noise."""
+def draw_runs(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw runs over a wide range of N and D with 0.5 % of noise."""
     rng = np.random.default_rng(0)
     n = np.exp(rng.uniform(np.log(5e7), np.log(1.6e10), n_runs))
     d = np.exp(rng.uniform(np.log(3e8), np.log(1e12), n_runs))
@@ -46,23 +46,25 @@ def synthetic(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return n, d, loss * np.exp(0.005 * rng.standard_normal(n_runs))
 
 
-def at_boundary(n_runs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same runs of a law without a floor: E = 0 in the fit or in many of its replicates."""
-    n, d, _ = synthetic(n_runs)
+def draw_boundary_runs(n_runs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw the same runs from a law without a floor: E = 0 in the fit or in many of its replicates."""
+    n, d, _ = draw_runs(n_runs)
     noise = np.exp(0.005 * np.random.default_rng(1).standard_normal(n_runs))
     return n, d, (12 / n**0.12 + 40 / d**0.19) * noise
 
 
-def grid_of_starts(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: int) -> tuple[float, float]:
-    """(lowest objective, CPU seconds) of scipy's L-BFGS-B, exact gradient, over `starts` of the grid."""
+def minimise_from_grid(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: int) -> tuple[float, float]:
+    """Return (lowest objective, CPU seconds) of scipy's L-BFGS-B with exact gradient from `starts` points."""
     x, y, z = np.log(n), np.log(d), np.log(loss)
 
-    def huber(theta: np.ndarray) -> tuple[float, np.ndarray]:
+    def huber_sum(theta: np.ndarray) -> tuple[float, np.ndarray]:
         a, b, e, alpha, beta = theta
         terms = np.stack([a - alpha * x, b - beta * y, np.full_like(x, e)])
+        # log L = logsumexp(a - alpha log N, b - beta log D, e), with A = exp(a), B = exp(b), E = exp(e)
         fitted = logsumexp(terms, axis=0)
-        share = np.exp(terms - fitted)
+        share = np.exp(terms - fitted)  # d log L / d term, [3, n]
         r = z - fitted
+        # Huber: r^2 / 2 below DELTA, DELTA (|r| - DELTA / 2) above it
         inside = np.minimum(np.abs(r), DELTA)
         slope = -np.clip(r, -DELTA, DELTA)
         of_a, of_b = slope * share[0], slope * share[1]
@@ -72,58 +74,74 @@ def grid_of_starts(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: int) 
     every = list(itertools.product(*GRID))
     chosen = [every[i] for i in np.linspace(0, len(every) - 1, starts).astype(int)]
     begin = time.process_time()
-    best = min(minimize(huber, start, jac=True, method="L-BFGS-B").fun for start in chosen)
+    best = min(minimize(huber_sum, start, jac=True, method="L-BFGS-B").fun for start in chosen)
     return best, time.process_time() - begin
 
 
-def cpu_seconds(**told: Any) -> float:
-    """Of one fit_law; CPU time, since these take long enough for others to get in the way."""
+def time_fit(**options: Any) -> float:
+    """Return the CPU seconds of one fit_law. Wall time would include the load of other processes."""
     begin = time.process_time()
-    fit_law(**told)
+    fit_law(**options)
     return time.process_time() - begin
 
 
-def time_others(forms: Sequence[str], repeat: int) -> None:
-    """Print CPU times at a boundary, and of other forms on 40 runs whose text repeats 1 to 40 times."""
+def time_other_cases(forms: Sequence[str], repeat: int) -> None:
+    """Print CPU times of fits at a boundary, and of other forms on 40 runs of 1 to 40 epochs."""
     cases: list[tuple[str, dict[str, Any]]] = [
-        (f"E = 0, {n_runs} runs", dict(zip("NDL", at_boundary(n_runs), strict=True)))
+        (f"E = 0, {n_runs} runs", dict(zip("NDL", draw_boundary_runs(n_runs), strict=True)))
         for n_runs in (15, 40, 240)
     ]
-    runs = dict(zip("NDL", synthetic(40), strict=True))
+    runs = dict(zip("NDL", draw_runs(40), strict=True))
     runs["U"] = runs["D"] / np.resize([1, 2, 4, 10, 40], 40)
     cases += [(f"{form}, 40 runs", runs | {"form": form}) for form in forms if form]
     for name, words in cases:
-        fit_s, both_s = (min(cpu_seconds(n_bootstrap=n, **words) for _ in range(repeat)) for n in (0, 1000))
+        fit_s, both_s = (min(time_fit(n_bootstrap=n, **words) for _ in range(repeat)) for n in (0, 1000))
         print(
             f"{name:<28} fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.2f} s of CPU", flush=True
         )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="by itself synthetic runs")
-    add = parser.add_argument_group("what is fitted").add_argument
-    add("--n-column", default="n_params", metavar="NAME", help="parameters")
-    add("--d-column", default="train_tokens", metavar="NAME", help="tokens trained on")
-    add("--loss-column", default="loss", metavar="NAME", help="held-out loss, nats a token")
-    add("--flops-column", metavar="NAME", help="for tokens = FLOPs / 6N, instead of --d-column")
-    add("--max-loss", type=float, metavar="NATS", help="leave out runs with a loss above this")
-    add("--forms", default=FORMS, metavar="FORM,FORM", help=f"other forms to time too; default: {FORMS}")
-    add = parser.add_argument_group("how it is measured").add_argument
-    add("--starts", type=count, default=N_STARTS, metavar="N", help=f"of the {N_STARTS:,} of the other side")
-    add("--repeat", type=count, default=9, metavar="N", help="fits of ours; the median counts")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="default: synthetic runs")
+    add = parser.add_argument_group("runs and forms").add_argument
+    add("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
+    add("--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens")
     add(
-        "--repeat-forms", type=count, default=1, metavar="N", help="of boundaries and forms; the least counts"
+        "--loss-column", default="loss", metavar="NAME", help="column of the held-out loss, in nats per token"
+    )
+    add(
+        "--flops-column",
+        metavar="NAME",
+        help="column of FLOPs for tokens = FLOPs / 6N, instead of --d-column",
+    )
+    add("--max-loss", type=float, metavar="NATS", help="skip runs with a loss above this")
+    add("--forms", default=FORMS, metavar="FORM,FORM", help=f"other forms to time; default: {FORMS}")
+    add = parser.add_argument_group("measurement").add_argument
+    add(
+        "--starts",
+        type=positive_int,
+        default=N_STARTS,
+        metavar="N",
+        help=f"starts of the other side, of {N_STARTS:,}",
+    )
+    add("--repeat", type=positive_int, default=9, metavar="N", help="fits of ours; the median is printed")
+    add(
+        "--repeat-forms",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="fits of each other case; the minimum is printed",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure both and print the ratio."""
+    """Time both sides, and print the ratio."""
     args = build_parser().parse_args(argv)
     if args.table is None:
-        n, d, loss = synthetic()
+        n, d, loss = draw_runs()
     else:
         columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column)
         runs = select_runs(args.table, columns, max_loss=args.max_loss)
@@ -142,14 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     bootstrap_s = float(np.median(bootstrap_seconds))
     print(f"ours       {len(n)} runs: {ours_s * 1e3:.1f} ms, objective {law.objective:.12g}")
     print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
-    time_others(args.forms.split(","), args.repeat_forms)
-    objective, taken_s = grid_of_starts(n, d, loss, args.starts)
-    whole_s = taken_s * N_STARTS / args.starts
-    note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {taken_s:.1f} s)"
+    time_other_cases(args.forms.split(","), args.repeat_forms)
+    objective, starts_s = minimise_from_grid(n, d, loss, args.starts)
+    whole_s = starts_s * N_STARTS / args.starts
+    note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {starts_s:.1f} s)"
     print(f"L-BFGS     {N_STARTS} starts: {whole_s:.1f} s{note}, objective {objective:.12g}")
     print(f"ratio      {whole_s / ours_s:.0f} times the time, objective {objective / law.objective - 1:+.1e}")
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

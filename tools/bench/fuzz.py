@@ -1,18 +1,24 @@
-"""Feed changed and made-up inputs to every place where data from outside comes in,
-and count what comes of them.
+"""Feed mutated and generated inputs to every fuzz target of external data, and count the outcomes.
 
     python tools/bench/fuzz.py --inputs 100000 --out fuzzing-failures
     python tools/bench/fuzz.py --inputs 500 --only jsonl law.json --seed 7
     python tools/bench/fuzz.py --list
 
-Valid inputs of each format are changed where the format has its numbers, names and lengths; the same seed
-gives the same inputs. Each entrance runs in a process of its own. The columns: inputs; passed,
-which got past the
-check of the container format; accepted; refused, by ValueError or OSError in the project's words; foreign,
-refused in a library's words; tracebacks, of any other exception; wrong, which were accepted as something
-else than a reference reads; hangs; crashes; places,
-the lines of code that refused. An input that ends in one of
-the last four kinds of failure is kept in a folder of its own below --out, and the exit status is 1.
+Valid inputs of each format are mutated at its numbers, names and lengths; the same seed gives the same
+inputs. Each fuzz target runs in a separate process. The columns:
+
+    inputs      number of inputs
+    passed      inputs that passed the check of the container format
+    accepted    inputs that were read
+    refused     ValueError or OSError with a message of the project
+    foreign     ValueError or OSError with a message of a library
+    tracebacks  any other exception
+    wrong       accepted, but read differently from a reference
+    hangs, crashes
+    places      lines of code that refused inputs
+
+Inputs that end in tracebacks, wrong, hangs or crashes are stored in a folder each below --out; the exit
+status is then 1.
 """
 
 import argparse
@@ -23,74 +29,86 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import command, count, run, whole
+from megatron.command import create_parser, non_negative_int, positive_int, run_main
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     add = parser.add_argument_group("inputs").add_argument
-    add("--inputs", type=count, default=100_000, metavar="N", help="of all entrances together")
-    add("--seed", type=whole, default=0, metavar="N", help="of the changes")
-    add("--only", nargs="+", default=[], metavar="ENTRANCE", help="some entrances; default: all")
-    add("--list", action="store_true", help="print the names of the entrances, and end")
+    add(
+        "--inputs",
+        type=positive_int,
+        default=100_000,
+        metavar="N",
+        help="inputs of all fuzz targets together",
+    )
+    add("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the mutations")
+    add("--only", nargs="+", default=[], metavar="TARGET", help="fuzz targets to fuzz; default: all")
+    add("--list", action="store_true", help="print the names of the fuzz targets, and exit")
     add = parser.add_argument_group("limits").add_argument
-    add("--seconds", type=float, metavar="S", help="of CPU time for each entrance")
-    add("--hang", type=float, default=30.0, metavar="S", help="for one input, by the clock")
+    add("--seconds", type=float, metavar="S", help="limit of CPU seconds for each fuzz target")
+    add(
+        "--hang",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="wall seconds after which one input counts as a hang",
+    )
     add(
         "--out",
         type=Path,
         metavar="DIR",
-        help="for failing inputs; default: a folder in the system's for such",
+        help="folder for failing inputs; default: a temporary folder",
     )
     return parser
 
 
-def choose(entrances: Sequence[Any], only: Sequence[str]) -> list[Any]:
-    """The entrances of some names. ValueError for an unknown one."""
-    names = [one.name for one in entrances]
+def choose_targets(targets: Sequence[Any], only: Sequence[str]) -> list[Any]:
+    """Return the fuzz targets with the given names. Raise ValueError for an unknown name."""
+    names = [target.name for target in targets]
     for name in only:
         if name not in names:
-            raise ValueError(f"--only: got '{name}', expected some of: {', '.join(names)}.")
-    return [one for one in entrances if not only or one.name in only]
+            raise ValueError(f"--only: got '{name}', expected one of: {', '.join(names)}.")
+    return [target for target in targets if not only or target.name in only]
 
 
 def print_row(name: str, counts: dict[str, int], n_places: int, cpu_s: float) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     print(
         f"{name:22}" + "".join(f"{n:11,}" for n in counts.values()) + f"{n_places:8}{cpu_s:9.1f}", flush=True
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzz, print the table, end with 1 where an input was a failure."""
+    """Fuzz and print the table; return 1 if any input failed."""
     args = build_parser().parse_args(argv)
     os.environ |= ENVIRONMENT
     sys.path.insert(0, str(Path(__file__).parent))
     from fuzzing import checkpoints, configs, corpora, mixtures, studies, text
-    from fuzzing.harness import COUNTS, FAILURES, Limits, fuzz
+    from fuzzing.harness import COUNTS, FAILURES, Limits, fuzz_target
 
-    entrances = [
-        one for part in (text, corpora, configs, checkpoints, mixtures, studies) for one in part.ENTRANCES
+    targets = [
+        target for part in (text, corpora, configs, checkpoints, mixtures, studies) for target in part.TARGETS
     ]
     if args.list:
-        print("\n".join(one.name for one in entrances))
+        print("\n".join(target.name for target in targets))
         return 0
-    chosen = choose(entrances, args.only)
+    chosen = choose_targets(targets, args.only)
     out = args.out or Path(tempfile.mkdtemp(prefix="fuzz-"))
     out.mkdir(parents=True, exist_ok=True)
-    shares = sum(one.share for one in chosen)
+    shares = sum(target.share for target in chosen)
     total, places, cpu_s = dict.fromkeys(COUNTS, 0), 0, 0.0
     print(
-        f"{'entrance':22}" + "".join(f"{name:>11}" for name in COUNTS) + f"{'places':>8}{'CPU s':>9}",
+        f"{'target':22}" + "".join(f"{name:>11}" for name in COUNTS) + f"{'places':>8}{'CPU s':>9}",
         flush=True,
     )
-    for entrance in chosen:
-        n_inputs = max(1, round(args.inputs * entrance.share / shares))
-        result = fuzz(entrance, n_inputs, args.seed, out, Limits(args.seconds, args.hang))
-        print_row(entrance.name, result.counts, len(result.places), result.cpu_s)
+    for target in chosen:
+        n_inputs = max(1, round(args.inputs * target.share / shares))
+        result = fuzz_target(target, n_inputs, args.seed, out, Limits(args.seconds, args.hang))
+        print_row(target.name, result.counts, len(result.places), result.cpu_s)
         total = {name: total[name] + n for name, n in result.counts.items()}
         places, cpu_s = places + len(result.places), cpu_s + result.cpu_s
     print_row("all", total, places, cpu_s)
@@ -101,4 +119,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,9 +1,9 @@
-"""Greedy generation: ours beside transformers' generate, with the same weights, in one process.
+"""Benchmark greedy generation: ours against transformers' generate, with the same weights, in one process.
 
     python tools/bench/generate.py --size 7M 44M --batch 1 8
 
-Both continue the same random prompts by as many tokens, on the same threads, in turn, and must write the
-same tokens. The ratio is of the medians; above 1 ours is the faster one.
+Both sides continue the same random prompts by the same number of tokens, alternating, on the same threads.
+They must generate the same tokens. The ratio is that of the medians; above 1 ours is faster.
 """
 
 import argparse
@@ -17,61 +17,73 @@ from pathlib import Path
 import torch
 
 from megatron.checkpoint.huggingface import write_huggingface
-from megatron.checkpoint.weights import Weights
-from megatron.command import command, count, run
-from megatron.config.presets import padded_rows, shape_of_size
+from megatron.checkpoint.model_weights import Weights
+from megatron.command import create_parser, positive_int, run_main
+from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.generate import generate
 from megatron.evaluation.sampling import Sampling
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 
 N_TOKENS = 50257  # GPT-2's
 
 
-def build(size: str) -> Weights:
-    """A named size with random weights."""
+def build_weights(size: str) -> Weights:
+    """Return a model of a named size with random weights."""
     config = ModelConfig(
-        **{**shape_of_size(size), "n_tokens": N_TOKENS, "vocab_rows": padded_rows(N_TOKENS), "size": size}
+        **{**load_named_shape(size), "n_tokens": N_TOKENS, "vocab_rows": padded_rows(N_TOKENS), "size": size}
     )
     model = Gpt(config)
-    initialise(model, seed=0)
+    init_weights(model, seed=0)
     return Weights(config=config, objective="autoregressive", state=model.state_dict(), seq_len=2048)
 
 
-def seconds(run: Callable[[], list[list[int]]]) -> tuple[float, float, list[list[int]]]:
-    """(wall, CPU, what it gave)."""
+def time_call(run: Callable[[], list[list[int]]]) -> tuple[float, float, list[list[int]]]:
+    """Call a function; return (wall seconds, CPU seconds, result)."""
     wall, cpu = time.perf_counter(), time.process_time()
-    found = run()
-    return time.perf_counter() - wall, time.process_time() - cpu, found
+    result = run()
+    return time.perf_counter() - wall, time.process_time() - cpu, result
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     add = parser.add_argument
-    add("--size", nargs="+", default=["7M"], metavar="NAME", help="of utils/model_sizes.yaml")
-    add("--batch", nargs="+", type=count, default=[1, 8], metavar="N", help="prompts at once")
-    add("--prompt-tokens", type=count, default=32, metavar="N", help="of each prompt")
-    add("--new-tokens", type=count, default=64, metavar="N", help="to write behind each")
-    add("--repeat", type=count, default=5, metavar="N", help="turns of each side; medians count")
-    add("--threads", type=count, metavar="N", help="by itself torch's choice")
+    add("--size", nargs="+", default=["7M"], metavar="NAME", help="sizes of utils/model_sizes.yaml")
+    add("--batch", nargs="+", type=positive_int, default=[1, 8], metavar="N", help="prompts per batch")
+    add("--prompt-tokens", type=positive_int, default=32, metavar="N", help="tokens of each prompt")
+    add(
+        "--new-tokens",
+        type=positive_int,
+        default=64,
+        metavar="N",
+        help="tokens to generate after each prompt",
+    )
+    add(
+        "--repeat",
+        type=positive_int,
+        default=5,
+        metavar="N",
+        help="timed runs of each side; the ratio is that of the medians",
+    )
+    add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a line for each size and batch."""
+    """Time both sides, and print a line for each size and batch."""
     args = build_parser().parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers  # after the line before it, which it reads at import
+    import transformers  # transformers reads HF_HUB_OFFLINE at import
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     for size in args.size:
-        weights = build(size)
-        ours = weights.model()
+        weights = build_weights(size)
+        ours = weights.build_model()
         with tempfile.TemporaryDirectory() as folder:
             write_huggingface(weights, Path(folder) / "model")
             theirs = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "model").eval()
@@ -83,15 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             def run_ours(
                 prompts: list[list[int]] = prompts, n: int = n, model: Gpt = ours
             ) -> list[list[int]]:
-                return generate(model, prompts, max_new_tokens=n, how=Sampling(temperature=0))
+                return generate(model, prompts, max_new_tokens=n, sampling=Sampling(temperature=0))
 
             def run_theirs(
                 read: torch.Tensor = read, n: int = n, model: torch.nn.Module = theirs
             ) -> list[list[int]]:
-                found = model.generate(read, max_new_tokens=n, do_sample=False, pad_token_id=0)
-                return found[:, read.shape[1] :].tolist()
+                output = model.generate(read, max_new_tokens=n, do_sample=False, pad_token_id=0)
+                return output[:, read.shape[1] :].tolist()
 
-            turns = [(seconds(run_ours), seconds(run_theirs)) for _ in range(args.repeat + 1)][1:]
+            turns = [(time_call(run_ours), time_call(run_theirs)) for _ in range(args.repeat + 1)][1:]
             same = all(a[2] == b[2] for a, b in turns)
             wall = [statistics.median(turn[side][0] for turn in turns) for side in (0, 1)]
             cpu = [statistics.median(turn[side][1] for turn in turns) for side in (0, 1)]
@@ -106,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

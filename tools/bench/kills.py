@@ -1,17 +1,17 @@
-"""Kill the commands of every subsystem at random moments, start them again, and compare what they leave.
+"""Kill the commands of every subsystem at random moments, restart them, and compare their output files.
 
     python tools/bench/kills.py --kills 50
     python tools/bench/kills.py --kills 10 --seed 3 --only train-full mixture-server
 
-Each command runs undisturbed first. Then it is killed with SIGKILL at a random moment of the time that this
-took, or as soon as a file appears that is being written: all of its processes at once, only the first, or
-only one child. After one or two kills the same command is started again, until it ends. It has to end with 0
-and to leave the same files as the undisturbed run: byte for byte, except for times, memory and the names of
-checkpoints. Only kills that hit a running process count.
+Each command first runs undisturbed. Then it is killed with SIGKILL, at a random moment of that duration or as
+soon as a partially written file appears: all of its processes at once, only the first, or only one child.
+After one or two kills the same command is restarted until it ends. It must end with status 0 and leave the
+same files as the undisturbed run, byte for byte except for times, memory and the names of checkpoints. Only
+kills that hit a running process count.
 
-Phases: start, before anything was written; write, while something was being written; work, between; end,
-after the last file was complete. A difference, a process or a file left over is printed, and the exit status
-is 1; the folder with logs and files of failed trials is kept then. Small models, 1 GB of disk.
+Phases: start, before anything was written; write, while a file was being written; work, between writes; end,
+after the last file was complete. Differences and leftover processes or files are printed, and the exit status
+is 1; the folder with logs and files of failed trials is then kept. It uses small models and 1 GB of disk.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.command import command, count, run
+from megatron.command import create_parser, positive_int, run_main
 
 if TYPE_CHECKING:
     from kill.inputs import Inputs
@@ -50,18 +50,18 @@ COLUMNS = f"{'subsystem':16} {'kills':>5} {'missed':>6} {' '.join(f'{phase:>5}' 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     add = parser.add_argument
-    add("--kills", type=count, default=50, metavar="N", help="that hit, over all subsystems")
-    add("--seed", type=int, default=0, metavar="N", help="of the moments")
+    add("--kills", type=positive_int, default=50, metavar="N", help="kills that hit, over all subsystems")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the moments")
     add("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="SUBSYSTEM", help=", ".join(NAMES))
-    add("--folder", type=Path, metavar="DIR", help="where files are for a while; default: the system's")
+    add("--folder", type=Path, metavar="DIR", help="folder of temporary files; default: that of the system")
     return parser
 
 
-def shares(n_kills: int, names: Sequence[str]) -> dict[str, int]:
-    """Kills of each subsystem: at least 1, and a slow one gets a third of what the others get."""
+def divide_kills(n_kills: int, names: Sequence[str]) -> dict[str, int]:
+    """Return the kills of each subsystem: at least 1, and a third as many for slow subsystems."""
     weights = {name: 1 if name in SLOW else 3 for name in names}
     counts = dict.fromkeys(names, 1)
     for _ in range(n_kills - len(names)):
@@ -70,7 +70,7 @@ def shares(n_kills: int, names: Sequence[str]) -> dict[str, int]:
 
 
 def run_trials(name: str, n_kills: int, seed: int, folder: Path, inputs: "Inputs") -> "Tally":
-    """All trials of a subsystem. SkippedError where it cannot be started here."""
+    """Run all trials of a subsystem. Raise SkippedError if it cannot be started on this machine."""
     from kill.jobs import JOBS
     from kill.server import ServerTrials
     from kill.trials import Trials
@@ -86,7 +86,7 @@ def run_trials(name: str, n_kills: int, seed: int, folder: Path, inputs: "Inputs
 
 
 def format_row(tally: "Tally", seconds: float) -> str:
-    """One line of the table."""
+    """Format one line of the table."""
     phases = " ".join(f"{tally.phases[phase]:5}" for phase in PHASES)
     targets = " ".join(f"{target} {n}" for target, n in sorted(tally.targets.items()))
     equal = f"{tally.n_equal}/{tally.n_trials}"
@@ -97,9 +97,9 @@ def format_row(tally: "Tally", seconds: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill, print the table, and what went wrong."""
+    """Run the trials, and print the table and the faults."""
     args = build_parser().parse_args(argv)
-    # after the words: --help should not wait for libraries
+    # imported after parsing, so that --help does not load these libraries
     from kill.inputs import Inputs
     from kill.jobs import SkippedError
     from kill.trials import Tally
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     inputs = Inputs(folder / "inputs")
     tallies, start = [], time.monotonic()
     print(f"{COLUMNS} restarts  equal leftovers    time  killed")
-    for name, n_kills in shares(args.kills, args.only).items():
+    for name, n_kills in divide_kills(args.kills, args.only).items():
         began = time.monotonic()
         try:
             tallies.append(run_trials(name, n_kills, args.seed, folder, inputs))
@@ -122,15 +122,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for fault in (*tallies[-1].faults, *tallies[-1].leftovers):
             print(f"  {name}: {fault}", file=sys.stderr, flush=True)
         shutil.rmtree(folder / name, ignore_errors=True)
-    n_hits, n_trials = sum(one.n_hits for one in tallies), sum(one.n_trials for one in tallies)
-    n_equal = sum(one.n_equal for one in tallies)
+    n_hits, n_trials = sum(tally.n_hits for tally in tallies), sum(tally.n_trials for tally in tallies)
+    n_equal = sum(tally.n_equal for tally in tallies)
     print(f"{n_hits} kills hit, {n_equal} of {n_trials} outcomes equal, {time.monotonic() - start:.0f} s")
-    if any(one.faults or one.leftovers for one in tallies):
-        print(f"{folder}: logs and files of what went wrong", file=sys.stderr)
+    if any(tally.faults or tally.leftovers for tally in tallies):
+        print(f"{folder}: logs and files of failed trials", file=sys.stderr)
         return 1
     shutil.rmtree(folder)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,12 +1,12 @@
-"""Text to a finished .bin/.idx: ours beside other ways, on the same file, in one run.
+"""Benchmark preprocessing of text to a .bin/.idx dataset: ours against other implementations on the same
+file.
 
     python tools/bench/preprocess.py c4.jsonl --tokenizer-model gpt2 --workers 2
 
-The other sides are written here as people write them: `tokenizers` is a pool of processes that call the
-tokenizers library a document at a time and send ids back; `batch` gives each process whole batches;
-`fastokens`, where it is installed, is a plain pipeline around a fast encoder from PyPI. Every side is a
-process of its own; times are the operating system's, memory is the largest resident sum of the whole process
-tree. The ids of all sides are compared.
+The other sides are the usual code: `tokenizers` is a pool of processes that call the tokenizers library one
+document at a time and send ids back; `batch` gives each process whole batches; `fastokens`, if installed, is
+a plain pipeline around a fast encoder from PyPI. Each side is a separate process. Times are those of the
+operating system; memory is the maximum resident sum of the process tree. The ids of all sides are compared.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import command, count, run
+from megatron.command import create_parser, positive_int, run_main
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
-from megatron.tokenizer.bpe import load_tokenizer
+from megatron.tokenizer.bpe import load_hf_tokenizer
 
 TOOL = Path(__file__).resolve().parents[1] / "preprocess_data_many_cores.py"
 SIDES = ("tokenizers", "batch", "fastokens")
@@ -38,16 +38,16 @@ _WORKER: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one side: seconds, and the largest resident memory of all its processes together, in MB."""
+    """Cost of one side: seconds, and the maximum resident memory of all its processes together in MB."""
 
     wall_s: float
     cpu_s: float
     memory_mb: float
-    said: str = ""  # on its standard output
+    stdout: str = ""
 
 
-def measure(command: Sequence[str]) -> Cost:
-    """Run a command to its end. RuntimeError when it fails."""
+def measure_command(command: Sequence[str]) -> Cost:
+    """Run a command to its end and measure it. Raise OSError if it fails."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = 0.0
@@ -56,122 +56,128 @@ def measure(command: Sequence[str]) -> Cost:
     def watch() -> None:
         nonlocal peak
         while not stop.wait(0.02):
-            peak = max(peak, sum(resident_mb(pid) for pid in tree(process.pid)))
+            peak = max(peak, sum(resident_mb(pid) for pid in process_tree(process.pid)))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    assert process.stdout is not None, "a pipe was asked for"
-    said = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
+    assert process.stdout is not None, "stdout is a pipe"
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)  # includes the CPU time of ended children
     wall_s = time.perf_counter() - begin
     stop.set()
     watcher.join()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise OSError(f"{' '.join(command)}: exit status {process.returncode}")
-    return Cost(wall_s, usage.ru_utime + usage.ru_stime, peak, said)
+    return Cost(wall_s, usage.ru_utime + usage.ru_stime, peak, output)
 
 
-def tree(pid: int) -> Iterator[int]:
-    """A process and all below it."""
+def process_tree(pid: int) -> Iterator[int]:
+    """Yield the ids of a process and all its descendants."""
     yield pid
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in (thread / "children").read_text().split():
-                yield from tree(int(child))
+                yield from process_tree(int(child))
     except OSError:
-        return  # gone meanwhile
+        return  # the process has ended meanwhile
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of one process, 0 when it is gone."""
+    """Return the resident memory of one process in MB; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except OSError:
         return 0.0
 
 
-def start(model: str, side: str) -> None:
-    """In a worker of another side: load what it encodes with. A worker keeps to one core."""
+def load_encoder(model: str, side: str) -> None:
+    """Load the encoder of another side in a worker, limited to one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"
-    inner = load_tokenizer(model).inner
+    inner = load_hf_tokenizer(model).inner
     if side == "fastokens":
         import fastokens
 
         flat = fastokens.Tokenizer.from_json_str(inner.to_str()).encode_batch_flat
-        _WORKER["batch"] = lambda texts: split(*flat(texts))
+        _WORKER["batch"] = lambda texts: split_ids(*flat(texts))
     else:
-        _WORKER["one"] = lambda text: inner.encode(text).ids
-        _WORKER["batch"] = lambda texts: [found.ids for found in inner.encode_batch(texts)]
+        _WORKER["document"] = lambda text: inner.encode(text).ids
+        _WORKER["batch"] = lambda texts: [encoding.ids for encoding in inner.encode_batch(texts)]
 
 
-def split(ids: bytes, offsets: bytes) -> list[np.ndarray]:
-    """The ids of each text, from those of all of them."""
+def split_ids(ids: bytes, offsets: bytes) -> list[np.ndarray]:
+    """Split the ids of all texts by their offsets."""
     bounds = np.frombuffer(offsets, np.uint64).astype(np.int64)
     return np.split(np.frombuffer(ids, np.uint32), bounds[1:-1])
 
 
-def encode_one(line: bytes) -> list[int]:
-    """A document at a time, ids back as a list: the classic script."""
-    return _WORKER["one"](json.loads(line)["text"])
+def encode_document(line: bytes) -> list[int]:
+    """Encode one document and return its ids as a list, as in the usual script."""
+    return _WORKER["document"](json.loads(line)["text"])
 
 
-def encode_many(lines: list[bytes]) -> list[np.ndarray]:
-    """Some hundred documents at a time, ids back as arrays."""
+def encode_documents(lines: list[bytes]) -> list[np.ndarray]:
+    """Encode a batch of documents and return their ids as arrays."""
     texts = [json.loads(line)["text"] for line in lines]
     return [np.asarray(ids, dtype=np.uint16) for ids in _WORKER["batch"](texts)] if texts else []
 
 
-def batches(lines: Iterable[bytes], size: int = 256) -> Iterator[list[bytes]]:
-    """Lists of `size` lines."""
-    held: list[bytes] = []
+def batch_lines(lines: Iterable[bytes], size: int = 256) -> Iterator[list[bytes]]:
+    """Yield lists of `size` lines; the last one is shorter."""
+    batch: list[bytes] = []
     for line in lines:
-        held.append(line)
-        if len(held) == size:
-            yield held
-            held = []
-    yield held
+        batch.append(line)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    yield batch
 
 
-def other_side(side: str, source: str, model: str, n_workers: int, out: str) -> None:
-    """Another way to do it, whole, in this process and its pool."""
-    tokenizer = load_tokenizer(model)
+def run_other_side(side: str, source: str, model: str, n_workers: int, out: str) -> None:
+    """Run another implementation completely, in this process and its pool."""
+    tokenizer = load_hf_tokenizer(model)
     with (
-        multiprocessing.get_context("spawn").Pool(n_workers, start, (model, side)) as pool,
+        multiprocessing.get_context("spawn").Pool(n_workers, load_encoder, (model, side)) as pool,
         IndexedWriter(out, dtype_for(tokenizer.n_tokens)) as writer,
         open(source, "rb") as file,
     ):
         if side == "tokenizers":
-            for ids in pool.imap(encode_one, file, 25):
+            for ids in pool.imap(encode_document, file, 25):
                 writer.add_document([*ids, tokenizer.eod_id])
         else:
-            for many in pool.imap(encode_many, batches(file)):
+            for many in pool.imap(encode_documents, batch_lines(file)):
                 for ids in many:
                     writer.add_document(np.append(ids, tokenizer.eod_id))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
-    parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more, with a key 'text'")
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more of JSON lines with a key 'text'")
     add = parser.add_argument
-    add("--tokenizer-model", default="gpt2", metavar="NAME", help="a folder, or a name")
-    add("--workers", type=count, default=2, metavar="N", help="cores for every side")
-    add("--sides", nargs="+", default=["tokenizers", "batch"], choices=SIDES, help="to run beside ours")
-    add("--repeat", type=count, default=3, metavar="N", help="runs of ours; the median counts")
+    add("--tokenizer-model", default="gpt2", metavar="NAME", help="tokenizer folder or name")
+    add("--workers", type=positive_int, default=2, metavar="N", help="worker processes of each side")
+    add(
+        "--sides",
+        nargs="+",
+        default=["tokenizers", "batch"],
+        choices=SIDES,
+        help="implementations to compare with",
+    )
+    add("--repeat", type=positive_int, default=3, metavar="N", help="runs of ours; the median is printed")
     add("--side", metavar="SIDE", help=argparse.SUPPRESS)
     add("--out", metavar="PATH", help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure all sides and print ratios."""
+    """Measure all sides, and print the ratios."""
     args = build_parser().parse_args(argv)
     if "fastokens" in args.sides and find_spec("fastokens") is None:
-        raise ValueError("--sides fastokens: it is not installed; pip install fastokens")
+        raise ValueError("--sides: fastokens is not installed. Run pip install fastokens.")
     if args.side:
-        other_side(args.side, args.source, args.tokenizer_model, args.workers, args.out)
+        run_other_side(args.side, args.source, args.tokenizer_model, args.workers, args.out)
         return 0
     megabytes = os.path.getsize(args.source) / 1e6
     with tempfile.TemporaryDirectory() as folder:
@@ -181,35 +187,35 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "--workers", str(args.workers)]  # fmt: skip
         costs = []
         for _ in range(args.repeat):
-            remove_pair(out / "ours_text_document")  # the same command would else find its work done
-            costs.append(measure(ours))
-        own = sorted(costs, key=lambda cost: cost.cpu_s)[len(costs) // 2]
+            remove_dataset(out / "ours_text_document")  # otherwise the command would skip the finished work
+            costs.append(measure_command(ours))
+        our_cost = sorted(costs, key=lambda cost: cost.cpu_s)[len(costs) // 2]
         tokens = IndexedTokens(out / "ours_text_document")
         print(
             f"{args.source}: {megabytes:.0f} MB, {tokens.n_documents:,} documents, {tokens.n_tokens:,} tokens"
         )
-        report("ours", own, own, megabytes, tokens.n_tokens)
-        print(f"{'':12} {own.said.splitlines()[-1]}")
+        print_side("ours", our_cost, our_cost, megabytes, tokens.n_tokens)
+        print(f"{'':12} {our_cost.stdout.splitlines()[-1]}")
         for side in args.sides:
             prefix = str(out / side)
             command = [sys.executable, __file__, args.source, "--tokenizer-model", args.tokenizer_model,
                        "--workers", str(args.workers), "--side", side, "--out", prefix]  # fmt: skip
-            cost = measure(command)
+            cost = measure_command(command)
             same = Path(f"{prefix}.bin").read_bytes() == (out / "ours_text_document.bin").read_bytes()
-            report(side, cost, own, megabytes, tokens.n_tokens)
+            print_side(side, cost, our_cost, megabytes, tokens.n_tokens)
             print(f"{'':12} its ids are {'the same' if same else 'DIFFERENT'}")
-            remove_pair(out / side)
+            remove_dataset(out / side)
     return 0
 
 
-def remove_pair(prefix: Path) -> None:
-    """Remove a pair and its sidecar, if they are there."""
+def remove_dataset(prefix: Path) -> None:
+    """Remove a dataset and its sidecar, if present."""
     for suffix in (".bin", ".idx", ".json"):
         Path(f"{prefix}{suffix}").unlink(missing_ok=True)
 
 
-def report(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -> None:
-    """One side in one line."""
+def print_side(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -> None:
+    """Print one line for one side."""
     print(
         f"{side:12} wall {cost.wall_s:7.2f} s   CPU {cost.cpu_s:7.2f} s   "
         f"{megabytes / cost.cpu_s:7.1f} MB/CPU-s   "
@@ -220,4 +226,4 @@ def report(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,15 +1,15 @@
-"""Training on the CPU: our torch engine beside transformers' LlamaForCausalLM with torch's AdamW.
+"""Benchmark training on the CPU: our torch engine against transformers' LlamaForCausalLM with torch's AdamW.
 
     python tools/bench/train.py
     python tools/bench/train.py --dtype float32 --rounds 7 --threads 2 --compile
-    python tools/bench/train.py --sizes 16 48 96        # ours alone, small models (small_models.py)
+    python tools/bench/train.py --sizes 16 48 96        # only ours, small models (small_models.py)
 
-The same Llama-shaped model with the same weights learns the same tokens with the same optimizer settings
-and clipping, ours through the code that tools/pretrain.py runs, theirs as its documentation does: SDPA
-attention, products under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is
-a process of its own, for its peak memory; they take turns, so that whatever else the machine does falls on
-both. The ratio is of medians; `CPU` counts processor seconds instead. GFLOP/s are of the operations that a
-step needs, and beside them is their part of the machine's own rate of float32 products.
+Both sides train the same Llama-shaped model with the same weights, tokens, optimizer settings and clipping:
+ours with the code of tools/pretrain.py, theirs as in its documentation, with SDPA attention and products
+under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is a separate process,
+to measure its peak memory; the sides alternate, so that other load on the machine affects both. The ratio is
+that of the medians; `CPU` is the ratio of CPU seconds. GFLOP/s count the operations of a step, also as a
+share of the machine's float32 GEMM rate.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from megatron.checkpoint.huggingface import to_llama
-from megatron.command import command, count, run
+from megatron.checkpoint.huggingface import export_llama_names
+from megatron.command import create_parser, positive_int, run_main
 from megatron.config.count import flops_per_token_executed, n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
-from megatron.model.initial import initialise
+from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
 
@@ -41,10 +41,10 @@ OPTIM = OptimConfig(lr=1e-3)
 Step = Callable[[np.ndarray], float]  # tokens [B, S + 1] -> loss
 
 
-def our_step(dtype: str, world: World, compiled: bool) -> Step:
-    """One step of the torch engine."""
+def build_our_step(dtype: str, world: World, compiled: bool) -> Step:
+    """Return a function that runs one step of the torch engine."""
     model = Gpt(SHAPE)
-    initialise(model, seed=0)
+    init_weights(model, seed=0)
     engine = TorchEngine(
         model,
         causal=True,
@@ -61,8 +61,8 @@ def our_step(dtype: str, world: World, compiled: bool) -> Step:
     return step
 
 
-def their_step(dtype: str) -> Step:
-    """One step of LlamaForCausalLM with the same weights."""
+def build_their_step(dtype: str) -> Step:
+    """Return a function that runs one step of LlamaForCausalLM with the same weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(
@@ -82,8 +82,8 @@ def their_step(dtype: str) -> Step:
         )
     )
     ours = Gpt(SHAPE)
-    initialise(ours, seed=0)
-    state = to_llama(ours.state_dict())
+    init_weights(ours, seed=0)
+    state = export_llama_names(ours.state_dict())
     model.load_state_dict({"lm_head.weight": ours.embedding.weight} | state)
     del ours, state
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -113,37 +113,37 @@ def their_step(dtype: str) -> Step:
     return step
 
 
-def serve(args: argparse.Namespace) -> None:
-    """A side's process, from its own words."""
+def run_side(args: argparse.Namespace) -> None:
+    """Run the process of one side."""
     if args.side == "theirs":
         torch.set_num_threads(args.threads)
-        answer(their_step(args.dtype), args.batch)
+        run_rounds(build_their_step(args.dtype), args.batch)
         return
     with open_world(DistConfig(cpu_only=True), args.threads) as world:
-        answer(our_step(args.dtype, world, args.compile), args.batch)
+        run_rounds(build_our_step(args.dtype, world, args.compile), args.batch)
 
 
-def answer(step: Step, batch: int) -> None:
-    """For each line `n` on the input, n steps, and a line of JSON on what they took."""
+def run_rounds(step: Step, batch: int) -> None:
+    """Run n steps for each line `n` of standard input, and print their cost as a line of JSON."""
     rng = np.random.default_rng(0)
     for line in sys.stdin:
         losses = []
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
-            # Zipf-like, so that there is something to learn
+            # Zipf-distributed, so that the model can learn the frequencies
             tokens = np.minimum(rng.zipf(1.3, (batch, SEQ + 1)), SHAPE.n_tokens - 1)
             losses.append(step(tokens))
-        told = {
+        record = {
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
             "losses": losses,
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(record), flush=True)
 
 
-def compare(dtype: str, args: argparse.Namespace) -> None:
-    """Both sides in turns; prints their figures and the ratios."""
+def compare_sides(dtype: str, args: argparse.Namespace) -> None:
+    """Run both sides alternately, and print their figures and the ratios."""
     sides = {
         side: subprocess.Popen(
             [sys.executable, __file__, "--side", side, "--dtype", dtype]
@@ -156,41 +156,41 @@ def compare(dtype: str, args: argparse.Namespace) -> None:
         for side in ("ours", "theirs")
     }
     try:
-        told: dict[str, list[dict]] = {side: [] for side in sides}
-        for turn in range(args.rounds + 1):  # the first warms up and compiles, and is not timed
+        records: dict[str, list[dict]] = {side: [] for side in sides}
+        for turn in range(args.rounds + 1):  # the first round warms up and compiles, and is not timed
             for side, process in sides.items():
-                assert process.stdin is not None and process.stdout is not None, "both are pipes"
+                assert process.stdin is not None and process.stdout is not None, "stdin and stdout are pipes"
                 process.stdin.write(f"{2 if turn == 0 else args.steps}\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
                 if not line:
-                    raise OSError(f"{side}: the process ended; its own words are above")
-                told[side].append(json.loads(line))
+                    raise OSError(f"{side}: the process ended. Its error message is above.")
+                records[side].append(json.loads(line))
     finally:
         for process in sides.values():
             process.kill()
             process.wait()
-    tell(dtype, args, told)
+    print_comparison(dtype, args, records)
 
 
-def tell(dtype: str, args: argparse.Namespace, told: dict[str, list[dict]]) -> None:
+def print_comparison(dtype: str, args: argparse.Namespace, records: dict[str, list[dict]]) -> None:
     """Print the medians over the timed rounds."""
     tokens = args.batch * SEQ * args.steps
     rate = {
         side: {
-            clock: statistics.median(tokens / one[clock] for one in rounds[1:])
+            clock: statistics.median(tokens / record[clock] for record in rounds[1:])
             for clock in ("wall_s", "cpu_s")
         }
-        for side, rounds in told.items()
+        for side, rounds in records.items()
     }
-    peak = {side: rounds[-1]["peak_mib"] for side, rounds in told.items()}
+    peak = {side: rounds[-1]["peak_mib"] for side, rounds in records.items()}
     for side, by in rate.items():
         print(
             f"{dtype:9} {side:7} {by['wall_s']:8,.0f} tokens/s   {by['cpu_s']:8,.0f} per CPU-second   "
-            f"peak {peak[side]:6,.0f} MiB   loss {told[side][-1]['losses'][-1]:.4f}"
+            f"peak {peak[side]:6,.0f} MiB   loss {records[side][-1]['losses'][-1]:.4f}"
         )
     ours, theirs = rate["ours"], rate["theirs"]
-    import small_models  # beside this file
+    import small_models  # in the same folder
 
     flops = flops_per_token_executed(SHAPE, SEQ, True, 1.0) * ours["wall_s"]
     torch.set_num_threads(args.threads)
@@ -204,38 +204,49 @@ def tell(dtype: str, args: argparse.Namespace, told: dict[str, list[dict]]) -> N
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Command-line words."""
-    parser = command(__doc__)
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
     threads = torch.get_num_threads()
-    add = parser.add_argument_group("what is trained").add_argument
-    add("--dtype", choices=("float32", "bfloat16", "both"), default="both", help="of the products")
-    add("--batch", type=count, default=4, metavar="N", help=f"samples of {SEQ} tokens a step")
-    add("--compile", action="store_true", help="compile our blocks in the untimed turn")
-    add = parser.add_argument_group("how it is measured").add_argument
-    add("--rounds", type=count, default=5, metavar="N", help="timed turns of each side")
-    add("--steps", type=count, default=4, metavar="N", help="steps of a turn")
-    add("--threads", type=count, default=threads, metavar="N", help="of each side")
-    add("--sizes", type=count, nargs="+", metavar="D", help="time our steps of small models so wide instead")
+    add = parser.add_argument_group("model and batches").add_argument
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "both"),
+        default="both",
+        help="dtype of the matrix products",
+    )
+    add("--batch", type=positive_int, default=4, metavar="N", help=f"samples of {SEQ} tokens per step")
+    add("--compile", action="store_true", help="compile our blocks in the untimed round")
+    add = parser.add_argument_group("measurement").add_argument
+    add("--rounds", type=positive_int, default=5, metavar="N", help="timed rounds of each side")
+    add("--steps", type=positive_int, default=4, metavar="N", help="steps per round")
+    add("--threads", type=positive_int, default=threads, metavar="N", help="CPU threads of each side")
+    add(
+        "--sizes",
+        type=positive_int,
+        nargs="+",
+        metavar="D",
+        help="time our steps of small models with these d_model instead",
+    )
     add("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and print the figures."""
+    """Compare the sides, and print the figures."""
     args = build_parser().parse_args(argv)
     if args.side:
-        serve(args)
+        run_side(args)
         return 0
-    import small_models  # beside this file
+    import small_models  # in the same folder
 
     if args.sizes:
         return small_models.main(["--widths", *map(str, args.sizes), "--batch", str(args.batch)])
     print(small_models.describe_machine())
-    print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens a step, {args.threads} threads")
+    print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens per step, {args.threads} threads")
     for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):
-        compare(dtype, args)
+        compare_sides(dtype, args)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

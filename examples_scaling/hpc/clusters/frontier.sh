@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2034
 # Systems such as Frontier and LUMI: AMD GPUs with ROCm on a Slingshot network. Sourced for CLUSTER=frontier by
-# examples_scaling/training/settings.sh. What the environment says already stays as it is.
-# RCCL reads NCCL's names. Without the first it may choose a network that does not lead to the other nodes.
+# examples_scaling/training/settings.sh. Variables that are already set keep their values.
+# RCCL reads NCCL's variables. Without the first it may choose a network that does not reach the other nodes.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-hsn0,hsn1,hsn2,hsn3}
 export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-hsn0}
-export NCCL_NET_GDR_LEVEL=${NCCL_NET_GDR_LEVEL:-3} # GPU to network card, past the memory of the host
+export NCCL_NET_GDR_LEVEL=${NCCL_NET_GDR_LEVEL:-3} # GPU to network card, without a copy in host memory
 export NCCL_CROSS_NIC=${NCCL_CROSS_NIC:-1}
-# libfabric's provider for Slingshot: the memory monitor that does not deadlock, queues that hold a large job's messages
+# libfabric's provider for Slingshot: a memory monitor that does not deadlock, and queues for a large job's messages
 export FI_MR_CACHE_MONITOR=${FI_MR_CACHE_MONITOR:-kdreg2}
 export FI_CXI_DEFAULT_CQ_SIZE=${FI_CXI_DEFAULT_CQ_SIZE:-131072}
 export FI_CXI_DEFAULT_TX_SIZE=${FI_CXI_DEFAULT_TX_SIZE:-2048}
 export CXI_FORK_SAFE=${CXI_FORK_SAFE:-1} CXI_FORK_SAFE_HP=${CXI_FORK_SAFE_HP:-1}
-# MIOpen's database cannot lie on Lustre, nor be shared by ranks
+# MIOpen's database cannot be on Lustre or be shared by ranks
 around=(bash examples_scaling/hpc/with_private_cache.sh)

@@ -1,1 +1,1 @@
-"""Code that is written into exported models and runs there without this package."""
+"""Modeling code that is copied into exported model folders. It runs without this package."""

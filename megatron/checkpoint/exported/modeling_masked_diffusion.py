@@ -1,7 +1,7 @@
-"""A masked-diffusion language model for transformers: Llama's or Qwen3's shape, read from both sides.
+"""A masked-diffusion language model for transformers: Llama's or Qwen3's shape, bidirectional attention.
 
 model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
-logits = model(input_ids).logits            # hidden tokens are config.mask_token_id
+logits = model(input_ids).logits            # masked tokens are config.mask_token_id
 text = model.generate(prompt_ids, max_new_tokens=64, steps=32)
 """
 
@@ -13,7 +13,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 
 class MaskedDiffusionConfig(PretrainedConfig):
-    """The keys of a Llama config.json, and n_tokens: ids from there on are [MASK] and padding."""
+    """Keys of a Llama config.json and `n_tokens`: ids from n_tokens on are [MASK] and padding."""
 
     model_type = "megatron_masked_diffusion"
 
@@ -33,7 +33,7 @@ class MaskedDiffusionConfig(PretrainedConfig):
         mlp_bias: bool = False,
         qk_norm: bool = False,
         tie_word_embeddings: bool = True,
-        **others: object,
+        **kwargs: object,
     ) -> None:
         self.vocab_size, self.n_tokens, self.mask_token_id = vocab_size, n_tokens, n_tokens
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
@@ -42,12 +42,12 @@ class MaskedDiffusionConfig(PretrainedConfig):
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.rms_norm_eps, self.rope_theta = rms_norm_eps, rope_theta
         self.attention_bias, self.mlp_bias, self.qk_norm = attention_bias, mlp_bias, qk_norm
-        others.pop("mask_token_id", None)
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
+        kwargs.pop("mask_token_id", None)
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
 
 class Norm(nn.Module):
-    """x / rms(x) * weight."""
+    """RMSNorm: x / rms(x) * weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every position sees every other that `seen` allows."""
+    """Bidirectional self-attention, [B, S, D] -> [B, S, D]; `visible` [B, 1, 1, S]: keys to attend to."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -72,22 +72,27 @@ class Attention(nn.Module):
         self.q_norm = Norm(head, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = Norm(head, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None) -> Tensor:
-        def heads(projected: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None) -> Tensor:
+        def split_heads(projected: Tensor) -> Tensor:
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        def turned(of: Tensor) -> Tensor:
-            first, second = of.chunk(2, dim=-1)
-            return (of * cos + torch.cat([-second, first], dim=-1) * sin).to(of.dtype)
+        def rotate(tensor: Tensor) -> Tensor:
+            first, second = tensor.chunk(2, dim=-1)
+            return (tensor * cos + torch.cat([-second, first], dim=-1) * sin).to(tensor.dtype)
 
-        q, k = turned(self.q_norm(heads(self.q_proj(x)))), turned(self.k_norm(heads(self.k_proj(x))))
-        k, v = (of.repeat_interleave(self.n_sharing, dim=1) for of in (k, heads(self.v_proj(x))))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        q, k = (
+            rotate(self.q_norm(split_heads(self.q_proj(x)))),
+            rotate(self.k_norm(split_heads(self.k_proj(x)))),
+        )
+        k, v = (
+            tensor.repeat_interleave(self.n_sharing, dim=1) for tensor in (k, split_heads(self.v_proj(x)))
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward layer."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -101,7 +106,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Norm, attention, norm, feed-forward."""
+    """Pre-norm transformer block: norm, attention, norm, feed-forward."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -110,13 +115,13 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, seen)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, visible)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Body(nn.Module):
-    """Everything but the head."""
+    """The model without its head: token ids [B, S] -> hidden states [B, S, D]."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -125,20 +130,21 @@ class Body(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, tokens: Tensor, seen: Tensor | None) -> Tensor:
+    def forward(self, tokens: Tensor, visible: Tensor | None) -> Tensor:
         width, theta = self.config.head_dim, self.config.rope_theta
+        # angles in float64: in float32 their error grows with the position
         pair = torch.arange(0, width, 2, dtype=torch.float64, device=tokens.device)
         positions = torch.arange(tokens.shape[1], dtype=torch.float64, device=tokens.device)
         angle = (positions[:, None] * theta ** -(pair / width)).repeat(1, 2)
         cos, sin = angle.cos().float(), angle.sin().float()
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x, cos, sin, seen)
+            x = layer(x, cos, sin, visible)
         return self.norm(x)
 
 
 class MaskedDiffusionLm(PreTrainedModel):
-    """Predicts the hidden tokens of a sequence from all that are not."""
+    """Predicts the masked tokens of a sequence from the others."""
 
     config_class = MaskedDiffusionConfig
     base_model_prefix = "model"
@@ -161,24 +167,31 @@ class MaskedDiffusionLm(PreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: object,
+        **kwargs: object,
     ) -> MaskedLMOutput:
-        """Logits [B, S, V]. attention_mask [B, S]: 0 where nobody may look; labels: -100 where none count."""
-        seen = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        logits = self.lm_head(self.model(input_ids, seen))
+        """Return logits [B, S, V]. attention_mask [B, S]: 0 at positions to ignore; labels: -100 ignored."""
+        visible = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        logits = self.lm_head(self.model(input_ids, visible))
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, max_new_tokens: int = 64, steps: int | None = None) -> Tensor:
-        """input_ids [B, P] -> [B, P + max_new_tokens]: at each step the surest of the likeliest are kept."""
+        """Return [B, P + max_new_tokens] for input_ids [B, P].
+
+        Each step predicts the most probable token at every masked position and keeps the most confident ones.
+        """
         mask_id, steps = self.config.mask_token_id, steps or max_new_tokens
         tokens = F.pad(input_ids, (0, max_new_tokens), value=mask_id)
+        # number of unmasked tokens after each step, as even as integers allow
         edges = [max_new_tokens * i // steps for i in range(steps + 1)]
         for first, end in zip(edges[:-1], edges[1:], strict=True):
             hidden = tokens == mask_id
-            chance, likeliest = self(tokens).logits[..., : self.config.n_tokens].float().softmax(-1).max(-1)
-            surest = chance.masked_fill(~hidden, -1).topk(end - first, dim=-1).indices
-            kept = torch.zeros_like(hidden).scatter(-1, surest, True)
-            tokens = torch.where(kept, likeliest, tokens)
+            confidence, likeliest = (
+                self(tokens).logits[..., : self.config.n_tokens].float().softmax(-1).max(-1)
+            )
+            # known positions get confidence -1, so topk selects masked ones
+            most_confident = confidence.masked_fill(~hidden, -1).topk(end - first, dim=-1).indices
+            accepted = torch.zeros_like(hidden).scatter(-1, most_confident, True)
+            tokens = torch.where(accepted, likeliest, tokens)
         return tokens

@@ -1,26 +1,26 @@
 "use strict";
-// Draws the figures. Colours in their JSON are names ("@ink", "@size0/0.2"); the theme says what they are.
+// Draws the figures. Colours in their JSON are names ("@ink", "@size0/0.2") of the theme's palette.
 (function () {
-  const held = JSON.parse(document.getElementById("figures").textContent);
+  const payload = JSON.parse(document.getElementById("figures").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const coarse = window.matchMedia("(pointer: coarse)").matches;
   const hidden = {};
   let theme = dark.matches ? "dark" : "light";
-  let printWidth = null; // px; on paper a figure cannot ask how wide its box is going to be
+  let printWidth = null; // px; in print the width of a figure's box is not available, so it is fixed
 
   function colour(name) {
     const [key, alpha] = name.slice(1).split("/");
-    const hex = held.palette[theme][key];
+    const hex = payload.palette[theme][key];
     if (!alpha) return hex;
     const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
     return `rgba(${r},${g},${b},${alpha})`;
   }
 
-  function coloured(part) {
+  function resolveColours(part) {
     if (typeof part === "string") return part[0] === "@" ? colour(part) : part;
-    if (Array.isArray(part)) return typeof part[0] === "number" ? part : part.map(coloured);
+    if (Array.isArray(part)) return typeof part[0] === "number" ? part : part.map(resolveColours);
     if (part === null || typeof part !== "object") return part;
-    return Object.fromEntries(Object.entries(part).map(([key, value]) => [key, coloured(value)]));
+    return Object.fromEntries(Object.entries(part).map(([key, value]) => [key, resolveColours(value)]));
   }
 
   function axis(given) {
@@ -32,7 +32,7 @@
   }
 
   function layout(figure) {
-    const given = coloured(figure.layout);
+    const given = resolveColours(figure.layout);
     const axes = Object.keys(given).filter((key) => /^[xy]axis/.test(key));
     return {
       ...given, ...Object.fromEntries(axes.map((key) => [key, axis(given[key])])),
@@ -50,7 +50,7 @@
   function draw(figure) {
     const off = hidden[figure.key];
     const data = figure.data.map((trace) => ({
-      ...coloured(trace), visible: !(trace.meta || []).some((key) => off.has(key)),
+      ...resolveColours(trace), visible: !(trace.meta || []).some((key) => off.has(key)),
     }));
     const settings = {
       responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover",
@@ -59,8 +59,8 @@
     return Plotly.react(`plot-${figure.key}`, data, layout(figure), settings);
   }
 
-  // Ticks are written out for the whole figure; zoomed in there may be none left, so plotly chooses then.
-  function mindTicks(figure) {
+  // Explicit ticks cover the whole figure. A zoomed range may contain none, so plotly then chooses ticks.
+  function updateTicksOnZoom(figure) {
     const box = document.getElementById(`plot-${figure.key}`);
     box.on("plotly_relayout", (change) => {
       const update = {};
@@ -73,7 +73,7 @@
     });
   }
 
-  function mindChips(figure) {
+  function connectChips(figure) {
     for (const chip of document.querySelectorAll(`#figure-${figure.key} .chips button`)) {
       chip.addEventListener("click", () => {
         const off = hidden[figure.key];
@@ -87,14 +87,14 @@
   function drawAll(as, width = null) {
     theme = as;
     printWidth = width;
-    return Promise.all(held.figures.map(draw));
+    return Promise.all(payload.figures.map(draw));
   }
 
-  for (const figure of held.figures) hidden[figure.key] = new Set();
+  for (const figure of payload.figures) hidden[figure.key] = new Set();
   drawAll(theme).then(() => {
-    held.figures.forEach(mindTicks);
-    held.figures.forEach(mindChips);
-    document.documentElement.dataset.drawn = held.figures.length;
+    payload.figures.forEach(updateTicksOnZoom);
+    payload.figures.forEach(connectChips);
+    document.documentElement.dataset.drawn = payload.figures.length;
   });
   dark.addEventListener("change", () => drawAll(dark.matches ? "dark" : "light"));
   window.addEventListener("beforeprint", () => drawAll("light", 640));

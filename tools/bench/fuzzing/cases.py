@@ -1,4 +1,4 @@
-"""Cases of files: one of several valid files is changed, all are read, and it is put back."""
+"""Fuzz cases of files and words. Of several valid files one is mutated, all are read, and it is restored."""
 
 import io
 import json
@@ -17,11 +17,11 @@ Check = Callable[[bytes], bool]
 
 @dataclass
 class FileCase:
-    """Valid files below `folder`, which `read` reads.
+    """Valid files below `folder`.
 
-    mutators   of each file that is changed, by its path in the folder
-    intact     whether a changed file is still of its container format, by the suffix of its name
-    tidy       runs after each input: removes what reading wrote
+    mutators   mutator of each file, by its path in the folder
+    read_all   reads all files and raises the reader's errors
+    seal       runs after each mutation, for example to update checksums
     """
 
     folder: Path
@@ -33,19 +33,19 @@ class FileCase:
 
     def __post_init__(self) -> None:
         self.valid = {name: (self.folder / name).read_bytes() for name in self.mutators}
-        self.read({})  # the valid files are accepted, or all that follows means nothing
+        self.read({})  # the valid files must be accepted, otherwise every mutation would be refused
 
     def make(self, rng: random.Random) -> Files:
-        """One file, changed."""
+        """Return one mutated file."""
         name = rng.choice(list(self.mutators))
         return {name: self.mutators[name](rng, self.valid[name])}
 
     def passes(self, files: Files) -> int:
-        """1 where the changed file is of its container format."""
+        """Return 1 if the mutated file is still of its container format."""
         return int(all(is_intact(name, content) for name, content in files.items()))
 
     def read(self, files: Files) -> Mapping[str, int] | None:
-        """Write the changed file, read all, put the valid one back."""
+        """Write the mutated file, read all files, and restore the valid file."""
         for name, content in files.items():
             (self.folder / name).write_bytes(content)
         try:
@@ -59,7 +59,7 @@ class FileCase:
 
 @dataclass
 class WordCase:
-    """Words of a command line or a text: `read` is given one."""
+    """Words of a command line or a text; `read_word` reads one."""
 
     words: tuple[str, ...]
     mutator: Mutator
@@ -67,21 +67,21 @@ class WordCase:
     n_inputs: int = 1
 
     def make(self, rng: random.Random) -> Files:
-        """A word, changed; one in twenty as it is."""
+        """Return a mutated word; one in twenty is unchanged."""
         word = rng.choice(self.words).encode("utf-8", "surrogatepass")
         return {"word": word if rng.random() < 0.05 else self.mutator(rng, word)}
 
     def passes(self, files: Files) -> int:
-        """A word has no container."""
+        """Return 1: a word has no container format."""
         return 1
 
     def read(self, files: Files) -> Mapping[str, int] | None:
-        """As a command line has it: bytes that are not UTF-8 are surrogates."""
+        """Read the word as from a command line, where bytes that are not UTF-8 become surrogates."""
         return self.read_word(files["word"].decode("utf-8", "surrogateescape"))
 
 
 def is_intact(name: str, content: bytes) -> bool:
-    """Whether content is of the container format that the name promises."""
+    """Return whether content is of the container format of the name's suffix."""
     try:
         return bool(_CHECKS.get(name.rpartition(".")[2], _is_text)(content))
     except Exception:

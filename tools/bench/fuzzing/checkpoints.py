@@ -1,4 +1,4 @@
-"""Checkpoints: of runs in both layouts, of Hugging Face, of llama2.c, of Megatron."""
+"""Fuzz targets of checkpoints: both layouts of runs, Hugging Face, llama2.c and Megatron."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.cases import FileCase
-from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import EXTREMES, VALUES, mutate_bytes, mutate_fields, mutate_json, mutate_tree
 
 SHAPE = {
@@ -29,13 +29,14 @@ SHAPE = {
 
 
 def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
-    """Change one argument, or drop, repeat or swap an opcode; in one of five cases bytes."""
+    """Change one argument, or drop, repeat or swap an opcode; in one of five cases mutate bytes."""
     if rng.random() < 0.2:
         return mutate_bytes(rng, content)
     try:
         places = [(op, arg, at) for op, arg, at in pickletools.genops(content)]
     except ValueError:
         return mutate_bytes(rng, content)
+    # an opcode reaches from its position to that of the next one
     ends = [at for _, _, at in places[1:]] + [len(content)]
     parts = [content[at:end] for (_, _, at), end in zip(places, ends, strict=True)]
     at, kind = rng.randrange(len(parts)), rng.randrange(8)
@@ -58,9 +59,10 @@ def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
                 "torch",
                 "\ud800",
             )
+            # the opcode of a string: its pickle without protocol, memo and stop
             parts[at] = pickle.dumps(rng.choice(words), 2)[2:-1].rstrip(b"q\x00") or b"N"
         else:
-            number = rng.choice([one for one in EXTREMES if isinstance(one, int)])
+            number = rng.choice([value for value in EXTREMES if isinstance(value, int)])
             parts[at] = pickle.dumps(number if rng.random() < 0.6 else arg + rng.choice((-1, 1, 8)), 2)[2:-1]
     elif kind == 3:
         del parts[at]
@@ -81,7 +83,7 @@ def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
 
 
 def mutate_torch(rng: random.Random, content: bytes) -> bytes:
-    """Change the pickle in a torch file, a record, or bytes of the zip."""
+    """Mutate the pickle in a torch file, another record, or bytes of the zip."""
     if rng.random() < 0.3:
         return mutate_bytes(rng, content)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -94,17 +96,17 @@ def mutate_torch(rng: random.Random, content: bytes) -> bytes:
         del records[name]
     else:
         records[name] = mutate_bytes(rng, records[name])
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     with zipfile.ZipFile(
-        held, "w", zipfile.ZIP_DEFLATED if rng.random() < 0.05 else zipfile.ZIP_STORED
+        buffer, "w", zipfile.ZIP_DEFLATED if rng.random() < 0.05 else zipfile.ZIP_STORED
     ) as archive:
         for record, data in records.items():
             archive.writestr(record, data)
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def mutate_safetensors(rng: random.Random, content: bytes) -> bytes:
-    """Change the header as a tree in two of three cases, else bytes, most of them near the header."""
+    """Mutate the header as a tree in two of three cases, else bytes, mostly near the header."""
     size = int.from_bytes(content[:8], "little")
     if rng.random() < 0.67:
         header = mutate_json(rng, content[8 : 8 + size])
@@ -115,21 +117,21 @@ def mutate_safetensors(rng: random.Random, content: bytes) -> bytes:
 
 
 def mutate_meta(rng: random.Random, content: bytes) -> bytes:
-    """Change meta.json; in most cases its own sum is that of what it says then."""
+    """Mutate meta.json; in most cases update its own checksum to the mutated content."""
     from megatron.checkpoint import layout
 
     if rng.random() < 0.2:
         return mutate_json(rng, content)
     meta = json.loads(content)
-    meta.pop(layout.OWN_SUM)
+    meta.pop(layout.META_CHECKSUM)
     changed = mutate_tree(rng, meta)
     if not isinstance(changed, dict):
         return json.dumps(changed).encode()
-    return json.dumps({**changed, layout.OWN_SUM: layout.sum_of(changed)}).encode()
+    return json.dumps({**changed, layout.META_CHECKSUM: layout.compute_meta_checksum(changed)}).encode()
 
 
 def make_model(**more: Any) -> Any:
-    """A small model with known weights."""
+    """Return a small model with fixed weights."""
     import torch
 
     from megatron.config.schema import ModelConfig
@@ -141,7 +143,7 @@ def make_model(**more: Any) -> Any:
 
 
 def write_full(folder: Path) -> Path:
-    """A run's checkpoint in the full layout."""
+    """Write a run's checkpoint in the full layout."""
     import torch
 
     from megatron.checkpoint import store
@@ -157,33 +159,33 @@ def write_full(folder: Path) -> Path:
         "dataset": {"seq_len": 32},
     }
     parts = {"model": state, "optim": {"state": moments}, "lr": {"step": 3}, "iter": {"step": 3}}
-    return store.save(folder, "step", parts, {"identity": "abc", "step": 3, "config": config})
+    return store.save_checkpoint(folder, "step", parts, {"identity": "abc", "step": 3, "config": config})
 
 
-def seal(checkpoint: Path, changed: Path) -> None:
-    """Write the sum of a changed file into meta.json, as whoever changes the file can."""
+def seal_checkpoint(checkpoint: Path, changed: Path) -> None:
+    """Write the checksum of a mutated file to meta.json, as anyone who can change the file could."""
     from megatron.checkpoint import layout
 
     path = checkpoint / layout.META
     meta = json.loads(path.read_text())
-    meta.pop(layout.OWN_SUM, None)
+    meta.pop(layout.META_CHECKSUM, None)
     content = changed.read_bytes()
     meta["files"][changed.name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    path.write_text(json.dumps({**meta, layout.OWN_SUM: layout.sum_of(meta)}))
+    path.write_text(json.dumps({**meta, layout.META_CHECKSUM: layout.compute_meta_checksum(meta)}))
 
 
 class CheckpointCase(FileCase):
-    """A checkpoint whose sums fit what its files hold after the change."""
+    """A checkpoint whose checksums match its files after the mutation."""
 
     def read(self, files: dict[str, bytes]) -> None:
-        """As FileCase, the sums mended."""
+        """Read as in FileCase, with updated checksums."""
         meta = self.folder / "meta.json"
         whole = meta.read_bytes()
         try:
             for name, content in files.items():
                 (self.folder / name).write_bytes(content)
                 if name != "meta.json":
-                    seal(self.folder, self.folder / name)
+                    seal_checkpoint(self.folder, self.folder / name)
             self.read_all()
         finally:
             meta.write_bytes(whole)
@@ -192,62 +194,62 @@ class CheckpointCase(FileCase):
 
 
 def _check_weights(weights: Any) -> None:
-    """A model of tensors of its shape."""
-    model = weights.model()
-    if sum(one.numel() for one in model.parameters()) > 10_000_000:
+    """Build the model of the weights. Raise WrongAnswerError if it is too large for the small file."""
+    model = weights.build_model()
+    if sum(parameter.numel() for parameter in model.parameters()) > 10_000_000:
         raise WrongAnswerError("got a model of more than 10 million parameters from a small file")
 
 
 def open_full(folder: Path) -> FileCase:
-    """Parts and meta.json of the full layout."""
+    """Open the parts and meta.json of the full layout."""
     from megatron.checkpoint import store
-    from megatron.checkpoint.weights import load_weights
+    from megatron.checkpoint.model_weights import load_weights
 
     path = write_full(folder)
 
     def read() -> None:
         _check_weights(load_weights(path))
-        store.load(path)
+        store.load_checkpoint(path)
 
-    parts = [one.name for one in path.glob("*.pt")]
+    parts = [part.name for part in path.glob("*.pt")]
     return CheckpointCase(path, {**dict.fromkeys(parts, mutate_torch), "meta.json": mutate_meta}, read)
 
 
 def open_sharded(folder: Path) -> FileCase:
-    """Index, chunks and meta.json of the sharded layout."""
+    """Open index, chunks and meta.json of the sharded layout."""
     from megatron.checkpoint import reshard, store
-    from megatron.checkpoint.weights import load_weights
+    from megatron.checkpoint.model_weights import load_weights
 
     full = write_full(folder / "full")
     path = folder / "shards" / full.name
-    reshard.to_sharded(full, path)
+    reshard.reshard_to_sharded(full, path)
 
     def read() -> None:
         _check_weights(load_weights(path))
-        store.load(path)
+        store.load_checkpoint(path)
 
     mutators: dict[str, Any] = {".metadata": mutate_pickle, "meta.json": mutate_meta}
-    mutators |= {one.name: mutate_bytes for one in path.glob("*.distcp")}
-    mutators |= {one.name: mutate_torch for one in path.glob("*.pt")}
+    mutators |= {part.name: mutate_bytes for part in path.glob("*.distcp")}
+    mutators |= {part.name: mutate_torch for part in path.glob("*.pt")}
     return CheckpointCase(path, mutators, read)
 
 
-def _own_weights(**more: Any) -> Any:
-    from megatron.checkpoint.weights import Weights
+def _make_weights(**more: Any) -> Any:
+    from megatron.checkpoint.model_weights import Weights
 
     model = make_model(**more)
     return Weights(config=model.config, objective="autoregressive", state=model.state_dict(), seq_len=32)
 
 
 def open_huggingface(folder: Path) -> FileCase:
-    """config.json, weights of one file, and weights in two files under an index."""
+    """Open config.json, weights in one file, and weights in two files with an index."""
     from safetensors.torch import load_file, save_file
 
     from megatron.checkpoint.convert import read_any
     from megatron.checkpoint.huggingface import write_huggingface
 
     for name in ("one", "two"):
-        write_huggingface(_own_weights(vocab_rows=50), folder / name)
+        write_huggingface(_make_weights(vocab_rows=50), folder / name)
     tensors = load_file(folder / "two" / "model.safetensors")
     (folder / "two" / "model.safetensors").unlink()
     names, mapping = sorted(tensors), {}
@@ -271,13 +273,13 @@ def open_huggingface(folder: Path) -> FileCase:
 
 
 def open_llama2c(folder: Path) -> FileCase:
-    """A header of seven numbers, then floats."""
+    """Open a llama2.c file: a header of seven integers, then floats."""
     import numpy as np
 
     from megatron.checkpoint.llama2c import read_llama2c, write_llama2c
 
     path = folder / "model.bin"
-    write_llama2c(_own_weights(vocab_rows=50), path)
+    write_llama2c(_make_weights(vocab_rows=50), path)
 
     def read() -> None:
         weights = read_llama2c(path)
@@ -285,13 +287,13 @@ def open_llama2c(folder: Path) -> FileCase:
         embedding = weights.state["embedding.weight"]
         expected = np.fromfile(path, "<f4", embedding.shape[1] * weights.config.n_tokens, offset=28)
         if embedding[: weights.config.n_tokens].flatten().numpy().tobytes() != expected.tobytes():
-            raise WrongAnswerError("the embedding is not that of the file")
+            raise WrongAnswerError("got an embedding that differs from the file")
 
     return FileCase(folder, {"model.bin": mutate_fields("<iiiiiii")}, read)
 
 
 def open_megatron(folder: Path) -> FileCase:
-    """A checkpoint of Megatron-LM: its settings and names changed, and its file."""
+    """Open a checkpoint of Megatron-LM, and mutate its arguments, tensor names and file."""
     import torch
 
     from megatron.checkpoint.megatron_layouts import read_megatron
@@ -315,17 +317,17 @@ def open_megatron(folder: Path) -> FileCase:
         "bidirectional_attention": False, "untie_with_additional_mask": False, "params_dtype": "x",
     }  # fmt: skip
 
-    def save(args: Any, shapes: Any, **more: Any) -> bytes:
+    def save_bytes(args: Any, shapes: Any, **more: Any) -> bytes:
         model = {
             name: torch.zeros(shape) if isinstance(shape,
             list) and all(type(n) is int and 0 <= n < 99 for n in shape)
             else shape for name, shape in shapes.items()
         }  # fmt: skip
-        held = io.BytesIO()
-        torch.save({"args": Namespace(**args), "checkpoint_version": 3.0, "model": model, **more}, held)
-        return held.getvalue()
+        buffer = io.BytesIO()
+        torch.save({"args": Namespace(**args), "checkpoint_version": 3.0, "model": model, **more}, buffer)
+        return buffer.getvalue()
 
-    path.write_bytes(save(args, shapes))
+    path.write_bytes(save_bytes(args, shapes))
 
     def mutate(rng: random.Random, content: bytes) -> bytes:
         kind = rng.randrange(6)
@@ -333,13 +335,13 @@ def open_megatron(folder: Path) -> FileCase:
             return mutate_torch(rng, content)
         if kind == 1:
             changed = mutate_tree(rng, shapes)
-            return save(args, changed if isinstance(changed, dict) else shapes)
+            return save_bytes(args, changed if isinstance(changed, dict) else shapes)
         if kind == 2:
             key = rng.choice(("model", "checkpoint_version", "module", "args", "model0"))
             extra = {key: rng.choice((*VALUES, *EXTREMES))}
-            return save(args, shapes, **extra) if key != "args" else save(extra, shapes)
+            return save_bytes(args, shapes, **extra) if key != "args" else save_bytes(extra, shapes)
         changed = mutate_tree(rng, args)
-        return save(changed if isinstance(changed, dict) else {}, shapes)
+        return save_bytes(changed if isinstance(changed, dict) else {}, shapes)
 
     name = str(path.relative_to(folder))
     return FileCase(
@@ -347,10 +349,10 @@ def open_megatron(folder: Path) -> FileCase:
     )
 
 
-ENTRANCES = (
-    Entrance("full checkpoints", 2, open_full),
-    Entrance("sharded checkpoints", 2, open_sharded),
-    Entrance("Hugging Face folders", 3, open_huggingface),
-    Entrance("llama2.c files", 2, open_llama2c),
-    Entrance("Megatron checkpoints", 2, open_megatron),
+TARGETS = (
+    FuzzTarget("full checkpoints", 2, open_full),
+    FuzzTarget("sharded checkpoints", 2, open_sharded),
+    FuzzTarget("Hugging Face folders", 3, open_huggingface),
+    FuzzTarget("llama2.c files", 2, open_llama2c),
+    FuzzTarget("Megatron checkpoints", 2, open_megatron),
 )

@@ -1,4 +1,4 @@
-"""Configurations: YAML of runs, studies and mixtures, key=value words, amounts, hosts, launchers."""
+"""Fuzz targets of configurations: YAML files, key=value words, amounts, hosts, launchers."""
 
 import random
 from decimal import Decimal, InvalidOperation
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fuzzing.cases import FileCase, WordCase
 from fuzzing.corpora import write_dataset
-from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import EXTREMES, VALUES, mutate_text, mutate_yaml
 
 RUN = """name: small
@@ -107,9 +107,9 @@ PIECES = (
 
 
 def open_runs(folder: Path) -> FileCase:
-    """A run's YAML, checked and planned."""
+    """Open a run's YAML, which is checked and planned."""
     from megatron.config.plan import plan_run
-    from megatron.config.read import as_dict, build_config, read_config
+    from megatron.config.read import build_config, config_to_dict, read_config
 
     path = folder / "run.yaml"
     path.write_text(RUN.format(folder=folder))
@@ -118,8 +118,8 @@ def open_runs(folder: Path) -> FileCase:
 
     def read() -> None:
         config = read_config(path)
-        if build_config(as_dict(config)) != config:
-            raise WrongAnswerError("the resolved configuration gives another one")
+        if build_config(config_to_dict(config)) != config:
+            raise WrongAnswerError("the resolved configuration resolves to a different one")
         plan = plan_run(config)
         if not plan.n_steps > 0 or not plan.train_tokens > 0:
             raise WrongAnswerError(f"got a plan of {plan.n_steps} steps, {plan.train_tokens} tokens")
@@ -128,7 +128,7 @@ def open_runs(folder: Path) -> FileCase:
 
 
 def open_words(folder: Path) -> WordCase:
-    """key=value words over a run's YAML."""
+    """Open key=value words that override a run's YAML."""
     from megatron.config.read import read_config
 
     path = folder / "run.yaml"
@@ -150,8 +150,8 @@ def open_words(folder: Path) -> WordCase:
 
 
 def open_studies(folder: Path) -> FileCase:
-    """A study's YAML, expanded into its runs."""
-    from megatron.scaling.ladder import expand, read_study_plan
+    """Open a study's YAML, which is expanded into its runs."""
+    from megatron.scaling.ladder import expand_study, read_study_plan
 
     path = folder / "study.yaml"
     path.write_text(STUDY.format(folder=folder))
@@ -159,15 +159,15 @@ def open_studies(folder: Path) -> FileCase:
         write_dataset(folder / name)
 
     def read() -> None:
-        folders = [run.folder for run in expand(read_study_plan(path))]
+        folders = [run.folder for run in expand_study(read_study_plan(path))]
         if len(set(folders)) != len(folders):
-            raise WrongAnswerError(f"two runs have one folder: {folders}")
+            raise WrongAnswerError(f"two runs have the same folder: {folders}")
 
     return FileCase(folder, {"study.yaml": mutate_yaml}, read)
 
 
 def open_specs(folder: Path) -> FileCase:
-    """Three mixtures' YAML, without their catalog."""
+    """Open the YAML of three mixtures, without their catalog."""
     from megatron.mixture.spec import read_spec
 
     names = {"plain.yaml": MIXTURE, "scheduled.yaml": SCHEDULED, "adaptive.yaml": ADAPTIVE}
@@ -177,13 +177,13 @@ def open_specs(folder: Path) -> FileCase:
     def read() -> None:
         for name in names:
             spec = read_spec(folder / name)
-            spec.query(), spec.sha256(), spec.by, spec.adaptive, spec.counts_tokens, spec.catalog
+            spec.make_query(), spec.compute_sha256(), spec.by, spec.adaptive, spec.counts_tokens, spec.catalog
 
     return FileCase(folder, dict.fromkeys(names, mutate_yaml), read)
 
 
-def _amount(word: str) -> Fraction | None:
-    """What an amount means, by `decimal`; None where it is none."""
+def _parse_amount(word: str) -> Fraction | None:
+    """Parse an amount with `decimal`; None for an invalid one."""
     factor = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(word[-1:].upper())
     try:
         value = Decimal((word[:-1] if factor else word).strip())
@@ -193,16 +193,16 @@ def _amount(word: str) -> Fraction | None:
 
 
 def open_amounts(folder: Path) -> WordCase:
-    """Amounts beside Python's decimal."""
-    from megatron.data.amounts import amount, amount_or_share
+    """Open amounts, compared with Python's decimal."""
+    from megatron.data.parse_counts import parse_count, parse_count_or_fraction
 
     def read(word: str) -> None:
-        share = amount_or_share(word)
-        expected = _amount(word)
+        share = parse_count_or_fraction(word)
+        expected = _parse_amount(word)
         if expected is None or share != expected:
             raise WrongAnswerError(f"{word!r}: got {share}, expected {expected}")
-        if amount(word) != expected:
-            raise WrongAnswerError(f"{word!r}: got {amount(word)}, expected {expected}")
+        if parse_count(word) != expected:
+            raise WrongAnswerError(f"{word!r}: got {parse_count(word)}, expected {expected}")
 
     return WordCase(
         ("100M", "1.5B", "20_000", "20000", "0.1", "1e9", "5T", "7k", "1e-3", "0.25"), mutate_text, read
@@ -210,47 +210,59 @@ def open_amounts(folder: Path) -> WordCase:
 
 
 def open_addresses(folder: Path) -> WordCase:
-    """Hosts, ports, locations, lists of hosts, and what launchers say."""
-    from megatron.config.launcher import LAUNCHERS, TORCH, first_host, ranks_from_environment
-    from megatron.mixture.access import check_location, check_token, format_address, is_loopback, plain_host
-    from megatron.mixture.service import Listening
+    """Open hosts, ports, locations, lists of hosts, and the variables of launchers."""
+    from megatron.config.launcher import (
+        LAUNCHERS,
+        TORCHRUN_VARIABLES,
+        parse_first_host,
+        ranks_from_environment,
+    )
+    from megatron.mixture.access import (
+        check_location,
+        check_token,
+        format_address,
+        is_loopback,
+        strip_brackets,
+    )
+    from megatron.mixture.service import ListenOptions
 
     def read(word: str) -> None:
         kind, _, rest = word.partition("|")
         if kind == "location":
             check_location(rest)
         elif kind == "hosts":
-            first_host(rest)
+            parse_first_host(rest)
         elif kind == "token":
             check_token(rest, "token", False)
         elif kind == "listen":
             host, _, port = rest.rpartition(":")
-            is_loopback(host), plain_host(host), format_address(host, 1)
-            Listening(
+            is_loopback(host), strip_brackets(host), format_address(host, 1)
+            ListenOptions(
                 host=host, port=int(port) if port.isdecimal() else 0, token="t" * 32, allow_plain=True
             ).check()
         else:
             pairs: list[str] = rest.split(" ")
-            ranks_from_environment(dict(one.partition("=")[::2] for one in pairs))
+            ranks_from_environment(dict(pair.partition("=")[::2] for pair in pairs))
 
     slurm = "SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_LOCALID=3 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[03-05] "
     words = (
         "location|grpc+tcp://127.0.0.1:8815", "location|grpc+tls://[::1]:80", "location|grpc+tcp://[fe80::1%eth0]:1",
         "hosts|n[03-05,9],gpu1", "hosts|a,b", "token|0123456789abcdef0123", "listen|0.0.0.0:80",
         "listen|[::1]:65535",
-        "env|" + " ".join(f"{name}=1" for name in TORCH) + " WORLD_SIZE=2",
+        "env|" + " ".join(f"{name}=1" for name in TORCHRUN_VARIABLES) + " WORLD_SIZE=2",
         "env|" + slurm + "SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_JOB_NODELIST=n[1-2] SLURM_JOB_ID=5",
-        *(f"env|{one.sign}=0 {one.rank}=0 {one.n_ranks}=2 {one.local_rank}=0 {one.n_local}=2 MASTER_PORT=5"
-          for one in LAUNCHERS),
+        *(f"env|{launcher.marker}=0 {launcher.rank}=0 {launcher.n_ranks}=2 {launcher.local_rank}=0 "
+          f"{launcher.n_local}=2 MASTER_PORT=5"
+          for launcher in LAUNCHERS),
     )  # fmt: skip
     return WordCase(words, mutate_text, read)
 
 
-ENTRANCES: tuple[Entrance, ...] = (
-    Entrance("run YAML", 3, open_runs),
-    Entrance("key=value words", 3, open_words),
-    Entrance("study YAML", 1.5, open_studies),
-    Entrance("mixture YAML", 3, open_specs),
-    Entrance("amounts", 3, open_amounts),
-    Entrance("hosts, ranks", 3, open_addresses),
+TARGETS: tuple[FuzzTarget, ...] = (
+    FuzzTarget("run YAML", 3, open_runs),
+    FuzzTarget("key=value words", 3, open_words),
+    FuzzTarget("study YAML", 1.5, open_studies),
+    FuzzTarget("mixture YAML", 3, open_specs),
+    FuzzTarget("amounts", 3, open_amounts),
+    FuzzTarget("hosts, ranks", 3, open_addresses),
 )

@@ -1,4 +1,4 @@
-"""Datasets and tokenizers: indexes, sidecars, data-path files, tokenizer files."""
+"""Fuzz targets of datasets and tokenizers: indexes, sidecars, data-path files, tokenizer files."""
 
 import json
 import struct
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from fuzzing.cases import FileCase
-from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import mutate_bytes, mutate_fields, mutate_json, mutate_text
 from fuzzing.text import WORDS, train_tokenizer
 
 
 def write_dataset(prefix: Path, seed: int = 0, eod: bool = True) -> None:
-    """12 documents of some ids below 50."""
+    """Write a dataset of 12 documents with ids below 50."""
     from megatron.data.indexed_writer import IndexedWriter
 
     rng = np.random.default_rng(seed)
@@ -26,8 +26,9 @@ def write_dataset(prefix: Path, seed: int = 0, eod: bool = True) -> None:
 
 
 def reference_documents(prefix: Path) -> list[list[int]]:
-    """The documents of a dataset, read as the format's description says."""
+    """Read the documents of a dataset independently, from the description of the format."""
     content = prefix.with_suffix(".idx").read_bytes()
+    # 9 bytes of magic, 8 of version; then dtype code, counts, lengths, byte offsets, document bounds
     code, n_sequences, n_bounds = struct.unpack_from("<BQQ", content, 17)
     dtype = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}[code]
     sizes = struct.unpack_from(f"<{n_sequences}i", content, 34)
@@ -38,11 +39,11 @@ def reference_documents(prefix: Path) -> list[list[int]]:
         np.frombuffer(data, dtype, size, at).tolist() for size, at in zip(sizes, pointers, strict=True)
     ]
     spans = zip(bounds, bounds[1:], strict=False)
-    return [[token for one in sequences[begin:end] for token in one] for begin, end in spans]
+    return [[token for sequence in sequences[begin:end] for token in sequence] for begin, end in spans]
 
 
 def open_indexes(folder: Path) -> FileCase:
-    """An index and its tokens; sequences as another program may have written them."""
+    """Open an index and its tokens, with sequences as other programs may write them."""
     from megatron.data.indexed import IndexedTokens
 
     prefix = folder / "train"
@@ -50,7 +51,7 @@ def open_indexes(folder: Path) -> FileCase:
 
     def read() -> None:
         opened = IndexedTokens(prefix)
-        documents = [opened.document(i).tolist() for i in range(len(opened.document_tokens))]
+        documents = [opened.get_document(i).tolist() for i in range(len(opened.document_tokens))]
         expected = reference_documents(prefix)
         if documents != expected:
             raise WrongAnswerError(f"got {documents}, expected {expected}")
@@ -61,9 +62,9 @@ def open_indexes(folder: Path) -> FileCase:
 
 
 def open_sidecars(folder: Path) -> FileCase:
-    """What is beside a dataset, and what is computed from it."""
-    from megatron.config.datapaths import compare_eods, compare_tokenizers, read_corpora, tokens_held
-    from megatron.config.sidecar import eod_use, read_sidecar
+    """Open sidecars and data-path files, and values computed from them."""
+    from megatron.config.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_corpora
+    from megatron.config.sidecar import parse_eod_use, read_sidecar
 
     for i, name in enumerate(("a", "b")):
         write_dataset(folder / name, i)
@@ -73,29 +74,29 @@ def open_sidecars(folder: Path) -> FileCase:
 
     def read() -> None:
         corpora = read_corpora(str(folder / "paths.txt"))
-        if not all(one.weight > 0 for one in corpora) or not corpora:
+        if not all(corpus.weight > 0 for corpus in corpora) or not corpora:
             raise WrongAnswerError(f"got {corpora}, expected positive weights")
-        compare_eods([one.prefix for one in corpora])
+        compare_eods([corpus.prefix for corpus in corpora])
         compare_tokenizers(corpora[0].prefix, corpora[-1].prefix, "paths.txt")
-        for one in corpora:
-            if read_sidecar(one.prefix) is None or tokens_held(one.prefix) < 0:
-                raise WrongAnswerError(f"{one.prefix}: got a negative number of tokens")
-            eod_use(read_sidecar(one.prefix))
+        for corpus in corpora:
+            if read_sidecar(corpus.prefix) is None or count_corpus_tokens(corpus.prefix) < 0:
+                raise WrongAnswerError(f"{corpus.prefix}: got a negative number of tokens")
+            parse_eod_use(read_sidecar(corpus.prefix))
 
     return FileCase(folder, {"a.json": mutate_json, "b.json": mutate_json, "paths.txt": mutate_text}, read)
 
 
 def open_inspected(folder: Path) -> FileCase:
-    """A dataset as training and inspection open it."""
+    """Open a dataset as training and tools/inspect_data.py do."""
     from megatron.data.indexed import IndexedTokens
-    from megatron.data.inspect import faults, summarise
+    from megatron.data.inspect import find_faults, summarize_lengths
 
     prefix = folder / "train"
     write_dataset(prefix)
 
     def read() -> None:
-        summarise(IndexedTokens(prefix))
-        list(faults(prefix))
+        summarize_lengths(IndexedTokens(prefix))
+        list(find_faults(prefix))
 
     form = "<QBQQ" + "i" * 12 + "q" * 12 + "q" * 13
     mutators = {"train.idx": mutate_fields(form, 9), "train.json": mutate_json, "train.bin": mutate_bytes}
@@ -103,31 +104,31 @@ def open_inspected(folder: Path) -> FileCase:
 
 
 def _compare_ids(folder: Path) -> None:
-    """C++ beside the library, where both take the tokenizer."""
+    """Compare the ids of the C++ encoder with those of the library, if both support the tokenizer."""
     from tokenizers import Tokenizer
 
-    from megatron.tokenizer.encoder import FastEncoder, fast_of
-    from megatron.tokenizer.kinds import load_by_name
+    from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
+    from megatron.tokenizer.kinds import load_tokenizer_by_name
 
-    tokenizer = load_by_name(str(folder))
+    tokenizer = load_tokenizer_by_name(str(folder))
     texts = [word for word in WORDS if word]
     tokenizer.encode_batch(texts)
-    fast, reason = fast_of(tokenizer)
+    fast, reason = build_fast_bpe(tokenizer)
     if fast is None and not reason:
         raise WrongAnswerError("got no encoder and no reason")
     if fast is None:
         return
     library = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    expected = [one.ids for one in library.encode_batch(texts, add_special_tokens=False)]
+    expected = [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
     ids, lengths = FastEncoder(fast).encode(texts)
-    got = [one.tolist() for one in np.split(ids, np.cumsum(lengths))[:-1]]
+    got = [row.tolist() for row in np.split(ids, np.cumsum(lengths))[:-1]]
     if got != expected:
         at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
         raise WrongAnswerError(f"{texts[at]!r}: got {got[at]}, expected {expected[at]}")
 
 
 def open_tokenizers(folder: Path) -> FileCase:
-    """tokenizer.json and what is beside it."""
+    """Open tokenizer.json and tokenizer_config.json."""
     train_tokenizer(folder)
     settings = {"eos_token": {"content": "<|endoftext|>"}, "bos_token": None, "chat_template": "{{x}}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -136,17 +137,17 @@ def open_tokenizers(folder: Path) -> FileCase:
 
 
 def open_other_tokenizers(folder: Path) -> FileCase:
-    """vocab.json with merges.txt, SentencePiece's .model, llama2.c's .bin."""
+    """Open vocab.json with merges.txt, a SentencePiece .model and a llama2.c .bin."""
     import sentencepiece
 
-    from megatron.tokenizer.kinds import load_by_name
+    from megatron.tokenizer.kinds import load_tokenizer_by_name
 
     pair = folder / "pair"
     pair.mkdir()
     train_tokenizer(folder)
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (pair / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [" ".join(one) if isinstance(one, list) else one for one in model["merges"]]
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     (pair / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     (folder / "text").write_text("\n".join(WORDS[:8] * 20))
     sentencepiece.SentencePieceTrainer.train(
@@ -164,12 +165,12 @@ def open_other_tokenizers(folder: Path) -> FileCase:
         b"ab",
         b" a",
     ]
-    told = b"".join(struct.pack("<fi", -float(i), len(one)) + one for i, one in enumerate(pieces))
-    (folder / "t.bin").write_bytes(struct.pack("<i", 6) + told)
+    records = b"".join(struct.pack("<fi", -float(i), len(piece)) + piece for i, piece in enumerate(pieces))
+    (folder / "t.bin").write_bytes(struct.pack("<i", 6) + records)
 
     def read() -> None:
         for name in ("pair", "sp.model", "t.bin"):
-            ids = load_by_name(str(folder / name)).encode_batch(["a text", "日本 x", ""])
+            ids = load_tokenizer_by_name(str(folder / name)).encode_batch(["a text", "日本 x", ""])
             if len(ids) != 3:
                 raise WrongAnswerError(f"{name}: got {ids}")
 
@@ -180,10 +181,10 @@ def open_other_tokenizers(folder: Path) -> FileCase:
     return FileCase(folder, mutators, read)
 
 
-ENTRANCES = (
-    Entrance("tokenizer.json", 3, open_tokenizers),
-    Entrance("other tokenizers", 1, open_other_tokenizers),
-    Entrance("idx and bin", 6, open_indexes),
-    Entrance("sidecars, data paths", 4, open_sidecars),
-    Entrance("inspected datasets", 2, open_inspected),
+TARGETS = (
+    FuzzTarget("tokenizer.json", 3, open_tokenizers),
+    FuzzTarget("other tokenizers", 1, open_other_tokenizers),
+    FuzzTarget("idx and bin", 6, open_indexes),
+    FuzzTarget("sidecars, data paths", 4, open_sidecars),
+    FuzzTarget("inspected datasets", 2, open_inspected),
 )

@@ -1,7 +1,7 @@
-"""Feeding inputs to one entrance in a process of its own, and counting what comes of them.
+"""Feed inputs to one fuzz target in a separate process, and count the outcomes.
 
-The process writes the number of the input it is at into shared memory. Where it dies or makes no progress,
-that input is a crash or a hang, and another process resumes behind it.
+The process writes the number of its current input to shared memory. If it dies or makes no progress, that
+input is a crash or a hang, and a new process resumes after it.
 """
 
 import json
@@ -33,31 +33,35 @@ POLL_S = 0.05
 
 
 class WrongAnswerError(Exception):
-    """An accepted input, read as something else than the reference reads."""
+    """An accepted input that was read differently from the reference."""
 
 
 class RefusedError(ValueError):
-    """A refusal that the project returns instead of raising it."""
+    """A refusal that the project returns instead of raising an exception."""
 
 
 class Case(Protocol):
-    """What an entrance needs to run. `n_inputs` is how many inputs one call of `make` gives."""
+    """Interface of a fuzz case. `n_inputs` is the number of inputs of one call of `make`."""
 
     n_inputs: int
 
     def make(self, rng: random.Random) -> Files:
-        """One input, by the name of its file."""
+        """Return one input, by file name."""
 
     def passes(self, files: Files) -> int:
-        """How many of its inputs get past the first check: the container format is intact."""
+        """Return the number of inputs whose container format is intact."""
 
     def read(self, files: Files) -> Mapping[str, int] | None:
-        """Counts of `accepted` and `refused`; None: all accepted. Raises what the entrance raises."""
+        """Return counts of `accepted` and `refused`; None: all accepted. Raise the errors of the reader."""
 
 
 @dataclass(frozen=True)
-class Entrance:
-    """A place where data from outside comes in. `share`: of all inputs; `open` runs in the process."""
+class FuzzTarget:
+    """A reader of external data.
+
+    share  its relative share of all inputs
+    open   makes the case; runs in the process of the target
+    """
 
     name: str
     share: float
@@ -66,7 +70,7 @@ class Entrance:
 
 @dataclass
 class Result:
-    """What came of the inputs of one entrance. `places`: lines of code that refused some."""
+    """Outcomes of the inputs of one target. `places`: lines of code that refused inputs."""
 
     name: str
     counts: dict[str, int]
@@ -75,20 +79,20 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether any input was a failure."""
+        """Return whether any input failed."""
         return any(self.counts[name] for name in FAILURES)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`cpu_s`: of an entrance, None: no limit. `hang_s`: of one input, by the clock."""
+    """Limits of a target: `cpu_s` CPU seconds (None: no limit), and `hang_s` wall seconds for one input."""
 
     cpu_s: float | None
     hang_s: float
 
 
 class _Board:
-    """Numbers that both processes see: the next input, then COUNTS."""
+    """Shared memory of both processes: the number of the current input, then COUNTS, as int64."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 8 * (len(COUNTS) + 1))
@@ -107,33 +111,36 @@ class _Board:
         return {name: self.get(i + 1) for i, name in enumerate(COUNTS)}
 
 
-def fuzz(entrance: Entrance, n_inputs: int, seed: int, out: Path, limits: Limits) -> Result:
-    """Feed inputs to an entrance; what fails is written below `out`, one folder for each input."""
+def fuzz_target(target: FuzzTarget, n_inputs: int, seed: int, out: Path, limits: Limits) -> Result:
+    """Feed inputs to a target; write failing inputs to a folder each below `out`."""
     board = _Board()
-    scratch = out / "scratch" / entrance.name
+    scratch = out / "scratch" / target.name
     context = multiprocessing.get_context("fork")
     begin = _cpu_of_children()
     while True:
-        process = context.Process(target=_work, args=(entrance, n_inputs, seed, out, scratch, board, limits))
+        process = context.Process(
+            target=_run_target, args=(target, n_inputs, seed, out, scratch, board, limits)
+        )
         process.start()
-        is_hung = _watch(process, board, limits.hang_s)
+        is_hung = _wait_or_kill(process, board, limits.hang_s)
         process.join()
         at = board.get(0)
         if process.exitcode == 0 and not is_hung:
             break
         if at < 0 or (process.exitcode or 0) > 0:
-            where = f"before the first input; see {out}/{entrance.name}.log" if at < 0 else f"at input {at}"
-            raise RuntimeError(f"{entrance.name}: the fuzzing itself ended with {process.exitcode} {where}")
+            where = f"before the first input; see {out}/{target.name}.log" if at < 0 else f"at input {at}"
+            raise RuntimeError(f"{target.name}: the fuzz process ended with {process.exitcode} {where}")
         kind = "hangs" if is_hung else "crashes"
         board.add(kind)
+        # the dead process could not count its last input
         board.add("inputs")
-        _keep(out, entrance.name, at, kind, _last_input(scratch), f"status {process.exitcode}\n")
+        _store_failure(out, target.name, at, kind, _last_input(scratch), f"status {process.exitcode}\n")
         shutil.rmtree(scratch, ignore_errors=True)
-        board.set(0, at + 1)
+        board.set(0, at + 1)  # the next process skips this input
     places = scratch.with_suffix(".places")
-    told = set(places.read_text().split("\n")) - {""} if places.exists() else set()
+    refusing_lines = set(places.read_text().split("\n")) - {""} if places.exists() else set()
     shutil.rmtree(scratch, ignore_errors=True)
-    return Result(entrance.name, board.counts(), _cpu_of_children() - begin, told)
+    return Result(target.name, board.counts(), _cpu_of_children() - begin, refusing_lines)
 
 
 def _cpu_of_children() -> float:
@@ -141,25 +148,27 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _watch(process: Any, board: _Board, hang_s: float) -> bool:
-    """Wait for a process to end; one that stays at an input is killed: True."""
+def _wait_or_kill(process: Any, board: _Board, hang_s: float) -> bool:
+    """Wait for a process to end. Kill it if it stays at one input for too long, and return True."""
     at, since = -2, time.monotonic()
     while process.is_alive():
         process.join(POLL_S)
         if board.get(0) != at:
             at, since = board.get(0), time.monotonic()
-        elif time.monotonic() - since > (hang_s if at > 0 else 10 * hang_s):  # the first one imports
+        elif time.monotonic() - since > (
+            hang_s if at > 0 else 10 * hang_s
+        ):  # the first input also imports libraries
             process.kill()
             return True
     return False
 
 
-def _work(
-    entrance: Entrance, n_inputs: int, seed: int, out: Path, scratch: Path, board: _Board, limits: Limits
+def _run_target(
+    target: FuzzTarget, n_inputs: int, seed: int, out: Path, scratch: Path, board: _Board, limits: Limits
 ) -> None:
-    """The process of an entrance: inputs from the board's number on."""
+    """Process of a target: feed inputs from the board's number on."""
     scratch.mkdir(parents=True, exist_ok=True)
-    with (out / f"{entrance.name}.log").open("ab") as printed:
+    with (out / f"{target.name}.log").open("ab") as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
     logging.disable(logging.CRITICAL)
@@ -167,36 +176,43 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     first = board.get(0)
     if first == 0:
-        board.set(0, -1)
-    case = entrance.open(scratch)
+        board.set(0, -1)  # -1: the case is not yet open; a failure now is one of the fuzzer
+
+    case = target.open(scratch)
     at = max(first, 0)
     with suppress(OSError, ValueError):
+        # a limit relative to the current size, so that an oversized allocation raises MemoryError
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY, resource.RLIM_INFINITY))
     while at < n_inputs and (limits.cpu_s is None or time.process_time() < limits.cpu_s):
-        files = case.make(random.Random(f"{seed}/{entrance.name}/{at}"))
-        _remember(scratch, files)
+        # the input depends only on seed, target and number, so a new process continues the same series
+        files = case.make(random.Random(f"{seed}/{target.name}/{at}"))
+        _store_input(scratch, files)
         board.set(0, at)
-        _feed(entrance.name, case, files, at, out, scratch, board)
+        _feed_input(target.name, case, files, at, out, scratch, board)
         at += case.n_inputs
-    os._exit(0)  # nothing is to be saved, and libraries may hang at exit after what they were given
+    os._exit(
+        0
+    )  # skip the shutdown: nothing is to be saved, and libraries may hang at exit after invalid inputs
 
 
-def _feed(name: str, case: Case, files: Files, at: int, out: Path, scratch: Path, board: _Board) -> None:
-    """One input, or one batch of them."""
+def _feed_input(
+    name: str, case: Case, files: Files, at: int, out: Path, scratch: Path, board: _Board
+) -> None:
+    """Feed one input or one batch of inputs, and count the outcome."""
     try:
         passed = case.passes(files)
-        told = case.read(files) or {"accepted": case.n_inputs}
-    except BaseException as error:  # what Rust libraries raise of a panic is no Exception
-        told = {judge(error): 1}
-        place = place_of(error)
+        counts = case.read(files) or {"accepted": case.n_inputs}
+    except BaseException as error:  # a panic of a Rust library is not an Exception
+        counts = {classify_error(error): 1}
+        place = locate_refusal(error)
         with scratch.with_suffix(".places").open("a") as places:
             places.write(place + "\n") if place not in _seen else None
         _seen.add(place)
-        (kind,) = told
+        (kind,) = counts
         if kind in FAILURES or kind == "foreign" and (kind, place) not in _seen:
             _seen.add((kind, place))
-            _keep(out, name, at, kind, files, "".join(traceback.format_exception(error)))
-    for kind, n in told.items():
+            _store_failure(out, name, at, kind, files, "".join(traceback.format_exception(error)))
+    for kind, n in counts.items():
         board.add(kind, n)
     board.add("passed", passed)
     board.add("inputs", case.n_inputs)
@@ -205,29 +221,37 @@ def _feed(name: str, case: Case, files: Files, at: int, out: Path, scratch: Path
 _seen: set[Any] = set()
 
 
-def judge(error: BaseException) -> str:
-    """`refused` in the project's own words, `foreign` in a library's, `wrong`, or `tracebacks`."""
+def classify_error(error: BaseException) -> str:
+    """Return the outcome of an error.
+
+    `refused` for a message of the project, `foreign` for a message of a library, `wrong` or `tracebacks`.
+    """
     if isinstance(error, WrongAnswerError):
         return "wrong"
     if isinstance(error, RefusedError):
         return "refused"
     if isinstance(error, OSError) and error.errno is not None:
-        return "refused"  # the command prints file and reason
+        return "refused"  # the command prints the file and the reason
     if not isinstance(error, ValueError | OSError | ArgumentTypeError):
         return "tracebacks"
     if isinstance(error, UnicodeError | json.JSONDecodeError):
         return "foreign"
+    # a message of the project comes from one of its `raise` lines, or from its C++ extension
     frame = traceback.extract_tb(error.__traceback__)[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0)
-    is_own = "/megatron/" in frame.filename and ("raise" in line or "_csrc" in line)
-    return "refused" if is_own else "foreign"
+    is_project_line = "/megatron/" in frame.filename and ("raise" in line or "_csrc" in line)
+    return "refused" if is_project_line else "foreign"
 
 
-def place_of(error: BaseException) -> str:
-    """The last line of the project that the error passed through."""
+def locate_refusal(error: BaseException) -> str:
+    """Return the innermost line of the project in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if "/megatron/" in one.filename and "/site-packages/" not in one.filename]
-    frame = (own or frames)[-1]
+    project_frames = [
+        frame
+        for frame in frames
+        if "/megatron/" in frame.filename and "/site-packages/" not in frame.filename
+    ]
+    frame = (project_frames or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} {type(error).__name__}"
 
 
@@ -236,25 +260,25 @@ def _address_space() -> int:
     return pages * mmap.PAGESIZE
 
 
-def _remember(scratch: Path, files: Files) -> None:
-    """Write the input down before it is read: what kills the process can be looked at."""
-    held = scratch / ".input"
-    held.mkdir(exist_ok=True)
-    for old in held.iterdir():
+def _store_input(scratch: Path, files: Files) -> None:
+    """Write the input to disk before it is read, so that an input that kills the process is preserved."""
+    folder = scratch / ".input"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
         if old.name not in files:
             old.unlink()
     for name, content in files.items():
-        (held / name.replace("/", "__")).write_bytes(content)
+        (folder / name.replace("/", "__")).write_bytes(content)
 
 
 def _last_input(scratch: Path) -> Files:
-    held = scratch / ".input"
-    return {path.name: path.read_bytes() for path in held.iterdir()} if held.is_dir() else {}
+    folder = scratch / ".input"
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def _keep(out: Path, name: str, at: int, kind: str, files: Files, told: str) -> None:
+def _store_failure(out: Path, name: str, at: int, kind: str, files: Files, error_text: str) -> None:
     folder = out / name / f"{at}-{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         (folder / file.replace("/", "__")).write_bytes(content)
-    (folder / "error.txt").write_text(told, errors="backslashreplace")
+    (folder / "error.txt").write_text(error_text, errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Mixtures: files that are registered, conditions over a catalog, messages to a server."""
+"""Fuzz targets of mixtures: registered files, conditions over a catalog, messages to a server."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from fuzzing.cases import FileCase, WordCase
 from fuzzing.corpora import write_dataset
-from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import mutate_bytes, mutate_fields, mutate_json, mutate_json_lines, mutate_text
 from fuzzing.text import mutate_packed, mutate_tar, write_tar
 
@@ -37,7 +37,7 @@ ATTACKS = (
 
 
 def write_records(path: Path) -> None:
-    """Documents with a property of each type, some values missing."""
+    """Write documents with a property of each type, some values missing."""
     rng = random.Random(0)
     with path.open("w") as file:
         for i in range(N_DOCUMENTS):
@@ -47,12 +47,15 @@ def write_records(path: Path) -> None:
                 "score": rng.randrange(8) / 4, "day": f"2024-02-{rng.randrange(1, 29):02}",
                 "tags": ["a", "b", "c"][: rng.randrange(4)],
             }  # fmt: skip
-            kept = {key: value for key, value in record.items() if rng.random() < 0.9}
-            file.write(json.dumps({"text": "word " * rng.randrange(1, 9) + str(i), **kept}) + "\n")
+            present = {key: value for key, value in record.items() if rng.random() < 0.9}
+            file.write(json.dumps({"text": "word " * rng.randrange(1, 9) + str(i), **present}) + "\n")
 
 
 def open_conditions(folder: Path) -> WordCase:
-    """Conditions; documents with, without and with an unknown value of one are all documents."""
+    """Open conditions.
+
+    The documents for which one is true, false and unknown must add up to all documents.
+    """
     from megatron.mixture.catalog import Catalog
     from megatron.mixture.properties import read_properties
     from megatron.mixture.query import Query
@@ -67,7 +70,7 @@ def open_conditions(folder: Path) -> WordCase:
         catalog.register("c", [str(folder / "a.jsonl")], properties, quiet=True)
     opened = Catalog(folder / "catalog.duckdb", read_only=True, n_threads=1)
 
-    def count(condition: str) -> int:
+    def count_matches(condition: str) -> int:
         try:
             return int(Query().where(condition).run(opened).n_documents.sum())
         except ValueError as error:
@@ -76,11 +79,11 @@ def open_conditions(folder: Path) -> WordCase:
             raise
 
     def read(word: str) -> None:
-        n_true = count(word)
+        n_true = count_matches(word)
         try:
-            parts = n_true, count(f"NOT ({word})"), count(f"({word}) IS NULL")
+            parts = n_true, count_matches(f"NOT ({word})"), count_matches(f"({word}) IS NULL")
         except ValueError:
-            return  # `a = 1 --` is a condition by itself and none within brackets
+            return  # `a = 1 --` is valid alone but not within brackets
         if sum(parts) != N_DOCUMENTS:
             raise WrongAnswerError(
                 f"{word!r}: true, false and unknown for {parts}, expected {N_DOCUMENTS} in all"
@@ -97,10 +100,10 @@ def open_conditions(folder: Path) -> WordCase:
 
 
 def open_registered(folder: Path) -> FileCase:
-    """Files that are registered: lines, packed lines, columns, tars, datasets, rows beside them."""
+    """Open files for registration: plain and compressed JSON lines, parquet, tars, datasets."""
     import zstandard
 
-    from megatron.data.documents import write_parquet
+    from megatron.data.text_readers import write_parquet_columns
     from megatron.mixture.catalog import Catalog
     from megatron.mixture.properties import read_properties
 
@@ -109,10 +112,12 @@ def open_registered(folder: Path) -> FileCase:
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
     (folder / "c.jsonl.zst").write_bytes(zstandard.compress(lines))
     texts = ["some text", "more"] * 5
-    write_parquet(folder / "d.parquet", {"text": texts, "stars": np.arange(10), "language": ["en", ""] * 5})
+    write_parquet_columns(
+        folder / "d.parquet", {"text": texts, "stars": np.arange(10), "language": ["en", ""] * 5}
+    )
     write_tar(folder / "e.tar")
     write_dataset(folder / "f")
-    write_parquet(folder / "f.parquet", {"stars": np.arange(12), "language": ["en"] * 12})
+    write_parquet_columns(folder / "f.parquet", {"stars": np.arange(12), "language": ["en"] * 12})
     properties = read_properties(["language AS language category", "stars AS stars integer"])
     inputs = {"f.idx": "f.bin", "f.json": "f.bin", "f.parquet": "f.bin"}
     catalog = Catalog(folder / "catalog.duckdb", n_threads=1)
@@ -124,12 +129,16 @@ def open_registered(folder: Path) -> FileCase:
         else:
             return
         try:
-            told = catalog.register("c", [str(folder / inputs.get(name, name))], properties, quiet=True)
-            listed = catalog.broken("c")
-            if told.n_broken < 0 or told.n_documents > 10_000 or len(listed) < min(told.n_broken, 1000):
-                raise WrongAnswerError(f"got {told}, {len(listed)} broken lines listed")
+            registered = catalog.register("c", [str(folder / inputs.get(name, name))], properties, quiet=True)
+            listed = catalog.list_broken("c")
+            if (
+                registered.n_broken < 0
+                or registered.n_documents > 10_000
+                or len(listed) < min(registered.n_broken, 1000)
+            ):
+                raise WrongAnswerError(f"got {registered}, {len(listed)} broken lines listed")
         finally:
-            if any(one.name == "c" for one in catalog.corpora()):
+            if any(corpus.name == "c" for corpus in catalog.list_corpora()):
                 catalog.remove("c")
 
     form = "<QBQQ" + "i" * 12 + "q" * 12 + "q" * 13
@@ -148,11 +157,11 @@ def open_registered(folder: Path) -> FileCase:
 
 
 def open_messages(folder: Path) -> WordCase:
-    """Requests, reports and actions, as the server's desk gets them."""
+    """Open requests, reports and actions, as passed to the server's request handler."""
     from megatron.mixture.catalog import Catalog
-    from megatron.mixture.documents import DocumentChunks
+    from megatron.mixture.document_chunks import DocumentChunks
     from megatron.mixture.properties import read_properties
-    from megatron.mixture.service import Desk
+    from megatron.mixture.service import RequestHandler
 
     write_records(folder / "a.jsonl")
     with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:
@@ -163,34 +172,38 @@ def open_messages(folder: Path) -> WordCase:
     (folder / "m.yaml").write_text(base)
     (folder / "n.yaml").write_text(base + "adaptive: {rule: loss, every_steps: 1}\n")
     mixtures = {name: DocumentChunks(folder / f"{name}.yaml", chunk_size=8, run=None) for name in ("m", "n")}
-    desk = Desk(mixtures)
+    desk = RequestHandler(mixtures)
     k = len(mixtures["m"].names)
     words = [
-        json.dumps({"mixture": name, "identity": one.identity, "first": 0, "n": 1, **run})
-        for name, one in mixtures.items() for run in ({}, {"run": "a"})
+        json.dumps({"mixture": name, "identity": source.identity, "first": 0, "n": 1, **run})
+        for name, source in mixtures.items() for run in ({}, {"run": "a"})
     ] + [
-        json.dumps({"mixture": name, "identity": one.identity, "chunk": 0, "nats": [1.5] * k,
+        json.dumps({"mixture": name, "identity": source.identity, "chunk": 0, "nats": [1.5] * k,
         "tokens": [5] * k, "run": "r"})
-        for name, one in mixtures.items()
+        for name, source in mixtures.items()
     ]  # fmt: skip
 
     def read(word: str) -> None:
         body = word.encode("utf-8", "surrogateescape")
         if b"chunk" in body:
-            desk.act("report", body, "fuzz")
+            desk.handle_action("report", body, "fuzz")
         else:
-            answer = desk.chunks(body, "fuzz")
+            answer = desk.stream_chunks(body, "fuzz")
             for _, table in zip(range(3), answer, strict=False):
                 if len(table) > 64:
                     raise WrongAnswerError(f"got {len(table)} rows in a table")
             answer.close()
-        desk.act("status", b"", "fuzz"), desk.act("metrics", b"", "fuzz"), desk.act("describe", b"", "fuzz")
+        (
+            desk.handle_action("status", b"", "fuzz"),
+            desk.handle_action("metrics", b"", "fuzz"),
+            desk.handle_action("describe", b"", "fuzz"),
+        )
 
     return WordCase(tuple(words), mutate_json, read)
 
 
-ENTRANCES = (
-    Entrance("where conditions", 2, open_conditions),
-    Entrance("registered files", 2, open_registered),
-    Entrance("server messages", 3, open_messages),
+TARGETS = (
+    FuzzTarget("where conditions", 2, open_conditions),
+    FuzzTarget("registered files", 2, open_registered),
+    FuzzTarget("server messages", 3, open_messages),
 )

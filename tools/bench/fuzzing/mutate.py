@@ -1,4 +1,4 @@
-"""Seeded changes to valid inputs: of bytes, of trees as JSON and YAML have them, of lines of text."""
+"""Seeded mutations of valid inputs: of bytes, of JSON and YAML trees, and of lines of text."""
 
 import json
 import random
@@ -37,7 +37,7 @@ ODD_BYTES = (
 
 
 def mutate_bytes(rng: random.Random, content: bytes) -> bytes:
-    """One to four changes of bits, bytes and numbers, insertions, deletions, copies, truncations."""
+    """Make one to four changes: of bits, bytes and numbers, insertions, deletions, copies, truncations."""
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         at, n = rng.randrange(len(data) + 1), rng.choice((1, 2, 4, 8, 33))
@@ -48,6 +48,7 @@ def mutate_bytes(rng: random.Random, content: bytes) -> bytes:
             data[at : at + n] = rng.randbytes(n)
         elif kind == 3:
             number, size = rng.choice(EXTREMES), rng.choice((1, 2, 4, 8))
+            # NaN, Inf and numbers beyond 64 bits are written as 2^63
             whole = int(number) if number == number and abs(number) < 2**64 else 2**63
             data[at : at + size] = (whole % 256**size).to_bytes(size, rng.choice(("little", "big")))
         elif kind == 4:
@@ -65,7 +66,7 @@ def mutate_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def mutate_text(rng: random.Random, content: bytes) -> bytes:
-    """One to three changes of whole lines, words and numbers; else of bytes."""
+    """Make one to three changes of lines, words and numbers; in a quarter of the cases mutate bytes."""
     if rng.random() < 0.25:
         return mutate_bytes(rng, content)
     text = content.decode("utf-8", "surrogateescape")
@@ -85,7 +86,7 @@ def mutate_text(rng: random.Random, content: bytes) -> bytes:
 
 
 def _mutate_line(rng: random.Random, line: str) -> str:
-    """Replace, insert or remove a run of letters and digits, or a sign between them."""
+    """Replace, insert or remove a run of letters and digits, or the characters between two runs."""
     parts = [""]
     for letter in line:
         if parts[-1] and letter.isalnum() == parts[-1][-1].isalnum():
@@ -107,15 +108,15 @@ def _mutate_line(rng: random.Random, line: str) -> str:
 
 
 def mutate_tree(rng: random.Random, tree: Any) -> Any:
-    """A copy of nested dictionaries and lists with one to three nodes changed."""
-    copy = json.loads(json.dumps(tree))
+    """Return a copy of nested dictionaries and lists with one to three changed nodes."""
+    copy = json.loads(json.dumps(tree))  # also turns tuples into lists and keys into strings
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         copy = _mutate_node(rng, copy)
     return copy
 
 
 def _mutate_node(rng: random.Random, tree: Any) -> Any:
-    places = list(_places(tree))
+    places = list(_list_places(tree))
     if not places or rng.random() < 0.03:
         return deepcopy(rng.choice(VALUES))
     holder, key = rng.choice(places)
@@ -128,7 +129,7 @@ def _mutate_node(rng: random.Random, tree: Any) -> Any:
         del holder[key]
     elif kind == 6:
         other, from_key = rng.choice(places)
-        holder[key] = json.loads(json.dumps(other[from_key] if _has(other, from_key) else None))
+        holder[key] = json.loads(json.dumps(other[from_key] if _has_key(other, from_key) else None))
     elif kind == 7 and isinstance(holder, dict):
         holder[rng.choice((str(key) + "x", str(key).upper(), "", "a.b", " " + str(key)))] = holder.pop(key)
     elif kind == 8:
@@ -141,24 +142,24 @@ def _mutate_node(rng: random.Random, tree: Any) -> Any:
     return tree
 
 
-def _has(holder: Any, key: Any) -> bool:
+def _has_key(holder: Any, key: Any) -> bool:
     return key in holder if isinstance(holder, dict) else isinstance(key, int) and key < len(holder)
 
 
-def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """(container, key or index) of every node."""
-    found: list[tuple[Any, Any]] = []
+def _list_places(tree: Any) -> list[tuple[Any, Any]]:
+    """Return (container, key or index) of every node."""
+    places: list[tuple[Any, Any]] = []
     pending = [tree]
     while pending:
         node = pending.pop()
         keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
-        found += [(node, key) for key in keys]
+        places += [(node, key) for key in keys]
         pending += [node[key] for key in keys]
-    return found
+    return places
 
 
 def mutate_json(rng: random.Random, content: bytes) -> bytes:
-    """Change the tree in four of six cases, else the text, the bytes, or one number in the text."""
+    """Mutate the tree in four of six cases, else the text or the bytes."""
     kind = rng.randrange(6)
     if kind == 4:
         return mutate_text(rng, content)
@@ -166,13 +167,13 @@ def mutate_json(rng: random.Random, content: bytes) -> bytes:
         return mutate_bytes(rng, content)
     try:
         tree = json.loads(content)
-    except ValueError:  # changed before
+    except ValueError:  # content that was mutated before
         return mutate_text(rng, content)
     return json.dumps(mutate_tree(rng, tree), indent=rng.choice((None, 1))).encode()
 
 
 def mutate_json_lines(rng: random.Random, content: bytes) -> bytes:
-    """Change one to three of its lines as JSON, or the text."""
+    """Mutate one to three lines as JSON, or the text."""
     if rng.random() < 0.25:
         return mutate_text(rng, content)
     lines = content.split(b"\n")
@@ -183,7 +184,7 @@ def mutate_json_lines(rng: random.Random, content: bytes) -> bytes:
 
 
 def mutate_yaml(rng: random.Random, content: bytes) -> bytes:
-    """Change the tree in half of the cases, else the text."""
+    """Mutate the tree in half of the cases, else the text."""
     import yaml
 
     if rng.random() < 0.5:
@@ -202,7 +203,10 @@ def _dump_yaml(tree: Any) -> bytes:
 
 
 def mutate_fields(form: str, at: int = 0) -> Mutator:
-    """Change the numbers of a header of a `struct` form at a byte; in a third of the cases bytes anywhere."""
+    """Return a mutator of one number of a header with a `struct` format at byte `at`.
+
+    In a third of the cases it mutates bytes anywhere.
+    """
 
     def mutate(rng: random.Random, content: bytes) -> bytes:
         if rng.random() < 0.33 or len(content) < at + struct.calcsize(form):

@@ -1,4 +1,4 @@
-"""Studies: run folders, laws, tables, scores, logs of other programs."""
+"""Fuzz targets of studies: run folders, laws, tables, scores, logs of other programs."""
 
 import csv
 import gzip
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.cases import FileCase
-from fuzzing.harness import Entrance, WrongAnswerError
+from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_text
 
 TRUTH = {"E": 1.9, "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}
@@ -48,7 +48,7 @@ FACTS = "run,n_params,seq_len,objective\na,1e6,256,autoregressive\nb,2e6,,ar\n"
 
 
 def write_run(folder: Path, name: str, n_params: int, train_tokens: int, objective: str) -> None:
-    """A finished run directory."""
+    """Write a finished run directory."""
     plan = {
         "identity": f"{n_params:012x}", "name": name, "size": f"{n_params / 1e6:.1f}M",
         "objective": objective,
@@ -67,11 +67,11 @@ def write_run(folder: Path, name: str, n_params: int, train_tokens: int, objecti
     }  # fmt: skip
     lines: list[dict[str, Any]] = []
     for step in range(1, 11):
-        told = {"step": step, "tokens": step * plan["tokens_per_step"], "loss": loss + 3 / step}
+        point = {"step": step, "tokens": step * plan["tokens_per_step"], "loss": loss + 3 / step}
         lines.append(
-            {"kind": "train", **told, "lr": 1e-3, "grad_norm": 1.0, "tps": 17e3, "elapsed_s": 6.0 * step}
+            {"kind": "train", **point, "lr": 1e-3, "grad_norm": 1.0, "tps": 17e3, "elapsed_s": 6.0 * step}
         )
-    lines.append({"kind": "validation", **told, "loss_se": 0.012, "n_tokens": 65_536, "num_mc": None})
+    lines.append({"kind": "validation", **point, "loss_se": 0.012, "n_tokens": 65_536, "num_mc": None})
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "result.json").write_text(json.dumps(result))
@@ -85,7 +85,7 @@ def write_run(folder: Path, name: str, n_params: int, train_tokens: int, objecti
 
 
 def write_study(folder: Path) -> list[str]:
-    """Runs of a small study; names of the files of one of them."""
+    """Write the runs of a small study; return the names of some of their files."""
     for n_params in (200_000, 800_000, 3_000_000):
         for train_tokens in (500_000, 2_000_000):
             name = f"ar-{n_params}-{train_tokens}"
@@ -101,24 +101,24 @@ def write_study(folder: Path) -> list[str]:
 
 
 def open_run_folders(folder: Path) -> FileCase:
-    """Run folders as collect.py reads them."""
-    from megatron.run_dir import last_metrics
-    from megatron.scaling.scores import beside, read_scores
-    from megatron.scaling.table import read_runs, read_table, write_parquet, write_table
+    """Open run folders as collect.py reads them."""
+    from megatron.run_dir import read_last_metrics
+    from megatron.scaling.downstream_scores import add_score_columns, read_scores
+    from megatron.scaling.table import read_runs, read_table, write_table, write_table_parquet
 
     names = write_study(folder)
     scores = "runs/ar-200000-500000/downstream/bench/ar/results.json"
 
     def read() -> None:
         rows = read_runs(folder)
-        rows = beside(rows, read_scores(folder, rows))
+        rows = add_score_columns(rows, read_scores(folder, rows))
         write_table(rows, folder / "table.csv")
-        write_parquet(rows, folder / "table.parquet")
-        last_metrics(folder / "runs/md")
+        write_table_parquet(rows, folder / "table.parquet")
+        read_last_metrics(folder / "runs/md")
         losses = [float(cell) for cell in read_table(folder / "table.csv")["loss"] if cell]
         expected = [row["loss"] for row in rows if row["loss"] is not None]
         if losses != expected and not any(map(math.isnan, losses)):
-            raise WrongAnswerError(f"table.csv has the losses {losses}, expected {expected}")
+            raise WrongAnswerError(f"table.csv: got the losses {losses}, expected {expected}")
 
     mutators = {
         **dict.fromkeys(names, mutate_json),
@@ -129,16 +129,16 @@ def open_run_folders(folder: Path) -> FileCase:
 
 
 def open_reports(folder: Path) -> FileCase:
-    """A study as the report draws it."""
-    from megatron.scaling.report import page
+    """Open a study as the report reads it."""
+    from megatron.scaling.report import render_page
     from megatron.scaling.study import read_study
 
     names = write_study(folder)
 
     def read() -> None:
-        text = page(read_study(folder))
+        text = render_page(read_study(folder))
         if "<script>alert" in text or len(text) < 1000:
-            raise WrongAnswerError("the page has a script that a file brought")
+            raise WrongAnswerError("the page contains a script from an input file")
 
     mutators: dict[str, Any] = {
         **dict.fromkeys(names, mutate_json),
@@ -149,11 +149,11 @@ def open_reports(folder: Path) -> FileCase:
 
 
 def open_frontiers(folder: Path) -> FileCase:
-    """compute_law.json and blind.json, and what is computed from them."""
+    """Open compute_law.json and blind.json, and values computed from them."""
     import numpy as np
 
     from megatron.scaling.blind import check_blind
-    from megatron.scaling.blind_record import Blind, load_blind
+    from megatron.scaling.blind_record import BlindPrediction, load_blind
     from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
 
     C = np.repeat(np.geomspace(1e10, 1e12, 5), 4)
@@ -161,7 +161,7 @@ def open_frontiers(folder: Path) -> FileCase:
     L = 1.9 + 120 / N**0.33 + 900 / (C / (6 * N)) ** 0.42
     path = folder / "compute_law.json"
     fit_compute_law(N, C / (6 * N), L, C).save(path)
-    blind = Blind(
+    blind = BlindPrediction(
         objective="autoregressive", run="ar-blind-0a", size="2M", seed=0, identity="0a",
         flops_convention="exact", compute=4.0, budget=4e12, N=100_000, D=6_000_000, C=4e12, predicted=3.1,
         level=0.95, interval=(3.0, 3.2), N_optimum=1.1e5, N_optimum_interval=(9e4, 1.3e5),
@@ -175,15 +175,15 @@ def open_frontiers(folder: Path) -> FileCase:
         optimum = law.optimum(C)
         law.predict_run(optimum.N, C), law.interval("size_exponent")
         if load_blind(folder) != blind:
-            raise WrongAnswerError("a changed blind.json was read")
-        if "not trained yet" not in check_blind(folder).words:
-            raise WrongAnswerError("a run that is not there was measured")
+            raise WrongAnswerError("a modified blind.json was accepted")
+        if "not trained yet" not in check_blind(folder).summary:
+            raise WrongAnswerError("a run that does not exist was measured")
 
     return FileCase(folder, {"compute_law.json": mutate_json, "blind.json": mutate_json}, read)
 
 
 def open_stacks(folder: Path) -> FileCase:
-    """stacked_law.json, and what is predicted from it."""
+    """Open stacked_law.json, and predictions from it."""
     import numpy as np
 
     from megatron.scaling.stack import StackedLaw, stack_laws
@@ -207,10 +207,10 @@ def open_stacks(folder: Path) -> FileCase:
 
 
 def open_laws(folder: Path) -> FileCase:
-    """law.json, and what is computed from it."""
+    """Open law.json, and values computed from it."""
     import numpy as np
 
-    from megatron.scaling.frontier import bands, optimal
+    from megatron.scaling.frontier import frontier_bands, optimal_frontier
     from megatron.scaling.law import Law
 
     path = folder / "law.json"
@@ -219,28 +219,28 @@ def open_laws(folder: Path) -> FileCase:
     def read() -> None:
         law = Law.load(path)
         p = {name: np.float64(value) for name, value in law.params.items()}
-        is_known = law.form == "chinchilla"
-        expected = p["E"] + p["A"] / 1e6 ** p["alpha"] + p["B"] / 1e7 ** p["beta"] if is_known else None
+        is_chinchilla = law.form == "chinchilla"
+        expected = p["E"] + p["A"] / 1e6 ** p["alpha"] + p["B"] / 1e7 ** p["beta"] if is_chinchilla else None
         loss = float(law.loss(1e6, 1e7))
         if expected is not None and not np.isclose(loss, expected, equal_nan=True):
             raise WrongAnswerError(f"got a loss of {loss}, expected {expected}")
         law.formula(), law.predict(1e6, 1e7), law.predict(1e6, 1e7, kind="confidence"), law.n_replicates()
         if law.form == "chinchilla":
-            optimal(law, 1e18), bands(law, [1e18])
+            optimal_frontier(law, 1e18), frontier_bands(law, [1e18])
 
     return FileCase(folder, {"law.json": mutate_json}, read)
 
 
 def _reference_table(content: bytes, is_packed: bool) -> dict[str, list[str]] | None:
-    """Columns by Python's csv, from the whole text."""
+    """Read the columns of a table with Python's csv module."""
     text = (gzip.decompress(content) if is_packed else content).decode("utf-8-sig")
     header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
     return {name: [line[i] for line in lines] for i, name in enumerate(header)}
 
 
 def open_tables(folder: Path) -> FileCase:
-    """CSV as it is and packed, with facts and renamed columns."""
-    from megatron.scaling.foreign import read_facts, read_foreign
+    """Open plain and compressed CSV tables, with facts and renamed columns."""
+    from megatron.scaling.importers import read_external_logs, read_facts
     from megatron.scaling.table import read_table
 
     (folder / "t.csv").write_text(TABLE)
@@ -256,8 +256,8 @@ def open_tables(folder: Path) -> FileCase:
                 raise WrongAnswerError(f"{name}: differs from Python's csv")
         facts = read_facts(folder / "f.csv")
         renamed = {"loss": "val_loss"}
-        read_foreign([folder / "t.csv", folder / "u.csv.gz"], "csv", facts, renamed)
-        read_foreign([folder / "w.csv"], "wandb", facts, {})
+        read_external_logs([folder / "t.csv", folder / "u.csv.gz"], "csv", facts, renamed)
+        read_external_logs([folder / "w.csv"], "wandb", facts, {})
 
     mutators = {
         "t.csv": mutate_text, "f.csv": mutate_text, "w.csv": mutate_text,
@@ -268,11 +268,11 @@ def open_tables(folder: Path) -> FileCase:
 
 
 def open_logs(folder: Path) -> FileCase:
-    """Logs of torchtitan and Megatron, and TensorBoard's events."""
+    """Open logs of torchtitan and Megatron, and TensorBoard events."""
     from torch.utils.tensorboard import SummaryWriter
 
-    from megatron.scaling.foreign import read_foreign
-    from megatron.scaling.table import write_parquet, write_table
+    from megatron.scaling.importers import read_external_logs
+    from megatron.scaling.table import write_table, write_table_parquet
 
     (folder / "titan.log").write_text(TITAN)
     (folder / "megatron.log").write_text(MEGATRON)
@@ -284,22 +284,22 @@ def open_logs(folder: Path) -> FileCase:
 
     def read() -> None:
         facts = {"": {"n_params": 10, "tokens_per_step": 100}}
-        rows = read_foreign([folder / "titan.log"], "torchtitan", {}, {})
-        rows += read_foreign([folder / "megatron.log"], "megatron", {}, {})
-        rows += read_foreign([folder / "board"], "tensorboard", facts, {})
+        rows = read_external_logs([folder / "titan.log"], "torchtitan", {}, {})
+        rows += read_external_logs([folder / "megatron.log"], "megatron", {}, {})
+        rows += read_external_logs([folder / "board"], "tensorboard", facts, {})
         write_table(rows, folder / "table.csv")
-        write_parquet(rows, folder / "table.parquet")
+        write_table_parquet(rows, folder / "table.parquet")
 
     mutators = {"titan.log": mutate_text, "megatron.log": mutate_text, f"board/{events.name}": mutate_bytes}
     return FileCase(folder, mutators, read)
 
 
-ENTRANCES = (
-    Entrance("run folders", 2, open_run_folders),
-    Entrance("reports", 0.7, open_reports),
-    Entrance("law.json", 3, open_laws),
-    Entrance("compute_law.json", 1, open_frontiers),
-    Entrance("stacked_law.json", 1, open_stacks),
-    Entrance("tables", 3, open_tables),
-    Entrance("logs", 1.5, open_logs),
+TARGETS = (
+    FuzzTarget("run folders", 2, open_run_folders),
+    FuzzTarget("reports", 0.7, open_reports),
+    FuzzTarget("law.json", 3, open_laws),
+    FuzzTarget("compute_law.json", 1, open_frontiers),
+    FuzzTarget("stacked_law.json", 1, open_stacks),
+    FuzzTarget("tables", 3, open_tables),
+    FuzzTarget("logs", 1.5, open_logs),
 )

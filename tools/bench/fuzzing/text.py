@@ -1,4 +1,4 @@
-"""Text: lines of JSON through C++ and Python beside Python's json and `tokenizers`, packed files, columns."""
+"""Fuzz targets of text: JSON lines in C++ and Python against json and `tokenizers`; compressed files."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from fuzzing.cases import FileCase
-from fuzzing.harness import Entrance, Files, RefusedError, WrongAnswerError
+from fuzzing.harness import Files, FuzzTarget, RefusedError, WrongAnswerError
 from fuzzing.mutate import EXTREMES, ODD_BYTES, mutate_bytes, mutate_json_lines, mutate_text, mutate_tree
 
 BATCH_LINES = 16
@@ -36,7 +36,7 @@ NUMBERS = (
 
 
 def generate_line(rng: random.Random) -> bytes:
-    """A line that is JSON, or nearly."""
+    """Return a line that is JSON, or almost."""
     text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(4)))
     if rng.random() < 0.3:
         text += "".join(chr(rng.choice((rng.randrange(128), rng.randrange(0x3000), rng.randrange(0x110000))))
@@ -62,7 +62,7 @@ def generate_line(rng: random.Random) -> bytes:
 
 
 def mutate_line(rng: random.Random, line: bytes) -> bytes:
-    """Leave half of the lines as they are; else change bytes, words, the tree, or one sign of JSON."""
+    """Mutate six of ten lines: bytes, words, the tree, or one character of JSON's syntax."""
     kind = rng.randrange(10)
     if kind < 4:
         return line
@@ -82,61 +82,62 @@ def mutate_line(rng: random.Random, line: bytes) -> bytes:
 
 
 def reference_text(line: bytes) -> str | None:
-    """The text of a line by Python's json; None where it is no document."""
+    """Return the text of a line according to Python's json; None if it is not a document."""
     try:
-        # the project's rule: numbers beside the text are not evaluated
+        # the project does not evaluate numbers outside the text
         record = json.loads(line.decode("utf-8-sig"), parse_int=float, parse_float=lambda word: 0.0)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         return None
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
         return None
+    # a lone surrogate becomes U+FFFD, a pair its character
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class Lines:
-    """Blocks of lines, each encoded in three ways: C++ from a file, C++ from a stream, Python."""
+    """Blocks of lines, each encoded in three ways: C++ from a file, C++ from a stream, and Python."""
 
     n_inputs = BATCH_LINES
 
     def __init__(self, folder: Path, whole: bool = True) -> None:
-        from megatron.data.shards import Shards
-        from megatron.data.sink import Settings
-        from megatron.tokenizer.bpe import load_tokenizer
-        from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, fast_of
+        from megatron.data.shard_writer import EncodeSettings
+        from megatron.data.shards import ShardFolder
+        from megatron.tokenizer.bpe import load_hf_tokenizer
+        from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, build_fast_bpe
 
         train_tokenizer(folder)
-        tokenizer = load_tokenizer(str(folder))
+        tokenizer = load_hf_tokenizer(str(folder))
         self.folder, self.library = folder, tokenizer.inner
-        fast = FastEncoder(fast_of(tokenizer)[0])
+        fast = FastEncoder(build_fast_bpe(tokenizer)[0])
         self.sides = {
             "C++ file": ("in.jsonl", fast), "C++ stream": ("in.jsonl.gz", fast),
             "Python": ("in.jsonl", LibraryEncoder(tokenizer)),
         }  # fmt: skip
-        self.settings = Settings(eod=tokenizer.eod_id, dtype="uint16", skip_bad_lines=True)
+        self.settings = EncodeSettings(eod=tokenizer.eod_id, dtype="uint16", skip_bad_lines=True)
         (folder / "shards").mkdir()
-        self.shards = Shards(folder / "shards", ("text",))
+        self.shards = ShardFolder(folder / "shards", ("text",))
 
     def make(self, rng: random.Random) -> Files:
-        """Some lines."""
+        """Return a block of mutated lines."""
         lines = (mutate_line(rng, generate_line(rng)) for _ in range(BATCH_LINES))
         return {"in.jsonl": b"\n".join(line.replace(b"\n", b" ") for line in lines)}
 
     def passes(self, files: Files) -> int:
-        """Lines that begin as an object does."""
+        """Return the number of lines that begin like a JSON object."""
         return sum(line.strip()[:1] == b"{" for line in files["in.jsonl"].split(b"\n"))
 
     def read(self, files: Files) -> Mapping[str, int]:
-        """Compare all sides with the reference."""
+        """Compare all three ways with the reference."""
         content = files["in.jsonl"]
         (self.folder / "in.jsonl").write_bytes(content)
         (self.folder / "in.jsonl.gz").write_bytes(gzip.compress(content, 1))
         texts = [(i, reference_text(line)) for i, line in enumerate(content.split(b"\n")) if line.strip()]
         good = [text for _, text in texts if text is not None]
         bad = [i for i, text in texts if text is None]
-        expected = [[*one.ids, self.settings.eod] for one in self.library.encode_batch(good)]
+        expected = [[*encoding.ids, self.settings.eod] for encoding in self.library.encode_batch(good)]
         for side, (name, encoder) in self.sides.items():
-            ids, rejected = self._encode(name, encoder)
+            ids, rejected = self._encode_file(name, encoder)
             if rejected != bad:
                 raise WrongAnswerError(f"{side}: rejected lines {rejected}, expected {bad}")
             if ids != expected:
@@ -144,29 +145,29 @@ class Lines:
                 raise WrongAnswerError(f"{side}: {good[at]!r}: got {ids[at]}, expected {expected[at]}")
         return {"accepted": BATCH_LINES - len(bad), "refused": len(bad)}
 
-    def _encode(self, name: str, encoder: Any) -> tuple[list[list[int]], list[int]]:
-        from megatron.data.documents import Piece
+    def _encode_file(self, name: str, encoder: Any) -> tuple[list[list[int]], list[int]]:
         from megatron.data.encode_piece import encode_piece
+        from megatron.data.text_readers import InputPiece
 
         path = self.folder / name
-        done = encode_piece(Piece(path, 0, path.stat().st_size), 0, self.shards, self.settings, encoder)
+        done = encode_piece(InputPiece(path, 0, path.stat().st_size), 0, self.shards, self.settings, encoder)
         if done.error or done.damage:
             raise WrongAnswerError(f"{name}: got {done.error or done.damage}, expected rejected lines")
-        lengths = np.fromfile(self.shards.lengths(0, "text"), "<i4")
-        ids = np.split(np.fromfile(self.shards.ids(0, "text"), "<u2"), np.cumsum(lengths))[:-1]
-        rejects = self.shards.rejects(0).read_text().splitlines()
-        return [one.tolist() for one in ids], [json.loads(line)["line"] for line in rejects]
+        lengths = np.fromfile(self.shards.lengths_path(0, "text"), "<i4")
+        ids = np.split(np.fromfile(self.shards.ids_path(0, "text"), "<u2"), np.cumsum(lengths))[:-1]
+        rejects = self.shards.rejects_path(0).read_text().splitlines()
+        return [row.tolist() for row in ids], [json.loads(line)["line"] for line in rejects]
 
 
 def train_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of 400 ids."""
+    """Train a byte-level BPE tokenizer of 400 ids."""
     from megatron.tokenizer.train_bpe import train_bpe
 
     train_bpe([" ".join(WORDS[:7]) + string.printable] * 30, 400, folder)
 
 
 def write_tar(path: Path, n: int = 4) -> None:
-    """A WebDataset of texts with a word about each."""
+    """Write a WebDataset of texts, each with JSON metadata."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for i in range(n):
             for name, content in ((f"{i:03}.txt", f"text {i}"), (f"{i:03}.json", json.dumps({"stars": i}))):
@@ -176,11 +177,12 @@ def write_tar(path: Path, n: int = 4) -> None:
 
 
 def mutate_tar(rng: random.Random, content: bytes) -> bytes:
-    """Change a field of a header and mend its sum in two of three cases, else bytes."""
+    """Mutate a header field and update its checksum in two of three cases, else mutate bytes."""
     if rng.random() < 0.33:
         return mutate_bytes(rng, content)
     data = bytearray(content)
     at = 512 * rng.randrange(max(1, len(data) // 512))
+    # (offset, bytes) of name, mode, uid, size, mtime, type, link, magic, version, owner and prefix
     begin, n = rng.choice(((0, 100), (100, 8), (108, 8), (124, 12), (124, 12), (136, 12), (156, 1),
     (157, 100),
                            (257, 6), (263, 2), (265, 32), (345, 155)))  # fmt: skip
@@ -190,13 +192,14 @@ def mutate_tar(rng: random.Random, content: bytes) -> bytes:
         b"../../x.txt", b"/etc/x.txt", b"\xff\xfe", b"001.txt", b"x", *b"1 2 5 6 7 L K x g S V".split(),
     ))  # fmt: skip
     data[at + begin : at + begin + n] = field[:n].ljust(n, b"\0")
+    # the checksum is the sum of the header's bytes with its own field as blanks
     data[at + 148 : at + 156] = b"        "
     data[at + 148 : at + 156] = f"{sum(data[at : at + 512]):06o}\0 ".encode()
     return bytes(data)
 
 
 def mutate_packed(pack: Any, lines: bytes) -> Any:
-    """Change what a packed file holds in half of the cases, else its bytes."""
+    """Return a mutator that changes the content of a compressed file in half of the cases, else its bytes."""
 
     def mutate(rng: random.Random, content: bytes) -> bytes:
         if rng.random() < 0.5:
@@ -207,25 +210,25 @@ def mutate_packed(pack: Any, lines: bytes) -> Any:
 
 
 def open_packed(folder: Path) -> FileCase:
-    """Packed files and columns, encoded as preprocessing does."""
+    """Open compressed and columnar files, encoded as in preprocessing."""
     import zstandard
 
-    from megatron.data.documents import Piece, write_parquet
     from megatron.data.encode_piece import encode_piece
-    from megatron.data.shards import Shards
-    from megatron.data.sink import Settings
-    from megatron.tokenizer.bpe import load_tokenizer
-    from megatron.tokenizer.encoder import FastEncoder, fast_of
+    from megatron.data.shard_writer import EncodeSettings
+    from megatron.data.shards import ShardFolder
+    from megatron.data.text_readers import InputPiece, write_parquet_columns
+    from megatron.tokenizer.bpe import load_hf_tokenizer
+    from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 
     train_tokenizer(folder)
-    encoder = FastEncoder(fast_of(load_tokenizer(str(folder)))[0])
+    encoder = FastEncoder(build_fast_bpe(load_hf_tokenizer(str(folder)))[0])
     lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in WORDS)
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
     (folder / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
-    write_parquet(folder / "a.parquet", {"text": list(WORDS), "n": np.arange(len(WORDS))})
+    write_parquet_columns(folder / "a.parquet", {"text": list(WORDS), "n": np.arange(len(WORDS))})
     (folder / "shards").mkdir()
-    shards = Shards(folder / "shards", ("text",))
-    settings = Settings(eod=0, dtype="uint16", skip_bad_lines=False)
+    shards = ShardFolder(folder / "shards", ("text",))
+    settings = EncodeSettings(eod=0, dtype="uint16", skip_bad_lines=False)
     names = ("a.jsonl.gz", "a.jsonl.zst", "a.parquet")
 
     def read() -> None:
@@ -233,9 +236,9 @@ def open_packed(folder: Path) -> FileCase:
             path = folder / name
             if path.read_bytes() == case[name]:
                 continue
-            done = encode_piece(Piece(path, 0, path.stat().st_size), 0, shards, settings, encoder)
+            done = encode_piece(InputPiece(path, 0, path.stat().st_size), 0, shards, settings, encoder)
             if done.error and (str(path) not in done.error or "\n" in done.error):
-                raise WrongAnswerError(f"got {done.error!r}, expected a line that names {path}")
+                raise WrongAnswerError(f"got {done.error!r}, expected one line that names {path}")
             if done.error:
                 raise RefusedError(done.error)
 
@@ -248,4 +251,4 @@ def open_packed(folder: Path) -> FileCase:
     return FileCase(folder, mutators, read)
 
 
-ENTRANCES = (Entrance("jsonl", 200, Lines), Entrance("packed text", 3, open_packed))
+TARGETS = (FuzzTarget("jsonl", 200, Lines), FuzzTarget("packed text", 3, open_packed))

@@ -1,4 +1,4 @@
-"""Small inputs for tools/bench/kills.py, made with the project's own commands where these are needed."""
+"""Small inputs for tools/bench/kills.py, partly made with the project's own commands."""
 
 import json
 import os
@@ -47,19 +47,19 @@ weights: {{Python: 3, Go: 2, C: 1}}
 """
 
 
-def tool(name: str, *words: object) -> list[str]:
-    """The command of a tool."""
+def tool_command(name: str, *words: object) -> list[str]:
+    """Return the command line of a tool."""
     return [sys.executable, str(TOOLS / f"{name}.py"), *map(str, words)]
 
 
 class Inputs:
-    """Each is made at its first use, in `folder`."""
+    """Inputs of the jobs, each made in `folder` at its first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _run(self, words: Sequence[str]) -> None:
+    def _run_checked(self, words: Sequence[str]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         if done.returncode:
@@ -67,7 +67,7 @@ class Inputs:
 
     @cached_property
     def lines(self) -> Path:
-        """80 MB of JSON lines, 40,000 documents of words at random, with properties."""
+        """80 MB of JSON lines: 40,000 documents of random words, with properties."""
         path = self.folder / "documents.jsonl"
         rng = np.random.default_rng(0)
         words = np.array(["red", "fish", "blue", "document", "12", "one", "two\n", "über", "data"])
@@ -115,7 +115,9 @@ class Inputs:
     def tokens(self) -> Path:
         """The lines as a dataset."""
         words = ("--input", self.lines, "--output-prefix", "all", "--root", self.folder)
-        self._run(tool("preprocess_data_many_cores", *words, "--tokenizer-model", self.tokenizer, "--quiet"))
+        self._run_checked(
+            tool_command("preprocess_data_many_cores", *words, "--tokenizer-model", self.tokenizer, "--quiet")
+        )
         return self.folder / "all_text_document"
 
     @cached_property
@@ -134,7 +136,7 @@ class Inputs:
         return prefixes
 
     def train_words(self, run: Path, *changes: str) -> list[str]:
-        """A run of 60 steps, with a checkpoint every third."""
+        """Return the arguments of a run of 60 steps with a checkpoint every third step."""
         config = self.folder / "empty.yaml"
         config.write_text("name: kills\n")
         train, held_out = self.corpora
@@ -143,13 +145,13 @@ class Inputs:
 
     @cached_property
     def trained(self) -> Path:
-        """A run that has ended, with two checkpoints."""
+        """A finished run with two checkpoints."""
         run = self.folder / "trained"
-        self._run(tool("pretrain", *self.train_words(run)))
+        self._run_checked(tool_command("pretrain", *self.train_words(run)))
         return run
 
     def study(self, out: Path) -> Path:
-        """A study of six runs, of which four branch."""
+        """Write a study of six runs, four of which branch from trunks."""
         path = self.folder / f"study-{out.parent.name}.in.yaml"
         train, held_out = self.corpora
         path.write_text(STUDY.format(out=out, train=train, held_out=held_out))
@@ -157,14 +159,14 @@ class Inputs:
 
     @cached_property
     def swept(self) -> Path:
-        """The study's folder with all of its results, for tools that read it."""
+        """The folder of a finished study, for tools that read it."""
         out = self.folder / "swept" / "work"
-        self._run(tool("sweep", self.study(out), "--jobs", "2"))
+        self._run_checked(tool_command("sweep", self.study(out), "--jobs", "2"))
         return out
 
     @property
     def register_words(self) -> list[object]:
-        """Words of `register_corpus.py` after the catalog."""
+        """Arguments of `register_corpus.py` after the catalog."""
         properties = (
             "--property",
             "meta.language AS language category",
@@ -177,16 +179,16 @@ class Inputs:
     def catalog(self) -> Path:
         """A catalog with the corpus `code`."""
         path = self.folder / "catalog.duckdb"
-        self._run(tool("register_corpus", path, *self.register_words))
+        self._run_checked(tool_command("register_corpus", path, *self.register_words))
         return path
 
     def write_mixture(self, work: Path, more: str) -> Path:
-        """A mixture of the catalog's documents, and a copy of the catalog."""
+        """Write a mixture of the catalog's documents."""
         path = work / "slim.yaml"
         path.write_text(MIXTURE.format(catalog=self.catalog) + more)
         return path
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """The content of a folder into one that is there, with its times."""
+    """Copy the content of a folder into an existing one, with modification times."""
     shutil.copytree(source, target, dirs_exist_ok=True)

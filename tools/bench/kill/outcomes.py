@@ -1,4 +1,4 @@
-"""What a command left in its folder, without times, memory and the clock in names of checkpoints."""
+"""Summary of the files that a command left, without times, memory and timestamps in checkpoint names."""
 
 import csv
 import hashlib
@@ -25,29 +25,33 @@ VOLATILE = {
     "memory_gib",
     "peak_gib",
 }
-OF_META = {"generation", "files", "sha256"}  # meta.json: restarts, and sums of files that hold times
-NAMED_BY_CHANCE = (
+VOLATILE_META = {
+    "generation",
+    "files",
+    "sha256",
+}  # meta.json: number of restarts, and hashes of files that contain times
+RANDOM_NAMES = (
     (CHECKPOINT, "TIME"),
-    (re.compile(r"tasks-\w{8}"), "TASKS"),  # a folder of the system's for temporary files
-    (re.compile(r"0x[0-9a-f]{8,}"), "ADDRESS"),  # of functions, which lm-eval prints
+    (re.compile(r"tasks-\w{8}"), "TASKS"),  # a temporary folder
+    (re.compile(r"0x[0-9a-f]{8,}"), "ADDRESS"),  # addresses of functions, which lm-eval prints
 )
-EVENTS = re.compile(r"events\.out\.tfevents\..*")  # TensorBoard's, a file for each start
-PRESENT = ("log.txt", ".metadata", ".lock", "slurm_task")  # files of which the existence counts
+EVENTS = re.compile(r"events\.out\.tfevents\..*")  # TensorBoard writes one file per start
+PRESENT = ("log.txt", ".metadata", ".lock", "slurm_task")  # files that are only checked for existence
 
 
 def read_outcome(work: Path) -> dict[str, str]:
-    """{relative path: hash of the content} of every file, 'folder' of every folder."""
+    """Return {relative path: hash of the content} for every file, and 'folder' for every folder."""
     names = _checkpoint_names(work)
     outcome = {}
     for path in sorted(work.rglob("*")):
         parts = [names.get(work.joinpath(*path.relative_to(work).parts[: i + 1]), part)
                  for i, part in enumerate(path.relative_to(work).parts)]  # fmt: skip
-        outcome[EVENTS.sub("events", "/".join(parts))] = "folder" if path.is_dir() else _summarize(path)
+        outcome[EVENTS.sub("events", "/".join(parts))] = "folder" if path.is_dir() else _summarize_file(path)
     return outcome
 
 
 def _checkpoint_names(work: Path) -> dict[Path, str]:
-    """Folders that are named after the clock, and a name after their step instead."""
+    """Map folders that are named after the time to a name after their step."""
     names: dict[Path, str] = {}
     for path in work.rglob("*"):
         if path.is_dir() and CHECKPOINT.search(path.name):
@@ -57,50 +61,50 @@ def _checkpoint_names(work: Path) -> dict[Path, str]:
     return names
 
 
-def _summarize(path: Path) -> str:
+def _summarize_file(path: Path) -> str:
     if path.name in PRESENT or EVENTS.fullmatch(path.name):
         return "present"
     if path.name == "iter_state_dict.pt":
         import torch
 
         state = torch.load(path, weights_only=True)
-        return _digest(
-            repr([(key, _plain(value)) for key, value in sorted(state.items()) if key not in VOLATILE])
+        return _hash_content(
+            repr([(key, _to_plain(value)) for key, value in sorted(state.items()) if key not in VOLATILE])
         )
     if path.suffix == ".yaml":
-        return _digest(CHECKPOINT.sub("TIME", path.read_text()))
+        return _hash_content(CHECKPOINT.sub("TIME", path.read_text()))
     if path.suffix in (".json", ".jsonl"):
-        dropped = VOLATILE | OF_META if path.name == "meta.json" else VOLATILE
+        dropped = VOLATILE | VOLATILE_META if path.name == "meta.json" else VOLATILE
         text = path.read_text()
-        for pattern, name in NAMED_BY_CHANCE:
+        for pattern, name in RANDOM_NAMES:
             text = pattern.sub(name, text)
         entries = (
             [json.loads(line) for line in text.splitlines()]
             if path.suffix == ".jsonl"
             else [json.loads(text)]
         )
-        kept = [
-            strip(one, dropped)
-            for one in entries
-            if not (isinstance(one, dict) and one.get("kind") == "memory")
+        stripped = [
+            strip_keys(entry, dropped)
+            for entry in entries
+            if not (isinstance(entry, dict) and entry.get("kind") == "memory")
         ]
-        return _digest(json.dumps(kept, sort_keys=True))
+        return _hash_content(json.dumps(stripped, sort_keys=True))
     if path.suffix == ".csv":
         with path.open(newline="") as file:
-            return _digest(json.dumps([strip(row) for row in csv.DictReader(file)]))
+            return _hash_content(json.dumps([strip_keys(row) for row in csv.DictReader(file)]))
     if path.suffix == ".duckdb":
-        return _digest(_describe_catalog(path))
-    return _digest(path.read_bytes())
+        return _hash_content(_describe_catalog(path))
+    return _hash_content(path.read_bytes())
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _describe_catalog(path: Path) -> str:
-    """What the catalog lists, counts and reports as broken."""
+    """Return the output of the catalog's list, describe and broken actions."""
     tool = [sys.executable, str(ROOT / "tools" / "register_corpus.py"), str(path)]
     answers = []
     for words in (["list"], ["describe", "code"], ["broken", "code"]):
@@ -109,12 +113,12 @@ def _describe_catalog(path: Path) -> str:
     return "\n".join(answers)
 
 
-def strip(content: Any, keys: Collection[str] = frozenset(VOLATILE)) -> Any:
-    """The content of a JSON file without these keys."""
+def strip_keys(content: Any, keys: Collection[str] = frozenset(VOLATILE)) -> Any:
+    """Remove keys from the content of a JSON file, recursively."""
     if isinstance(content, dict):
-        return {key: strip(value, keys) for key, value in content.items() if key not in keys}
-    return [strip(value, keys) for value in content] if isinstance(content, list) else content
+        return {key: strip_keys(value, keys) for key, value in content.items() if key not in keys}
+    return [strip_keys(value, keys) for value in content] if isinstance(content, list) else content
 
 
-def _digest(content: str | bytes) -> str:
+def _hash_content(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()

@@ -1,4 +1,4 @@
-"""A mixture server that is killed while a client reads its chunks and reports losses."""
+"""Trials of a mixture server that is killed while a client reads its chunks and reports losses."""
 
 import hashlib
 import random
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from kill.inputs import Inputs, tool
+from kill.inputs import Inputs, tool_command
 from kill.outcomes import read_outcome
-from kill.trials import ALL, GONE_S, LIMIT_S, Started, Tally
-from megatron.train.local_ranks import held_port
+from kill.trials import ALL, GONE_S, LIMIT_S, RunningCommand, Tally
+from megatron.train.local_ranks import reserve_port
 
 N_CHUNKS = 120
-PACE_S = 0.03  # from one chunk to the next: the client lives as long as several servers do
+PACE_S = 0.03  # pause between chunks, so that the client outlives several servers
 MORE = "count: documents\nadaptive: {rule: loss, every_steps: 2, delay_steps: 4}\n"
 
 
 class Client(threading.Thread):
-    """Reads chunks 0, 1, ... and reports what a model would have lost on each."""
+    """Thread that reads chunks 0, 1, ... and reports a synthetic loss for each."""
 
     def __init__(self, port: int) -> None:
         super().__init__(name="mixture-client", daemon=True)
@@ -29,13 +29,13 @@ class Client(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Until `N_CHUNKS` are read, or an error ends it."""
+        """Read until `N_CHUNKS` are read, or until an error, which is stored in `error`."""
         try:
-            self._read()
-        except Exception as error:  # shown with the trial: a thread's exception would be lost
+            self._read_chunks()
+        except Exception as error:  # reported with the trial; an exception of a thread would be lost
             self.error = error
 
-    def _read(self) -> None:
+    def _read_chunks(self) -> None:
         from megatron.mixture.remote import Connection, RemoteChunks
 
         with Connection(self.location, patience_s=120.0) as connection:
@@ -49,38 +49,41 @@ class Client(threading.Thread):
 
 
 class ServerTrials:
-    """As `trials.Trials`: the client has to get the same chunks, the log the same weights."""
+    """Trials of the server, as `trials.Trials`.
+
+    The client must get the same chunks, and the log must contain the same weights.
+    """
 
     def __init__(self, inputs: Inputs, work: Path, rng: random.Random, logs: Path) -> None:
-        """RuntimeError where the undisturbed run fails."""
+        """Run the job undisturbed. Raise RuntimeError if that fails."""
         self.inputs, self.work, self.rng, self.logs = inputs, work, rng, logs
         self.tally = Tally("mixture-server")
         _ = inputs.catalog
         start = time.monotonic()
-        self.expected = self._serve("whole", 0)
+        self.expected = self._serve_client("whole", 0)
         self.duration_s = time.monotonic() - start
         if self.tally.faults or self.tally.leftovers:
             raise RuntimeError(f"the undisturbed run failed: {self.tally.faults}")
 
     def run(self, n_kills: int) -> Tally:
-        """Trials until so many kills have hit."""
+        """Run trials until `n_kills` kills have hit."""
         while self.tally.n_hits < n_kills and self.tally.n_trials < 3 * n_kills + 3:
             name = str(self.tally.n_trials)
             n_before = len(self.tally.faults) + len(self.tally.leftovers)
-            found = self._serve(name, min(self.rng.choice((2, 3)), n_kills - self.tally.n_hits))
+            outcome = self._serve_client(name, min(self.rng.choice((2, 3)), n_kills - self.tally.n_hits))
             self.tally.n_trials += 1
-            if found == self.expected:
+            if outcome == self.expected:
                 self.tally.n_equal += 1
             else:
-                keys = sorted(key for key in found.keys() | self.expected.keys()
-                              if found.get(key) != self.expected.get(key))  # fmt: skip
+                keys = sorted(key for key in outcome.keys() | self.expected.keys()
+                              if outcome.get(key) != self.expected.get(key))  # fmt: skip
                 self.tally.faults.append(f"{name}: different: {', '.join(keys[:6])}")
             if len(self.tally.faults) + len(self.tally.leftovers) > n_before:
                 shutil.copytree(self.work, self.logs / f"mixture-server.{name}")
         return self.tally
 
     def _wait_for_moment(self, client: Client, n_read: int) -> None:
-        """Return after a random time, or a random time after a chunk that this server gave."""
+        """Return after a random time, or a random time after a chunk of the current server."""
         if self.rng.random() < 0.3:
             client.join(self.rng.uniform(0, self.duration_s / 2))
             return
@@ -89,15 +92,15 @@ class ServerTrials:
             time.sleep(0.001)
         time.sleep(self.rng.uniform(0, 2 * PACE_S))
 
-    def _serve(self, name: str, n_kills: int) -> dict[str, str]:
-        """Serve one client to its end, killed so often on the way; what both have then."""
+    def _serve_client(self, name: str, n_kills: int) -> dict[str, str]:
+        """Serve one client to its end with `n_kills` kills; return its chunks and the server's files."""
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
         mixture = self.inputs.write_mixture(self.work, MORE)
         log = self.logs / f"mixture-server.{name}.log"
-        with held_port() as port:
-            words = tool("mixture_server", mixture, "--port", port)
-            server, client = Started(words, log), Client(port)
+        with reserve_port() as port:
+            words = tool_command("mixture_server", mixture, "--port", port)
+            server, client = RunningCommand(words, log), Client(port)
             client.start()
             for _ in range(n_kills):
                 n_read = len(client.digests)
@@ -105,10 +108,11 @@ class ServerTrials:
                 if not client.is_alive() or not server.kill(ALL, self.rng):
                     self.tally.n_missed += 1
                     break
+                # a server that has not served a chunk yet was killed during its start
                 self.tally.phases["work" if len(client.digests) > n_read else "start"] += 1
                 self.tally.targets[ALL] += 1
                 self.tally.n_restarts += 1
-                server = Started(words, log)
+                server = RunningCommand(words, log)
             client.join(LIMIT_S)
             if client.error is not None or client.is_alive():
                 self.tally.faults.append(f"{name}: the client failed: {client.error or 'it hangs'}")

@@ -1,0 +1,260 @@
+"""A model's weights and configuration: the common form that every converter reads into and writes from."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from megatron.checkpoint import store
+from megatron.checkpoint.folder import atomic_folder, compute_sha256
+from megatron.checkpoint.layout import FILES, META, RESTORE, CheckpointInfo, find_checkpoints, read_meta_json
+from megatron.checkpoint.torch_file import load_torch_file
+from megatron.config.datapaths import read_corpora, read_sidecar
+from megatron.config.schema import ModelConfig
+from megatron.log import get_logger
+from megatron.model.gpt import Gpt
+from megatron.run_dir import CHECKPOINTS
+
+log = get_logger(__name__)
+VOCABULARY_TENSORS = ("embedding.weight", "unembedding.weight")  # tensors with one row per vocabulary row
+START_FILE = "start.yaml"  # a run configuration that starts from the weights, without data and length
+FREE_KEYS = (
+    "size",
+    "vocab_rows",
+    "attention_dropout",
+    "document_mask",
+    "eod_id",
+)  # keys that may differ between the weights and the model initialized from them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weights and configuration of one model, independent of any run.
+
+    state      tensors under the names of `Gpt.state_dict`, on the CPU
+    objective  name of the training objective
+    seq_len    positions in training; None: unknown
+    tokenizer  folder or file of the tokenizer; None: unknown
+    tokenizer_sha256   sha256 of the tokenizer of its training corpus; None: unknown
+    rate_min   smallest masking rate of masked diffusion; None: unknown
+    source     origin, for messages
+    """
+
+    config: ModelConfig
+    objective: str
+    state: dict[str, Tensor]
+    seq_len: int | None = None
+    tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    rate_min: float | None = None
+    source: str = ""
+
+    def build_model(self) -> Gpt:
+        """Build the model in evaluation mode, sharing these tensors. Raises ValueError if they do not fit."""
+        try:
+            if self.config.positions == "learned" and not self.config.n_positions:
+                raise ValueError("got learned positions without n_positions, expected their number")
+            if self.config.n_layers > len(self.state):  # bounds the time to build an untrusted shape
+                raise ValueError(f"{self.config.n_layers} layers, {len(self.state)} tensors")
+            # On the meta device no parameter is allocated; assign=True then uses the tensors of the state.
+            with torch.device("meta"):
+                model = Gpt(self.config)
+            model.load_state_dict(self.state, assign=True)
+        except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.source}: weights do not match the model configuration ({reason[:300]})"
+            ) from error
+        return model.eval().requires_grad_(False)
+
+    def strip_spare_rows(self) -> "Weights":
+        """Return a copy without the rows of [MASK] and padding: one row per tokenizer id."""
+        n = self.config.n_tokens
+        state = {
+            name: tensor[:n].clone() if name in VOCABULARY_TENSORS else tensor
+            for name, tensor in self.state.items()
+        }
+        return replace(self, config=replace(self.config, vocab_rows=n), state=state)
+
+
+def save_weights(weights: Weights, folder: Path) -> None:
+    """Write a checkpoint of weights only, for `checkpoint.init_from`, scoring and generation.
+
+    meta.json has the same structure as in a run's checkpoint. START_FILE is a configuration for
+    tools/pretrain.py. Raises ValueError if the folder exists.
+    """
+    with atomic_folder(folder) as partial:
+        path = partial / FILES["model"]
+        torch.save({name: clone_if_view(tensor) for name, tensor in weights.state.items()}, path)
+        meta = {
+            "config": {
+                "model": asdict(weights.config),
+                "objective": {"name": weights.objective, "rate_min": weights.rate_min},
+                "dataset": {"seq_len": weights.seq_len},
+            },
+            "tokenizer": weights.tokenizer,
+            "source": weights.source,
+            "torch": torch.__version__,
+            "files": {path.name: {"sha256": compute_sha256(path), "bytes": path.stat().st_size}},
+        }
+        (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
+        (partial / START_FILE).write_text(OmegaConf.to_yaml(_build_start_config(weights, folder)))
+
+
+def _build_start_config(weights: Weights, folder: Path) -> dict[str, Any]:
+    """Return the sections of a run configuration that starts from these weights."""
+    default = ModelConfig()
+    shape = {key: value for key, value in asdict(weights.config).items() if value != getattr(default, key)}
+    sections: dict[str, Any] = {
+        "model": shape,
+        "objective": {"name": weights.objective},
+        "checkpoint": {"init_from": str(folder.resolve())},
+    }
+    return sections | ({} if weights.seq_len is None else {"dataset": {"seq_len": weights.seq_len}})
+
+
+def clone_if_view(tensor: Tensor) -> Tensor:
+    """Return the tensor, cloned if it is a view: torch.save would write a view's whole storage."""
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def load_weights(path: Path) -> Weights:
+    """Load the weights of a checkpoint of a run or of a conversion; for a run folder, of its newest one.
+
+    Raises FileNotFoundError if there is no checkpoint, ValueError for a damaged one.
+    """
+    path = find_newest_checkpoint(path)
+    meta = _read_meta(path)
+    config = _parse_model_config(meta, path)
+    dataset = meta["config"].get("dataset") or {}
+    return Weights(
+        config=config,
+        objective=meta["config"]["objective"]["name"],
+        state=_read_state(path, meta["files"]),
+        seq_len=dataset.get("seq_len"),
+        rate_min=meta["config"]["objective"].get("rate_min"),
+        tokenizer=meta.get("tokenizer") or _read_sidecar_tokenizer(dataset.get("path_train"), "name"),
+        tokenizer_sha256=_read_sidecar_tokenizer(dataset.get("path_train"), "sha256"),
+        source=str(path),
+    )
+
+
+def find_newest_checkpoint(path: Path) -> Path:
+    """Return the path itself if it is a checkpoint, else the newest checkpoint in a folder or run folder."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such checkpoint")
+    if (path / META).is_file():
+        return path
+    for folder in (path, path / CHECKPOINTS):
+        if infos := [info for info in find_checkpoints(folder) if (info.path / META).is_file()]:
+            return _pick_newest(folder, infos)
+    raise FileNotFoundError(f"{path}: contains no checkpoint and no {META}")
+
+
+def _pick_newest(folder: Path, infos: list[CheckpointInfo]) -> Path:
+    """Return the last of the sorted `infos`. Raises ValueError if they are of several runs."""
+    prefixes = sorted({info.prefix for info in infos})
+    if len(prefixes) > 1:
+        raise ValueError(
+            f"{folder}: got checkpoints of {len(prefixes)} runs ({', '.join(prefixes[:4])}), expected those "
+            "of one run. Give the path of one checkpoint."
+        )
+    for info in infos:
+        if info.step is None and info != infos[-1]:
+            log.warning("%s: cannot be read; skipped, although it may be the newest", info.path / META)
+    return infos[-1].path
+
+
+def copy_weights(model: Gpt, weights: Weights) -> None:
+    """Copy weights into a model of the same shape, in place.
+
+    The model may have more vocabulary rows: the first rows are copied, the others keep their values.
+    Raises ValueError that lists the differing keys.
+    """
+    model_config, source_config = asdict(model.config), asdict(weights.config)
+    model_config["n_kv_heads"], source_config["n_kv_heads"] = model.config.kv_heads, weights.config.kv_heads
+    differ = [
+        f"model.{k} is {model_config[k]!r}, in the checkpoint {source_config[k]!r}"
+        for k in model_config
+        if k not in FREE_KEYS and model_config[k] != source_config[k]
+    ]
+    if source_config["vocab_rows"] > model_config["vocab_rows"]:
+        differ.append(
+            f"model.vocab_rows is {model_config['vocab_rows']}, "
+            f"in the checkpoint {source_config['vocab_rows']}"
+        )
+    if differ:
+        raise ValueError(
+            f"checkpoint.init_from: {weights.source} has another model config ({'; '.join(differ[:4])})"
+        )
+    targets = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in weights.state.items():
+            # other tensors are copied whole: [:None] selects all rows
+            rows = len(tensor) if name in VOCABULARY_TENSORS else None
+            targets[name][:rows].copy_(tensor)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """Return meta.json with the keys that are read from it validated. Raises ValueError."""
+    meta = read_meta_json(path)
+    config = meta.get("config")
+    sections = [config.get(key) for key in ("model", "objective")] if isinstance(config, dict) else []
+    listed = meta.get("files")
+    if (
+        not all(isinstance(section, dict) for section in (config, *sections, listed))
+        or not isinstance(config.get("dataset") or {}, dict)
+        or not isinstance(sections[1].get("name"), str)
+        or not all(store.is_file_record(name, record) for name, record in listed.items())
+    ):
+        raise ValueError(f"{path / META}: expected `files`, `config.model` and `config.objective`; {RESTORE}")
+    return meta
+
+
+def _parse_model_config(meta: dict[str, Any], path: Path) -> ModelConfig:
+    """Return the model configuration with every value's type checked. Raises ValueError."""
+    shape = meta["config"]["model"]
+    kinds = get_type_hints(ModelConfig)
+    if extra := sorted(set(shape) - set(kinds)):
+        raise ValueError(
+            f"{path / META}: unknown keys in model: {', '.join(extra)[:200]}; update this project"
+        )
+    # JSON has one number type: 1.0 may be stored as 1, so int is accepted for float. bool is a subclass of
+    # int and must be excluded.
+    for key, value in shape.items():
+        kind = kinds[key] | int if kinds[key] in (float, float | None) else kinds[key]
+        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+            raise ValueError(f"{path / META}: model.{key}: got {type(value).__name__}, expected {kind}")
+    return ModelConfig(**shape)
+
+
+def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
+    name = FILES["model"]
+    if name not in files:
+        store.verify_checkpoint(path)
+        from megatron.checkpoint import sharded  # import takes a second; full checkpoints skip it
+
+        return sharded.read_all_shards(path)["model"]
+    file = path / name
+    if not file.is_file() or compute_sha256(file) != files[name]["sha256"]:
+        raise ValueError(f"{file}: missing or changed since it was saved; the checkpoint is damaged")
+    state = load_torch_file(file, map_file=True)
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(f"{file}: expected a model's weights, a dictionary of tensors")
+    return state
+
+
+def _read_sidecar_tokenizer(prefix: str | None, key: str) -> str | None:
+    """Return a key of the training corpus's tokenizer (name or sha256), or None if the corpus is missing."""
+    if prefix is None:
+        return None
+    try:
+        value = read_sidecar(read_corpora(prefix)[0].prefix)["tokenizer"][key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # moved, or written by another program; the user can give a tokenizer
+    return value if isinstance(value, str) else None

@@ -1,0 +1,48 @@
+"""Checks of tensors that follow from other data. A reader may drop them only if these checks pass."""
+
+import torch
+from torch import Tensor
+
+
+def check_tied_head(head: Tensor, embedding: Tensor, name: str) -> None:
+    """Raise ValueError if a model with tied embeddings has a head that differs from the embedding."""
+    if head.shape != embedding.shape or not torch.equal(head, embedding):
+        raise ValueError(
+            f"{name}: differs from the embedding, expected equal under tie_word_embeddings true. "
+            "Set tie_word_embeddings to false in config.json if the head is a separate matrix."
+        )
+
+
+def check_inverse_frequencies(name: str, tensor: Tensor, d_head: int, theta: float) -> None:
+    """Raise ValueError if rotary frequencies differ from theta^(-2k / K), in the table's precision."""
+    expected = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+    matches = tensor.is_floating_point() and tensor.numel() == expected.numel()
+    if matches:
+        limits = torch.finfo(tensor.dtype)
+        # Programs compute the table in float64 and round once, or compute in the table's precision from a
+        # rounded base. Both are within a few units in the last place; subnormals need an absolute tolerance.
+        matches = torch.allclose(
+            tensor.double().flatten(),
+            expected,
+            rtol=4 * limits.eps,
+            atol=2 * limits.smallest_normal * limits.eps,
+        )
+    if not matches:
+        raise ValueError(
+            f"{name}: got other rotary frequencies than those of rope_theta {theta:g} and d_head {d_head}. "
+            "This model computes them from rope_theta and supports no others."
+        )
+
+
+def check_causal_mask(name: str, tensor: Tensor) -> None:
+    """Raise ValueError if GPT-2's `attn.bias` is not causal, or `attn.masked_bias` is above -1e4."""
+    if tensor.numel() == 1 and name.endswith("masked_bias"):
+        is_causal = bool(tensor.float() <= -1e4)  # score of a hidden position
+    else:
+        square = tensor.reshape(tensor.shape[-2:]) if tensor.ndim >= 2 and tensor.numel() else tensor
+        rows = square.shape[-1] if square.ndim == 2 else 0
+        is_causal = square.shape == (rows, rows) and torch.equal(
+            square.float(), torch.ones(rows, rows).tril()
+        )
+    if not is_causal:
+        raise ValueError(f"{name}: got a mask that is not causal; this model supports only the causal mask")

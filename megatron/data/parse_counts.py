@@ -1,0 +1,48 @@
+"""Parsers of counts on a command line: 100M, 1.5B, 20_000."""
+
+import argparse
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+MAX_DIGITS = 40
+
+
+def parse_count(word: str) -> int:
+    """Parse an integer of 1 or more, for argparse's `type`. K, M, B and T are 10^3, 10^6, 10^9 and 10^12.
+
+    Raises argparse.ArgumentTypeError, which argparse prints.
+    """
+    number = _parse_number(word)
+    if number < 1 or number.denominator != 1:
+        raise argparse.ArgumentTypeError(f"got '{word}', expected a whole number of 1 or more, such as 100M")
+    return int(number)
+
+
+def parse_count_or_fraction(word: str) -> int | Fraction:
+    """Parse a count as `parse_count` does, or a fraction of the whole between 0 and 1."""
+    number = _parse_number(word)
+    if number <= 0 or number > 1 and number.denominator != 1:
+        raise argparse.ArgumentTypeError(
+            f"got '{word}', expected a number, such as 20K, or a share, such as 0.1"
+        )
+    return number if number < 1 else int(number)
+
+
+def _parse_number(word: str) -> Fraction:
+    """Parse a number exactly, which binary floating point would not."""
+    digits, factor = word, 1
+    if word[-1:].upper() in SUFFIXES:
+        digits, factor = word[:-1], SUFFIXES[word[-1].upper()]
+    try:
+        if "/" in digits:
+            raise ValueError("a ratio is not a count")
+        size = Decimal(digits)
+        if not size.is_finite() or len(digits) > MAX_DIGITS or abs(size.adjusted()) > MAX_DIGITS:
+            # Fraction("1e999999999") would take hours and all memory
+            raise ValueError("too large or too precise for a count")
+        return Fraction(digits) * factor
+    except (ValueError, InvalidOperation) as error:
+        raise argparse.ArgumentTypeError(
+            f"got '{word}', expected a number, such as 20000 or 100M (K, M, B, T)"
+        ) from error

@@ -1,0 +1,91 @@
+"""Find the models under a path, the folders of their scores, and hashes that identify a score."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpoint.huggingface import CONFIG_FILE as HUGGINGFACE
+from megatron.checkpoint.layout import META, PARTIAL, find_checkpoints
+from megatron.run_dir import CHECKPOINTS, read_json
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A model to score.
+
+    path   path for `checkpoint.convert.read_any`
+    run    folder of its run; None for a model that belongs to no run
+    step   training step; None: unknown
+    """
+
+    path: Path
+    run: Path | None
+    step: int | None
+
+    def folder(self, kind: str) -> Path:
+        """Return the folder of its scores of a kind: in the run folder, or next to a model without one."""
+        if self.run is not None:
+            return self.run / kind / self.path.name
+        return self.path.resolve().with_name(f"{self.path.resolve().name}.scores") / kind
+
+
+def find_models(paths: Iterable[Path], out: Path | None = None) -> list[ScoredModel]:
+    """Return all models under the paths, in order, without duplicates.
+
+    A path is a model (a checkpoint, a Hugging Face folder, a file), a folder of checkpoints, a run, or a
+    folder that contains runs at any depth, such as a study. `out` is a folder for the scores of one model.
+    Raises FileNotFoundError if a path contains no model, ValueError for several models with one `out`.
+    """
+    result: dict[Path, ScoredModel] = {}
+    for path in paths:
+        models = _find_models_in(path)
+        if not models:
+            raise FileNotFoundError(
+                f"{path}: got no checkpoint in it or its subfolders, expected one or more"
+            )
+        for model in models:
+            result.setdefault(model.resolve(), _describe_model(model))
+    if out is not None and len(result) > 1:
+        raise ValueError(f"--out: got {len(result)} models for the one folder {out}. Omit --out.")
+    return list(result.values())
+
+
+def _find_models_in(path: Path) -> list[Path]:
+    """Return the path if it is a model, else the checkpoints in it, in `checkpoints`, or in subfolders."""
+    if path.is_file() or (path / META).is_file() or (path / HUGGINGFACE).is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    for folder in (path, path / CHECKPOINTS):
+        checkpoints = [entry.path for entry in find_checkpoints(folder) if (entry.path / META).is_file()]
+        if checkpoints:
+            return checkpoints
+    # symbolic links are not followed: they could form a cycle
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink())
+    return [model for folder in folders if folder.suffix != PARTIAL for model in _find_models_in(folder)]
+
+
+def _describe_model(path: Path) -> ScoredModel:
+    meta = read_json(path / META) if path.is_dir() else None
+    step = None if meta is None else meta.get("step")
+    parent = path.resolve().parent
+    return ScoredModel(path, parent.parent if parent.name == CHECKPOINTS else None, step)
+
+
+def compute_fingerprint(path: Path) -> str:
+    """Return a hash that changes with a model's files.
+
+    It hashes the checksums in a checkpoint's meta.json, else the names, sizes and modification times.
+    """
+    if path.is_dir() and (meta := read_json(path / META)) is not None:
+        return hash_json(meta.get("files"))
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return hash_json([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])
+
+
+def hash_json(content: Any) -> str:
+    """Return 16 hex digits of the sha256 of a JSON-serializable value."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]

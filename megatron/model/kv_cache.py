@@ -1,0 +1,75 @@
+"""Key/value cache: generating the next position computes one position instead of the whole sequence."""
+
+import torch
+from torch import Tensor
+
+from megatron.config.schema import ModelConfig
+from megatron.model.rotary import rotary_table
+
+
+class KvCache:
+    """Preallocated keys and values of B sequences of equal length, up to `n_positions` positions.
+
+    n_read     positions stored so far
+    cos, sin   [n_positions, K]: rotary tables, computed once; None with learned positions
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        n_sequences: int,
+        n_positions: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        # one allocation for all layers: [L, 2, B, H, n_positions, K]
+        self.storage = torch.empty(
+            config.n_layers,
+            2,
+            n_sequences,
+            config.kv_heads,
+            n_positions,
+            config.d_head,
+            device=device,
+            dtype=dtype,
+        )
+        self.layers = [LayerCache(keys, values) for keys, values in self.storage]
+        self.cos, self.sin = None, None
+        if config.positions == "rotary":
+            self.cos, self.sin = rotary_table(n_positions, config.d_head, config.rope_theta, device)
+        self.n_positions = n_positions
+        self.n_read = 0
+
+    def advance(self, n: int) -> None:
+        """Add n positions to the count, after every block has written them."""
+        assert self.n_read + n <= self.n_positions, f"the cache is limited to {self.n_positions} positions"
+        self.n_read += n
+        for layer in self.layers:
+            layer.n_read = self.n_read
+
+
+class LayerCache:
+    """One block's keys and values, each [B, H, n_positions, K]."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.n_read = 0
+
+    def build_mask(self, n_new: int) -> Tensor | None:
+        """Return the keys visible to each new position, bool [n_new, n_read + n_new], or None.
+
+        None: an empty cache needs plain causal attention, and a single new position attends to every key.
+        """
+        if self.n_read == 0 or n_new == 1:
+            return None
+        seen = torch.ones(n_new, self.n_read + n_new, dtype=torch.bool, device=self.keys.device)
+        # row i is position n_read + i: it sees all cached keys and the new ones up to itself
+        return seen.tril(diagonal=self.n_read)
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, H, S, K]; return all of them up to there, [B, H, n_read + S, K]."""
+        end = self.n_read + keys.shape[2]
+        self.keys[:, :, self.n_read : end] = keys
+        self.values[:, :, self.n_read : end] = values
+        # views, no copies; n_read itself is advanced by KvCache once all layers have written
+        return self.keys[:, :, :end], self.values[:, :, :end]

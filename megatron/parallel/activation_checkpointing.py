@@ -1,0 +1,36 @@
+"""Activation checkpointing: recompute activations in the backward (Chen et al., arXiv 1604.06174)."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import megatron.model.cpu_attention  # noqa: F401  registers an operator listed below
+
+# results saved by `selective`: matrix products and attention take nearly all of the forward's time
+SAVED_OPERATORS = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,  # float8's
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.megatron.cpu_attention.default,
+]
+
+
+def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> None:
+    """Make each block, in place, save its input only (`full`) or also SAVED_OPERATORS (`selective`)."""
+    if mode == "none":
+        return
+    contexts = {}
+    if mode == "selective":
+        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)}
+    for block in blocks:
+        # the forward draws no random numbers (dropout is keyed by sample): no generator state to restore
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **contexts
+        )

@@ -1,0 +1,39 @@
+"""Hugging Face hub: files in its cache and its availability, without the slow import of its library."""
+
+import os
+from pathlib import Path
+
+
+def find_hub_error(timeout_s: float = 3.0) -> str | None:
+    """Return None if the hub (or $HF_ENDPOINT) responds, otherwise the reason in a few words."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "on", "yes", "true"):
+        return "HF_HUB_OFFLINE is set"
+    import urllib.error  # slow to import, and needed only for names that are not in the cache
+    import urllib.request
+
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s):
+            return None
+    except urllib.error.HTTPError:
+        return None  # an HTTP error is a response too
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"{address}: {getattr(reason, 'strerror', None) or reason}"
+
+
+def find_cached_file(repo: str, name: str) -> Path | None:
+    """Return the path of a file of a model repository, revision `main`, in the hub's local cache, or None.
+
+    Layout of huggingface_hub's cache: models--<owner>--<name>/{refs/main, snapshots/<commit>/<file>}.
+    """
+    default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("HF_HOME") or default_cache / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    path = folder / "snapshots" / commit / name
+    return path if path.is_file() else None

@@ -1,0 +1,67 @@
+"""Memory use of the ranks, and explanation of out-of-memory errors."""
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from megatron.parallel.collectives import sum_over_ranks
+from megatron.parallel.world import World
+
+# messages of torch's CPU allocator, which raises a plain RuntimeError
+CPU_OOM_MESSAGES = ("can't allocate memory", "not enough memory")
+
+
+def measure_memory(device: torch.device) -> tuple[float, float]:
+    """Return (peak GiB, fraction of the total memory): reserved memory on a GPU, resident memory on a CPU."""
+    if device.type == "cuda":
+        used = torch.cuda.max_memory_reserved(device)
+        whole = torch.cuda.get_device_properties(device).total_memory
+    else:
+        # ru_maxrss is in bytes on macOS and in KiB on Linux
+        unit = 1 if sys.platform == "darwin" else 1024
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return used / 2**30, used / whole
+
+
+def gather_peaks(world: World) -> list[float]:
+    """Return the peak memory of every rank in GiB, on all ranks. Collective."""
+    peaks = torch.zeros(world.n_ranks, dtype=torch.float64, device=world.device)
+    peaks[world.rank] = measure_memory(world.device)[0]
+    return sum_over_ranks(peaks, world).tolist()
+
+
+def format_memory_line(step: int, peaks: list[float], device: torch.device) -> str:
+    """Format one line with the peaks of all ranks."""
+    used, fraction = measure_memory(device)
+    most = max(range(len(peaks)), key=peaks.__getitem__)
+    return (
+        f"memory after step {step}: peak {min(peaks):.2f} to {max(peaks):.2f} GiB on {len(peaks)} rank(s), "
+        f"most on rank {most}, of {used / fraction:.2f} GiB on {device.type}"
+    )
+
+
+@contextmanager
+def explain_oom(step: int, key: str, rows: int, seq_len: int, world: World) -> Iterator[None]:
+    """Turn an out-of-memory error into a ValueError with the peak and a fix.
+
+    key    configuration key of the number of samples per forward
+    rows   its current value
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        plain = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not plain and not any(words in str(error) for words in CPU_OOM_MESSAGES):
+            raise
+        used, fraction = measure_memory(world.device)
+        fix = f"Set {key} to {rows // 2} or less" if rows > 1 else "Lower dataset.seq_len"
+        raise ValueError(
+            f"step {step}, rank {world.rank}: out of memory on {world.device} at a peak of {used:.2f} of "
+            f"{used / fraction:.2f} GiB, with {rows} samples of {seq_len} tokens per forward. {fix}, "
+            "or use more ranks."
+        ) from error

@@ -1,0 +1,246 @@
+"""Logging of a run: log line, metrics.jsonl, TensorBoard, Weights & Biases, profiles and memory."""
+
+import gzip
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.config.plan import plan_run
+from megatron.config.read import build_config
+from megatron.data.synthetic import SyntheticSamples
+from megatron.engine.interface import StepReport
+from megatron.evaluation.validate import validate
+from megatron.objective.autoregressive import Autoregressive
+from megatron.objective.task import Task
+from megatron.parallel.world import World
+from megatron.revision import git_revision
+from megatron.run_dir import read_metrics
+from megatron.train.memory_usage import explain_oom, format_memory_line
+from megatron.train.metrics_logger import MetricsLogger, format_log_line
+from megatron.train.state import TrainState
+
+CPU = World(0, 1, 0, torch.device("cpu"))
+
+SMALL = {
+    "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
+    "dataset": {"path_train": "synthetic", "seq_len": 16, "batch_size": 4},
+    "lr_scheduler": {"total_iterations": 10},
+    "logging": {"tensorboard": False},
+}
+
+
+def test_the_log_line_equals_that_of_torchtitan() -> None:
+    line = format_log_line(100, 6.4277, 2.9062, (158.61, 0.8620), 17_581, 1018.20, 0.4525)
+    assert line == (
+        "step: 100  loss:  6.42770  grad_norm:  2.9062  memory: 158.61GiB(86.20%)  "
+        "tps: 17,581  tflops: 1,018.20  mfu: 45.25%"
+    )
+
+
+def test_both_utilisations_follow_from_the_tokens_and_the_peak(tmp_path) -> None:
+    config = build_config(SMALL)
+    logger = MetricsLogger(config, plan_run(config), CPU, tmp_path)
+    logger.peak_tflops = 1e-6  # a very small device
+    report = StepReport(torch.tensor(128.0, dtype=torch.float64), 64, torch.tensor(1.0))
+    logger.accumulate(report, 1, (0, 3))
+    logger.log_train(TrainState(step=1, next_sample=4, tokens_seen=64), report, 0.1)
+    logger.close()
+    line = next(read_metrics(tmp_path))
+    # 4 x 64 x 64 + 3 x 64 x 128 per block, 128 rows of embedding, 5 norms
+    n, scores = 2 * (4 * 64 * 64 + 3 * 64 * 128) + 128 * 64 + 5 * 64, 12 * 2 * 64 * 16
+    assert line["loss"] == 2.0
+    assert line["mfu"] == pytest.approx(line["tps"] * (6 * n + scores) / 1e6)
+    executed = 6 * (n - 5 * 64) + scores * 17 / 32
+    assert line["mfu_executed"] == pytest.approx(line["tps"] * executed / 1e6)
+
+
+def test_a_single_held_out_sample_gives_a_loss_without_a_standard_error(tmp_path) -> None:
+    config = build_config(SMALL)
+
+    class Even:
+        """Engine with a loss of two nats for each of 16 tokens."""
+
+        def score(self, task: Task) -> tuple[torch.Tensor, int]:
+            return torch.full((1,), 32.0, dtype=torch.float64), 16
+
+    samples = SyntheticSamples(100, seq_len=16, seed=0, held_out=True)
+    held_out = validate(Even(), Autoregressive(), samples, CPU, batch_size=4, max_samples=1)
+    assert (held_out.loss, held_out.loss_se, held_out.n_tokens) == (2.0, None, 16)
+    logger = MetricsLogger(config, plan_run(config), CPU, tmp_path)
+    logger.log_validation(TrainState(step=1, next_sample=4, tokens_seen=64), held_out, None)
+    logger.close()
+    assert next(read_metrics(tmp_path))["loss_se"] is None
+
+
+def test_a_window_of_steps_is_profiled(pretrain, words, tmp_path) -> None:
+    run = tmp_path / "run"
+    words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=6"]
+    done = pretrain([*words, "logging.profile_steps=[3,4]"])
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (run / "profile").iterdir()) == ["steps_3-4.json.gz", "steps_3-4.txt"]
+    with gzip.open(run / "profile" / "steps_3-4.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    updates = [event for event in events if "Optimizer.step#AdamW" in event.get("name", "")]
+    assert len(updates) == 2
+    assert "aten::mm" in (run / "profile" / "steps_3-4.txt").read_text()
+
+
+@pytest.mark.ranks
+def test_memory_of_every_rank_is_logged_after_the_first_steps(pretrain, words, tmp_path) -> None:
+    done = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"], n_ranks=2)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "memory"]
+    assert [(line["step"], len(line["peak_gib"])) for line in lines] == [(1, 2), (2, 2)]
+    # Python with torch takes more than 100 MB, and the run less than 4 GB
+    assert all(0.1 < peak < 4 for line in lines for peak in line["peak_gib"])
+    assert done.stderr.count("GiB on 2 rank(s), most on rank ") == 2
+
+
+def test_the_memory_line_names_the_rank_with_most() -> None:
+    assert format_memory_line(2, [1.0, 3.5, 2.0], CPU.device).startswith(
+        "memory after step 2: peak 1.00 to 3.50 GiB on 3 rank(s), most on rank 1, of "
+    )
+
+
+def test_an_out_of_memory_error_contains_a_fix(root, words, tmp_path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "empty.yaml").write_text("name: test\n")
+    synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=200"]
+    words = [*words, *synthetic, f"logging.run_dir={run}", "dataset.batch_size=4096", "model.d_ff=65536"]
+    done = subprocess.run(
+        [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        # the first feed-forward allocates [4096 x 32, 65536] float32: 32 GiB
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: step 1, rank 0: out of memory on cpu at a peak of ")
+    assert "with 4096 samples of 32 tokens per forward. Set dataset.microbatch_size to 2048 or less" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_only_running_out_of_memory_is_explained() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), explain_oom(1, "dataset.microbatch_size", 8, 16, CPU):
+        raise RuntimeError("shapes differ")
+    with (
+        pytest.raises(ValueError, match="Set evaluation.batch_size to 4"),
+        explain_oom(1, "evaluation.batch_size", 8, 16, CPU),
+    ):
+        raise MemoryError
+    with pytest.raises(ValueError, match="Lower dataset.seq_len"), explain_oom(1, "", 1, 16, CPU):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def read_wandb_records(content: bytes) -> Iterator[bytes]:
+    """Yield the records of a .wandb file: 7 bytes of header, then LevelDB's log format (32 KiB blocks)."""
+    block, position, whole = 1 << 15, 7, b""
+    while position + 7 <= len(content):
+        if block - position % block < 7:  # no space for a header: zeros up to the next block
+            position += block - position % block
+            continue
+        _, length, part = struct.unpack_from("<IHB", content, position)
+        whole += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if part in (1, 4):  # a complete record, or the last part of one
+            yield whole
+            whole = b""
+
+
+def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
+    pretrain, words, tmp_path, monkeypatch
+) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for limit in ("X_SERVICE_WAIT", "INIT_TIMEOUT"):  # defaults are 30 and 90 s
+        monkeypatch.setenv(f"WANDB_{limit}", "240")
+    run = tmp_path / "run"
+    done = pretrain([*words, f"logging.run_dir={run}", "logging.wandb=scaling"])
+    assert done.returncode == 0, done.stderr
+    (path,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    points = []
+    for data in read_wandb_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        items = {
+            "/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item
+        }
+        if "train/loss" in items:
+            points.append((items["step"], items["train/loss"]))
+        if record.HasField("run"):
+            assert record.run.project == "scaling"
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    assert points == [(line["step"], line["loss"]) for line in lines]
+    assert len(points) == 12
+
+
+@pytest.mark.parametrize(
+    ("module", "word", "fix"),
+    [
+        ("wandb", "logging.wandb=scaling", "pip install wandb, or omit the key."),
+        ("tensorboard", "logging.tensorboard=true", "or set logging.tensorboard=false."),
+    ],
+)
+def test_a_missing_logging_library_gives_a_one_line_error(
+    pretrain, words, tmp_path, monkeypatch, module, word, fix
+) -> None:
+    (tmp_path / f"{module}.py").write_text("raise ImportError('nothing here')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    failed = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}", word])
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+    last = failed.stderr.strip()
+    assert last.startswith(f"error: {word.partition('=')[0]}: nothing here.") and last.endswith(fix)
+    assert list(read_metrics(tmp_path / "run")) == []
+
+
+def test_tensorboard_contains_the_values_of_metrics_jsonl(pretrain, words, tmp_path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    done = pretrain([*words, f"logging.run_dir={run}", "logging.tensorboard=true"])
+    assert done.returncode == 0, done.stderr
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    for kind, names in (("train", ("loss", "lr", "grad_norm", "tps")), ("validation", ("loss", "loss_se"))):
+        lines = [line for line in read_metrics(run) if line["kind"] == kind]
+        assert lines
+        for name in names:
+            points = [(event.step, event.value) for event in events.Scalars(f"{kind}/{name}")]
+            assert [step for step, _ in points] == [line["step"] for line in lines]
+            # events hold float32
+            assert [value for _, value in points] == pytest.approx([line[name] for line in lines], rel=1e-6)
+
+
+def test_the_git_revision_marks_changes_and_does_not_write_to_the_checkout(tmp_path: Path) -> None:
+    def run_git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert git_revision(tmp_path) is None
+    run_git("init", "--quiet")
+    (tmp_path / "file").write_text("a")
+    run_git("add", "file")
+    run_git("commit", "--quiet", "-m", "one")
+    os.utime(tmp_path / "file", (1, 1))  # git would update its index, since only the time differs
+    index = tmp_path / ".git" / "index"
+    before = index.stat()
+    commit = run_git("rev-parse", "--short=12", "HEAD")
+    assert git_revision(tmp_path) == commit
+    (tmp_path / "file").write_text("b")
+    assert git_revision(tmp_path) == f"{commit}+"
+    after = index.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
