@@ -33,7 +33,7 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.loss_a:.5f} - {self.loss_b:.5f} = {self.difference:+.5f} nats a token "
+            f"{self.loss_a:.5f} - {self.loss_b:.5f} = {self.difference:+.5f} nats per token "
             f"(95 %: {self.low:+.5f} to {self.high:+.5f}), p = {self.p_value:.2g}, "
             f"{self.n_documents:,} documents, {self.n_bootstrap:,} resamples"
         )

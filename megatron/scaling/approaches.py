@@ -97,7 +97,7 @@ def estimate_bias(isoflop: IsoFlop, law: Law) -> IsoFlopBias | None:
 def compare_approaches(
     N: ArrayLike, D: ArrayLike, L: ArrayLike, C: ArrayLike, n_bootstrap: int = 200, seed: int = 0
 ) -> ApproachComparison:
-    """Apply all approaches that n runs allow: N parameters, D tokens, L nats a token, C FLOPs, each [n].
+    """Apply all approaches that n runs allow: N parameters, D tokens, L nats per token, C FLOPs, each [n].
 
     Two approaches disagree where neither exponent is in the interval of the other. Approach 3 is the form
     chinchilla, whose exponent is beta / (alpha + beta).

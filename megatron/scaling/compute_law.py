@@ -35,7 +35,7 @@ EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest f
 
 @dataclass(frozen=True)
 class Optimum:
-    """Compute-optimal use of C FLOPs: N parameters, D tokens and the loss in nats a token, with intervals.
+    """Compute-optimal use of C FLOPs: N parameters, D tokens and the loss in nats per token, with intervals.
 
     N_interval, D_interval and confidence are intervals of the optimum; predictive is the interval of the
     measured loss of one new run there.
@@ -100,7 +100,7 @@ class ComputeLaw:
         return not self.not_identified
 
     def loss(self, N: ArrayLike, C: ArrayLike) -> np.ndarray:
-        """Return the fitted loss, nats a token, of N parameters trained with C FLOPs; broadcasts."""
+        """Return the fitted loss, nats per token, of N parameters trained with C FLOPs; broadcasts."""
         theta, x = self._theta_vector(), self._centred_log_compute(C)
         value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
         if self.beyond:
@@ -220,7 +220,7 @@ def fit_compute_law(
     C: ArrayLike,
     runs: Sequence[str] = (),
 ) -> ComputeLaw:
-    """Fit n runs by least squares of log L: N parameters, D tokens, L nats a token, C FLOPs, each [n].
+    """Fit n runs by least squares of log L: N parameters, D tokens, L nats per token, C FLOPs, each [n].
 
     Raises ValueError for fewer than MIN_RUNS runs, or fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """

@@ -68,7 +68,7 @@ class NoiseFloor:
 class Difference:
     """Difference A minus B. Below 0, A has the lower loss.
 
-    difference, interval           nats a token
+    difference, interval           nats per token
     relative, relative_interval    relative to the loss of B: L_a / L_b - 1
     se, dof         standard error of log(L_a / L_b), and the degrees of freedom of Student's t
     p_value         two-sided, times n_comparisons, at most 1

@@ -47,7 +47,7 @@ class DownstreamCurve:
     n_questions: int | None = None
 
     def score(self, L: ArrayLike) -> np.ndarray:
-        """Return the score at a loss of L nats a token; broadcasts."""
+        """Return the score at a loss of L nats per token; broadcasts."""
         return evaluate_score(self.kind, self.params, L)
 
     def score_sd(self, value: ArrayLike) -> np.ndarray:

@@ -61,7 +61,7 @@ def fit_law(
     tied: Mapping[str, str] | None = None,
     priors: Sequence[Prior] = (),
 ) -> Law:
-    """Fit `form` to n runs: N parameters, D tokens, L nats a token, U unique tokens, each [n].
+    """Fit `form` to n runs: N parameters, D tokens, L nats per token, U unique tokens, each [n].
 
     Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3). Intervals are
     percentiles over `n_bootstrap` random weightings of runs, expanded for the number of runs.

@@ -1,6 +1,6 @@
 """Forms of scaling laws, in their own constants.
 
-N parameters, D training tokens, U unique tokens among them, L nats a token. All functions broadcast, so
+N parameters, D training tokens, U unique tokens among them, L nats per token. All functions broadcast, so
 constants of shape [R, 1] give the losses of R bootstrap replicates.
 
 chinchilla        E + A/N^alpha + B/D^beta                       Hoffmann et al., arXiv 2203.15556, eq. 2
@@ -27,7 +27,7 @@ CHINCHILLA_CONSTANTS = ("E", "A", "B", "alpha", "beta")
 
 
 def chinchilla(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
-    """Return L = E + A/N^alpha + B/D^beta, nats a token; broadcasts. U has no effect."""
+    """Return L = E + A/N^alpha + B/D^beta, nats per token; broadcasts. U has no effect."""
     return (
         params["E"]
         + params["A"] * np.asarray(N, dtype=float) ** -np.asarray(params["alpha"])

@@ -29,7 +29,7 @@ class CentredRuns:
 
     @classmethod
     def from_columns(cls, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> "CentredRuns":
-        """Build from plain values [n]: N parameters, D tokens, L nats a token."""
+        """Build from plain values [n]: N parameters, D tokens, L nats per token."""
         x, y = np.log(N), np.log(D)
         return cls(x - x.mean(), y - y.mean(), np.log(L), float(x.mean()), float(y.mean()))
 

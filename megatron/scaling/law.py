@@ -37,7 +37,7 @@ NUMERIC_FIELDS = ("params", "objective", "standard_error", "derived", "replicate
 class Law:
     """A fitted scaling law. Saved as law.json.
 
-    params          constants of the form, in nats a token, N in parameters, D in tokens
+    params          constants of the form, in nats per token, N in parameters, D in tokens
     objective       sum over runs of Huber(log L - log Lhat, huber_delta)
     standard_error  standard deviation of each constant over bootstrap replicates
     interval        {"level", "method", "n_units": runs or groups that the bootstrap weighted, "n_bootstrap",
@@ -89,7 +89,7 @@ class Law:
     profile: dict[str, Any] = field(default_factory=dict)
 
     def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
-        """Return the loss, nats a token, of N parameters after D tokens, U of them unique; broadcasts."""
+        """Return the loss, nats per token, of N parameters after D tokens, U of them unique; broadcasts."""
         return FORM[self.form].loss(self.params, N, D, U)
 
     def predict(

@@ -16,7 +16,7 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted loss of N parameters after D tokens, U of them unique (None: all), in nats a token.
+    """Predicted loss of N parameters after D tokens, U of them unique (None: all), in nats per token.
 
     confidence  interval of the value of the law, the mean of many such runs
     predictive  interval of the measured loss of one new run

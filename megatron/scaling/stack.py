@@ -87,7 +87,7 @@ class StackedLaw:
     held_out: dict[str, Any] = field(default_factory=dict)
 
     def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
-        """Return the weighted geometric mean of the losses of the forms, nats a token.
+        """Return the weighted geometric mean of the losses of the forms, nats per token.
 
         Arguments broadcast as in Law.loss.
         """

@@ -55,7 +55,7 @@ class RunPoints:
     def from_columns(
         cls, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None
     ) -> "RunPoints":
-        """Build from plain values [n]: N parameters, D tokens, L nats a token, U unique tokens (None: D)."""
+        """Build from plain values [n]: N parameters, D tokens, L nats/token, U unique tokens (None: D)."""
         x, y = np.log(N), np.log(D)
         u = y if U is None else np.minimum(np.log(U), y)
         repeats = np.expm1(y - u)
