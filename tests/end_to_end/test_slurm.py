@@ -55,7 +55,7 @@ def submit_job(
 def wait_for_state(slurm: Callable[..., str], number: str, states: tuple[str, ...], log: Path) -> None:
     """Wait until the job is in one of the states."""
     end = time.monotonic() + 300
-    while slurm.job(number)["JobState"] not in states:
+    while slurm.show_job(number)["JobState"] not in states:
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.5)
 
@@ -68,7 +68,7 @@ def test_a_job_on_two_nodes_is_preempted_requeues_itself_and_ends_as_if_undistur
     run, log = tmp_path / "run", tmp_path / "log.txt"
     number = submit_job(slurm, root, run, log, [], nodes=2)
     wait_for_step(run, 5, log)
-    assert slurm.job(number)["NumNodes"] == "2"
+    assert slurm.show_job(number)["NumNodes"] == "2"
     # as Slurm does two minutes before the time limit: a signal to the batch script only
     slurm("scancel", "--batch", "--signal=USR1", number)
     first = _wait_for_restart(slurm, number, 1, log)
@@ -78,7 +78,7 @@ def test_a_job_on_two_nodes_is_preempted_requeues_itself_and_ends_as_if_undistur
     second = _wait_for_restart(slurm, number, 2, log)
     wait_for_state(slurm, number, ("COMPLETED", "FAILED"), log)
     text = log.read_text()
-    assert slurm.job(number)["JobState"] == "COMPLETED", text
+    assert slurm.show_job(number)["JobState"] == "COMPLETED", text
     assert 5 < first < second < STEPS
     result = json.loads((run / RESULT).read_text())
     assert (result["step"], result["n_ranks"]) == (STEPS, 2)
@@ -95,9 +95,9 @@ def _wait_for_restart(slurm, number: str, times: int, log: Path) -> int:
     """Wait until the job has resumed `times` times; return the step after which it last resumed."""
     end, words = time.monotonic() + 180, "resuming after step "
     while log.read_text().count(words) < times:
-        assert time.monotonic() < end, (log.read_text(), slurm.job(number))
+        assert time.monotonic() < end, (log.read_text(), slurm.show_job(number))
         time.sleep(0.2)
-    assert slurm.job(number)["Restarts"] == str(times)
+    assert slurm.show_job(number)["Restarts"] == str(times)
     return int(log.read_text().rpartition(words)[2].split()[0])
 
 
@@ -109,8 +109,8 @@ def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, root, tmp_path
     wait_for_step(run, 5, log)
     slurm("scancel", number)
     wait_for_state(slurm, number, ("CANCELLED", "COMPLETED", "FAILED", "PENDING"), log)
-    assert slurm.job(number)["JobState"] == "CANCELLED", log.read_text()
-    assert slurm.job(number)["Restarts"] == "0"
+    assert slurm.show_job(number)["JobState"] == "CANCELLED", log.read_text()
+    assert slurm.show_job(number)["Restarts"] == "0"
     assert [checkpoint.is_preempt for checkpoint in layout.find_checkpoints(run / "checkpoints")] == [True]
     assert "stopped by SIG" in log.read_text()
 
@@ -119,6 +119,6 @@ def test_a_job_that_fails_stays_failed(slurm, root, tmp_path) -> None:
     log = tmp_path / "log.txt"
     number = submit_job(slurm, root, tmp_path / "run", log, ["optim.lrr=1"], nodes=1)
     wait_for_state(slurm, number, ("COMPLETED", "FAILED"), log)
-    assert slurm.job(number)["ExitCode"] == "1:0"
+    assert slurm.show_job(number)["ExitCode"] == "1:0"
     assert "error: examples_scaling/training/train.yaml: unknown key 'optim.lrr'" in log.read_text()
-    assert slurm.job(number)["Restarts"] == "0"
+    assert slurm.show_job(number)["Restarts"] == "0"
