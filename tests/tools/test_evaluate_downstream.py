@@ -148,4 +148,4 @@ def test_tasks_of_the_other_kind_are_skipped_and_named(typed: Typed, stories: Pa
         assert list(results["config"]["skipped"]) == [other] and list(results["results"]) == [scored]
     none = typed(*words[:-1], tmp_path / "none", "--tasks", "copa,piqa", "--only-generate")
     assert none.returncode == 1 and "error: --tasks: all tasks are skipped (copa: " in none.stderr
-    assert "piqa: ranks or measures" in none.stderr and not (tmp_path / "none").exists()
+    assert "piqa: needs log-likelihoods" in none.stderr and not (tmp_path / "none").exists()

@@ -150,7 +150,9 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     options = (run, "--data", tmp_path / "moved", "--device", "cpu")
     first = run_tool("validate.py", *options, "--save-per-document")
     assert first.returncode == 0, first.stderr
-    assert f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; --tokenizer" in first.stderr
+    assert (
+        f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; give --tokenizer" in first.stderr
+    )
     path = next(run.glob("validation/*/moved-ar-????????.json"))
     documents = path.with_suffix(".documents.parquet")
     before = json.loads(path.read_text())
@@ -168,7 +170,7 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     ids = np.fromfile(tmp_path / "moved.bin", np.uint16)
     ids[::-1].tofile(tmp_path / "moved.bin")  # other scores: per-document results are removed
     edited = run_tool("validate.py", *options)
-    assert not documents.exists() and "replaced; it was of other weights or files" in edited.stderr
+    assert not documents.exists() and "replaced; it was of other weights or data" in edited.stderr
 
 
 def test_bad_input_gives_a_one_line_error(
