@@ -4,6 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megatron.scaling.noise import MAX_TREND_SLOPE
+
+MAX_RANGE = 200.0  # of log(N D): any pair of counts that a float holds with room for their ratio
 Check = Callable[[Any], bool]
 
 
@@ -69,7 +72,8 @@ def _is_trend(value: Any) -> bool:
         and set(value) == set(names)
         and all(is_number(number) and math.isfinite(number) for number in value.values())
         and min(value["sigma"], value["dof_centre"], value["square_sum"]) > 0
-        and value["low"] <= value["high"]
+        and value["low"] <= value["centre"] <= value["high"] <= value["low"] + MAX_RANGE
+        and abs(value["slope"]) <= MAX_TREND_SLOPE
     )
 
 
