@@ -22,10 +22,10 @@ from megatron.scaling.approaches import APPROACH_NAMES, compare_approaches
 from megatron.scaling.envelope import curves_from_runs, fit_envelope
 from megatron.scaling.fit import fit_law
 from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import compare_forms, format_held_out, score_holdout
+from megatron.scaling.holdout import compare_forms, score_holdout
 from megatron.scaling.isoflop import fit_isoflop
 from megatron.scaling.law import Law
-from megatron.scaling.noise import Trend
+from megatron.scaling.law_text import summarise_law
 from megatron.scaling.priors import parse_prior
 from megatron.scaling.profile import PROFILED_COORDINATES, profile_constant
 from megatron.scaling.proposal import propose_runs, rows_from_table
@@ -188,58 +188,6 @@ def parse_constants(words: Sequence[str]) -> tuple[dict[str, float], dict[str, s
                 ) from None
             tied[name] = value
     return fixed, tied
-
-
-def describe_trend(law: Law) -> list[str]:
-    """Return a line on how the scatter of runs changes with compute; none if it is constant."""
-    trend = law.noise.get("trend")
-    if not trend:
-        return []
-    sigma, _ = Trend(**trend).evaluate(np.array([trend["low"], trend["high"]]))
-    return [
-        f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "
-        f"{100 * sigma[1]:.2g} % at the largest (p = {trend['p_value']:.2g})"
-    ]
-
-
-def summarise_law(law: Law) -> str:
-    """Format the law in one line, then each constant with its interval, then the warnings."""
-    lines = [f"{law.formula()}  ({law.n_runs} runs)"]
-    if law.identified is False:
-        names = ", ".join(name for name in law.params if name in law.not_identified)
-        lines.append(
-            f"  NOT IDENTIFIED by these runs: {names or 'the design'}. Do not quote these constants."
-        )
-    intervals = {**law.interval.get("params", {}), **law.interval.get("derived", {})}
-    for name, value in {**law.params, **law.derived}.items():
-        low, high = intervals.get(name, (None, None))
-        mark = "  not identified" if name in law.not_identified else ""
-        interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
-        lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
-    lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
-    lines += [f"  prior: {prior['name']} = {prior['mean']:g} +- {prior['spread']:g}" for prior in law.priors]
-    if law.text_error and "E" in law.params and law.replicates:
-        low, high = law.floor_interval(text="new")
-        lines.append(
-            f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats; E on a new text "
-            f"95 % [{low:.4g}, {high:.4g}]"
-        )
-    if law.noise:
-        lines.append(
-            f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
-            f"{law.noise['dof']:.0f} degrees of freedom"
-        )
-        lines += describe_trend(law)
-    if law.lack_of_fit:
-        tested = law.lack_of_fit
-        verdict = "agrees with them" if tested["passes"] else "DOES NOT FIT them"
-        lines.append(
-            f"  repeated runs differ by {100 * tested['noise']:.2g} %; the form {verdict} "
-            f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
-            f"misfit {100 * tested['misfit']:.2g} %)"
-        )
-    lines += format_held_out(law.held_out)
-    return "\n".join(lines + [f"  warning: {warning}" for warning in law.warnings])
 
 
 def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.scaling.diagnostics import diagnose
-from megatron.scaling.fit_form import Problem, bootstrap_theta, build_search_box, fit_theta
+from megatron.scaling.fit_form import bootstrap_theta, build_search_box, fit_theta
+from megatron.scaling.fit_problem import Problem
 from megatron.scaling.forms import FORM
 from megatron.scaling.huber import CentredRuns
 from megatron.scaling.lack_of_fit import LackOfFit, check_lack_of_fit

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import chdtri
 
-from megatron.scaling.fit_form import Problem, build_search_box, fit_theta, minimize_by_narrowing
+from megatron.scaling.fit_form import build_search_box, fit_theta, minimize_by_narrowing
+from megatron.scaling.fit_problem import Problem
 from megatron.scaling.forms import FORM
 from megatron.scaling.surface import EXPONENT, THETA, RunPoints, constants_from_theta
 

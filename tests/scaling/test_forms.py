@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from megatron.scaling.fit import fit_law
-from megatron.scaling.fit_form import Problem, find_starts
+from megatron.scaling.fit_form import find_starts
+from megatron.scaling.fit_problem import Problem
 from megatron.scaling.forms import FORM, chinchilla, data_constrained, effective_count, optimal_params_for
 from megatron.scaling.law import Law
 from megatron.scaling.surface import (

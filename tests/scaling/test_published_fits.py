@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from megatron.scaling.fit import fit_law
-from megatron.scaling.fit_form import Problem, build_search_box, fit_theta, minimize_in_chunks
+from megatron.scaling.fit_form import build_search_box, fit_theta, minimize_in_chunks
+from megatron.scaling.fit_problem import Problem
 from megatron.scaling.forms import data_constrained, optimal_params_for
 from megatron.scaling.frontier import optimal_frontier
 from megatron.scaling.law import Law
