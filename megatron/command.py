@@ -41,6 +41,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return help_text
         values = default if isinstance(default, (list, tuple)) else [default]
         shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+        # argparse expands % in help texts
         return f"{help_text} (default {shown.replace('%', '%%')})".lstrip()
 
 
@@ -77,6 +78,8 @@ class ToolParser(argparse.ArgumentParser):
                 value = words.pop(0) if words else ""
             if not re.fullmatch(r"-1|[0-9]+", value):
                 self.error(f"argument {name}: got '{value}', expected a whole number")
+            # -1 is the launchers' value for "not distributed"; setdefault: a variable that the launcher set
+            # has precedence
             if "RANK" in os.environ and value != "-1":
                 os.environ.setdefault("LOCAL_RANK", value)
         return remaining
@@ -169,10 +172,13 @@ def install_stop_handlers() -> None:
         if number == signal.SIGHUP:
             replace_lost_terminal()
         if _is_importing(frame):
+            # SIGALRM runs this handler again after the delay; the interval 0 means once
             signal.setitimer(signal.ITIMER_REAL, IMPORT_RETRY_S)
         else:
             raise KeyboardInterrupt
 
+    # a shell script starts background jobs (`command &`) with SIGINT ignored, and they must continue to
+    # ignore it
     sigint_is_enabled = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     for number in stop_signals(signal.SIGALRM):
         if number != signal.SIGINT or sigint_is_enabled:
@@ -202,6 +208,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         status = STOPPED
     except BrokenPipeError:
         # the flush at exit must not raise again
+        # The buffer still has text for the closed pipe. Python flushes it at exit, now to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (OSError, ValueError) as error:

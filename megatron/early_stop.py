@@ -15,6 +15,8 @@ STOPPED = 75  # same value as in command.py, which takes longer to import
 
 def _exit_stopped(number: int, frame: FrameType | None) -> None:
     if "RANK" not in os.environ:  # a launcher that stops its ranks prints its own message
+        # os.write and os._exit instead of print and sys.exit: an import may discard SystemExit, and the
+        # signal may have interrupted a write to the same buffered stream
         os.write(2, b"stopped; run the same command again\n")
     os._exit(STOPPED)
 
@@ -22,6 +24,7 @@ def _exit_stopped(number: int, frame: FrameType | None) -> None:
 def _is_command() -> bool:
     """Return whether this process runs a file in tools/ and is not a multiprocessing worker."""
     process = sys.modules.get("multiprocessing.process")
+    # A spawned worker imports the main module again; its parent decides when it ends.
     if process is not None and process.parent_process() is not None:
         return False
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
@@ -32,5 +35,6 @@ if _is_command():
     signal.signal(signal.SIGTERM, _exit_stopped)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # ignored under nohup
         signal.signal(signal.SIGHUP, _exit_stopped)
+    # ignored in background jobs of a script; another handler belongs to the program that imported this module
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_stopped)

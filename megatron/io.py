@@ -77,6 +77,7 @@ def acquire_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> FileLoc
 
     watch   if only a heartbeat can show whether the owner is alive, wait for one, up to `WATCH_S`
     """
+    # append mode: opening must not truncate, the content may belong to the process that has the lock
     file = path.open("ab")
     try:
         return FileLock(file, lock_descriptor(file.fileno(), path, wait_s, watch))
@@ -106,6 +107,7 @@ def open_locked(path: Path) -> LockedFile:
     Raises LockedError if another process has the lock.
     """
     while True:
+        # O_CREAT without O_TRUNC: before the lock is granted the content is that of another process
         file = LockedFile(io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+"))
         try:
             file.owner = lock_descriptor(file.fileno(), path)
@@ -133,6 +135,8 @@ def lock_descriptor(
         try:
             return _lock_once(descriptor, path)
         except LockedError as error:
+            # An undecided lock is watched past `end`. After WATCH_S without a heartbeat it is taken over, and
+            # after a heartbeat `undecided` is false: the loop ends in both cases.
             if time.monotonic() >= end and not (watch and error.undecided):
                 raise
         time.sleep(POLL_S)
@@ -140,6 +144,7 @@ def lock_descriptor(
 
 def _lock_once(descriptor: int, path: Path) -> "OwnerFile | None":
     try:
+        # LOCK_NB: a blocking flock could not be bounded by `wait_s`
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
@@ -171,6 +176,7 @@ class OwnerFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + OWNER)
+        # the token distinguishes two locks of the same process, and two processes that got the same number
         self.record = {**_process_record(), "token": uuid.uuid4().hex}
         if not self._create():
             # raises if the owner is alive or undecided; otherwise this process takes the lock over
@@ -184,6 +190,8 @@ class OwnerFile:
 
     def release(self) -> None:
         """Remove the file. Does nothing in a forked child of the owner."""
+        # The order matters: `_touch_files` reports a missing file only if its own `remove` returns True. This
+        # call returns True first, so a file that is released here is never reported as another owner's.
         if self.record["pid"] == os.getpid() and _heartbeat.remove(self) and self.is_current():
             self.path.unlink(missing_ok=True)
 
@@ -236,6 +244,7 @@ class OwnerFile:
                 guard.unlink(missing_ok=True)
             raise LockedError("another process, which is taking over the lock", undecided=True) from None
         try:
+            # a dead owner's file stays as it is: a creation fails while it exists, a takeover needs the guard
             if _read_record(self.path) == dead_record:
                 self.path.unlink(missing_ok=True)
         finally:
@@ -277,10 +286,13 @@ class _Heartbeat:
             time.sleep(HEARTBEAT_S)
             # the lock is not held during file system calls, which may block for long
             with self.lock:
+                # A forked child inherits the parent's entries; only the process that created a file touches
+                # it.
                 files = [file for file in self.files if file.record["pid"] == os.getpid()]
             for file in files:
                 with suppress(OSError):
                     if file.is_current():
+                        # any new mtime counts, whichever clock sets it
                         os.utime(file.path)
                     elif self.remove(file):
                         log.error(
@@ -319,6 +331,7 @@ def _raise_if_alive(path: Path, record: dict[str, Any]) -> None:
     holder = f"process {record.get('pid', '?')} on {record.get('host', 'an unknown host')}"
     current = _process_record()
     # process numbers can be compared only on the same boot of a machine and in the same PID namespace
+    # example: a reboot changes boot_id, and a container has another namespace than its host
     if record and all(record.get(key) == current[key] for key in ("machine", "namespace")):
         if _process_start_time(record["pid"]) == record["started"]:
             raise LockedError(holder)
@@ -359,6 +372,7 @@ def _process_start_time(pid: Any) -> str | None:
     A process number is reused, so only number and start time together identify a process.
     """
     try:
+        # "4711 (name) S 1 ...": the name may contain spaces and ")", so the fields begin after the last ")"
         fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None if Path("/proc/self/stat").exists() else _probe_process(pid)
@@ -369,9 +383,11 @@ def _process_start_time(pid: Any) -> str | None:
 def _probe_process(pid: Any) -> str | None:
     """Return "running" if a process of that number exists, else None. For systems without /proc."""
     try:
+        # signal 0 is never delivered: the call only checks that the process exists and may be signalled
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError):
         return None
+    # EPERM: the process exists and belongs to another user
     except PermissionError:
         pass
     return "running"

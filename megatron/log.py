@@ -26,11 +26,13 @@ def get_logger(name: str = "megatron") -> logging.Logger:
     Warnings and above are logged by every rank, lower levels by rank 0 only.
     """
     root = logging.getLogger("megatron")
+    # once per process: a second handler would print every line twice
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT, datefmt="%H:%M:%S"))
         handler.addFilter(_RankFilter())
         root.addHandler(handler)
         root.setLevel(logging.INFO)
+        # the root logger may have a handler of another library, which would print the line again
         root.propagate = False
     return root if name == "megatron" else root.getChild(name.removeprefix("megatron."))

@@ -28,6 +28,7 @@ def replace_lost_terminal() -> None:
 
     Writing to a closed terminal raises EIO.
     """
+    # The descriptors, not sys.stdout: C libraries and child processes write to them too.
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             # a closed terminal is still a character device, but isatty() is false for it
@@ -35,6 +36,8 @@ def replace_lost_terminal() -> None:
                 continue
             if os.fstat(descriptor).st_mode & 0o170000 == 0o020000:  # S_IFMT, S_IFCHR: a character device
                 null = os.open(os.devnull, os.O_WRONLY)
+                # dup2 replaces the descriptor in one step: no other thread can open a file under its number
+                # in between
                 os.dup2(null, descriptor)
                 os.close(null)
 
@@ -72,6 +75,7 @@ def end_after_parent() -> None:
     """
     pid, _, grace_s = os.environ.pop(PARENT, "").partition(":")
     if pid:
+        # popped above, so children of this process do not inherit it: their parent is another one
         words = int(pid), float(grace_s)
         threading.Thread(target=_kill_after_parent, args=words, name="end-after-parent", daemon=True).start()
 

@@ -17,6 +17,8 @@ def git_revision(folder: Path) -> str | None:
 
 def _run_git(folder: Path, *words: str) -> str:
     """Run git on a checkout without writing to it, and return its output."""
+    # `status` refreshes the index as a side effect; the option suppresses this, so a killed run leaves no
+    # index.lock
     command = ["git", "--no-optional-locks", *words]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=10, check=True

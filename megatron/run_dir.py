@@ -44,9 +44,13 @@ def write_atomic_bytes(path: Path, content: bytes) -> None:
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path` to write and close; sync and rename it to `path` on success."""
+    # in the same folder, hence on the same file system, where a rename is atomic: readers get the old or the
+    # new file
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
+        # fsync writes all of the file's pages, also those written through the caller's descriptor. Without it
+        # some file systems store the rename before the content, and a power loss leaves an empty file.
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.rename(path)
@@ -99,6 +103,7 @@ def open_exclusive(path: Path, name: Path | None = None) -> IO[bytes]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write indented JSON atomically. Raises ValueError for NaN and Inf, and then writes nothing."""
     try:
+        # serialized before the file is opened: a value that is not JSON leaves the old file as it is
         text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError as error:
         nonfinite_keys = ", ".join(_find_nonfinite(content)) or str(error)
@@ -176,6 +181,7 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | Non
     if not path.is_file():
         return None
     with path.open("rb") as file:
+        # The first line of the tail is usually cut. Its rest is not a JSON object and is skipped.
         file.seek(max(0, path.stat().st_size - tail_bytes))
         lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
     for line in reversed(lines):
@@ -190,6 +196,7 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | Non
 
 def truncate_metrics(run: Path, step: int) -> None:
     """Drop the records after `step`, which a resumed run will log again."""
+    # Python's json reads NaN, which JSON does not have: it is written back as null
     lines = [json.dumps(replace_nonfinite(line)) for line in read_metrics(run) if line["step"] <= step]
     write_atomic(run / METRICS, "".join(line + "\n" for line in lines))
 
@@ -199,6 +206,8 @@ def lock_run(run: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | N
 
     The lock ends with the process in any case. Arguments as in `io.acquire_lock`.
     """
+    # The lock is on a file of its own, since files of the run are replaced by renames, and a lock belongs to
+    # an inode.
     run.mkdir(parents=True, exist_ok=True)
     return acquire_lock(run / LOCK, wait_s, watch)
 

@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ((3, 11), (3, 14))  # first supported version, first unsupported one
 TRAINING = ("torch", "numpy", "omegaconf", "tqdm")  # imported by tools/pretrain.py
 WAIT_S = 120  # for one external program; importing torch from a network disk is slow
+# Runs in a separate process: an import of torch with a missing library may crash, and it takes seconds. A
+# torch for ROCm has no torch.version.cuda.
 TORCH_QUERY = """
 import json, torch
 gpu = torch.cuda.is_available()
@@ -96,6 +98,7 @@ def installed_version(library: str) -> str:
 
 def machine_rows() -> Iterator[Row]:
     """Yield rows for cores, memory, disk and the Python interpreter."""
+    # the cores that taskset, Slurm or a container allows, which may be fewer than those of the machine
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Row("machine", f"{platform.system()} {platform.machine()}, {cores} cores for this process")
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -124,6 +127,7 @@ def list_gpus() -> list[str]:
     )
     gpus = []
     for line in output.splitlines():
+        # from the right: a name may contain a comma. nvidia-smi reports memory in MiB.
         name, memory, driver = [part.strip() for part in line.rsplit(",", 2)]
         size = (
             format_gib(float(memory) * 2**20) if memory.replace(".", "").isdigit() else "memory not reported"
@@ -150,6 +154,8 @@ def torch_rows(quick: bool) -> Iterator[Row]:
     installed, cards = installed_version("torch"), list_gpus()
     built = "the CPU"
     if installed:
+        # version.py is read as text, because an import takes seconds and may fail: cuda: Optional[str] =
+        # '13.0'. A build for the CPU has None, which the pattern with quotes does not match.
         text = (
             Path(importlib.metadata.distribution("torch").locate_file("torch")) / "version.py"
         ).read_text()
@@ -194,6 +200,7 @@ def query_torch() -> tuple[dict, str]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         return {}, f"installed, but cannot be imported ({last}): reinstall it"
+    # the last line, since libraries may print to standard output during the import
     return json.loads(done.stdout.splitlines()[-1]), ""
 
 
@@ -219,6 +226,7 @@ def package_rows() -> Iterator[Row]:
 
 def library_rows() -> Iterator[Row]:
     """Yield a row for each pinned line of requirements.txt, with the installed version."""
+    # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
     pins = re.findall(
         r"^([\w.-]+)==(\S+)\s*(?:# (.*))?$", (ROOT / "requirements.txt").read_text(), re.MULTILINE
     )

@@ -43,6 +43,7 @@ SHOWN = {
 
 def format_table(rows: Sequence[Row]) -> str:
     """Format rows as aligned text: text columns to the left, numeric columns to the right."""
+    # the heading is a line as the others, so that it also counts for the width of a column
     lines = [list(SHOWN), *([str(show(row)) for show in SHOWN.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
@@ -113,6 +114,7 @@ def collect_rows(args: argparse.Namespace) -> list[Row]:
     if args.kind is None:
         return read_runs(args.paths[0])
     facts = read_facts(args.facts) if args.facts else {}
+    # the empty name applies to all runs; --facts gives values of single runs
     facts[""] = {name: parse_fact(name, text) for name, text in parse_pairs(args.set, "--set").items()}
     return read_external_logs(args.paths, args.kind, facts, parse_pairs(args.map, "--map"))
 

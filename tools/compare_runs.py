@@ -75,6 +75,7 @@ def read_source(path: Path, law: Path | None) -> tuple[list[Row], dict[str, Law]
         rows, laws = [row for row in read_rows(path) if row["status"] in (None, "done")], {}
     if law is not None:
         loaded = Law.load(law)
+        # a law without a filter on the objective is one of autoregressive runs
         laws[str(loaded.filter.get("objective", "autoregressive"))] = loaded
     return rows, laws
 
@@ -84,6 +85,7 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
 
     Return None for cells, and if the runs have no per-document files of the same name and documents.
     """
+    # documents pair only between two single runs: the mean of a cell has no per-document losses
     if not folder.is_dir() or a.n_seeds > 1 or b.n_seeds > 1:
         return None
     from megatron.evaluation.compare import compare_documents
@@ -95,6 +97,7 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
     for name in sorted(files[0].keys() & files[1].keys()):
         try:
             comparison = compare_documents(files[0][name], files[1][name], n_bootstrap=2000)
+        # other documents under the same name: the next pair of files may match
         except ValueError:
             continue
         # the standard error of a normal 95 % interval of the bootstrap

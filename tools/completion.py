@@ -73,12 +73,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parser_completions(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield (typed words, possible next words) for a parser and its subcommands."""
+    # "." is the place of an option: no option or action has this name
     yield f"{name} .", [word for action in parser._actions for word in action.option_strings]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield f"{name} actions", list(action.choices)
             for inner, its_parser in action.choices.items():
                 yield from parser_completions(f"{name} {inner}", its_parser)
+        # nargs 0: a flag, whose next word is not its value
         elif action.nargs != 0:
             for option in action.option_strings:
                 yield f"{name} {option}", [str(choice) for choice in action.choices or (FILE,)]
@@ -90,6 +92,7 @@ def key_completions(name: str, before: str) -> Iterator[tuple[str, Sequence[str]
     for section, _, options in list_sections():
         for option in options:
             key = f"{before}{section}.{option.name}=" if section else f"{before}{option.name}="
+            # a key ends with "=", so the shell completes "optim.lr=" without a blank and then its value
             keys.append(key)
             choices = [str(choice) for choice in option.metadata["choices"]]
             if option.type is bool:
@@ -101,6 +104,7 @@ def key_completions(name: str, before: str) -> Iterator[tuple[str, Sequence[str]
 
 def build_script() -> str:
     """Return the completion script, generated from the parsers of all tools."""
+    # one line of a shell `case` for each place: the completion itself starts no Python
     cases = []
     for tool in sorted(ROOT.glob("tools/*.py")):
         completions = list(parser_completions(tool.stem, load_tool(tool).build_parser()))

@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for point in range(0x110000):
         # surrogates are not characters and cannot occur in valid text
         kind = 0 if 0xD800 <= point < 0xE000 else classify_code_point(point, split)
+        # run-length code: [[0, 0], [9, 3], [14, 0], ...] means 0 to 8 other, 9 to 13 white space, other from
+        # 14
         if not runs or runs[-1][1] != kind:
             runs.append([point, kind])
     about = (

@@ -118,6 +118,7 @@ def _download_assets(args: argparse.Namespace) -> None:
     )  # imported after parsing: the HTTP client is slow to import
 
     is_text = args.what in TEXT_DATASETS
+    # from the environment: an argument would be visible in the list of processes
     token = os.environ.get(args.token_variable) or None
     repository = HubRepository(args.repo, "datasets" if is_text else "models", args.revision, token)
     print(f"{args.repo} at {repository.commit[:12]}", flush=True)
@@ -126,6 +127,7 @@ def _download_assets(args: argparse.Namespace) -> None:
             print(f"{path}: {path.stat().st_size:,} bytes", flush=True)
         return
     limit = DownloadLimits(args.documents, args.max_bytes, args.shards)
+    # not str.format: a pattern of files may contain other braces
     pattern = args.files.replace("{split}", args.split)
     for path, n_documents, is_new in fetch_text(
         repository, pattern, args.out, args.split, args.format, limit

@@ -85,6 +85,7 @@ def find_task(args: argparse.Namespace, runs: Selection) -> str:
     """Return the task of the runs. Raise ValueError if the column 'task' has several values."""
     table = read_table(args.table)
     if TASK in table:
+        # only the rows that the conditions select: a table of many tasks is valid with --task
         names = sorted({table[TASK][i] for i in runs.rows})
         if len(names) > 1:
             raise ValueError(
@@ -120,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = find_task(args, runs)
         scores = optional_column_of(args.table, runs, args.score_column)
         kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE_PREFIX) else "error")
+        # a run that was not scored has an empty cell, read as NaN
         has_score = np.isfinite(scores)
         curve = fit_downstream(
             runs.L[has_score],
@@ -133,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         note = "" if curve.chance is None else "; floor fixed at chance"
         print(f"  a score scatters by {curve.spread:.4f} around the curve{note}")
         if args.predict:
+            # two steps: (N, D) -> loss by the law -> score by the curve
             law = Law.load(args.law)
             words = [f"predicted {float(predict_score(law, curve, *args.predict)[0]):.4f}"]
             for interval in ("predictive", "confidence"):

@@ -30,6 +30,7 @@ def parse_flops(word: str) -> float:
         value = float(word)
     except ValueError:
         value = math.nan
+    # NaN fails every comparison, so it is refused here too
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"got '{word}', expected FLOPs above 0, for example 1e20")
     return value
@@ -114,6 +115,7 @@ def blind_compute(study_dir: Path) -> float | None:
     """Return the FLOPs of the study's blind run; None if the study has none."""
     if not (study_dir / STUDY).is_file():
         return None
+    # the study may have been moved since its plan was written
     study = read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
     return None if study.blind is None else blind_budget(study, expand_grids(study))
 
@@ -158,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(
                 f"--out: got {out}, expected a file in an existing folder, such as {COMPUTE_LAW}"
             )
+        # --check returned above: a fit with later runs must not replace the law of the prediction
         runs = read_runs(args)
         law = runs.fit()
         text = summarise_law(args, law, runs)

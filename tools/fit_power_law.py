@@ -55,6 +55,7 @@ def read_column(path: Path, name: str, option: str) -> np.ndarray:
             value = float(cell)
         except ValueError:
             value = float("nan")
+        # the fit is of log x and log y; NaN fails the comparison
         if not 0 < value < float("inf"):
             raise ValueError(f"{path}, row {i + 1}, {name}: got '{cell}', expected a number above 0")
         values.append(value)
@@ -65,9 +66,11 @@ def fit_table(args: argparse.Namespace) -> dict[str, Any]:
     """Fit the table's points, and return constants, intervals and predictions."""
     x = read_column(args.table, args.x_column, "--x-column")
     y = read_column(args.table, args.y_column, "--y-column")
+    # se(log y) = se(y) / y to first order
     log_se = None  # the fit is of log y, whose standard error is that of y over y
     if args.sigma_column is not None:
         log_se = read_column(args.table, args.sigma_column, "--sigma-column") / (1.0 if args.log_sigma else y)
+    # log y = log k + p log x, a straight line in the logs
     law = fit_power(x, y, log_se)
     answer: dict[str, Any] = {
         "x": args.x_column, "y": args.y_column, "n_points": len(x), "coefficient": law.coefficient,

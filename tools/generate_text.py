@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = list(args.prompt or [])
         if args.prompt_file is not None:
             prompts += args.prompt_file.read_text().splitlines()
+        # prompts [a, b] with 2 samples: [a, a, b, b]; without a prompt, text from the start of a document
         prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
         how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
         device = _choose_device(args.device)
@@ -110,6 +111,7 @@ def _choose_device(name: str | None) -> str:
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        # allocates nothing, but fails where torch cannot use the device
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
         raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error

@@ -86,12 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name is None:
             raise ValueError(f"{args.prefix}: no sidecar that names the tokenizer. Give --tokenizer-model.")
         tokenizer = load_tokenizer(name)
+        # ids of one tokenizer decode to arbitrary text with another, without an error
         if tokenizer_meta.get("sha256") not in (None, tokenizer.sha256):
             raise ValueError(
                 f"{name}: not the tokenizer {tokenizer_meta.get('name')} of the dataset's "
                 "sidecar. Its text would be different."
             )
         print(tokenizer.decode(pair.get_document(args.document).tolist()))
+    # before OSError, of which it is a subclass
     except BrokenPipeError:
         raise  # a closed pipe (`| head`) is not an error of the dataset
     except (OSError, ValueError) as error:

@@ -68,6 +68,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    # exactly one of the two
     if bool(args.mixtures) == bool(args.status):
         parser.error("give either mixtures to serve, or --status of a server")
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -83,6 +84,7 @@ def print_addresses(port: int, metrics_port: int | None, host: str, metrics_host
 
     if metrics_port is not None:
         print(f"metrics on http://{format_address(metrics_host, metrics_port)}/metrics", flush=True)
+    # flush: a caller reads this line from a pipe, where output is buffered by blocks
     print(f"listening on {format_address(host, port)}", flush=True)
 
 
@@ -101,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise FileNotFoundError(f"--{option.replace('_', '-')}: {path}: no such file")
         token = None if args.token_file is None else read_token(args.token_file)
         if args.tls_key is not None:
+            # before the server listens: a key that other users can read is refused
             check_private(args.tls_key)
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
@@ -119,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.mixtures, where, args.seed, args.root,
             on_ready=lambda port, metrics: print_addresses(port, metrics, args.host, args.metrics_host),
         )  # fmt: skip
+    # a server runs until it is stopped, so a stop is success
     except KeyboardInterrupt:
         return 0
     except (OSError, ValueError) as error:

@@ -74,6 +74,7 @@ def resolve_shape(size: str, args: argparse.Namespace, options: Sequence[str]) -
     raw = {
         "model": merge_sections({"size": size, "n_tokens": args.n_tokens}, written),
         "dataset": {"seq_len": args.seq_len},
+        # a configuration requires a length of the run, which the shape does not depend on
         "lr_scheduler": {"total_iterations": 1},
     }
     return build_config(raw, where=size).model
@@ -112,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for name, model in shapes.items():
         n = n_params(model)
+        # 20 tokens per parameter: Hoffmann et al., arXiv 2203.15556
         flops = flops_per_token(model, args.seq_len) * (args.tokens or 20 * n)
         numbers = "".join(f"{getattr(model, column):9,}" for column in columns)
         print(f"{name:>7}{n:16,}{n_non_embedding(model):20,}{numbers}{flops:11.2e}")

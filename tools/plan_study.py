@@ -116,6 +116,7 @@ def read_done_runs(args: argparse.Namespace) -> RunSet | None:
     if args.done is None:
         return None
     runs = select_runs(args.done, Columns(), args.objective)
+    # a run of D tokens from U unique ones: min(D, U) are unique
     return RunSet(runs.N, runs.D, runs.D if args.unique is None else runs.D.clip(max=args.unique))
 
 
@@ -152,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cells = zip(chosen.N, chosen.D, chosen.U, chosen.flops, strict=True)
             text = "".join(f"{n:.0f},{d:.0f},{u:.0f},{c:.6g}\n" for n, d, u, c in cells)
             write_atomic(args.out, "n_params,train_tokens,unique_tokens,flops_6nd\n" + text)
+    # the information matrix of the constants is singular: some of them do not change any loss of these runs
     except np.linalg.LinAlgError:
         print(
             f"error: --law {args.law}: these runs do not identify all constants of {law.form}. "
@@ -167,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"for a noise of {designer.noise:g} in a run's log loss:"
     )
     print(f"{'design':<20}{'runs':>5}{'FLOPs':>11}{'ln N*':>10}{'ln L*':>10}{'a':>10}")
+    # `expect` adds the finished runs to every design, so that of no new runs is the state before the study
     if done is not None:
         print(format_design("done so far", designer.expect(chosen.select([]))))
     print(format_design(f"proposed ({args.criterion})", designer.expect(chosen)))

@@ -140,6 +140,7 @@ def format_range_check(law: Law | StackedLaw, outside: dict[str, str]) -> list[s
     if not outside:
         return ["  within the range of the fitted runs"]
     return [
+        # ranges[name] is (low, high), and False and True are the indices 0 and 1
         f"  OUTSIDE the fitted runs: {name} is {side} {law.ranges[name][side == 'above']:.4g}; "
         "this extrapolates"
         for name, side in outside.items()
@@ -185,6 +186,7 @@ def format_optimum(law: Law | StackedLaw, optimum: OptimumPrediction) -> list[st
 def format_json(value: Any) -> str:
     """Format a value as JSON. NaN and Inf become null, since JSON has no such numbers."""
 
+    # json.dumps would write NaN and Infinity, which other parsers refuse
     def replace_non_finite(node: Any) -> Any:
         if isinstance(node, dict):
             return {key: replace_non_finite(item) for key, item in node.items()}
@@ -197,6 +199,7 @@ def format_json(value: Any) -> str:
 
 def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: PublishedLaw | None) -> str:
     """Predict with a law of loss or a stack of laws, and format the result."""
+    # without a term for repetition, a prediction would silently ignore --unique
     forms = list(law.laws) if isinstance(law, StackedLaw) else [law.form]
     if args.unique is not None and not any(FORM[form].needs_unique for form in forms):
         raise ValueError(

@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def to_bytes(number: float) -> int:
     """Convert a size in MB to bytes. Raise ValueError for NaN and Inf."""
+    # int(inf) raises OverflowError, which `main` would not report as one line
     if not math.isfinite(number):
         raise ValueError(f"got {number} MB, expected a finite size")
     return int(number * 1e6)

@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
     try:
+        # a full disk is an OSError deep in a worker; this adds the folder and the space that is free
         with explain_disk_full(args.root):
             totals = preprocess(
                 args.input,

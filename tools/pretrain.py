@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train the run, and print its folder."""
     args = build_parser().parse_args(argv)
+    # before the slow imports: a sweep that is killed meanwhile must not leave this run behind
     end_after_parent()
     local_rank = 0
     try:
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(AFTER_FIRST_S)
         return report_error(error)
     try:
+        # The identity is a hash of the settings that change the result. A finished run of other settings in
+        # this folder is not this run.
         if is_done(Path(config.logging.run_dir), plan.identity):
             if ranks.rank == 0:
                 print(f"{config.logging.run_dir}: already done")
@@ -93,6 +96,7 @@ def train_run(config: RunConfig, plan: RunPlan) -> int:
     with open_world(config.dist, config.misc.n_threads) as world:
         choose_microbatch_rows(config, world)
         run = build_run(config, plan, world)
+        # a signal only sets `stop`; the loop saves a checkpoint after the current step and returns False
         with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
             done = train(run, stop)
         if world.is_first and done:
@@ -113,6 +117,7 @@ def exit_process(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    # os._exit flushes nothing, so the buffers were flushed above
     os._exit(status)
 
 

@@ -125,6 +125,7 @@ def format_values(catalog: Catalog, corpus: str) -> str:
 def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
     """Print warnings about broken lines, changed files and properties without values."""
     if done.n_broken:
+        # on standard error, so that the output of `add` is one line
         print(f"list them: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
     if done.n_edited:
         print(
@@ -141,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         writes = args.action in ("add", "remove")  # other actions may read while another process reads
+        # DuckDB allows one process that writes, or several that only read
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
                 properties = read_properties(args.property, args.preset)

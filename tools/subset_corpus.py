@@ -94,6 +94,7 @@ def take_subset(args: argparse.Namespace) -> SubsetResult:
     selection = DocumentSelection(
         documents=args.documents, tokens=args.tokens, sample=args.sample, seed=args.seed
     )
+    # an input is a dataset if its .idx exists; otherwise it is a text file, a folder or a pattern
     pairs = [pair for word in args.input if (pair := find_dataset_prefix(word)) is not None]
     spec = parse_tokenizer_spec(args)
     has_tokenizer = any([spec.model, spec.vocab_file, spec.vocab_size])
@@ -110,6 +111,7 @@ def take_subset(args: argparse.Namespace) -> SubsetResult:
     if has_tokenizer:
         tokenizer, special = load_tokenizer(spec), args.special_text == "token"
         fast, _ = build_fast_bpe(tokenizer)
+        # the C++ encoder where it is exact for this tokenizer, else the library
         encoder = LibraryEncoder(tokenizer, special) if fast is None else FastEncoder(fast, special)
         counter = CountingEncoder(encoder, tokenizer.eod_id if args.append_eod else NO_EOD)
     return subset_text(

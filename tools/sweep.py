@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.details
     )
 
+    # called after `study` is read below; `probe` runs only where nothing else gives the speed
     def price_runs(runs: Sequence[PlannedRun]) -> Speed:
         elsewhere = args.launcher == "slurm"
         return estimate_speed(
@@ -104,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         study = read_study_plan(args.study, args.overrides)
         if args.dry_run:
             runs = expand_study(study)
+            # for other hardware the number of GPUs is not known, so one run at a time
             jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
             print(format_price_table(runs, price_runs(runs), jobs, args.gpus_per_run, args.details))
             return 0

@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=args.seed,
             batch_size=args.batch_size,
             max_samples=args.max_samples,
+            # the comparison is paired by documents, so it requires their losses
             per_document=args.save_per_document or args.compare,
             windows=args.windows,
             allow_other_tokenizer=args.allow_other_tokenizer,
@@ -178,6 +179,8 @@ def _compare_models(
     for model, path in zip(models[1:], documents[1:], strict=True):
         comparison = compare_documents(documents[0], path, n_bootstrap=n_bootstrap, seed=seed)
         about = {"a": str(models[0]), "b": str(model), "seed": seed}
+        # the name depends on what is compared, so that comparisons with several models do not overwrite each
+        # other
         key = hash_json([str(models[0].resolve()), seed, n_bootstrap])[:8]
         write_json(path.with_suffix(f".compared-{key}.json"), {**about, **comparison.as_dict()})
         print(f"{models[0]} against {model}: {comparison}")

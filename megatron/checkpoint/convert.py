@@ -37,6 +37,8 @@ def read_any(
 
     Raises FileNotFoundError or ValueError with a one-line message.
     """
+    # In this order: a file can only be llama2c's. config.json has precedence over rank files, and both over a
+    # checkpoint of this project.
     if path.is_file():
         weights = read_llama2c(path)
     elif (path / CONFIG_FILE).is_file():
@@ -85,6 +87,7 @@ def convert_checkpoint(
     weights = read_any(source, tokenizer=tokenizer, n_tokens=n_tokens, objective=objective)
     if strip_rows and weights.objective == "masked_diffusion":
         raise ValueError(f"{source}: a masked-diffusion model needs its [MASK] row. Omit --strip-rows.")
+    # builds the model: wrong names or shapes raise before anything is written
     n_parameters = sum(parameter.numel() for parameter in weights.build_model().parameters())
     summary = f"{weights.objective}, {n_parameters:,} parameters"
     if strip_rows:

@@ -31,6 +31,7 @@ from megatron.checkpoint.layout import METADATA
 Kind = TypeVar("Kind")
 MAX_BYTES = 1 << 28  # 140 bytes per chunk: 2 million chunks; the records need about 40 times the file size
 MAX_DIMENSIONS = 64
+# no "/" and no "..": a file of the index is always in the checkpoint's folder
 SHARD = re.compile(r"[\w-]+\.distcp")
 _CLASSES = "torch.distributed.checkpoint.metadata."
 _INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
@@ -62,6 +63,7 @@ class _GlobalName:
     full: str
 
 
+# eq=False keeps the identity hash, so that records can be keys of a dictionary, as in DCP's storage_data
 @dataclass(slots=True, eq=False)
 class _Record:
     """An object that the file would construct, as data: class or function name, arguments and state."""
@@ -75,6 +77,9 @@ class _PickleInterpreter:
     """Interpreter of the opcodes in DCP's pickles. Raises ValueError for any other opcode."""
 
     def __init__(self) -> None:
+        # A pickle is a program for a stack machine. {"a": (1, 2)} is: EMPTY_DICT, "a", 1, 2, TUPLE2, SETITEM.
+        # MARK records the height of the stack, and TUPLE, APPENDS and SETITEMS consume everything above the
+        # last mark.
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -109,6 +114,9 @@ class _PickleInterpreter:
             "NEWOBJ": lambda _: self._push_record(*self._pop(2)),
             "BUILD": lambda _: self._set_state(*self._pop(1)),
         }
+        # A missing mark, an empty stack or an unset memo entry raises IndexError or KeyError, which
+        # `read_metadata` converts. The memo returns references: a value may occur many times, and a list may
+        # contain itself.
         # genops only parses opcodes and their arguments; it never executes them.
         for opcode, arg, _ in pickletools.genops(content):
             if opcode.name == "STOP":
@@ -138,6 +146,7 @@ class _PickleInterpreter:
 
     def _set_items(self, items: list[Any]) -> None:
         target = _check_type(self.stack[-1], dict, "SETITEM")
+        # [key, value, key, value, ...]; zip with strict=True below rejects an odd number
         keys = items[::2]
         # Hashing is recursive in C: a tuple nested a million times would overflow the C stack.
         if not all(type(key) in (str, _Record) for key in keys):
@@ -170,6 +179,7 @@ def read_metadata(folder: Path) -> Metadata:
     path = folder / METADATA
     try:
         n_bytes = path.stat().st_size
+        # before the file is read: the limit must also bound the memory of a file that is no index
         if n_bytes > MAX_BYTES:
             raise ValueError(f"got {n_bytes:,} bytes, expected {MAX_BYTES:,} at most")
         return _build_metadata(_PickleInterpreter().run(path.read_bytes()), folder)
@@ -191,6 +201,8 @@ def _build_metadata(root: Any, folder: Path) -> Metadata:
     storage = dict(_build_storage(key, value) for key, value in entries.items())
     # Count before iterating: through the memo, a file may reference one long list of chunks a million times.
     n_chunks = sum(len(_check_type(value.state["chunks"], list, "chunks")) for value in tensors.values())
+    # The keys of `entries` are records, of `storage` (tensor, offset): fewer keys in `storage` means that two
+    # entries are of the same chunk.
     if not n_chunks == len(entries) == len(storage):
         raise ValueError(
             f"got {n_chunks} chunks of tensors, expected {len(storage)}, the number of storage entries"
@@ -227,6 +239,8 @@ def _build_tensor(
         ends = [offset + n for offset, n in zip(offsets, sizes, strict=True)]
         if len(ends) != len(size) or any(end > whole for end, whole in zip(ends, size, strict=True)):
             raise ValueError(f"{key}: got a chunk outside its tensor")
+        # A chunk is stored as a whole torch.save archive, which is longer than its elements. Fewer bytes
+        # would let a small file allocate a large tensor.
         place = storage.get(MetadataIndex(key, offsets))
         if place is None or place.length < prod(sizes) * dtype.itemsize:
             raise ValueError(f"{key}: got a chunk with fewer bytes than elements")
@@ -255,6 +269,8 @@ def _check_places(places: Iterable[_StorageInfo], folder: Path) -> None:
     for place in places:
         by_file.setdefault(place.relative_path, []).append(place)
     for name, chunks in by_file.items():
+        # Sorted by begin, it is enough to compare neighbours: if any two intervals overlap, two neighbours
+        # do. The last interval then has the greatest end. This costs n log n instead of n^2 comparisons.
         chunks.sort(key=lambda place: (place.offset, place.length))
         if any(a.offset + a.length > b.offset for a, b in pairwise(chunks)):
             raise ValueError(f"{name}: got two chunks that share bytes")

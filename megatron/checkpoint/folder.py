@@ -21,6 +21,8 @@ def atomic_folder(final: Path) -> Iterator[Path]:
         raise ValueError(f"{final}: already exists; choose another name or delete it")
     with open_partial_folder(final) as partial:
         yield partial
+        # rglob yields subfolders too: after a power loss a file exists only if its folder entry is on disk
+        # too
         for path in partial.rglob("*"):
             fsync_path(path)
         fsync_path(partial)
@@ -37,13 +39,17 @@ def open_partial_folder(final: Path) -> Iterator[Path]:
     The folder is locked: leftovers of a killed process are removed, the folder of a running one is not.
     Raises FileExistsError if `final` exists, ValueError if another process is writing it.
     """
+    # next to `final`, hence on the same file system: a rename between file systems fails
     partial = final.with_name(final.name + PARTIAL)
     descriptor, owner = _lock_folder(partial, final)
     try:
+        # The lock is granted, so the writer of these files has ended. A link is deleted, never followed:
+        # rmtree of a link's target would delete data outside the folder.
         for leftover in partial.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         yield partial
     except BaseException:
+        # still locked: no other process can have begun to fill this folder
         shutil.rmtree(partial, ignore_errors=True)
         raise
     finally:
@@ -55,10 +61,12 @@ def open_partial_folder(final: Path) -> Iterator[Path]:
 def _lock_folder(partial: Path, final: Path) -> tuple[int, OwnerFile | None]:
     """Create and lock the folder. Return its descriptor and an owner file to release before closing it."""
     while True:
+        # checked again after every failed attempt: the previous owner of the lock may have completed `final`
         if final.exists():
             raise FileExistsError(f"{final}: already exists; choose another name")
         partial.mkdir(parents=True, exist_ok=True)
         try:
+            # flock needs a descriptor, and a folder can be opened only for reading
             descriptor = os.open(partial, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process renamed or removed it since mkdir

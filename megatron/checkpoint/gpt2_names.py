@@ -23,6 +23,7 @@ BLOCK_NAMES = {
 }
 QKV_PARTS = ("attention.query", "attention.key", "attention.value")
 PREFIX = "transformer."
+# "h.0.attn.bias" and "h.0.attn.masked_bias", but not "h.0.attn.c_attn.bias" or "h.0.attn.c_proj.bias"
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$")
 
 
@@ -36,6 +37,7 @@ def export_gpt2_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
                     state[f"blocks.{i}.{ours}.{kind}"]
                 )
             # c_attn is [query; key; value] over outputs, 3 x d_model
+            # three [D, D] -> [3 D, D] -> transposed [D, 3 D]; the biases are [3 D] and are not transposed
             joined = torch.cat([state[f"blocks.{i}.{part}.{kind}"] for part in QKV_PARTS])
             named[f"transformer.h.{i}.attn.c_attn.{kind}"] = _transpose_matrix(joined)
     return named
@@ -49,6 +51,7 @@ def import_gpt2_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     left: dict[str, Tensor] = {}
     for name, tensor in state.items():
+        # GPT2Model saves "wte.weight", GPT2LMHeadModel "transformer.wte.weight"
         full = name if name.startswith((PREFIX, "lm_head.")) else PREFIX + name
         if full in left:
             raise ValueError(
@@ -73,6 +76,7 @@ def import_gpt2_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 )
             for ours, part in zip(QKV_PARTS, joined.chunk(3), strict=True):
                 named[f"blocks.{i}.{ours}.{kind}"] = part.contiguous()
+    # every known tensor was popped above; dropping the rest could change the model
     if left:
         raise ValueError(f"{', '.join(sorted(left)[:4])}: got a tensor that GPT-2 does not have")
     return named
@@ -89,5 +93,8 @@ def _transpose_matrix(tensor: Tensor) -> Tensor:
 
 
 def _count_blocks(state: dict[str, Tensor], prefix: str) -> int:
+    # The highest number counts, not the number of blocks: with a missing block, _pop_tensor or the lookup by
+    # name fails for it instead of shifting the later ones. isascii(): int() also accepts other scripts'
+    # digits.
     numbers = [name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)]
     return 1 + max((int(number) for number in numbers if number.isascii() and number.isdigit()), default=-1)

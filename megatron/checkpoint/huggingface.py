@@ -36,6 +36,7 @@ CONFIG_FILE, GENERATION, INDEX, SINGLE = (
     "model.safetensors.index.json",
     "model.safetensors",
 )
+# one name in the same folder: no "/", no NUL, and no leading dot, as in "../model.safetensors"
 SHARD = re.compile(r"(?!\.)[^/\\\0]+\.safetensors")
 PROJECT_KEYS = (
     "n_tokens",
@@ -43,6 +44,8 @@ PROJECT_KEYS = (
 )  # keys of this project in config.json; transformers preserves and ignores them
 CODE = "modeling_masked_diffusion.py"
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
+# The replacements are applied in this order, each to the result of the one before. "unembedding." contains
+# "embedding.", so it must come first. Import applies them in reverse.
 LLAMA_NAMES = (
     ("unembedding.", "lm_head."),
     ("attention.query_norm.", "self_attn.q_norm."),
@@ -72,6 +75,7 @@ def read_huggingface(folder: Path) -> Weights:
     hf_config = _read_json(folder / CONFIG_FILE)
     project_values = {key: hf_config.pop(key) for key in PROJECT_KEYS if key in hf_config}
     try:
+        # vocab_size counts all rows, with [MASK] and padding; only PROJECT_KEYS record how many are ids
         shape, n_positions, ignored = read_hf_config(hf_config)
         objective = _read_objective(project_values, hf_config)
         rows = shape["n_tokens"]
@@ -174,6 +178,7 @@ def write_huggingface(
             "qk_norm": weights.config.qk_norm,
             "auto_map": {auto: f"{module}.MaskedDiffusion{name}" for auto, name in classes.items()},
         }
+    # config.json is written after the tensors and the tokenizer, because it contains keys of the latter
     with atomic_folder(folder) as partial:
         save_torch_state_dict(state, partial, safe_serialization=True)
         if diffusion:
@@ -214,6 +219,7 @@ def _build_hf_config(weights: Weights, kind: str, dtype: torch.dtype) -> dict[st
     names = GPT2 if kind == "gpt2" else LLAMA
     hf_config: dict[str, Any] = {"model_type": kind, "architectures": [CLASSES[kind]]}
     hf_config |= {theirs: getattr(config, ours) for theirs, ours in names.items()}
+    # all rows of the embedding are exported, so vocab_size must be their number
     hf_config |= {"vocab_size": config.vocab_rows, "dtype": str(dtype).removeprefix("torch.")}
     if kind == "gpt2":
         hf_config |= {"activation_function": "gelu_new", "resid_pdrop": 0.0, "embd_pdrop": 0.0}
@@ -261,6 +267,8 @@ def _import_llama_names(state: dict[str, Tensor], config: ModelConfig) -> dict[s
             ours = ours.replace(their_part, own_part)
         ours = ours.removeprefix("model.")
         # The replacements are not injective: only a name that maps back to itself is one of Llama's.
+        # For example, "model.blocks.0.mlp.up.weight" has no part to replace and would pass as
+        # blocks.0.mlp.up.weight.
         if list(export_llama_names({ours: tensor})) != [full]:
             raise ValueError(f"{name}: got a tensor that Llama and Qwen3 do not have")
         if ours in named:
@@ -275,8 +283,11 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     files, index = [SINGLE], None
+    # the single file has precedence, as in transformers: an index beside it may be left over from another
+    # save
     if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
         index = _read_index(folder / INDEX)
+        # many tensors share a file: {tensor: file} -> each file once
         files = sorted(set(index.values()))
     state: dict[str, Tensor] = {}
     for i, name in enumerate(files):

@@ -19,6 +19,7 @@ from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.run_dir import write_atomic_bytes
 
+# little-endian without padding, 28 bytes; run.c reads the same seven ints as a C struct
 HEADER = struct.Struct("<7i")
 BLOCK_TENSORS = (  # name, and whether the rotary embedding applies to its rows
     ("attention_norm.weight", False),
@@ -58,6 +59,7 @@ class _Header:
     def count_floats(self) -> int:
         """Return the number of float32 values after the header."""
         blocks = self.n_layers * sum(int(np.prod(shape)) for shape in self.block_shapes().values())
+        # two tables [positions, K / 2]
         rotary = self.n_positions * (self.d_model // self.n_heads)
         head = 0 if self.is_tied else 1
         # embedding (and head), blocks, final norm, cosines and sines
@@ -70,11 +72,13 @@ def read_llama2c(path: Path) -> Weights:
         raise FileNotFoundError(f"{path}: no such file")
     raw = path.read_bytes()
     header = _read_header(path, raw)
+    # astype copies: an array over `bytes` is read-only, which torch does not support
     numbers = torch.from_numpy(np.frombuffer(raw, dtype="<f4", offset=HEADER.size).astype(np.float32))
     offset = 0
 
     def read_next(*shape: int) -> Tensor:
         nonlocal offset
+        # consecutive calls read consecutive tensors: the order of the calls is the order of the file
         begin, offset = offset, offset + int(np.prod(shape))
         return numbers[begin:offset].reshape(shape)
 
@@ -84,6 +88,9 @@ def read_llama2c(path: Path) -> Weights:
     for name, is_rotated in BLOCK_TENSORS:
         for layer, tensor in enumerate(read_next(header.n_layers, *header.block_shapes()[name])):
             state[f"blocks.{layer}.{name}"] = (
+                # Scores are sums over channels, so the same permutation of query and key rows leaves them
+                # unchanged. It only moves the two channels that rotate together to the places where this
+                # model's rotation expects them.
                 deinterleave_rows(tensor, d_head) if is_rotated else tensor.clone()
             )
     state["norm.weight"] = read_next(header.d_model)
@@ -131,6 +138,7 @@ def write_llama2c(weights: Weights, path: Path) -> None:
             tensor = state[f"blocks.{layer}.{name}"]
             tensors.append(interleave_rows(tensor, config.d_head) if is_rotated else tensor)
     tensors.append(state["norm.weight"])
+    # run.c skips the tables, but computes the place of the next tensor from their size
     tensors += compute_rotary_tables(n_positions, config.d_head)
     body = b"".join(
         tensor.to(torch.float32).contiguous().numpy().astype("<f4").tobytes() for tensor in tensors
@@ -153,6 +161,7 @@ def interleave_rows(rows: Tensor, d_head: int) -> Tensor:
 
 def compute_rotary_tables(n_positions: int, d_head: int) -> tuple[Tensor, Tensor]:
     """Return cos and sin, each float32 [positions, K / 2], computed in float32 as in llama2.c's model.py."""
+    # theta^(-2i / K) for i = 0 ... K / 2 - 1
     frequency = 1.0 / (10000.0 ** (torch.arange(0, d_head, 2)[: d_head // 2].float() / d_head))
     angle = torch.outer(torch.arange(n_positions), frequency).float()
     return angle.cos(), angle.sin()
@@ -170,6 +179,8 @@ def _read_header(path: Path, raw: bytes) -> _Header:
         header.n_kv_heads,
         header.n_positions,
     )
+    # Limits before any product of sizes: a file of another kind has arbitrary numbers here. A negative number
+    # of tokens is valid, it marks a separate head.
     plausible = all(0 < size < 2**24 for size in sizes) and header.n_tokens != 0
     if not plausible or header.d_model % header.n_heads or header.n_heads % header.n_kv_heads:
         raise ValueError(

@@ -44,11 +44,15 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
     Raises ValueError if neither args nor the caller give it, or if attn_mask contradicts the caller.
     """
     is_fork = any(hasattr(args, name) for name in FORK)
+    # Evidence in the order of its weight: the mask of the attention, then the caller, then the options. A
+    # contradiction between mask and caller is an error, because the weights load under either objective and
+    # would score wrongly.
     certain = _infer_objective(getattr(args, "attn_mask", None))
     if certain == MASKED_DIFFUSION and not is_fork:
         certain = None  # bidirectional attention, but the training objective is unknown
         undecided = True
     else:
+        # an unknown option with "diffusion" in its name: perhaps another fork, of unknown objective
         foreign = [name for name in vars(args) if "diffusion" in str(name) and name not in DIFFUSION_ONLY]
         undecided = is_fork or any(_is_enabled(vars(args)[name]) for name in foreign)
     if certain is not None and requested not in (None, certain):
@@ -65,6 +69,7 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
         for objective, names in ((MASKED_DIFFUSION, DIFFUSION_ONLY), (AUTOREGRESSIVE, CAUSAL_ONLY))
         if any(_is_enabled(getattr(args, name, None)) for name in names)
     }
+    # two hints contradict each other, and no hint proves nothing
     if is_fork and len(hints) == 1:
         return hints.pop()
     raise ValueError(
@@ -118,6 +123,8 @@ def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
             f"and {n_tokens} ids, expected one embedding row more than head rows, and padding after the ids"
         )
     # rows [ids, padding, MASK] -> [ids, MASK, rest of the padding]
+    # Example: 4 ids and 3 rows of padding, 8 rows with [MASK] at index 7. It moves to index 4, and 7 rows are
+    # left, as many as the head has.
     moved = embedding[:-1].clone()
     moved[n_tokens] = embedding[-1]
     merged[name] = moved
@@ -181,9 +188,12 @@ def _infer_objective(mask: Any) -> str | None:
     # for one position, both objectives have the same mask
     if mask.shape[-1] < 2 or not mask.numel():
         return None
+    # [N, S, S] over all leading axes, such as the batch and an axis of heads of size 1
     hidden = mask.reshape(-1, *mask.shape[-2:]).bool()
     if not hidden.any():
         return MASKED_DIFFUSION
+    # Pairs (query, key) with key > query, above the diagonal. The rest is not compared: a causal mask may
+    # also hide earlier documents of the sample.
     later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
     return AUTOREGRESSIVE if bool(hidden[:, later].all()) else None
 

@@ -45,6 +45,7 @@ from megatron.log import get_logger
 log = get_logger(__name__)
 
 NEWEST_FILES = {"latest_checkpointed_iteration.txt": "iter_{:0>7}", "latest": "{}"}
+# mp_rank_TT or mp_rank_TT_PPP: the numbers of the tensor rank and of the pipeline rank
 RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 RANK_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
@@ -118,6 +119,8 @@ def _find_step_folder(folder: Path) -> Path:
     for name, form in NEWEST_FILES.items():
         if (folder / name).is_file():
             step_name = (folder / name).read_text().strip()
+            # "{:0>7}" pads text: 100 -> iter_0000100. Megatron-LM names converted weights "release" instead
+            # of a number.
             inner = folder / (step_name if step_name == "release" else form.format(step_name))
             if inner.is_dir():
                 return inner
@@ -156,6 +159,8 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
             f"{step}: got files of {len(parts)} ranks, expected {n_tensor} x {n_pipeline}; a file is missing"
         )
     args = _get_args(parts[0, 0], paths[0])
+    # Rows of query_key_value by version, for H heads: 0 is [3, H, K], 1 is [H, K, 3], from 2 on it is
+    # [H, 3, K]. All have the same shape, so only the version shows the order.
     version = parts[0, 0].get("checkpoint_version", 3.0)
     if not is_finite(version):
         raise ValueError(f"{step}: checkpoint_version: got {str(version)[:40]!r}, expected a number")
@@ -177,6 +182,8 @@ def _join_stages(stages: list[dict[str, Any]], step: Path) -> dict[str, Tensor]:
     With an interleaved schedule a stage has several chunks (model0, model1, ...). The layer order is chunk 0
     of all stages, then chunk 1 of all stages, and so on.
     """
+    # Example: 8 layers, 2 stages, 2 chunks. Stage 0 has layers 0-1 in model0 and 4-5 in model1, stage 1 has
+    # 2-3 and 6-7. The chunks are therefore joined in the order (0, stage 0), (0, stage 1), (1, stage 0), ...
     if "model0" in stages[0]:
         n_chunks = sum(bool(re.fullmatch(r"model\d+", str(key))) for key in stages[0])
         chunks = [_get_table(stage, f"model{i}", step) for i in range(n_chunks) for stage in stages]
@@ -210,12 +217,14 @@ def _get_table(part: Any, key: str, step: Path) -> dict[str, Any]:
 def _read_layer_files(step: Path) -> RankTensors:
     """Read Megatron-DeepSpeed's layer files: names in a file show its layer type, file numbers the order."""
     shards: RankTensors = {}
+    # sorted by number, not by name: as text, layer_100 would come before layer_11
     paths = sorted((int(m[1]), int(m[2]), p) for p in step.iterdir() if (m := LAYER_FILE.fullmatch(p.name)))
     # File numbers count the embedding and other layers too: number the blocks in file order instead.
     for number, (_, tensor_rank, path) in enumerate(paths):
         log.info("reading %s (%d of %d)", path, number + 1, len(paths))
         tensors, shard = read_pickled_tensors(path), shards.setdefault(tensor_rank, {})
         if any(name.startswith("self_attention.") for name in tensors):
+            # blocks of this tensor rank so far: each rank has its own file of every layer
             n_before = len({name.split(".")[1] for name in shard if name.startswith("layers.")})
             shard |= normalize_names(
                 {f"layers.{n_before}.{name}": tensor for name, tensor in tensors.items()}
@@ -247,6 +256,8 @@ def _get_args(part: dict[str, Any], path: Path) -> Namespace:
 
 def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     """Merge the shards of all tensor ranks into one tensor. Raises ValueError for inconsistent shapes."""
+    # Shapes on one of T tensor ranks, of a matrix [out, in]: rows split [out / T, in], columns split
+    # [out, in / T]. The split axis may have any size, all other axes must be equal on all ranks.
     is_matrix = name.endswith(".weight") and "norm" not in name
     are_columns = name.endswith(("self_attention.out.weight", "mlp.second.weight"))
     is_gated = name.endswith(("mlp.first.weight", "mlp.first.bias")) and getattr(args, "swiglu", False)
@@ -263,10 +274,14 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     if are_columns:
         return torch.cat(parts, dim=1)
     if is_gated:  # every shard is [gate; up]: concatenate all gates, then all up projections
+        # torch.cat(parts) would give [gate 0; up 0; gate 1; up 1], the whole matrix is
+        # [gate 0; gate 1; up 0; up 1]
         gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
         return torch.cat([*gates, *ups])
     if ".qkv." in name or ".first." in name or name in ("word_embeddings.weight", "output_layer.weight"):
         return torch.cat(parts)
+    # Norms, the biases of the output projections and positions are on every rank. Unequal replicas are, for
+    # example, files of different steps.
     for part in parts[1:]:
         if not torch.equal(part, parts[0]):
             raise ValueError(f"{name}: differs between tensor ranks, expected equal tensors")
@@ -287,10 +302,13 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
     rotary = get_arg("position_embedding_type", "learned_absolute") == "rope" or get_arg(
         "use_rotary_position_embeddings", False
     )
+    # num_query_groups counts only with its switch: Megatron-LM's default is 1 also for ordinary attention.
+    # Megatron-DeepSpeed has num_key_value_heads instead, whose default is the number of heads.
     groups = get_arg("num_query_groups", n_heads) if get_arg("group_query_attention", False) else n_heads
     positions = merged.get("position_embeddings.weight")
     return ModelConfig(
         d_model=d_model,
+        # [D, F] in both kinds of MLP; the rows of the first matrix are F or, if gated, 2 F
         d_ff=merged["layers.0.mlp.second.weight"].shape[1],
         d_head=get_arg("kv_channels", d_model // n_heads),
         n_heads=n_heads,

@@ -29,11 +29,15 @@ MEGATRON_BLOCK_NAMES = {
     "self_attention.q_layernorm": "q_norm",
     "self_attention.k_layernorm": "k_norm",
 }
+# (?:.*\.)? skips the enclosing modules, as in "language_model.encoder.final_layernorm.weight". With pipeline
+# parallelism the last stage has a copy of a tied embedding, "word_embeddings_for_head.weight".
 OUTER_PATTERN = re.compile(
     r"(?:.*\.)?(word_embeddings|position_embeddings|output_layer|final_(?:layer)?norm)"
     r"(?:_for_head)?\.(weight|bias)"
 )
 UNKNOWN = "unknown:"  # prefix for tensors that this model does not have
+# The dot before the kind is optional: Transformer Engine stores a norm inside the next matrix, as
+# "linear_qkv.layer_norm_weight". It splits into "linear_qkv.layer_norm_" and "weight".
 BLOCK_PATTERN = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+?)\.?(weight|bias)")
 BLOCK_NAMES = {
     "norm1": "attention_norm",
@@ -100,7 +104,10 @@ def convert_block_tensor(name: str, tensor: Tensor, config: ModelConfig) -> dict
                 f"{config.kv_heads} key heads, d_head {config.d_head}"
             )
         # G groups, each with its H / G query heads, then its key head, then its value head
+        # Example: 8 query heads and 2 key heads are 2 groups of 4 + 1 + 1 heads. A plain chunk(3) over the
+        # rows would mix the three kinds.
         groups = tensor.unflatten(0, (config.kv_heads, shared + 2, config.d_head))  # [G, H / G + 2, K, ...]
+        # [G, H / G, K, ...], [G, K, ...], [G, K, ...]; flattening restores the order of heads, 0 to H - 1
         query, key, value = groups[:, :shared], groups[:, shared], groups[:, shared + 1]
         return {
             f"attention.query.{kind}": query.flatten(0, 2),
@@ -111,6 +118,7 @@ def convert_block_tensor(name: str, tensor: Tensor, config: ModelConfig) -> dict
         if config.feed_forward == "gelu":
             return {f"mlp.up.{kind}": tensor}
         # fused [gate; up] over rows
+        # [2 F, D] -> 2 x [F, D]; _merge_ranks has put the gates of all tensor ranks first
         gate, up = tensor.chunk(2)
         return {f"mlp.gate.{kind}": gate, f"mlp.up.{kind}": up}
     return {f"{BLOCK_NAMES.get(part, part)}.{kind}": tensor}

@@ -119,6 +119,8 @@ def _build_start_config(weights: Weights, folder: Path) -> dict[str, Any]:
 
 def clone_if_view(tensor: Tensor) -> Tensor:
     """Return the tensor, cloned if it is a view: torch.save would write a view's whole storage."""
+    # Example: the query rows of a fused QKV are a view of a third of its storage. A transposed matrix has as
+    # many bytes as its storage, but is not contiguous.
     whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
@@ -138,6 +140,8 @@ def load_weights(path: Path) -> Weights:
         state=_read_state(path, meta["files"]),
         seq_len=dataset.get("seq_len"),
         rate_min=meta["config"]["objective"].get("rate_min"),
+        # a conversion records the tokenizer itself, a run only its training data, whose sidecar names the
+        # tokenizer
         tokenizer=meta.get("tokenizer") or _read_sidecar_tokenizer(dataset.get("path_train"), "name"),
         tokenizer_sha256=_read_sidecar_tokenizer(dataset.get("path_train"), "sha256"),
         source=str(path),
@@ -151,6 +155,7 @@ def find_newest_checkpoint(path: Path) -> Path:
     if (path / META).is_file():
         return path
     for folder in (path, path / CHECKPOINTS):
+        # meta.json is written last, before the rename: a folder without it is not a checkpoint
         if infos := [info for info in find_checkpoints(folder) if (info.path / META).is_file()]:
             return _pick_newest(folder, infos)
     raise FileNotFoundError(f"{path}: contains no checkpoint and no {META}")
@@ -165,6 +170,7 @@ def _pick_newest(folder: Path, infos: list[CheckpointInfo]) -> Path:
             "of one run. Give the path of one checkpoint."
         )
     for info in infos:
+        # these sort first (see find_checkpoints), so they are never picked as long as one is readable
         if info.step is None and info != infos[-1]:
             log.warning("%s: cannot be read; skipped, although it may be the newest", info.path / META)
     return infos[-1].path
@@ -177,6 +183,7 @@ def copy_weights(model: Gpt, weights: Weights) -> None:
     Raises ValueError that lists the differing keys.
     """
     model_config, source_config = asdict(model.config), asdict(weights.config)
+    # None and n_heads mean the same model: compare the resolved numbers
     model_config["n_kv_heads"], source_config["n_kv_heads"] = model.config.kv_heads, weights.config.kv_heads
     differ = [
         f"model.{k} is {model_config[k]!r}, in the checkpoint {source_config[k]!r}"
@@ -195,6 +202,7 @@ def copy_weights(model: Gpt, weights: Weights) -> None:
     targets = model.state_dict()
     with torch.no_grad():
         for name, tensor in weights.state.items():
+            # The model's table may be padded further: [V_source, D] goes into rows 0 to V_source - 1.
             # other tensors are copied whole: [:None] selects all rows
             rows = len(tensor) if name in VOCABULARY_TENSORS else None
             targets[name][:rows].copy_(tensor)
@@ -241,6 +249,8 @@ def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
 
         return sharded.read_all_shards(path)["model"]
     file = path / name
+    # Only the weights are read and verified: verify_checkpoint would also read the optimizer file, which is
+    # twice as large.
     if not file.is_file() or compute_sha256(file) != files[name]["sha256"]:
         raise ValueError(f"{file}: missing or changed since it was saved; the checkpoint is damaged")
     state = load_torch_file(file, map_file=True)

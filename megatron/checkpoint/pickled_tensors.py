@@ -34,9 +34,12 @@ def read_pickled_tensors(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with wrap_read_errors(path):
+        # lists the names from the opcodes, without resolving or importing any of them
         names = get_unsafe_globals_in_checkpoint(str(path))
         # one placeholder class per name, because the reader looks classes up by identity
         stand_ins = [(_make_stand_in(name), name) for name in names]
+    # (class, name): the reader maps the name in the file to this class. The names are allowed in this block
+    # only.
     with safe_globals(stand_ins):
         return load_torch_file(path, map_file=True)
 

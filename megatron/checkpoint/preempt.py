@@ -20,11 +20,13 @@ class StopMonitor:
         """Start counting `max_hours` now."""
         self.stop_file = stop_file
         self.max_hours = max_hours
+        # not time.time(): a correction of the wall clock must not end or extend the run
         self.started = time.monotonic()
         self.reason: str | None = None
 
     def should_stop(self) -> bool:
         """Return True if this rank has received a request to save and stop."""
+        # the file may be on a network file system; after the first request it is not looked up again
         if self.reason is None and self.stop_file is not None and self.stop_file.exists():
             self.reason = f"stop file {self.stop_file}"
         hours = (time.monotonic() - self.started) / 3600
@@ -48,6 +50,8 @@ def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Ite
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
+    # Batch systems can send SIGUSR1 before the time limit (sbatch --signal=USR1@120), and send SIGTERM
+    # shortly before SIGKILL. signal.signal is allowed in the main thread only.
     previous_handlers = {
         number: signal.signal(number, record_signal) for number in stop_signals(signal.SIGUSR1)
     }

@@ -15,6 +15,7 @@ def check_tied_head(head: Tensor, embedding: Tensor, name: str) -> None:
 
 def check_inverse_frequencies(name: str, tensor: Tensor, d_head: int, theta: float) -> None:
     """Raise ValueError if rotary frequencies differ from theta^(-2k / K), in the table's precision."""
+    # [K / 2] in float64: theta^0 = 1 down to theta^(-(K - 2) / K)
     expected = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
     matches = tensor.is_floating_point() and tensor.numel() == expected.numel()
     if matches:
@@ -39,6 +40,7 @@ def check_causal_mask(name: str, tensor: Tensor) -> None:
     if tensor.numel() == 1 and name.endswith("masked_bias"):
         is_causal = bool(tensor.float() <= -1e4)  # score of a hidden position
     else:
+        # [1, 1, S, S] -> [S, S]
         square = tensor.reshape(tensor.shape[-2:]) if tensor.ndim >= 2 and tensor.numel() else tensor
         rows = square.shape[-1] if square.ndim == 2 else 0
         is_causal = square.shape == (rows, rows) and torch.equal(

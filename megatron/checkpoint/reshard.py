@@ -25,6 +25,7 @@ def reshard_to_sharded(src: Path, dst: Path) -> None:
     parts = store.read_parts(src, meta)
     with open_partial_folder(dst) as partial:
         # DCP stores tensors only: the other optimizer values move to part `iter`
+        # read_parts restores these to part `optim` when it loads the sharded layout
         parts["iter"]["engine"] = {key: value for key, value in parts["optim"].items() if key != "state"}
         store.write_parts(partial, parts, store.SHARED_PARTS)
         sharded.write_sharded(partial, parts)

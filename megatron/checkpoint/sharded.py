@@ -29,12 +29,16 @@ class _Reader(FileSystemReader):
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
+        # torch's own read_metadata would unpickle the file, which can run code; see dcp_metadata.py
         self.metadata = metadata
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self.metadata
 
     def _slice_file(self, file: IO[bytes], sinfo: Any) -> IO[bytes]:
+        # A .distcp file is a row of torch.save archives, one per chunk: [0, offset) other chunks,
+        # [offset, end) this one. A map can begin only at a multiple of the page size, so it begins at 0.
+        # `zipfile` accepts other bytes before an archive.
         end = sinfo.offset + sinfo.length
         with (
             wrap_read_errors(Path(self.path) / sinfo.relative_path),
@@ -80,6 +84,8 @@ def unflatten_state(named: dict[str, Tensor]) -> DcpState:
         if key.startswith("model."):
             state["model"][key.removeprefix("model.")] = tensor
         else:
+            # names have dots: "optim.state.blocks.0.mlp.up.weight.exp_avg" is the kind exp_avg of
+            # blocks.0.mlp.up.weight
             name, _, kind = key.removeprefix("optim.state.").rpartition(".")
             state["optim"]["state"].setdefault(name, {})[kind] = tensor
     return state

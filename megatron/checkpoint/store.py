@@ -59,6 +59,7 @@ def create_partial_folder(final: Path) -> Path:
     if final.exists():
         raise FileExistsError(f"{final}: already exists; choose another name")
     partial = final.with_name(final.name + PARTIAL)
+    # no exist_ok: two writers of one name must not mix their files
     partial.mkdir(parents=True)
     return partial
 
@@ -71,6 +72,8 @@ def write_parts(partial: Path, parts: dict[str, Any], names: tuple[str, ...]) ->
 
 def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
     """Write meta.json with the checksums of all files, fsync everything, then rename the folder."""
+    # The checksums are of the files as written, not of the tensors in memory: they detect every later change,
+    # but not a tensor that was wrong before it was saved.
     written = sorted(partial.iterdir())
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = list(pool.map(compute_sha256, written))
@@ -79,6 +82,7 @@ def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
         for path, digest in zip(written, digests, strict=True)
     }
     meta = {**meta, "files": files}
+    # meta.json is not in its own `files`; it has a checksum of its other keys instead
     (partial / META).write_text(json.dumps({**meta, META_CHECKSUM: compute_meta_checksum(meta)}, indent=1))
     # File contents and directory entries must be on disk before the rename makes the checkpoint visible:
     # after a power loss a folder with its final name is then complete.
@@ -86,6 +90,7 @@ def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
         fsync_path(path)
     fsync_path(partial)
     partial.rename(final)
+    # the rename is an entry of the parent folder; without this fsync a power loss may undo it
     fsync_path(final.parent)
 
 
@@ -106,6 +111,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         if not file.is_file():
             raise ValueError(f"{file}: missing; {RESTORE}")
         size = file.stat().st_size
+        # the size first: it detects a truncated file without reading gigabytes
         if size != record["bytes"]:
             raise ValueError(f"{file}: got {size:,} bytes, expected {record['bytes']:,}; {RESTORE}")
         if compute_sha256(file) != record["sha256"]:
@@ -167,6 +173,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     ):
         raise ValueError(f"{path / META}: expected `files` with a size and a sha256 for each file; {RESTORE}")
     files = set(records)
+    # full: exactly the four files of FILES. Sharded: lr, iter, the index, and any number of .distcp files,
+    # which depends on the number of ranks that wrote them.
     expected = {FILES[part] for part in (SHARED_PARTS if is_sharded_checkpoint(meta) else FILES)}
     expected |= {METADATA} if is_sharded_checkpoint(meta) else set()
     if not expected <= files or not is_sharded_checkpoint(meta) and files != expected:
@@ -177,6 +185,8 @@ def read_meta(path: Path) -> dict[str, Any]:
 def is_file_record(name: str, record: Any) -> bool:
     """Return True if an entry of `files` names a file directly in the folder, with a size and a sha256."""
     fields = (record.get("bytes"), record.get("sha256")) if isinstance(record, dict) else ()
+    # "../other.pt" and "/etc/passwd" differ from their last part. type() and not isinstance(): True is an
+    # int.
     return name == Path(name).name and [type(value) for value in fields] == [int, str]
 
 
@@ -199,6 +209,9 @@ def next_generation(directory: Path, prefix: str, step: int) -> int:
     ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]
     if not ordered:
         return 0
+    # Example: steps 100, 200, 300 of generation 0, then the run resumes from 100. Its next checkpoint, 200,
+    # gets generation 1 and sorts after step 300; the one after it, 300, is later than 200 and keeps
+    # generation 1.
     newest = ordered[-1]
     return newest.generation + (newest.step >= step)
 
@@ -245,4 +258,5 @@ def _remove_interrupted(directory: Path, prefix: str) -> None:
 def _is_retained(info: CheckpointInfo, keep_every: int | None, keep_at: Sequence[int]) -> bool:
     if info.is_preempt or info.step is None:
         return False
+    # a preemption saves at an arbitrary step: a multiple of keep_every is then a coincidence
     return info.step in keep_at or keep_every is not None and info.step % keep_every == 0

@@ -30,6 +30,8 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that transformers has no files for.
     """
     tokenizer = load_tokenizer_by_name(name)
+    # This project's end-of-document id overrides: generation must stop at the token that ended documents in
+    # training.
     ids = find_special_ids(name, tokenizer) | {"eos": tokenizer.eod_id}
     _copy_templates(name, folder)
     if isinstance(tokenizer, BpeTokenizer):
@@ -52,6 +54,7 @@ def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:
     if settings is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings |= {f"{kind}_token": word for kind, word in words.items()}
+    # transformers would try to load the code that auto_map names, which is not in the folder
     if settings.pop("auto_map", None) is not None:
         log.warning("%s: its auto_map names code that is not copied; tokenizer.json is used without it", name)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"

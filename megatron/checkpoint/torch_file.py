@@ -22,6 +22,7 @@ def load_torch_file(path: Path, *, map_file: bool = False) -> Any:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
+    # the checks are in this order: sizes of records before they are unpacked, tensors before any is copied
     with wrap_read_errors(path):
         with path.open("rb") as file:
             check_records(file, path.stat().st_size)
@@ -45,6 +46,9 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
 def check_records(file: IO[bytes] | mmap, n_bytes: int) -> None:
     """Raise ValueError for a zip file that unpacks to more than its size. torch never compresses records."""
     with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
+        # The directory may list the same bytes many times: a file of 1 MB with 1,000 overlapping entries
+        # would unpack to 1 GB. The sum of the sizes detects this. The compression type detects the usual zip
+        # bomb.
         records = archive.infolist()
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise ValueError("got compressed records, expected uncompressed ones as torch writes")
@@ -59,6 +63,7 @@ def check_tensors(content: Any) -> None:
     waiting, seen = [content], set()
     while waiting:
         value = waiting.pop()
+        # `content` keeps every object alive, so no id is reused during the walk
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -110,6 +115,7 @@ def preserve_os_error(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     watched: Any = _WatchedFile(file)
     try:
         yield watched
+    # torch reports a failed write as a RuntimeError about the file position, without the cause (disk full)
     except (RuntimeError, OSError) as error:
         if watched.error is None:
             raise

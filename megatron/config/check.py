@@ -33,6 +33,7 @@ def check_model(config: RunConfig) -> None:
         raise ValueError(
             f"model.attention_dropout: got {model.attention_dropout}, expected 0 or more and less than 1"
         )
+    # an id outside the vocabulary never occurs, so the mask would have no effect
     if model.document_mask and not 0 <= (model.eod_id or 0) < model.n_tokens:
         raise ValueError(f"model.eod_id: got {model.eod_id}, expected 0 to {model.n_tokens - 1}")
     _check_parametrization(model)

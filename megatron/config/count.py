@@ -17,6 +17,8 @@ def parameter_terms(model: ModelConfig) -> dict[str, int]:
     `positions`, `head` and `biases` are present only if the shape has them. The biases of norms are in
     `norms`. A tied embedding is also the head and is counted once, as `embedding`.
     """
+    # Rule of thumb: with H K = D, G = H and F = 8 D / 3, a block has 4 D^2 weights in attention and 8 D^2 in
+    # the feed-forward layer, so L blocks have about 12 L D^2.
     terms = {
         "embedding": model.vocab_rows * model.d_model,
         "attention": model.n_layers * _count_attention(model),
@@ -77,6 +79,8 @@ def flop_terms(model: ModelConfig, seq_len: int) -> dict[str, float]:
     terms = parameter_terms(model)
     return {
         "attention": 6.0 * terms["attention"],
+        # Per head and sample: [S, K] x [K, S] and [S, S] x [S, K], each 2 S^2 K FLOPs, or 2 S K per token.
+        # Two products, H heads, L blocks, times 3: 12 L H K S.
         "attention_scores": 12.0 * model.n_layers * model.n_heads * model.d_head * seq_len,
         "feed_forward": 6.0 * terms["feed_forward"],
         "head": 6.0 * terms["embedding"],  # V D weights, tied or not; the lookup itself is free
@@ -113,6 +117,7 @@ def flops_per_token_executed(model: ModelConfig, seq_len: int, causal: bool, pre
     """
     terms = flop_terms(model, seq_len)
     if causal:
+        # position s = 0 ... S - 1 attends to s + 1 positions: the sum is S (S + 1) / 2 of S^2
         terms["attention_scores"] *= (seq_len + 1) / (2 * seq_len)
     terms["head"] *= predicted
     return sum(terms.values())

@@ -15,6 +15,8 @@ from megatron.config.sidecar import read_sidecar as read_sidecar
 SUFFIX = ".txt"
 FULL_WEIGHT = Fraction(1)
 IDX_HEADER = struct.Struct("<9sQB")  # header of an .idx: magic, version, dtype code
+# Megatron's codes: 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8 uint16; 6 and 7 are floating point, no token
+# ids
 BYTES_PER_DTYPE_CODE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 
 
@@ -48,6 +50,7 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     seen: dict[Path, str] = {}
     lines = list(_read_lines(path))
     for location, line in lines:
+        # location is "file:line", for error messages
         weight, written = _parse_line(line, location, is_only_line=len(lines) == 1)
         prefix = _find_prefix(written, path.parent, location)
         resolved = Path(prefix).resolve()  # detects one dataset under two names
@@ -66,6 +69,7 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
 def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
     try:
+        # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -85,12 +89,14 @@ def _parse_line(line: str, location: str, is_only_line: bool) -> tuple[Fraction,
 
     A Fraction keeps 0.3 exactly three tenths, so that shares are exact.
     """
+    # at most one split: a path may contain spaces
     words = line.split(maxsplit=1)
     if len(words) == 1:
         if is_only_line:
             return FULL_WEIGHT, words[0]
         raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
     try:
+        # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises ZeroDivisionError
         weight = Fraction(words[0])
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{location}: got weight {words[0]!r}, expected: number path-prefix") from None
@@ -105,9 +111,11 @@ def _parse_line(line: str, location: str, is_only_line: bool) -> tuple[Fraction,
 def _find_prefix(written: str, folder: Path, location: str) -> str:
     """Return the prefix of the existing .bin/.idx dataset that a line names."""
     requested = os.path.expanduser(os.path.expandvars(written))
+    # expandvars leaves the name of an unset variable in the text
     if "$" in requested:
         raise ValueError(f"{location}: {written} contains an environment variable that is not set")
     requested = requested.removesuffix(".bin").removesuffix(".idx")  # the name of either file is accepted too
+    # an absolute path gives the same place twice, because folder / absolute is the absolute path
     places = list(dict.fromkeys((requested, str(folder / requested))))
     for prefix in places:
         if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
@@ -203,4 +211,5 @@ def count_corpus_tokens(prefix: str | Path) -> int:
             f"{prefix}.idx: got another format, expected an MMIDIDX index of version 1. "
             "Preprocess the corpus again."
         )
+    # the .bin is a plain array of ids, so its size gives their number without reading the index
     return Path(f"{prefix}.bin").stat().st_size // BYTES_PER_DTYPE_CODE[code]

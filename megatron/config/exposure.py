@@ -70,6 +70,8 @@ class Exposure:
     def _limit_epoch_samples(self, unique_tokens: int) -> list[int]:
         """Return the samples per epoch of each corpus for dataset.unique_tokens, by the corpora's weights."""
         # the exact split of the first ceil(unique_tokens / seq_len) samples of the blend
+        # Example: 1,000 tokens in samples of 300 are the first 4 samples. With weights 3/4 and 1/4, the
+        # corpora have 3 and 1 of them.
         limited = self.round_robin.prefix_counts(-(-unique_tokens // self.seq_len))
         for corpus, n, available in zip(self.corpora, limited, self.epoch_samples, strict=True):
             if n > available:
@@ -89,6 +91,8 @@ class Exposure:
         """Use one corpus for each domain of the mixture."""
         self.round_robin = None
         self.names = list(resolved.domains)
+        # All domains are parts of the mixture's datasets; the first prefix stands for all of them. The shares
+        # are in `self.weights`, not in these weights of 1.
         self.corpora = (WeightedCorpus(resolved.pairs[0], Fraction(1)),) * len(self.names)
         self.weights, self.epoch_samples = list(resolved.weights), resolved.count_windows(self.seq_len)
 
@@ -112,6 +116,7 @@ class Exposure:
                 share=share,
                 tokens=epoch_samples * self.seq_len,
                 samples=count,
+                # a domain of a mixture may have no whole sample
                 epochs=count / max(epoch_samples, 1),
                 # an epoch reads every sample once, so repetition begins after the first epoch
                 unique_tokens=min(count, epoch_samples) * self.seq_len,
@@ -130,6 +135,7 @@ def count_epoch_samples(prefix: str, seq_len: int) -> int:
     input of the next.
     """
     n_tokens = count_corpus_tokens(prefix)
+    # 10 tokens, seq_len 3: samples 0-3, 3-6 and 6-9, (10 - 1) // 3 = 3
     n_samples = (n_tokens - 1) // seq_len
     if n_samples < 1:
         raise ValueError(

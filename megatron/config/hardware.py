@@ -22,6 +22,8 @@ def peak_tflops(device_name: str) -> float | None:
 
     The longest key of the table that occurs in the name as whole words is used.
     """
+    # "NVIDIA GH200 480GB" matches GH200 but not H200, which does not begin a word there. "NVIDIA H100 PCIe"
+    # matches both H100 and H100 PCIe; the longer key is right.
     matching_keys = [
         key for key in PEAK_TFLOPS if re.search(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])", device_name)
     ]
@@ -32,5 +34,6 @@ def compute_mfu(
     tokens_per_s: float, flops_per_token: float, peak: float | None
 ) -> tuple[float, float | None]:
     """Return (TFLOP/s of one device, model FLOPs utilization); the latter is None if the peak is unknown."""
+    # example: 10,000 tokens/s x 6e9 FLOPs = 60 TFLOP/s, 6 % of an H100's 989
     tflops = tokens_per_s * flops_per_token / 1e12
     return tflops, None if peak is None else tflops / peak

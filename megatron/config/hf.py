@@ -81,6 +81,8 @@ def shape_from_hf(hf_config: dict[str, Any]) -> dict[str, Any]:
     shape: dict[str, Any] = dict(FAMILY_OPTIONS[kind])
     remaining = dict(hf_config)
     try:
+        # These functions remove the keys that depend on one another; each key that is left is then judged
+        # alone.
         if kind != "gpt2" and (theta := pop_rope_theta(remaining)) is not None:
             shape["rope_theta"] = theta
         if kind == "llama":
@@ -106,6 +108,7 @@ def shape_from_hf(hf_config: dict[str, Any]) -> dict[str, Any]:
 
 def has_no_effect(key: str) -> bool:
     """Return whether a key is metadata, a token id, or of generation, training or classification."""
+    # "_name_or_path", "summary_type", "bos_token_id" and others of the same form
     return key in KEYS_WITHOUT_EFFECT or key.startswith(("_", "summary_")) or key.endswith("_token_id")
 
 
@@ -117,6 +120,7 @@ def pop_rope_theta(remaining: dict[str, Any]) -> float | None:
     Raises ValueError, "key: reason", for scaled rotary positions or those of a part of the head.
     """
     scaling, parameters = remaining.pop("rope_scaling", None), remaining.pop("rope_parameters", None)
+    # always removed: a base that stays in `remaining` would later override the one inside `rope_parameters`
     theta = remaining.pop("rope_theta", None)
     # rope_scaling: null in old files means none, so it must not hide rope_parameters
     key, rope = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)

@@ -65,6 +65,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_residual": (False,),
     "use_parallel_residual": (False,),
 }
+# parts of key names, such as "attn_logit_softcapping" or "num_local_experts"
 INFLUENTIAL_WORDS = (
     "alibi", "attn_logit", "bidirectional", "expert", "moe", "mup_", "multiplier", "qk_layernorm", "qk_norm",
     "quantization", "query_pre_attn", "residual_scal", "rope", "rotary", "scale_", "_scale", "scaling",
@@ -98,6 +99,8 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     ignored = []
     for key, value in remaining.items():
         if key in fixed:
+            # 0 == False and 1 == True in Python: the second test accepts true and false only where they are
+            # meant
             if value not in fixed[key] or isinstance(value, bool) != isinstance(fixed[key][0], bool):
                 raise ValueError(f"{key}: got {value!r}, expected {fixed[key][0]!r}")
         elif key not in names and key != "max_position_embeddings" and _is_ignored(key, value, shape_kind):
@@ -134,6 +137,7 @@ def _fill_defaults(kind: str, remaining: dict[str, Any]) -> dict[str, Any]:
         value = remaining.get(key, default)
         if value is ...:
             raise ValueError(f"{key}: missing, expected a number. Export the model again.")
+        # `...` and None stand for counts; the other defaults have the type of their key
         expected = int if default is ... or default is None else type(default)
         allowed = (int, float) if expected is float else (expected,)
         if key == "rope_theta" or (value is None and key in NULLABLE):
@@ -159,6 +163,7 @@ def _check_heads(shape: dict[str, Any], values: dict[str, Any], kind: str) -> No
     if kind != "gpt2" and shape["d_head"] % 2:
         raise ValueError(f"head_dim: got {shape['d_head']}, expected an even number")
     if kind == "gpt2":
+        # n_inner: null means 4 x n_embd
         shape.setdefault("d_ff", 4 * width)
 
 

@@ -24,6 +24,7 @@ def _describe_corpora(path: str | None) -> Any:
     corpora = read_corpora(path)
     if len(corpora) == 1:
         return _read_checksums(corpora[0].prefix)
+    # str(Fraction), as in "3/10": exact, so that the weights 0.3 and 0.7 give the same hash as 3 and 7
     total = sum(corpus.weight for corpus in corpora)
     return [
         {"share": str(corpus.weight / total), "content": _read_checksums(corpus.prefix)} for corpus in corpora
@@ -63,6 +64,7 @@ def run_identity(config: RunConfig) -> str:
 
 def trunk_identity(config: RunConfig) -> str:
     """Return a hash that is equal for runs with the same steps as long as their learning rates are equal."""
+    # held-out data affects the reported losses, but no step of the training
     excluded = ["held_out", "evaluation"]
     if config.dataset.order == "epoch":  # Megatron's sample order depends on the length of the run
         excluded.append("lr_scheduler")
@@ -79,11 +81,13 @@ def cell_identity(config: RunConfig) -> str:
 
 
 def _hash_json(values: dict[str, Any]) -> str:
+    # sort_keys: the order in which keys were set is not part of the identity
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _collect_hashed_values(config: RunConfig) -> dict[str, Any]:
     """Return the values that affect the losses. Their names are hashed too, so they must not change."""
+    # not hashed, for example: the parallel layout, which changes the losses at most by rounding
     whole = config_to_dict(config)
     hashed: dict[str, Any] = {
         name: _select_settings(getattr(config, name), whole[name]) for name in HASHED_SECTIONS

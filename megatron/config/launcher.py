@@ -28,6 +28,7 @@ class LauncherVariables:
 
 
 # The order matters: mpirun inside a Slurm job sets its variables per rank, beside Slurm's per node.
+# SRUN precedes PMI in the table, because srun --mpi=pmi2 sets PMI_RANK too.
 SRUN = LauncherVariables(
     "srun", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
@@ -127,6 +128,7 @@ def remove_launcher_variables(environment: MutableMapping[str, str]) -> None:
 
 def parse_first_host(hosts: str) -> str:
     """Return the first host of Slurm's host list: `n[03-05,9],gpu1` -> `n03`."""
+    # up to the first comma outside brackets: n[03-05,9],gpu1 -> n[03-05,9]
     match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
     if match is None:
         raise ValueError(f"SLURM_JOB_NODELIST: got {hosts!r}, expected names such as n[03-05],gpu1")
@@ -141,6 +143,7 @@ def _read_ranks(launcher: LauncherVariables, environment: Mapping[str, str]) -> 
     if n_ranks == 1:
         return Ranks()  # one process needs no address, so none must be set
     # all ranks of a job compute the same port, and jobs on one host are unlikely to collide
+    # All ranks have the job id, so none needs to send a port to the others.
     job = "".join(environment.get(name, "") for name in launcher.jobs)
     port = FIRST_PORT + zlib.crc32(job.encode()) % N_PORTS
     if environment.get("MASTER_PORT"):
@@ -158,6 +161,7 @@ def _count_local_ranks(launcher: LauncherVariables, environment: Mapping[str, st
     # "8(x2),4": two nodes with 8 tasks, then one with 4
     listed = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     by_node = [int(tasks) for tasks, times in listed for _ in range(int(times or 1))]
+    # 8(x2),4 -> [8, 8, 4]; SLURM_NODEID counts from 0
     node = int(environment.get("SLURM_NODEID", "0"))
     return by_node[node] if node < len(by_node) else None
 
@@ -168,6 +172,7 @@ def _find_master_address(
     """Return the address of rank 0: MASTER_ADDR, else this host if it has all ranks, else the first host."""
     if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
+    # all ranks are on this host, and the loopback address needs no name resolution
     if n_local == n_ranks:
         return "127.0.0.1"
     if environment.get("SLURM_JOB_NODELIST"):
@@ -203,6 +208,7 @@ def _read_rank_numbers(
 
 
 def _read_number(name: str, environment: Mapping[str, str]) -> int:
+    # not int(): it also accepts "+1", " 1" and "1_0"
     if not re.fullmatch("[0-9]{1,9}", environment[name]):
         raise ValueError(f"environment: {name} is {environment[name][:40]!r}, expected a number")
     return int(environment[name])

@@ -55,6 +55,7 @@ def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: i
         n_steps = round(length.total_tokens / tokens_per_step)  # to the nearest step
     else:
         assert length.total_epochs is not None, "read.py checks that exactly one of the three lengths is set"
+        # example: 2 epochs of 1,000 samples in batches of 256 are 7.8, so 7 steps; 208 samples are skipped
         n_steps = math.floor(_to_fraction(length.total_epochs) * epoch_samples / data.batch_size)
     if n_steps < 1:
         key = "total_iterations" if length.total_iterations is not None else "total_tokens"
@@ -99,6 +100,7 @@ def _resolve_steps(
     if tokens is not None:
         return -(-tokens // tokens_per_step)  # rounded up
     if fraction is not None:
+        # in floating point 0.07 * 100 is 7.000000000000001, which would give 8 steps
         return math.ceil(_to_fraction(fraction) * n_steps)
     return steps or 0
 

@@ -41,6 +41,8 @@ class ParallelLayout:
 
     def locate_rank(self, rank: int) -> RankCoordinate:
         """Return the coordinate of a rank."""
+        # Example: pipeline 2, data 2, context 1, tensor 2. Rank 5 = ((1 * 2 + 0) * 1 + 0) * 2 + 1 is pipeline
+        # 1, data 0, context 0, tensor 1.
         rest, tensor = divmod(rank, self.tensor)
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
@@ -64,6 +66,8 @@ def build_layout(config: DistConfig, n_ranks: int, ranks_of_node: int | None = N
     shard = 1 if config.sharding_stage == "zero0" else n_holders
     if config.sharding_stage in HYBRID:
         # tensor ranks are neighbours, so a node has ranks_of_node / tensor of these ranks
+        # 16 ranks on 2 nodes with tensor 2: 8 ranks have the same weights, 4 of them on each node, so the
+        # shard size is 4
         on_node = max(1, min(n_holders, (ranks_of_node or n_ranks) // config.tensor_parallel))
         shard = config.shard_size or on_node
         if n_holders % shard:
@@ -84,6 +88,7 @@ def check_parallelism(config: RunConfig) -> None:
     dist, model, data = config.dist, config.model, config.dataset
     # ulysses splits the heads of a tensor rank again over the context ranks; ring keeps them
     heads = dist.tensor_parallel * (dist.context_parallel if dist.context_method == "ulysses" else 1)
+    # interleaved: each rank has pipeline_chunks stages, and every stage needs a block
     stages = dist.pipeline_parallel * (dist.pipeline_chunks if dist.pipeline_schedule == "interleaved" else 1)
     split = dist.tensor_parallel * dist.context_parallel
     _check_axes(dist)
@@ -104,6 +109,8 @@ def check_parallelism(config: RunConfig) -> None:
                 f"dist.tensor_parallel: {dist.tensor_parallel} does not divide model.{name} {size}; "
                 "choose a divisor"
             )
+    # sequence parallelism: outside attention and MLP, the positions of a context rank are split over tensor
+    # ranks
     if data.seq_len % split:
         raise ValueError(
             f"dataset.seq_len: {data.seq_len} positions cannot be shared by dist.tensor_parallel "

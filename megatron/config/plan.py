@@ -74,6 +74,7 @@ def plan_run(config: RunConfig) -> RunPlan:
         # corpora of one data-path file were compared when it was read
         for held_out in read_corpora(config.dataset.path_eval):
             compare_tokenizers(exposure.corpora[0].prefix, held_out.prefix, "dataset.path_eval")
+    # a sample has seq_len targets, so this is the same number of tokens as train_tokens
     corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
     n = count.n_params(config.model)
     flops_per_token = count.flops_per_token(config.model, config.dataset.seq_len)
@@ -99,6 +100,8 @@ def plan_run(config: RunConfig) -> RunPlan:
         corpora=corpora,
         flops_per_token=flops_per_token,
         train_flops=flops_per_token * train_tokens,
+        # Kaplan's and Chinchilla's estimate C = 6 N D, beside the exact count, to compare with published
+        # numbers
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
         held_out_unigram_nats=_read_unigram_nats(config.dataset.path_eval),

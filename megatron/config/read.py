@@ -63,6 +63,8 @@ def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:
         words = merge_sections(words, parse_override(word))
     model_words = words.get("model")
     size = model_words.get("size") if isinstance(model_words, dict) else None
+    # Without this check, a misspelt size on the command line would become the label of the file's shape, and
+    # that shape would be trained.
     if size is None or str(size) in load_model_sizes():
         return
     if model_words.get("hf_config") is not None or all(model_words.get(key) for key in REQUIRED_SHAPE_KEYS):
@@ -102,6 +104,7 @@ def build_config(raw: Any, where: str = "configuration") -> RunConfig:
         # the order matters: key names first, then values that follow from others, then types and combinations
         _check_section_keys(raw)
         mixture = data.get("mixture")
+        # all datasets of a mixture have one tokenizer, so the first one's sidecar gives the vocabulary
         prefix = data.get("path_train") if mixture is None else read_resolved(str(mixture)).pairs[0]
         resolved = {**raw, "model": resolve_model(model, prefix)}
         _fill_positions(resolved)
@@ -168,6 +171,7 @@ def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
     A name that is not in the table of sizes is a label for an explicit shape.
     """
     if not shape.get("d_model"):
+        # explicit keys win here; those of REQUIRED_SHAPE_KEYS are compared below
         shape = load_named_shape(size) | shape
     named = load_model_sizes().get(size, {})
     for key in REQUIRED_SHAPE_KEYS:
@@ -270,6 +274,7 @@ def _build_section(cls: type, raw: Any, path: str) -> Any:
 
 def _convert_value(value: Any, hint: Any, field: Field, name: str) -> Any:
     """Return `value` in the field's type. Converts only int to float, 1e9 to int, and numbers to str."""
+    # `int | None` -> (int, NoneType); a plain type is its only kind
     kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in kinds:
         return None

@@ -43,6 +43,7 @@ def format_type(key: Field) -> str:
         return " or ".join(f"`{choice}`" for choice in key.metadata["choices"])
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     types_of_key = typing.get_args(key.type) if isinstance(key.type, types.UnionType) else (key.type,)
+    # unpacking one element: a key of two types other than None fails here, when the page is generated
     (inner,) = [part for part in types_of_key if part is not types.NoneType]
     if typing.get_origin(inner) is list:
         return f"list of {names[typing.get_args(inner)[0]]}s"
@@ -77,6 +78,7 @@ def format_default(key: Field) -> str:
 def format_help(key: Field) -> str:
     """Return the help text, and the lower bound of a number."""
     above = key.metadata["above"]
+    # above=-1 bounds whole numbers from 0: "0 or more" reads better than "more than -1"
     if above is None or above < 0:
         return key.metadata["help"] + ("" if above is None else f"; {above + 1} or more")
     return f"{key.metadata['help']}; more than {above}"

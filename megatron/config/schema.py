@@ -16,6 +16,7 @@ def option(
     later   added after runs had identities: omitted from the run hash at its default, so that the
             identities of older runs stay valid
     """
+    # all facts about a key are in its metadata: read.py checks them, and the reference page prints them
     metadata = {"help": help_text, "choices": choices, "above": above, "later": later}
     return field(default=default, metadata=metadata)
 

@@ -29,6 +29,7 @@ def _or_null(check: FieldCheck) -> FieldCheck:
     return (lambda value: value is None or check[0](value)), f"{check[1]} or null"
 
 
+# JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
 COUNT: FieldCheck = (_is_count, "a whole number")
 NUMBER: FieldCheck = (_is_number, "a finite number")
 STRING: FieldCheck = ((lambda value: isinstance(value, str)), "a string")
@@ -99,6 +100,7 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
 
 def _check_fields(path: Path, where: str, content: dict[str, Any], checks: dict[str, FieldCheck]) -> None:
     for name, (is_valid, expected) in checks.items():
+        # unknown and missing keys are accepted: files of older and newer versions have fewer or more
         if name in content and not is_valid(content[name]):
             raise ValueError(
                 f"{path}: {where}{name}: got {str(content[name])[:40]!r}, expected {expected}. "
@@ -121,6 +123,7 @@ def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
     appended = (sidecar or {}).get("append_eod")
     if sidecar is None or appended is None:
         return None
+    # false and missing differ: false records that documents have no end token
     if not appended:
         return EodUse(None)
     eod_id = (sidecar.get("tokenizer") or {}).get("eod_id")

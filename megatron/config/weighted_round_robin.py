@@ -35,6 +35,8 @@ class WeightedRoundRobin:
             )
         # a power of two of at least the longest period
         self.block_slots = max(MIN_BLOCK_SLOTS, 1 << (longest_period - 1).bit_length())
+        # Integers over one denominator: w_k n is a product and a floor division. In floating point it would
+        # be off by one for some n: floor(0.29 * 100) is 28.
         self._denominator = lcm(*(weight.denominator for weight in self.weights))
         # weight = numerator / denominator
         self._numerators = [int(weight * self._denominator) for weight in self.weights]
@@ -42,6 +44,8 @@ class WeightedRoundRobin:
 
     def locate_slot(self, i: int) -> tuple[int, int]:
         """Return (source, number of its earlier slots) of slot i."""
+        # Example, weights 1/2, 1/3, 1/6: slots 0 to 7 are of the sources 0 1 0 1 0 2 0 1, and slot 7 has
+        # number 2 of source 1.
         sources, numbers = self.get_block(i // self.block_slots)
         return sources[i % self.block_slots], numbers[i % self.block_slots]
 
@@ -49,6 +53,7 @@ class WeightedRoundRobin:
         """Return how many of the first n slots each source has."""
         block_number, rest = divmod(n, self.block_slots)
         counts = self._counts_at_boundary(block_number)
+        # at most one block is scheduled, whatever n is
         if rest:
             sources = self.get_block(block_number)[0][:rest]
             counts = [count + sources.count(k) for k, count in enumerate(counts)]
@@ -76,10 +81,13 @@ class WeightedRoundRobin:
 
         def release(k: int, earliest: int) -> None:
             if done[k] < last[k]:
+                # floor(j / w_k) = floor(j * denominator / numerator), relative to the begin of the block
                 released[max(earliest, done[k] * whole // parts[k] - begin)].append(k)
 
         for k in range(len(parts)):
             release(k, 0)
+        # A heap of at most K sources, each with its next slot: O(log K) per slot. Ties go to the lower k, so
+        # the schedule is deterministic.
         waiting: list[tuple[int, int]] = []
         sources, numbers = array("q"), array("q")
         for now in range(self.block_slots):
@@ -92,6 +100,7 @@ class WeightedRoundRobin:
             sources.append(k)
             numbers.append(done[k])
             done[k] += 1
+            # A source has one slot in the heap at a time; its next one cannot be before now + 1.
             release(k, now + 1)
         return sources, numbers
 
@@ -108,12 +117,14 @@ class WeightedRoundRobin:
 
         The sets U are nested in h, and so are the sets V. Each family is therefore the prefixes of an order.
         """
+        # w_k n * denominator; n is the first slot of the block
         exact = [number * self.block_slots * part for part in self._numerators]
         counts = [n // self._denominator for n in exact]
         # f_k * denominator, of the sources whose count is not a whole number
         remainders = {k: n % self._denominator for k, n in enumerate(exact) if n % self._denominator}
         parts, whole = self._numerators, self._denominator
         # time to the next deadline (1 - f_k) / w_k, and time since the release f_k / w_k, in slots
+        # the keys are exact, and k breaks ties, so every process computes the same order
         by_deadline = sorted(remainders, key=lambda k: (Fraction(whole - remainders[k], parts[k]), k))
         by_release = sorted(remainders, key=lambda k: (Fraction(remainders[k], parts[k]), k))
         for k in round_in_two_orders(remainders, whole, by_deadline, by_release):
@@ -137,6 +148,9 @@ def round_in_two_orders(
     The graph: source -> units of the first order -> in(k) -> out(k) -> units of the second order -> sink, all
     arcs of capacity 1. An arc is reversed when a path uses it.
     """
+    # Example: fractions 4/6, 5/6 and 3/6 have the sum 2, the units [0, 6) and [6, 12). In this order
+    # fraction 0 overlaps unit 0, fraction 1 both units, fraction 2 unit 1: exactly one fraction is selected
+    # per unit.
     n_units = sum(remainders.values()) // denominator
     arcs: dict[tuple[str, int], dict[tuple[str, int], None]] = {("source", 0): {}, ("sink", 0): {}}
     for unit in range(n_units):
@@ -158,6 +172,7 @@ def round_in_two_orders(
                     came_from[to] = node
                     queue.append(to)
         node = ("sink", 0)
+        # Reverse the path from the sink. A later path may use a reversed arc, which undoes an earlier choice.
         while node != ("source", 0):
             before = came_from[node]
             del arcs[before][node]

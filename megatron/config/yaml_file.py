@@ -32,6 +32,8 @@ class _Loader(yaml.SafeLoader):
         """Construct a mapping. Raises ConstructorError for a duplicate key or one that is not a scalar."""
         keys: set[Any] = set()
         for key_node, _ in node.value:
+            # keys that `<<` merges from an anchor may be overridden, so only the keys written in this mapping
+            # are compared
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
@@ -50,6 +52,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+# PyYAML reads 1e6 as text, because YAML 1.1 requires a dot and a sign (1.0e+6). A date would become an object
+# that is no setting.
 # a copy: the resolvers of SafeLoader are shared by all its users
 _Loader.yaml_implicit_resolvers = {
     first: [
@@ -133,6 +137,8 @@ def _check_size(text: str, where: str) -> None:
                     f"{where}: got the alias *{event.anchor}, expected one of an earlier, complete value. "
                     "Write out the value."
                 )
+            # Example: ten levels of lists with ten aliases of the level below are 500 bytes and 10^10 values.
+            # Here each alias costs one addition.
             n_nodes += n_of_anchor[event.anchor]
         elif isinstance(event, yaml.NodeEvent):
             tag = getattr(event, "tag", None)
@@ -147,6 +153,7 @@ def _check_size(text: str, where: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             if anchor is not None:
+                # the collection itself and all that it contains
                 n_of_anchor[anchor] = n_nodes - before
         if n_nodes > MAX_NODES:
             raise ValueError(
@@ -198,6 +205,8 @@ class _ReferenceExpander:
 
     def _expand(self, value: Any, place: tuple[str, ...], depth: int) -> Any:
         self.n_nodes += 1
+        # The file was counted in _check_size, but a reference copies its target: `a: ${b}` repeated in a
+        # section that is itself referenced multiplies the values again.
         if self.n_nodes > MAX_NODES or self.n_bytes > MAX_BYTES:
             raise ValueError(
                 f"{self.where}: got more than {MAX_NODES:,} values or {MAX_BYTES >> 20} MiB with aliases "
@@ -252,6 +261,7 @@ class _ReferenceExpander:
                     f"{self.where}: {'.'.join(place)}: got {text!r}, expected a reference to a key of this "
                     f"file. '{name}' is none."
                 ) from None
+        # the depth counts references too, so a cycle (a: ${b}, b: ${a}) ends at MAX_DEPTH with an error
         return self._expand(target, place, depth + 1)
 
     @staticmethod
@@ -259,6 +269,7 @@ class _ReferenceExpander:
         """Return a key with its type in the section: YAML reads 7 as int, true as bool. Raises KeyError."""
         if not isinstance(section, dict):
             raise KeyError(key)
+        # ${sizes.7}: the text "7" is not a key of {7: ...}, but YAML reads it as the same int
         return key if key in section else yaml.load(key, _Loader)
 
     def _reference_error(self, text: str, place: tuple[str, ...]) -> ValueError:

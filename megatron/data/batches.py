@@ -51,6 +51,7 @@ class Batches:
     def sample_range(self, next_sample: int) -> tuple[int, int]:
         """Return this rank's first and last sample of the batch whose first sample is `next_sample`."""
         # ranks take consecutive blocks of rows, in rank order
+        # batch of 8 on 4 ranks from sample 16: rank 1 has samples 18 and 19
         first = next_sample + self.rank * self.rows
         return first, first + self.rows - 1
 
@@ -59,6 +60,7 @@ class Batches:
 
     def __next__(self) -> Batch:
         batch = self.batch_at(self.next_sample)
+        # by the batch of all ranks: `next_sample` is the same number on every rank
         self.next_sample += self.batch_size
         return batch
 

@@ -36,6 +36,7 @@ class Blend:
         corpora, indices = np.empty_like(positions), np.empty_like(positions)
         for block in np.unique(blocks):  # the schedule is computed per block of turns
             rows = blocks == block
+            # array('q') of block_slots each; asarray makes a view
             takers, turns = self.shares.get_block(int(block))
             corpora[rows] = np.asarray(takers)[positions[rows]]
             indices[rows] = np.asarray(turns)[positions[rows]]
@@ -49,6 +50,8 @@ class Blend:
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         corpora, indices = self.locate_samples(numbers)
+        # one `take` per corpus; the mask writes each sample to its own row, so the order stays that of
+        # `numbers`
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         for corpus in np.unique(corpora):
             rows = corpora == corpus
@@ -57,8 +60,11 @@ class Blend:
 
     def _count_without_repeats(self) -> int:
         """Return the largest number of samples for which no corpus repeats, by bisection."""
+        # Invariant: no corpus repeats within `low` samples, and some corpus does for every n above `high`.
+        # With more samples than all corpora have together, one repeats.
         low, high = 0, self.samples_per_epoch  # counts(n) is monotonic in n, so bisection applies
         while low < high:
+            # rounded up: for high = low + 1 a middle of `low` would never end the loop
             middle = (low + high + 1) // 2
             counts = self.shares.prefix_counts(middle)
             if all(count <= c.samples_per_epoch for count, c in zip(counts, self.corpora, strict=True)):

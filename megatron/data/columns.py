@@ -41,7 +41,12 @@ def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
         column.validate(full=True)
     except ValueError:  # pyarrow.ArrowInvalid
         return None
+    # Layout: offsets [n + 1], text i is bytes offsets[i] to offsets[i + 1]. A slice shares the buffers of its
+    # parent and begins at element column.offset. Offsets are valid only because of the validation above.
     _, offsets, text = column.buffers()
     bounds = np.frombuffer(offsets, dtype=offset)[column.offset : column.offset + len(column) + 1]
+    # arrow has no text buffer if all texts are empty
     data = np.frombuffer(text, dtype=np.uint8) if text is not None else np.zeros(0, dtype=np.uint8)
+    # a slice does not begin at byte 0: ["ab", "cd", "e"] without its first text has bounds [2, 4, 5], ends
+    # [2, 3]
     return data[bounds[0] : bounds[-1]], (bounds[1:] - bounds[0]).astype(np.int64)

@@ -97,6 +97,7 @@ def prepare_corpus(
     existing = read_json(folder / META_FILE)
     if existing is not None and existing.get("asked") == request and is_intact(folder, existing.get("files")):
         return existing, False
+    # beside the folder, on the same file system: a rename there is atomic
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -105,6 +106,7 @@ def prepare_corpus(
         write_json(partial / META_FILE, content | {"asked": request})
         folder.mkdir(parents=True, exist_ok=True)
         (folder / META_FILE).unlink(missing_ok=True)  # first: it lists the hashes of the files replaced below
+        # META_FILE last: a folder with it is complete, and a kill before it makes the next call start again
         for name in ("train.jsonl", "held_out.jsonl", META_FILE):
             (partial / name).replace(folder / name)
     finally:
@@ -114,6 +116,7 @@ def prepare_corpus(
 
 def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
     """Write both files, with local text added up to `min_bytes`; return the content of corpus.json."""
+    # read once here, not through `source.texts`: the counts of skipped files are needed too
     local = read_local_text(source.installed) if source.installed else NO_LOCAL_TEXT
     documents = (
         iter(local.documents) if source.installed else ((source.name, text) for text in source.texts())
@@ -130,6 +133,7 @@ def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict
             if writer.n_bytes >= limits.min_bytes:
                 break
             writer.add(name, text)
+        # before the renames in prepare_corpus
         writer.sync()
     missing = local.missing | more.missing
     totals = writer.count_totals()
@@ -230,6 +234,7 @@ def _open_hub_source(which: str) -> TextSource:
 
 
 def _scaling_data_folder() -> Path:
+    # <checkout>/../shared/data
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     return Path(os.environ.get("SCALING_DATA", beside))
 
@@ -299,6 +304,7 @@ class C4Stream:
         child_connection.close()  # so that recv raises EOFError when the child ends
         self.first: str | None = None
         self.reason = f"no document within {FIRST_DOCUMENT_S:.0f} s"
+        # a timeout here, not in the child: a library that hangs in native code cannot time out its own call
         if self._connection.poll(FIRST_DOCUMENT_S):
             self.first = self._receive()
         if self.first is None:
@@ -336,8 +342,10 @@ def _stream_c4(pipe: Connection) -> None:
         import datasets  # heavy, and only needed here
 
         for record in datasets.load_dataset("allenai/c4", "en", split="train", streaming=True):
+            # blocks while the pipe is full: the child downloads only a little more than the parent reads
             pipe.send(("text", record["text"]))
     except (BrokenPipeError, KeyboardInterrupt):
+        # the parent has ended, or the user has pressed Ctrl-C
         return
     except Exception as error:  # any exception of the libraries: the parent reports its first line
         pipe.send(("error", (str(error).strip() or type(error).__name__).splitlines()[0]))

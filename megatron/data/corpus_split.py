@@ -48,6 +48,7 @@ class SplitWriter:
         """Write a document, or count it as skipped if it is blank or a copy of an earlier one."""
         counts = self._by_source.setdefault(source, Counter())
         source_sum = self._source_sums.setdefault(source, hashlib.sha256())
+        # an unpaired surrogate becomes "?"; the digest below is of the bytes that are written
         raw = text.encode("utf-8", "replace")
         digest = hashlib.sha256(raw).digest()
         if not text.strip():
@@ -59,6 +60,7 @@ class SplitWriter:
         # 32 bytes per document in memory; the digest also selects the side
         self._digests.add(digest)
         side = "held_out" if int.from_bytes(digest[:8]) < self._limit else "train"
+        # no ASCII escapes: the file is then about as large as the text, in any script
         line = (json.dumps({"text": raw.decode()}, ensure_ascii=False) + "\n").encode()
         self._files[side].write(line)
         self._file_sums[side].update(line)

@@ -34,6 +34,8 @@ def translate_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # pyarrow and gzip raise OSError without an errno for bad content. An errno comes from the system:
+        # reporting a failing disk as damage would let --on-error skip drop intact files.
         if error.errno is not None and not isinstance(error, gzip.BadGzipFile):
             if error.filename is None:
                 error.filename = str(path)

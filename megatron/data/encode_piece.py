@@ -75,6 +75,7 @@ def encode_piece(
                 error = str(DamagedFileError(cause.path, cause.reason, SKIP_HINT))
             else:
                 damage = cause.reason
+                # an empty shard, not a missing one: the joiner expects the files of every piece
                 for writer in writers.values():
                     writer.clear()
                 reject_log.replace_by_file(damage)
@@ -89,6 +90,8 @@ def encode_piece(
             if cause.errno is not None and cause.filename is None:
                 cause.filename = str(shards.folder if cause.errno in DISK_FULL_ERRNOS else piece.path)
             raise
+    # The writers are closed here: the marker below makes the shard valid, so the shard must be complete.
+    # After an OSError there is no marker, and the next call encodes the piece again.
     result = PieceResult(
         n_lines=n_lines,
         n_documents=next(iter(writers.values())).n_documents,
@@ -111,6 +114,7 @@ def find_damage(piece: InputPiece, keys: Sequence[str]) -> str | None:
     if piece.is_plain or path == STDIN:
         return None
     is_column = path.name.endswith(COLUMN_SUFFIXES)
+    # parquet stores columns separately: reading the column of one key does not verify another one
     readers = [iter_columns(path, key) for key in keys] if is_column else [iter_blocks(path)]
     try:
         for reader in readers:
@@ -225,6 +229,8 @@ def _encode_column_fast(
             begin = 0
             # `ends` are cumulative byte offsets: find the last text that ends within BATCH_CHARACTERS bytes
             while begin < len(ends):  # in parts, to limit the memory for the ids of long texts
+                # Texts of 3, 4 and 2 bytes have ends [3, 7, 9]. A part that begins with text 1 has base 3,
+                # the bytes text[3:9] and the relative ends [4, 6].
                 base = int(ends[begin - 1]) if begin else 0
                 end = max(begin + 1, int(np.searchsorted(ends, base + BATCH_CHARACTERS, side="right")))
                 part = text[base : int(ends[end - 1])]
@@ -252,6 +258,8 @@ def _encode_batches(
     first_writer = next(iter(writers.values()))
 
     def write_documents(items: Sequence[tuple[int, dict[str, str]]]) -> None:
+        # Encode for all keys before the first write: if a key fails, no key has a document that the others
+        # lack.
         encoded = {key: encoder.encode([texts[key] for _, texts in items], settings.eod) for key in writers}
         for key, (ids, lengths) in encoded.items():
             writers[key].write(ids, lengths)
@@ -276,10 +284,12 @@ def _encode_batches(
             flush_batch()  # errors of earlier documents come first
             reject_log.add(i, error)
             continue
+        # the batch is limited by text too: 128 books would give about a gigabyte of Python integers
         n_characters += sum(map(len, batch[-1][1].values()))
         if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
             flush_batch()
             n_characters = 0
+            # only tested after a flush: `has_enough` counts written documents, not those in `batch`
             if first_writer.has_enough:
                 return
     flush_batch()
@@ -297,6 +307,9 @@ def iter_rejected_lines(
         return
     with rejects.open() as lines:
         for record in map(json.loads, lines):
+            # `documents_before` never decreases within a piece, so all later records are out of range too.
+            # With 2 used documents, a line rejected between them has 1 document before it; one after them has
+            # 2.
             if n_documents is not None and record["documents_before"] >= n_documents:
                 return
             line_number = None if record["line"] is None else record["line"] + 1 + n_lines_before

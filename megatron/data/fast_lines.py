@@ -33,12 +33,14 @@ class FastLineEncoder:
 
     def encode_range(self, file: IO[bytes], at: int, end: int) -> None:
         """Encode the lines in bytes [at, end) of a plain file."""
+        # C++ reads by descriptor with pread, so the position of `file` is free for the seeks below
         lines = functools.partial(_csrc.encode_lines, self.encoder.worker, file.fileno())
         while at < end:
             at, is_refused = self._encode_all_keys(lines, at, end)
             if is_refused:
                 file.seek(at)
                 n_bytes = 0  # find the end of the line in bounded memory before it is read as a whole
+                # the limit ends at `end`: the next piece contains the bytes from there on
                 while part := file.readline(min(READ_BYTES, end - at - n_bytes)):
                     n_bytes += len(part)
                     if part.endswith(b"\n"):
@@ -51,8 +53,10 @@ class FastLineEncoder:
         """Encode a buffer of whole lines."""
 
         def encode_part(begin: int, end: int, *arguments: Any) -> tuple[int, int, int, int, bool]:
+            # a view: slicing bytes would copy the rest of the buffer at every refused line
             part = memoryview(lines)[begin:end]
             following, *counts = _csrc.encode_buffer(self.encoder.worker, part, *arguments)
+            # C++ counts from the start of `part`, callers from the start of `lines`
             return (begin + following, *counts)
 
         at = 0
@@ -72,6 +76,9 @@ class FastLineEncoder:
         arguments of C++. A key encodes only up to the earliest refusal of the keys before it. Keys that went
         past a later key's refusal are rewound and encoded again up to it.
         """
+        # Keys a, b, c and lines 0 to 9: a encodes all, b refuses line 6, c is given lines 0 to 5 and refuses
+        # line 4. Then stop is line 4: a and b are rewound and encode lines 0 to 3 again. No line has
+        # documents for some keys only.
         results: dict[str, tuple[int, int, int, int, bool]] = {}
         stop, refused_for = (
             end,
@@ -79,12 +86,14 @@ class FastLineEncoder:
         )  # offset of the earliest refused line so far, and the key that refused it
         for key, writer in self.writers.items():
             results[key] = encode(begin, stop, *self._encode_arguments(key, writer))
+            # `stop` only decreases: this key encoded lines before the old `stop` only
             if results[key][-1]:
                 stop, refused_for = results[key][0], key
         for key, writer in self.writers.items():
             if results[key][0] > stop:  # encoded past the line that a later key refused
                 writer.rewind()
                 results[key] = encode(begin, stop, *self._encode_arguments(key, writer))
+            # results[key][1:3]: documents, tokens. Counting is what `rewind` cannot undo, so it comes last.
             writer.count_documents(*results[key][1:3])
         if refused_for is not None:
             # Check this key first from now on: the next refused line likely lacks it too, and keys before the
@@ -104,6 +113,7 @@ class FastLineEncoder:
         pending = b""
         for block in blocks:
             pending += block  # at most MAX_LINE_IN_MEMORY and one block
+            # C++ takes whole lines; the incomplete last one waits for the next block
             n_whole = pending.rfind(b"\n") + 1
             if n_whole:
                 self.encode_buffer(pending[:n_whole])
@@ -112,6 +122,7 @@ class FastLineEncoder:
                 pending = self._encode_long_line(pending, blocks, spool)
             if self.first_writer.has_enough:
                 return
+        # the last line of a file may lack its line feed
         self.encode_buffer(pending)
 
     def _encode_long_line(self, line_start: bytes, blocks: Iterator[bytes], spool: Path) -> bytes:
@@ -138,6 +149,7 @@ class FastLineEncoder:
                     f"not plain JSON, and with {n_bytes:,} bytes too long for the general parser"
                 )
             if line.strip():
+                # parse all keys before the first write: a line without one of them is rejected for all
                 texts = {key: parse_text(line, key) for key in self.writers}
                 for key, text in texts.items():
                     self.writers[key].write(*self.encoder.encode([text], self.settings.eod))

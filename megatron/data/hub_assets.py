@@ -76,6 +76,7 @@ def fetch_text(
         raise ValueError(
             "packed shards are stored whole. Limit the number of shards, or use jsonl or parquet."
         )
+    # sorted by name: the first n shards are the same in every call at the same commit
     shards = repository.list_files(pattern)[: limit.n_shards]
     about = folder / f"{split}.about"
     request = {
@@ -91,6 +92,8 @@ def fetch_text(
     # remaining limits, reduced by each shard, whether it is new or listed already
     documents, n_bytes = limit.n_documents, limit.n_bytes
     for i, shard in enumerate(shards):
+        # c4-train.00001-of-01024.json.gz, i = 1: after the last "00001" is "-of-01024.json.gz", suffix
+        # ".json.gz"
         suffix = f".{Path(shard.path).name.rpartition(f'{i:05d}')[2].partition('.')[2]}"
         target = folder / f"{split}-{i:05d}{suffix if style == 'packed' else '.' + style}"
         is_new = shard.path not in record["shards"] or not target.is_file()
@@ -98,11 +101,16 @@ def fetch_text(
             record["shards"][shard.path] = _convert_shard(
                 repository, shard, target, style, documents, n_bytes
             )
+            # After the shard has its final name. A kill between the two means that the shard is fetched
+            # again; in the other order the record would list a shard that does not exist.
             write_json(about, record)
         counts = record["shards"][shard.path]
         yield target, counts["documents"], is_new
+        # counts of listed shards too, so that a resumed call ends at the same document as an uninterrupted
+        # one
         documents = None if documents is None else documents - counts["documents"]
         n_bytes = None if n_bytes is None else n_bytes - counts["bytes"]
+        # is_cut: by bytes the limit is rarely met exactly, so that `n_bytes` stays above 0
         if counts["is_cut"] or 0 in (documents, n_bytes):
             return
 

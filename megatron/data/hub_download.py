@@ -58,6 +58,8 @@ class HubRepository:
         self.repo, self.kind, self._token = repo, kind, token
         self.endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
         self._opener = urllib.request.build_opener(_SameHostAuth())
+        # Resolve the branch once. All later requests name the commit, so that two parts of a file, or two
+        # calls, never mix versions of a branch that has moved.
         info, _ = self._get_json(f"/api/{kind}/{repo}/revision/{urllib.parse.quote(revision, safe='')}")
         self.commit = str(info["sha"])
 
@@ -72,6 +74,7 @@ class HubRepository:
                 if entry["type"] == "file" and fnmatch.fnmatchcase(entry["path"], pattern):
                     sha256 = (entry.get("lfs") or {}).get("oid")
                     files.append(HubFile(entry["path"], int(entry["size"]), sha256, entry["oid"]))
+            # paged listing: the header `Link: <url>; rel="next"` names the next page
             following = re.search(r'<([^>]+)>;\s*rel="next"', headers.get("Link") or "")
             url = following[1] if following else None
         if not files:
@@ -89,7 +92,10 @@ class HubRepository:
         target.parent.mkdir(parents=True, exist_ok=True)
         self._download_rest(file, partial)
         partial.touch()  # an empty file is never requested
+        # parts of several connections, maybe of several calls: only the hash of the whole file shows that
+        # they fit
         if not _matches_hash(file, partial):
+            # else every later call would resume the same wrong bytes
             partial.unlink()
             raise ValueError(
                 f"{self.repo}/{file.path}: got content with another hash than the hub lists. Try again."
@@ -106,6 +112,8 @@ class HubRepository:
         tries, reason = 0, "the connection was closed"
         # disable=None: no bar unless stderr is a terminal
         with tqdm(total=file.n_bytes, unit="B", unit_scale=True, disable=None, desc=file.path) as bar:
+            # the size on disk is the only state of a download, so that a kill at any moment needs
+            # no repair
             while (n_bytes := partial.stat().st_size if partial.is_file() else 0) < file.n_bytes:
                 try:
                     self._append_range(file, partial, n_bytes, bar)
@@ -147,6 +155,8 @@ class HubRepository:
             "User-Agent": "megatron-scaling",
         }.items():
             request.add_header(name, value)
+        # A `next` link may be an absolute URL of another host: no token for it. Unredirected: urllib would
+        # copy other headers to the target of a redirect.
         if self._token is not None and request.full_url.startswith(self.endpoint + "/"):
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         try:
@@ -185,6 +195,7 @@ def _matches_hash(file: HubFile, path: Path) -> bool:
     """Return whether a file has the size and hash that the hub lists."""
     if path.stat().st_size != file.n_bytes:
         return False
+    # git's name of a blob: SHA-1 of "blob <size>\0" and the content
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {file.n_bytes}\0".encode())
     with path.open("rb") as content:
         while block := content.read(BLOCK_BYTES):

@@ -18,7 +18,9 @@ from megatron.config.sidecar import read_sidecar
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+# "<": little endian without padding, 34 bytes
 HEADER = struct.Struct("<9sQBQQ")
+# codes of Megatron's indexed_dataset; 6 and 7 are float types, which are not tokens
 DTYPES = {
     1: np.dtype("<u1"),
     2: np.dtype("<i1"),
@@ -55,6 +57,7 @@ class IndexedTokens:
         self.n_tokens, self._longest, in_order = _check_index(
             self._index, self.n_sequences, self.n_documents, self.dtype
         )
+        # `_check_index` has summed the lengths; a truncated .bin is detected without reading it
         n_bytes = data.stat().st_size
         expected = self.n_tokens * self.dtype.itemsize
         if n_bytes != expected:
@@ -81,6 +84,8 @@ class IndexedTokens:
 
     @cached_property
     def _body(self) -> np.ndarray:
+        # One map of bytes and three views: each map counts as an open file. The arrays begin at byte 34, so
+        # int32 and int64 elements are not aligned; numpy reads unaligned views correctly.
         return np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
 
     @cached_property
@@ -104,6 +109,8 @@ class IndexedTokens:
     def document_tokens(self) -> np.ndarray:
         """Tokens of each document, int64 [n_documents]; read from the index on first access."""
         # boundaries are counted in sequences: difference the cumulative tokens at the boundaries
+        # Sequences of 4, 3 and 5 tokens, boundaries [0, 2, 3]: ends = [0, 4, 7, 12], documents of 12 - 7 = 5
+        # and 7 tokens come from ends[[0, 2, 3]] = [0, 7, 12].
         ends = np.zeros(self.n_sequences + 1, dtype=np.int64)
         np.cumsum(self.sequence_tokens(), out=ends[1:])
         return np.diff(ends[self._boundaries])
@@ -114,6 +121,8 @@ class IndexedTokens:
         In most datasets a document is a single sequence.
         """
         lengths = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
+        # A copy, because all blocks share one buffer. A memory map of the lengths would count as memory of
+        # the process.
         for k, block in enumerate(_iter_blocks(self._index, "<i4", HEADER.size, self.n_sequences)):
             lengths[k * BLOCK_NUMBERS : k * BLOCK_NUMBERS + len(block)] = block
         return lengths
@@ -157,6 +166,8 @@ class IndexedTokens:
 
     def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
         """Return the first token of each sequence; n_tokens for the number after the last sequence."""
+        # An empty last document, or the end of the last one, refers to sequence n_sequences, which has no
+        # position: its start is the end of the data.
         starts = np.full(len(sequences), self.n_tokens, dtype=np.int64)
         inside = sequences < self.n_sequences
         starts[inside] = self._positions[sequences[inside]] // self.dtype.itemsize

@@ -63,6 +63,8 @@ class IndexedWriter:
 
     def __enter__(self) -> Self:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
+        # content belongs to another process; `truncate` follows below.
         self._bin = open_exclusive(self._partial_path(".bin"), self.prefix)
         if any(self.resume_from):
             self._spool = self._partial_path(SPOOL_SUFFIX).open("r+b")
@@ -79,12 +81,16 @@ class IndexedWriter:
         n_documents, n_tokens = self.resume_from
         sizes = {".bin": n_tokens * self.dtype.itemsize, SPOOL_SUFFIX: 4 * n_documents}
         paths = {self._partial_path(suffix): size for suffix, size in sizes.items()}
+        # larger is valid: a writer that was killed after `flush` has appended documents that were not
+        # recorded
         return all(path.is_file() and path.stat().st_size >= size for path, size in paths.items())
 
     def _restore_partial(self, n_documents: int, n_tokens: int) -> None:
         assert self._bin is not None and self._spool is not None, "called by __enter__"
         self._bin.truncate(n_tokens * self.dtype.itemsize)
         self._spool.truncate(4 * n_documents)
+        # A sha256 object cannot be stored, and counts are not stored: both are computed again from the data.
+        # The two loops end at the ends of the files, where the next documents are appended.
         while len(ids := np.fromfile(self._bin, self.dtype, BLOCK)):
             self._sha256.update(ids.data)
             self._count_ids(ids)
@@ -141,6 +147,7 @@ class IndexedWriter:
     def _append_ids(self, ids: np.ndarray) -> None:
         assert self._bin is not None, "add documents inside the `with` block"
         if ids.dtype != self.dtype and len(ids):
+            # the conversion below would wrap silently: 65,536 would become 0 in uint16
             limits = np.iinfo(self.dtype)
             if ids.min() < limits.min or ids.max() > limits.max:
                 odd = ids.min() if ids.min() < limits.min else ids.max()
@@ -154,6 +161,7 @@ class IndexedWriter:
 
     def _end_documents(self, lengths: np.ndarray) -> None:
         assert self._spool is not None, "add documents inside the `with` block"
+        # int32 as in the index: a document has fewer than 2^31 tokens
         self._spool.write(lengths.astype("<i4").data)
         self._count_documents(lengths)
 
@@ -198,6 +206,8 @@ class IndexedWriter:
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
             "unigram_entropy_nats": None if self._counts is None else unigram_entropy(self._counts),
+            # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
+            # documents
             **self.meta,
             "sha256": {"bin": self._sha256.hexdigest(), "idx": index_sum.hexdigest()},
         }
@@ -210,22 +220,27 @@ class IndexedWriter:
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
         assert self._spool is not None
+        # seek also flushes the write buffer of the spool, so that the read below includes all lengths
         self._spool.seek(0)
         while block := self._spool.read(4 * BLOCK):
             yield np.frombuffer(block, dtype="<i4")
 
     def _iter_index(self) -> Iterator[bytes]:
         """Yield the .idx file block by block; each document is one sequence."""
+        # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
+        # arrays one after another, and their size may exceed memory; the spool is read twice instead.
         n = self.n_documents
         yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], n, n + 1)
         for lengths in self._iter_lengths():
             yield lengths.tobytes()
         begin = 0  # tokens before the block; positions in the file are in bytes
         for lengths in self._iter_lengths():
+            # lengths [3, 0, 2], begin 0: ends [3, 3, 5], starts [0, 3, 3], bytes [0, 6, 6] for uint16
             ends = begin + np.cumsum(lengths, dtype="<i8")
             starts = np.concatenate([np.array([begin], dtype="<i8"), ends[:-1]])
             yield (starts * self.dtype.itemsize).tobytes()
             begin = int(ends[-1])
+        # document i is sequence i, so the boundaries are 0, 1, ..., n
         for first in range(0, n + 1, BLOCK):
             yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
 
@@ -234,6 +249,8 @@ def publish_dataset(prefix: Path, scratch: Path) -> None:
     """Rename the partial files of a prepared dataset to their final names; safe to repeat after a kill."""
     final = {suffix: prefix.with_name(prefix.name + suffix) for suffix in DATASET_SUFFIXES}
     partial = {suffix: scratch / (prefix.name + suffix + PARTIAL_SUFFIX) for suffix in DATASET_SUFFIXES}
+    # The .bin is renamed first. If its partial file is gone, an earlier call was killed after that rename:
+    # the final .bin is the new one and must not be deleted.
     if partial[".bin"].exists():
         # Delete an older dataset first, data last: a kill must not leave new tokens with an old index.
         for suffix in reversed(DATASET_SUFFIXES):
@@ -245,6 +262,7 @@ def publish_dataset(prefix: Path, scratch: Path) -> None:
 
 def unigram_entropy(counts: np.ndarray) -> float | None:
     """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context."""
+    # 0 log 0 counts as 0; in floating point it would be NaN
     positive = counts[counts > 0]
     if not len(positive):
         return None

@@ -34,9 +34,11 @@ def summarize_lengths(dataset: IndexedTokens) -> LengthSummary:
     if not len(lengths):
         return LengthSummary(0, 0, dataset.dtype.name, 0, 0, 0.0, 0.0, [])
     # median from the counts: the documents of ranks (n - 1) / 2 and n / 2 in ascending order of length
+    # Lengths [2, 5], counts [3, 1], n = 4: upto = [3, 4], ranks 1 and 2 are both below 3, so the median is 2.
     n, upto = dataset.n_documents, np.cumsum(counts)
     middle = [int(lengths[np.searchsorted(upto, rank, side="right")]) for rank in ((n - 1) // 2, n // 2)]
     # bin 0: empty documents; bin k > 0: lengths 2^(k - 1) to 2^k - 1
+    # float64 is exact enough: log2(2^k - 1) rounds up to k only from k = 49 on
     bins = np.floor(np.log2(np.maximum(lengths, 1))).astype(int) + 1
     bins[lengths == 0] = 0
     histogram = [
@@ -61,6 +63,7 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
         part_lengths, part_counts = np.unique(part, return_counts=True)
         # merge the block into the sorted distinct lengths; their number is bounded by the longest document
         lengths, index = np.unique(np.concatenate([lengths, part_lengths]), return_inverse=True)
+        # bincount sums weights in float64, exactly below 2^53 documents
         counts = np.bincount(index, np.concatenate([counts, part_counts])).astype(np.int64)
     return lengths, counts
 
@@ -122,16 +125,21 @@ def _find_wrong_tokens(
         tokenizer.get("n_tokens"),
         tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
     )
+    # start values that no check below reports, also for a dataset without tokens
     sum_, least, most = hashlib.sha256(), 0, -1
     ends, n_ended, odd = _DocumentEnds(dataset), 0, None
     for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
+        # one read serves all three checks: hash, range of ids, last tokens
         ids = dataset.read_copy(begin, BLOCK_TOKENS)
         sum_.update(ids.data)
         least, most = min(least, int(ids.min())), max(most, int(ids.max()))
         if eod is not None and odd is None:
+            # document ends e with begin < e <= begin + len(ids), each one token after the last token of a
+            # document
             block_ends = ends.pop_until(begin + len(ids))
             # the last token of a document that ends in this block is in this block, at end - 1
             wrong = np.flatnonzero(ids[block_ends - 1 - begin] != eod)
+            # the number counts documents that are not empty: empty ones have no end in `ends`
             odd = n_ended + int(wrong[0]) if len(wrong) else None
             n_ended += len(block_ends)
         advance(ids.nbytes)
@@ -154,6 +162,7 @@ class _DocumentEnds:
 
     def pop_until(self, token: int) -> np.ndarray:
         """Return and remove the ends up to and including `token`."""
+        # one block of documents may end in many blocks of tokens, and the other way round
         while not len(self._pending) or self._pending[-1] <= token:
             if (block := next(self._blocks, None)) is None:
                 break

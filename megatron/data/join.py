@@ -76,6 +76,8 @@ class ShardJoiner:
             results.clear()
             self.state = empty_state
             self.writers = self._make_writers(dtype, meta)
+        # after a restart from scratch this is the caller's dict, now empty: the caller encodes all pieces
+        # again
         self.results = results
         self._stack = ExitStack()
 
@@ -100,6 +102,8 @@ class ShardJoiner:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        # Must precede the exit of the writers, which delete their partial files otherwise. A ValueError (bad
+        # input) is not resumable: the same call would fail at the same place.
         if is_resumable(error[1]):
             for writer in self.writers.values():
                 writer.keep_partial = True
@@ -126,6 +130,8 @@ class ShardJoiner:
                     empty[key] += self._join_shard(number, key, writer, n_documents)
                     # max_tokens counts the first key; the other keys use the same number of documents
                     n_documents = writer.n_documents - before
+                # the error is after the documents that were joined above; with enough tokens it is never
+                # needed
                 if (error := self.results[number].error) and not self.has_enough:
                     raise ValueError(error)
                 self._hash_piece(number)
@@ -143,11 +149,16 @@ class ShardJoiner:
             lengths = lengths[:n_documents]
         elif self.max_tokens is not None:
             # fewest documents that reach max_tokens: the document that crosses the limit is included
+            # Lengths 5, 3, 4 and max_tokens 8: reached = [5, 8, 12]. searchsorted (side left) gives 1, the
+            # first index with reached >= 8, so 2 documents. Without enough tokens it gives len(lengths), and
+            # the slice has all.
             reached = np.cumsum(lengths, dtype=np.int64) + writer.n_tokens
             lengths = lengths[: int(np.searchsorted(reached, self.max_tokens)) + 1]
         begin = 0
         with self.shards.ids_path(number, key).open("rb") as ids:
             while begin < len(lengths):  # in blocks: memory does not grow with the piece
+                # Bytes up to the end of each remaining document. side="right" gives the number of documents
+                # with sizes <= JOIN_BYTES.
                 sizes = np.cumsum(lengths[begin:], dtype=np.int64) * writer.dtype.itemsize
                 n = max(1, int(np.searchsorted(sizes, JOIN_BYTES, side="right")))
                 part = lengths[begin : begin + n]
@@ -173,6 +184,8 @@ class ShardJoiner:
 
     def count_used_documents(self) -> list[int]:
         """Return the number of used documents per joined piece, up to the last piece that has one."""
+        # Example with max_tokens reached at document 12: pieces of 10, 5 and 7 documents give [10, 2]. The
+        # third piece adds neither bytes nor rejected lines to the sidecar.
         left = next(iter(self.writers.values())).n_documents
         counts: list[int] = []
         for number in range(self.state.n_pieces):
@@ -217,6 +230,7 @@ class ShardJoiner:
         meta = {"sources": sources, "rejected_lines": n_rejected, "rejected_files": len(damaged), "job": job}
         for key, writer in self.writers.items():
             writer.meta |= {"empty_documents": self.state.empty[key], **meta}
+            # fsync of all files; the writers publish them later, in __exit__
             writer.prepare()
         rejects = rejects_path(self.prefix)
         if n_rejected or damaged:
@@ -224,6 +238,8 @@ class ShardJoiner:
                 file.writelines(self._iter_rejects(used))
         else:
             rejects.unlink(missing_ok=True)
+        # Last: from here on every file is complete on disk. After a kill between two of the renames, the next
+        # call sees this mark and only completes the renames.
         self.shards.mark_prepared(job)
         return RejectSummary(n_rejected, len(damaged), rejects if n_rejected or damaged else None)
 
@@ -233,6 +249,7 @@ class ShardJoiner:
         for number, n in enumerate(used):
             source = self.pieces[number].path
             n_before = before.get(source, 0)
+            # the last piece is used only up to the document that reaches max_tokens, the others as a whole
             is_last = self.has_enough and number == len(used) - 1
             yield from iter_rejected_lines(self.shards, number, source, n_before, n if is_last else None)
             before[source] = n_before + self.results[number].n_lines
@@ -272,6 +289,7 @@ def find_finished(
             return None
         sidecar = read_sidecar(output)
         n, n_tokens = sidecar["documents"], sidecar["tokens"]
+        # int32 length, int64 position and int64 boundary per document, and one boundary more
         sizes = {".bin": n_tokens * np.dtype(sidecar["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
         paths = {Path(f"{output}{suffix}"): size for suffix, size in sizes.items()}
         if not all(path.is_file() and path.stat().st_size == size for path, size in paths.items()):

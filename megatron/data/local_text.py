@@ -89,6 +89,7 @@ def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> LocalText:
             missing[source] = (
                 f"none of its {n_files:,} Python files can be used" if n_files else "no Python file"
             )
+    # files were read in the order of the file system; this sort makes the order the same on all machines
     documents = [(source, text) for _, source, text in sorted(reader.entries)]
     return LocalText(documents, skipped, missing)
 
@@ -124,9 +125,11 @@ def _read_file(path: Path, recorded: str | None) -> tuple[bytes, str]:
         raw = path.read_bytes()
     except (OSError, ValueError):  # ValueError: a name with a NUL byte
         return b"", "unreadable"
+    # stripped: a file of line ends is as empty as a file without bytes
     if len(raw.strip()) < MIN_BYTES:
         return b"", "too_small"
     if recorded is not None:
+        # RECORD has URL-safe base64 without the padding "=" (PEP 376, PEP 427)
         digest = base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).rstrip(b"=").decode()
         if digest != recorded:
             return b"", "unverified"
@@ -140,6 +143,8 @@ def _iter_standard_library() -> Iterator[tuple[Path, None]]:
         raise LookupError(f"{root} is not a folder of sources")
     for place, folders, names in os.walk(root):  # os.walk does not follow links, so there are no loops
         if place == root:
+            # in place: os.walk descends into what remains in this list. The root also has site-packages and
+            # build folders.
             folders[:] = [name for name in folders if name in sys.stdlib_module_names]
             names = [name for name in names if name.removesuffix(".py") in sys.stdlib_module_names]
         folders[:] = [name for name in folders if name not in TEST_FOLDERS]
@@ -168,6 +173,7 @@ def _iter_package_files(name: str) -> Iterator[tuple[Path, str]]:
     if files is None:
         raise LookupError("installed without a list of its files (RECORD)")
     for file in files:
+        # RECORD may name scripts outside the package by absolute paths or by ../../../bin
         if file.suffix == ".py" and not file.is_absolute() and ".." not in file.parts:
             is_sha256 = file.hash is not None and file.hash.mode == "sha256"
             yield Path(str(package.locate_file(file))), file.hash.value if is_sha256 else ""

@@ -40,6 +40,7 @@ class MegatronOrder:
         """Raises ValueError for a seed that numpy rejects, and for more than 2^32 places."""
         if not 0 <= seed < 1 << 32:
             raise ValueError(f"seed: got {seed}, expected 0 to {(1 << 32) - 1:,} for Megatron's order")
+        # lengths may be uint16: the sum needs 64 bits
         n, per_epoch = len(lengths), int(lengths.sum(dtype=np.int64))
         self.seq_len = seq_len
         self.n_epochs, n_first = split_epochs(per_epoch, seq_len, n_samples)
@@ -51,11 +52,16 @@ class MegatronOrder:
         # A window has seq_len + 1 tokens, and windows share one token: w windows need w * seq_len + 1 tokens.
         self.n_windows = (self.n_epochs * per_epoch - 1) // seq_len
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]
+        # The order of the draws is part of Megatron's order: the generator first shuffles documents, then
+        # windows. The state after the first shuffle (key, pos) is therefore the input of the second.
         # ranges (begin, end, times) for csrc/shuffled.cpp; each range is shuffled separately
         epochs = [(0, n, self.n_epochs)] if n_first is None else [(0, n, self.n_epochs - 1), (0, n, 1)]
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)
         )
+        # [n_windows // 8 + 1, 2]: one row of 8 or 16 bytes per 8 windows, where Megatron stores one per
+        # window. The token of the last row exists: (n_windows // 8) * 8 * seq_len <= n_windows * seq_len <=
+        # all tokens - 1.
         self._starts = _csrc.sample_starts(
             lengths, self.document_index, INDEX_STRIDE * seq_len, self.n_windows // INDEX_STRIDE + 1
         )
@@ -76,6 +82,8 @@ class MegatronOrder:
 
         The offset may exceed the sequence at that place, as the start is that of the previous stored window.
         """
+        # Window 19 with stride 8: stored row 2 is window 16, and its token is 3 * seq_len before this window.
+        # The offset then counts from the first token of the sequence at `place`.
         place, offset = self._starts[window // INDEX_STRIDE].tolist()
         return place, offset + window % INDEX_STRIDE * self.seq_len
 
@@ -86,6 +94,9 @@ def split_epochs(tokens_per_epoch: int, seq_len: int, n_samples: int) -> tuple[i
     n_epochs = max(1, -(-(n_samples * seq_len + 1) // tokens_per_epoch))
     if n_epochs == 1:
         return 1, None
+    # Example: 1000 tokens per epoch and seq_len 100 give 9 windows in one epoch, 19 in two. 12 samples need
+    # two epochs, and 12 - 9 = 3 of them start in the last one. 3 < int(0.8 * 9) = 7: it is shuffled
+    # separately.
     n_before = ((n_epochs - 1) * tokens_per_epoch - 1) // seq_len
     per_epoch = (tokens_per_epoch - 1) // seq_len
     return n_epochs, n_before if n_samples - n_before < int(SEPARATE_EPOCH_THRESHOLD * per_epoch) else None
@@ -116,17 +127,22 @@ class MegatronSamples(Samples):
         return self.indices.shuffle_index[numbers].astype(np.int64)
 
     def _copy_window(self, window: int, row: np.ndarray) -> None:
+        # `skip`: tokens from the start of sequence `place` to the window; it may be larger than the sequence
         place, skip = self.indices.find_start(window)
         n_places = self._likely_places
         while True:  # double the number of sequences until they contain the window
             sequences = self.indices.document_index[place : place + n_places]
             starts, lengths = self.tokens.sequence_spans(sequences)
+            # ends[i]: tokens up to the end of sequence place + i. The slice above is shorter at the end of
+            # the order, where the last window ends at or before the last token: the loop terminates there
+            # too.
             ends = np.cumsum(lengths)
             if ends[-1] >= skip + len(row):
                 break
             n_places *= 2
         # skip the sequences before the window; side="right" also skips empty ones
         first = int(np.searchsorted(ends, skip, side="right"))
+        # from here on `skip` counts from the start of sequence `first`, and `at` is the next element of `row`
         at, skip = 0, skip - int(ends[first] - lengths[first])
         for start, length in zip(starts[first:].tolist(), lengths[first:].tolist(), strict=True):
             n = min(length - skip, len(row) - at)

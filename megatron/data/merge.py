@@ -112,6 +112,8 @@ def is_built_from(output: Path, meta: dict[str, Any]) -> bool:
         return False
     content = json.loads(json.dumps(meta))  # as it would be read back: tuples become lists
     origins = content.get("merged_from") or [content.get("subset_of")]
+    # Names and counts alone would also match another dataset of the same size. Without hashes the output
+    # counts as another dataset.
     return all(origin and origin["sha256"] for origin in origins) and content.items() <= sidecar.items()
 
 
@@ -163,11 +165,13 @@ def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:
     begins, lengths = dataset.document_spans(
         np.unique(np.linspace(0, n - 1, SAMPLED_DOCUMENTS).astype(np.int64))
     )
+    # an empty document has no last token: begin - 1 is the last token of the document before it
     last = dataset.tokens[(begins + lengths - 1)[lengths > 0]] if n else np.empty(0)
     if not len(last):
         return None
     if likely is not None:
         return EodUse(likely if bool((last == likely).all()) else None)
+    # a single document proves nothing: any last token ends all of one document
     return EodUse(int(last[0])) if len(last) > 1 and bool((last == last[0]).all()) else None
 
 
@@ -180,6 +184,8 @@ def copy_documents(
     """Copy documents, int64 ascending, of a dataset; call `advance` with the tokens of each block."""
     begin = 0
     while begin < len(documents):
+        # At most LOOKAHEAD_DOCUMENTS, not all that remain: the cumulative sum over the rest, repeated for
+        # each block, would be quadratic.
         begins, lengths = dataset.document_spans(documents[begin : begin + LOOKAHEAD_DOCUMENTS])
         sizes = np.cumsum(lengths)
         # as many documents as fit into BLOCK_TOKENS, and at least one
@@ -190,6 +196,7 @@ def copy_documents(
         elif part[-1] - part[0] == n - 1:  # consecutive: a single read, no gather
             ids = dataset.read_copy(int(begins[0]), total)
         else:
+            # scattered documents, as of a sample: through the memory map, one copy per document
             ids = np.concatenate([dataset.get_document(i) for i in part.tolist()])
         writer.add_documents(ids, lengths[:n])
         advance(total)

@@ -41,6 +41,7 @@ def _parse_number(word: str) -> Fraction:
         if not size.is_finite() or len(digits) > MAX_DIGITS or abs(size.adjusted()) > MAX_DIGITS:
             # Fraction("1e999999999") would take hours and all memory
             raise ValueError("too large or too precise for a count")
+        # 1.001K is 1001; in float64, 1.001 * 1000 is 1000.9999999999999
         return Fraction(digits) * factor
     except (ValueError, InvalidOperation) as error:
         raise argparse.ArgumentTypeError(

@@ -13,6 +13,7 @@ from megatron.keys import seed_sequence
 
 ROUNDS = 6
 MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser
+# the same constants as Python integers, whose product has 128 bits: `& WORD` reduces it modulo 2^64
 PLAIN_MIX, WORD = int(MIX), (1 << 64) - 1
 
 
@@ -22,6 +23,8 @@ class Permutation:
     def __init__(self, n: int, key: Sequence[int]) -> None:
         assert n >= 1, "expected n >= 1"
         self.n = n
+        # Walks are short: the walks from 0..n-1 to 0..n-1 visit disjoint parts of the 2^(2b) numbers. All n
+        # walks together therefore have at most 2^(2b) < 4 n steps for n > 1.
         # b = half: bits per side of the Feistel network, the smallest with 2^(2b) >= n
         half = max(1, ((n - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
@@ -31,9 +34,12 @@ class Permutation:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Map positions (int64, any shape, 0 <= position < n); the result has the same shape."""
+        # uint64 throughout: an operation of int64 with uint64 arrays would give float64
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
         x = self._apply_rounds(x.reshape(-1))
+        # The walk ends: the network is a permutation, so that repeated application returns to the start of
+        # the walk at the latest, and the start is below n.
         outside = np.flatnonzero(x >= self.n)
         while len(outside):  # cycle walking, for the values that are still outside 0..n-1
             x[outside] = self._apply_rounds(x[outside])
@@ -49,9 +55,14 @@ class Permutation:
         return x
 
     def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
+        # One round maps (L, R) to (A, B) = (R, L xor F(R)), and (B xor F(A), A) is its inverse: F needs none.
+        # With six rounds both halves are mixed three times.
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
             mixed = (right ^ key) * MIX  # uint64 arithmetic wraps around, as intended
+            # A product carries only upwards: its low bits depend on the low bits of the input alone. This
+            # step copies the high half into the low half, and the shift by 29 below selects bits 29 to 28 +
+            # b, which are well mixed.
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
             # a Feistel round is invertible for any round function, so the network is a permutation
@@ -59,6 +70,7 @@ class Permutation:
         return (left << self._half) | right
 
     def _apply_rounds_scalar(self, x: int) -> int:
+        # must return the same values as `_apply_rounds`: Python integers do not wrap around, hence `& WORD`
         half, mask = int(self._half), int(self._mask)
         left, right = x >> half, x & mask
         for key in self._plain_keys:
@@ -85,12 +97,15 @@ class ShuffledEpochs:
         """Return the items at positions int64 [n] of any epochs."""
         epochs, positions = np.divmod(numbers, self.n)
         indices = np.empty_like(positions)
+        # a batch is usually in one epoch or in two adjacent ones, so this loop is short
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
             indices[in_epoch] = self._epoch_order(int(epoch))(positions[in_epoch])
         return indices
 
     def _epoch_order(self, epoch: int) -> Permutation:
+        # Read the attribute once: threads of the Prefetcher share this object, and another one may replace
+        # the tuple between the comparison and the return. Both values stay valid, so no lock is needed.
         cached = self._order
         if cached is None or cached[0] != epoch:
             cached = self._order = epoch, Permutation(self.n, [*self._key, epoch])

@@ -43,6 +43,7 @@ class Prefetcher(Generic[ItemT]):
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
+            # wait: a call that is still running reads files that the caller may close after the `with` block
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pending.clear()
 
@@ -58,6 +59,8 @@ class Prefetcher(Generic[ItemT]):
         self._submit_items(self._pool)
         if not self._pending:
             raise StopIteration
+        # The oldest item, even if later ones are ready. At most PREFETCH_FACTOR * n_workers items exist, so
+        # memory stays bounded for a slow consumer.
         item = self._pending.popleft().result()
         self._submit_items(self._pool)  # start the next item before the caller uses this one
         return item

@@ -103,6 +103,8 @@ def preprocess(
     _check_options(options, prefix, paths)
     loaded = load_tokenizer(tokenizer)
     settings = _make_settings(loaded, options)
+    # Only what changes the bytes of an output: not the number of workers, and not --quiet. A call with other
+    # workers may resume this one.
     job_settings = [loaded.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
     if loaded.eod is not None and loaded.eod.source.startswith("--"):
         job_settings.append(loaded.eod.id)  # the sidecar contains it, whether documents end with it or not
@@ -113,6 +115,7 @@ def preprocess(
         if shards.is_prepared(job):  # an earlier call was killed during the final renames
             for key in options.keys:
                 publish_dataset(dataset_prefix(prefix, key), shards.folder)
+        # under the lock, so that no other process replaces the outputs after this check
         if finished := find_finished(prefix, options.keys, job):
             shards.remove()
             log.info("%s: exists already, from the same files and settings", prefix)
@@ -129,6 +132,7 @@ def preprocess(
         )
         results = shards.resume_or_clear(pieces, job)
         try:
+            # before the encoding: it clears `results` if the partial outputs are missing
             joiner = ShardJoiner(
                 pieces, shards, prefix, np.dtype(settings.dtype), meta, options.max_tokens, results
             )
@@ -140,6 +144,7 @@ def preprocess(
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
                 error.n_bytes = _estimate_bytes_left(pieces, results)  # type: ignore[attr-defined]  # for explain_disk_full
+            # a resumable error keeps shards and partial outputs; the same call then continues with them
             if not is_resumable(error):
                 shards.remove()
             raise
@@ -174,6 +179,7 @@ def _estimate_bytes_left(pieces: Sequence[InputPiece], results: dict[int, PieceR
     n_read = sum(sizes[number] for number in results)
     if not n_read:
         return None
+    # output per byte of input is nearly constant within a corpus: extrapolate linearly
     n_written = sum(result.n_bytes + INDEX_BYTES * result.n_documents for result in results.values())
     return n_written * (sum(sizes) - n_read) // n_read
 
@@ -290,6 +296,8 @@ class _EncodeJob:
             progress.n_documents = sum(result.n_documents for result in self.results.values())
             progress.n_tokens = sum(result.n_tokens for result in self.results.values())
             self.joiner.join_ready()
+            # This thread alone joins and stores results. Workers only write shards, so the outputs need no
+            # lock. Pieces finish in any order, and join_ready joins the longest finished prefix.
             for number, result in self._encode_pieces(remaining, progress):
                 self.results[number] = result
                 self.joiner.join_ready()
@@ -304,6 +312,7 @@ class _EncodeJob:
         if fast is None:
             yield from self._encode_in_processes(remaining, progress)
             return
+        # threads scale although this is Python: C++ releases the GIL while it reads, encodes and writes
         thread_state = local()
 
         def encode_number(number: int) -> tuple[int, PieceResult]:
@@ -326,6 +335,8 @@ class _EncodeJob:
                 pool.submit(encode_number, number) for number in remaining
             ]
             try:
+                # `result` raises the exception of a piece, and the pieces that have not started are cancelled
+                # below
                 for future in as_completed(futures):
                     yield future.result()
             except BaseException:

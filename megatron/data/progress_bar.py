@@ -45,6 +45,7 @@ class ProgressBar:
         """Set the progress of a piece: totals since its start. Raises StoppedError after `stop`."""
         with self._lock:
             if self._is_stopped:
+                # the progress report is the only point at which a thread can be stopped within a piece
                 raise StoppedError
             # callers report totals of a piece; the bar needs differences
             before, now = self._pieces.get(piece, (0, 0, 0)), (n_bytes, n_documents, n_tokens)
@@ -58,4 +59,5 @@ class ProgressBar:
 
     def stop(self) -> None:
         """Make the next `update` of every thread raise StoppedError."""
+        # without the lock: `update` may wait for a slow terminal inside it, and a single assignment is atomic
         self._is_stopped = True

@@ -29,6 +29,7 @@ class Samples:
         """
         self.tokens, self.seq_len, self.seed, self.shuffle = tokens, seq_len, seed, shuffle
         # w windows use w * seq_len + 1 tokens, as adjacent windows share one
+        # 1025 tokens and seq_len 256: 1024 // 256 = 4 windows, which begin at 0, 256, 512 and 768
         self.samples_per_epoch = max(0, (tokens.n_tokens - 1) // seq_len)
         assert n_windows is None or 0 < n_windows <= self.samples_per_epoch, (
             "Exposure has rejected other values"
@@ -39,6 +40,7 @@ class Samples:
                 f"{tokens.prefix}: got {tokens.n_tokens:,} tokens, expected {seq_len + 1} or more. "
                 "Lower seq_len."
             )
+        # the number of windows is part of the permutation: another `n_windows` gives another order
         self._order = ShuffledEpochs(self.samples_per_epoch, [SAMPLE_ORDER, seed])
 
     def sample_window(self, i: int) -> int:
@@ -59,6 +61,8 @@ class Samples:
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
+        # `row` is a view of `samples`: _copy_window writes into it, and converts to int64 without a temporary
+        # array
         for row, window in zip(samples, self.sample_windows(numbers).tolist(), strict=True):
             self._copy_window(window, row)
         self.tokens.check_ids(samples)

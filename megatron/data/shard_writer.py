@@ -46,6 +46,8 @@ class ShardWriter:
 
     def write(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents: concatenated ids, and the length of each document."""
+        # Ids before lengths, both without a buffer: Python and C++ append through the same two descriptors,
+        # and buffered bytes would be written after those of C++.
         _write_all(self.ids.fileno(), ids.astype(self.settings.dtype, copy=False).tobytes())
         _write_all(self.lengths.fileno(), lengths.astype("<i4", copy=False).tobytes())
         self.count_documents(len(lengths), len(ids))
@@ -94,6 +96,8 @@ class RejectLog:
         Without a rejects file, raises ValueError with the line's number in the file, counted from 1.
         """
         if self.rejects is None:
+            # `line` counts from the start of the piece. Counting the earlier lines reads the file up to the
+            # piece, which is done only for this message.
             number = line + 1 + (count_lines_before(self.piece) if self.piece.is_plain else 0)
             unit = "row" if self.piece.path.name.endswith(COLUMN_SUFFIXES) else "line"
             raise ValueError(f"{self.piece.path}, {unit} {number}: {error}") from error
@@ -104,6 +108,7 @@ class RejectLog:
     def replace_by_file(self, reason: str) -> None:
         """Replace the rejected lines by a single record for the whole file."""
         assert self.rejects is not None, "called only if bad lines are skipped"
+        # the rejected lines were read from damaged content, so they may be wrong as well
         self.rejects.seek(0)
         self.rejects.truncate()
         self.rejects.write(json.dumps({"line": None, "reason": reason, "documents_before": 0}) + "\n")

@@ -57,6 +57,9 @@ class ShardFolder:
         Raises ValueError, which contains `name`, if another process has the lock.
         """
         while True:
+            # Protocol: create folder, open and lock the lock file. An owner that ends removes lock file and
+            # folder, maybe between these two steps. open_exclusive checks that the path still names the
+            # locked file.
             self.folder.mkdir(parents=True, exist_ok=True)
             with suppress(
                 FileNotFoundError
@@ -74,6 +77,8 @@ class ShardFolder:
         existing = read_json(self.folder / PLAN_FILE)
         if existing is None or existing.get("sha256") != plan_sha256 or job is None:
             self._delete_files(set())
+            # After the deletion: a kill between the two leaves a folder without a plan, which is emptied
+            # again. In the other order the new plan would make shards of the old job valid.
             write_json(self.folder / PLAN_FILE, {"sha256": plan_sha256})
             return {}
         joined = self.read_join_state()
@@ -107,6 +112,8 @@ class ShardFolder:
     def write_result(self, piece: int, result: PieceResult) -> None:
         """Write the marker of a finished piece, atomically."""
         partial = self._marker_path(piece).with_suffix(".partial")
+        # No fsync: a kill of the process leaves the page cache intact. After a crash of the system
+        # `read_result` compares the size of the shards.
         partial.write_text(json.dumps(asdict(result)))
         partial.rename(self._marker_path(piece))
 
@@ -164,8 +171,10 @@ class ShardFolder:
         (self.folder / LOCK_FILE).unlink(
             missing_ok=True
         )  # last: the lock file excludes other processes until then
+        # exists only on a file system without flock (megatron/io.py)
         (self.folder / (LOCK_FILE + OWNER)).unlink(missing_ok=True)
         with suppress(OSError):
+            # not empty if another process has created its lock file meanwhile: the folder is then in use
             self.folder.rmdir()
 
     def _delete_files(self, keep: set[str]) -> None:
@@ -183,5 +192,7 @@ def hash_job(paths: Sequence[Path], settings: Sequence[Any]) -> str | None:
     """
     if STDIN in paths:
         return None
+    # the mtime instead of a hash: a hash would read terabytes before the first token
     files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    # JSON, not str: it quotes strings, so that no two lists have the same text
     return hashlib.sha256(json.dumps([list(settings), files]).encode()).hexdigest()

@@ -241,6 +241,7 @@ def _select_documents(source: _InputLines, selection: DocumentSelection, output:
     elif isinstance(selection.sample, Fraction):
         # Bernoulli sampling: a priority, uniform on 0..2^64 - 1, is below the threshold with probability
         # `sample`. A larger share has a higher threshold, so its sample contains the smaller one.
+        # exact: `sample` is a Fraction. A float has 53 bits and would move the threshold.
         most = int(selection.sample * 2**64)
         for line, priority in zip(source.iter_lines(), _iter_priorities(selection.seed), strict=False):
             if priority < most and (document := source.parse_document(*line)) is not None:
@@ -251,6 +252,7 @@ def _select_documents(source: _InputLines, selection: DocumentSelection, output:
 
 def _iter_priorities(seed: int) -> Iterator[int]:
     """Yield a random 64-bit number per document. numpy guarantees this stream across versions."""
+    # raw words of the bit generator: the methods of Generator may change between versions
     raw = np.random.PCG64(seed)
     while True:
         yield from raw.random_raw(PRIORITY_BATCH).tolist()
@@ -269,6 +271,8 @@ def _sample_documents(source: _InputLines, n: int, seed: int, output: Path) -> I
         with spool_path.open("w+b") as spool:
             keyed = zip(source.iter_lines(), _iter_priorities(seed), strict=False)
             for number, (line, priority) in enumerate(keyed):
+                # Reject by priority before parsing: most lines are not in the sample, and need no JSON
+                # parser. Every line consumes one priority, whether it is selected, parsed or neither.
                 if len(best) == n and -priority < best[0][0]:
                     continue
                 document = source.parse_document(*line)
@@ -277,6 +281,9 @@ def _sample_documents(source: _InputLines, n: int, seed: int, output: Path) -> I
                 position, raw, _ = document
                 entry = (-priority, -number, spool.tell(), len(raw), position)
                 spool.write(raw)
+                # The replaced document stays in the spool: line i of n is among the lowest K so far with
+                # probability K / i, which sums to the expected number of lines in the docstring of
+                # `subset_text`.
                 heapq.heappush(best, entry) if len(best) < n else heapq.heappushpop(best, entry)
             # entry[1] is -number: ascending document number
             for _, _, offset, size, position in sorted(best, key=lambda entry: -entry[1]):
@@ -304,6 +311,7 @@ def _count_tokens(
         if document is not None:
             batch.append(document)
             n_characters += len(document[2])
+        # the end of the documents and a bad line also end the last, smaller batch
         if document is None or len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
             if batch:
                 positions, texts = [str(position) for position, _, _ in batch], [text for _, _, text in batch]
@@ -321,15 +329,18 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
     if selection.documents is not None:
         return np.arange(min(n, selection.documents))
     if selection.tokens is not None:
+        # lengths [5, 3, 4], tokens 8: reached [5, 8, 12], searchsorted 1, so documents 0 and 1
         reached = np.cumsum(dataset.document_tokens)
         return np.arange(min(n, int(np.searchsorted(reached, selection.tokens)) + 1))
     assert selection.sample is not None, "exactly one criterion is set"
+    # uint64 [n]: the same words as `_iter_priorities` yields in batches
     priorities = np.random.PCG64(selection.seed).random_raw(n)
     if isinstance(selection.sample, Fraction):
         return np.flatnonzero(priorities < np.uint64(int(selection.sample * 2**64)))
     if selection.sample >= n:
         return np.arange(n)
     # the n documents of lowest priority; ties go to earlier documents, as in _sample_documents
+    # O(n): the K-th lowest priority without a full sort; sample - 1 is its index
     worst = np.partition(priorities, selection.sample - 1)[selection.sample - 1]
     below, equal = np.flatnonzero(priorities < worst), np.flatnonzero(priorities == worst)
     return np.sort(np.concatenate([below, equal[: selection.sample - len(below)]]))
@@ -353,6 +364,7 @@ def _open_output(path: Path) -> Iterator[IO[bytes]]:
             with _open_compressor(path, file) as compressed:
                 yield compressed
             file.flush()
+            # before the rename: after a crash of the system the final name must not refer to incomplete data
             os.fsync(file.fileno())
         partial.rename(path)
     finally:
@@ -362,6 +374,7 @@ def _open_output(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def _open_compressor(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
     if path.name.endswith(".gz"):
+        # no file name and mtime 0 in the header: equal subsets are equal files
         with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
             yield packed  # type: ignore[misc]
     elif path.name.endswith(".zst"):

@@ -24,6 +24,7 @@ class SyntheticSamples:
         samples, equal for every seed.
         """
         self.n_tokens, self.seq_len = n_tokens, seq_len
+        # seed 0 for every run: evaluation losses of different seeds are of the same samples
         self.key = [HELD_OUT, 0] if held_out else [TRAIN, seed]
         self.samples_per_epoch = N_HELD_OUT if held_out else n_unique or 2**40  # 2^40: never reached
         self._order = None if n_unique is None else ShuffledEpochs(n_unique, [TRAIN, seed])
@@ -31,6 +32,7 @@ class SyntheticSamples:
     def __getitem__(self, i: int) -> np.ndarray:
         """Return sample i, for any i >= 0: int64 [seq_len + 1]."""
         index = i if self._order is None else self._order.index_at(i)
+        # a generator per sample, not per stream: sample i needs no draw of the samples before it
         rng = np.random.default_rng(seed_sequence(*self.key, index))
         return rng.integers(self.n_tokens, size=self.seq_len + 1)
 

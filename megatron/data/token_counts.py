@@ -34,6 +34,7 @@ class TokenCounter:
         if fast is None:
             encoders: list[Encoder] = [LibraryEncoder(loaded, special_text)]  # it has its own threads
         else:
+            # an encoder has a cache and buffers, so no two threads may use the same one at a time
             encoders = [FastEncoder(fast, special_text) for _ in range(n_threads)]
         self._eod = loaded.eod_id if append_eod else NO_EOD
         self._idle: SimpleQueue[Encoder] = SimpleQueue()
@@ -53,6 +54,7 @@ class TokenCounter:
         """
         if not len(texts):
             return np.zeros(0, dtype=np.int64)
+        # zip(*...) turns [(first, slice), ...] into two columns for map, which returns results in their order
         parts = list(self._threads.map(self._count_part, *zip(*_iter_parts(texts, n_before), strict=True)))
         return np.concatenate(parts).astype(np.int64)
 
@@ -75,6 +77,8 @@ def _iter_parts(texts: Any, n_before: int) -> Iterator[tuple[int, Any]]:
     begin = 0
     while begin < len(texts):
         base = ends[begin - 1] if begin else 0
+        # ends [3, 7, 9], base 3, limit 5: 8 is between 7 and 9, so one text. A text above the limit is its
+        # own part.
         end = max(begin + 1, int(np.searchsorted(ends, base + BATCH_BYTES, side="right")))
         yield n_before + begin, texts.slice(begin, end - begin)
         begin = end

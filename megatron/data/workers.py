@@ -37,6 +37,8 @@ def map_unordered(
             workers[parent_end] = worker
         yield from _dispatch_items(iter(items), workers)
     finally:
+        # SIGKILL: a handler could delay SIGTERM until native code returns. No worker needs an orderly end:
+        # a shard without its marker is written again.
         for connection, worker in workers.items():
             worker.kill()
             worker.join()
@@ -44,6 +46,9 @@ def map_unordered(
 
 
 def _dispatch_items(items: Iterator[ItemT], workers: dict[Connection, BaseProcess]) -> Iterator[Any]:
+    # A connection is free (its worker waits in recv) or busy (it computes or sends its reply). The parent
+    # sends to free workers only, so that parent and worker never block in send at the same time: no deadlock,
+    # whatever the size of items and results.
     free, busy = list(workers), set[Connection]()
     is_more = True
     while True:
@@ -59,6 +64,7 @@ def _dispatch_items(items: Iterator[ItemT], workers: dict[Connection, BaseProces
             busy.add(connection)
         if not busy:
             return
+        # a closed pipe is ready too: recv then raises EOFError, and a killed worker is detected at once
         for connection in wait(list(busy)):
             with _DeadWorkerCheck(workers[connection]):
                 error, result = connection.recv()
@@ -80,6 +86,7 @@ class _DeadWorkerCheck:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+            # the pipe closes slightly before the process ends; without join, exitcode may still be None
             self.worker.join()
             raise ChildProcessError(
                 f"a worker ended with exit code {self.worker.exitcode} before it finished, perhaps out of "
@@ -97,9 +104,11 @@ def _run_worker(make_worker: Callable[[], Callable[[Any], Any]], connection: Con
         except (EOFError, ConnectionResetError):
             return  # the parent has ended
         try:
+            # inside the try block: an error of the constructor is reported as that of an item
             function = function or make_worker()
             reply = None, function(item)
         except Exception as error:  # raised again in the parent
+            # pickling drops the traceback; a note stores it as text
             error.add_note(traceback.format_exc())
             reply = error, None
         with contextlib.suppress(BrokenPipeError):  # the parent has ended

@@ -50,6 +50,7 @@ def build_deepspeed_config(
     stage = STAGES[dist.sharding_stage]
     in_half = stage > 0 and dist.dtype != "float32"  # stage 0 keeps float32 weights under autocast
     return {
+        # DeepSpeed raises an error unless this is the product of the next two and the number of ranks
         "train_batch_size": microbatch_rows * n_microbatches * n_ranks,
         "train_micro_batch_size_per_gpu": microbatch_rows,
         "gradient_accumulation_steps": n_microbatches,
@@ -109,6 +110,8 @@ def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig
     problems += _find_optimizer_conflicts(user.pop("optimizer", None), optim)
     problems += _find_misspelled_keys(user, ours)
     # Compare leaf by leaf under dotted keys. A key unknown to us is passed on to DeepSpeed unchanged.
+    # {"zero_optimization": {"stage": 1}} has the leaf zero_optimization.stage = 1. The last two branches
+    # below catch a leaf in place of a section and a section in place of a leaf.
     leaves = DEFAULTS | dict(_iterate_leaves(ours))
     for key, value in _iterate_leaves(user):
         if value == "auto" or key in OVERRIDABLE or key in leaves and value == leaves[key]:

@@ -27,6 +27,7 @@ def set_loss_scale(engine: Any, state: dict[str, Tensor]) -> None:
         scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": good_steps})
         return
     scaler = engine.optimizer.loss_scaler
+    # the inverse of get_loss_scale: good_steps - (-1) - 1 = good_steps
     scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, good_steps, -1
 
 

@@ -45,12 +45,16 @@ class ShardedState:
             group, offset, n = self.zero_optimizer.grad_position[self.zero_optimizer.get_param_id(parameter)]
             # stage 3 splits every parameter into equal ranges of n elements: rank r holds [r n, (r + 1) n),
             # and the last ranks may hold padding beyond the end of the parameter
+            # 10 elements on 4 ranks: n = 3, the ranks have 3, 3, 3 and 1 elements (and 2 of padding)
             start = dist.get_rank() * n
             n_local = max(0, min(n, parameter.ds_numel - start))  # padding is not counted
             return ParameterFragment(
                 self.zero_optimizer.fp32_partitioned_groups_flat[group], offset, n_local, start
             )
         # stages 1 and 2: DeepSpeed links each low-precision parameter to its range of the float32 partition
+        # Without padding, parameters a of 10 and b of 6 elements on 2 ranks, 8 elements each. Rank 0: a[0:8]
+        # = flat[0:8], none of b. Rank 1: a[8:10] = flat[0:2] (start 8, offset 0), b[0:6] = flat[2:8] (start
+        # 0, offset 2).
         mapping = parameter._hp_mapping
         if mapping is None:
             return None
@@ -91,6 +95,7 @@ class ShardedState:
             source = fragment.flat if kind == "weight" else moments.get(kind, torch.zeros_like(fragment.flat))
             part = source.detach().view(-1)[fragment.offset : fragment.offset + fragment.n]
             whole[fragment.start : fragment.start + fragment.n].copy_(part)
+        # at stage 0 the fragment of every rank is the full parameter
         if self.stage:
             # the ranges of the ranks are disjoint and the rest is 0: the sum concatenates them
             dist.all_reduce(whole)
@@ -114,6 +119,7 @@ class ShardedState:
             parameter.data.copy_(values.view(parameter.shape))
             return
         if fragment is not None and fragment.n:
+            # the copy of this rank's range in the model's dtype: gathers read it, not the float32 partition
             parameter.ds_tensor.data[: fragment.n].copy_(values[fragment.start : fragment.start + fragment.n])
         # DeepSpeed keeps small parameters gathered between steps
         if parameter.data.numel() == parameter.ds_numel:
@@ -124,6 +130,7 @@ class ShardedState:
         self.torch_optimizer.state.clear()
         for flat in self._list_flat_tensors():
             fused = self.torch_optimizer.defaults.get("fused")
+            # torch's fused kernel requires the step on the device of the weights
             step = torch.tensor(float(n_steps), device=flat.device if fused else "cpu")
             zeros = {kind: torch.zeros_like(flat.detach()) for kind in MOMENTS}
             self.torch_optimizer.state[flat] = {"step": step, **zeros}

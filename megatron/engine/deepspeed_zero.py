@@ -46,6 +46,8 @@ class DeepSpeedEngine:
         deepspeed = _import_deepspeed(world)
         ensure_group(world)
         task_loss = TaskLoss(model, causal)
+        # The state is keyed by parameter. From stage 1 on DeepSpeed updates flat partitions instead, so the
+        # entries would only occupy memory.
         optimizer.state.clear()  # DeepSpeed updates its own tensors
         try:
             self.engine, self.optimizer, _, _ = deepspeed.initialize(
@@ -90,6 +92,7 @@ class DeepSpeedEngine:
 
     def _compute_stage_0_norm(self) -> Tensor:
         """Return the gradient norm before clipping; at stage 0 DeepSpeed neither reports nor checks it."""
+        # after the last backward every rank has the full averaged gradient: the norm requires no collective
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
         scaler = self.engine.torch_autocast_z0_gradscaler
         if scaler is not None:
@@ -131,6 +134,7 @@ class DeepSpeedEngine:
         moments: dict[str, dict[str, Tensor]] = {}
         step = float(self.state.get_step_count())
         for name, kind, whole in self.state.iterate_full_tensors():
+            # the loop runs to the end on every rank, whatever `select` returns: every item is a collective
             part = select(whole)
             if part is None:
                 continue
@@ -150,6 +154,7 @@ class DeepSpeedEngine:
         """Load a state; make_full(tensor or None, shape) returns each full tensor on every rank."""
         weights = state.get("model", {})
         moments = state.get("optim", {}).get("state", {})
+        # one number for all parameters: they are updated together
         steps = torch.tensor([int(entries["step"]) for entries in moments.values()][:1] or [0])
         if self.world.n_ranks > 1:
             steps = steps.to(self.world.device)
@@ -201,6 +206,7 @@ def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> DTensor:
 
     The rows are split as by torch.chunk, which is DTensor's convention; the last ranks may get none.
     """
+    # 5 rows on 4 ranks: chunks of 2, 2 and 1 rows, and rank 3 has none
     chunks = whole.chunk(mesh.size())
     rows = chunks[mesh.get_local_rank()] if mesh.get_local_rank() < len(chunks) else whole[:0]
     return DTensor.from_local(

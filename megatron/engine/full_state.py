@@ -26,6 +26,8 @@ def collect_state(
     world = weights.world
     weights.refresh()
     state: dict[str, Any] = {"model": {}, "optim": {"state": {name: {} for name in shapes}}}
+    # `shapes` is that of the whole model on every rank, also of other stages: all ranks enter the same
+    # collectives in the same order
     for name, kind, shape in _iterate_entries(shapes):
         tensor = _gather_entry(_get_local_entry(weights, optimizer, name, kind), name, weights, shape, world)
         if tensor is None:
@@ -64,6 +66,7 @@ def _gather_entry(
     if local is not None:
         whole = weights.gather_full(name, local) if len(shape) else local
     if world.layout.pipeline > 1:
+        # in the only stage with the parameter; rank 0 for the tied embedding, which two stages have
         leader = _find_lowest_holder(local is not None, world)
         if leader != 0 and world.rank == leader:
             dist.send(whole.to(world.device, torch.float32).contiguous(), 0)
@@ -71,6 +74,7 @@ def _gather_entry(
             # gloo and NCCL receive into a tensor of known shape and dtype: the sender has cast to float32
             whole = torch.empty(shape, device=world.device)
             dist.recv(whole, leader)
+    # copy: on a CPU `to` would return the weight itself, and the next step would change the state
     return whole.to("cpu", copy=True) if world.is_first and whole is not None else None
 
 
@@ -111,6 +115,7 @@ def distribute_state(
         if world.n_ranks > 1:
             dist.broadcast(whole, 0)
         if local is not None:
+            # into the existing memory: FSDP and the optimizer keep references to it
             local.copy_(weights.slice_local(name, whole) if len(shape) else whole)
     sync_step_counts(optimizer)
 

@@ -65,6 +65,7 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
         from megatron.parallel.context import apply_context_parallel
 
         apply_context_parallel(model, mesh.context, config.context_method)
+    # checkpointing inside compilation: the compiler then sees the recomputation and can fuse it
     apply_activation_checkpointing(model.blocks, config.activation_checkpointing)
     if config.compile:
         compile_blocks(model, whole_blocks=mesh.tensor is None)

@@ -76,6 +76,7 @@ class PipelinedModel:
     def backward(self, tasks: Sequence[Task], share: Tensor) -> Tensor:
         """Set .grad to the gradient of share * nats over all ranks; return this rank's nats, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        # FSDP divides by `divisor`; without FSDP _add_gradients sums and the divisor is 1
         share = share * self.divisor
 
         def microbatch_loss(hidden: Tensor, i: int) -> Tensor:
@@ -91,6 +92,7 @@ class PipelinedModel:
 
     def _add_gradients(self) -> None:
         parameters = self.named_parameters()
+        # with FSDP the last backward has already reduced the gradients over the ranks of mesh.samples
         if self.mesh.fsdp is None:
             sum_gradients([_local_gradient(p) for p in parameters.values()], self.mesh.samples)
         # The first and last stage both hold the tied embedding, each with a part of its gradient (input and

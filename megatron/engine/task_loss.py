@@ -30,6 +30,7 @@ class TaskLoss(nn.Module):
 
     def forward(self, task: Task, per_sample: bool = False) -> Tensor:
         """Return the sum of the task's nats; with `per_sample` the nats of each sample, without gradients."""
+        # 0 without context parallelism; else rank c begins at position c S / n
         first_position = self.context_rank * task.inputs.shape[1]
         hidden = self.model.hidden_states(
             task.inputs, self.causal, first_position=first_position, **task.model_kwargs

@@ -48,6 +48,7 @@ class TorchEngine:
             width = task.inputs.shape[1] // self.world.layout.context
             begin = self.world.coordinate.context * width
             task = task.slice_positions(begin, begin + width)
+            # slices are new tensors in pageable memory, whose copy to the GPU would block the host
             task = task.pin_memory() if self.world.device.type == "cuda" else task
         return task.to(self.world.device)
 
@@ -79,10 +80,12 @@ class TorchEngine:
         # device: gradient / (scale max(1, norm / grad_clip)). The host never waits for the norm.
         divisor = torch.ones_like(norm)
         if self.loss_scale is not None:
+            # a copy: `update` below changes the scale in place, but this step's gradients have the old one
             divisor = self.loss_scale.scale.double()
             norm = norm / divisor
             self.loss_scale.update(is_finite)
         if self.grad_clip > 0:
+            # the reciprocal of torch's clip_grad_norm_: min(1, grad_clip / (norm + 1e-6))
             divisor = divisor * ((norm + 1e-6) / self.grad_clip).clamp(min=1.0)
         step_optimizer(self.optimizer, lr, divisor, is_finite)
         self.weights.drop_gradients()
@@ -125,6 +128,7 @@ class TorchEngine:
         model = {name: self.weights.wrap_as_dtensor(name, tensor.detach()) for name, tensor in self.weights}
         state = {
             name: {
+                # the step count is a scalar and equal on all ranks
                 kind: self.weights.wrap_as_dtensor(name, value) if value.ndim else value
                 for kind, value in self.optimizer.state[tensor].items()
             }

@@ -81,6 +81,7 @@ def paired_bootstrap(
         raise ValueError(f"got {len(tokens)} documents, expected at least 2 for a bootstrap")
     n = len(tokens)
     rng = make_generator(seed, Purpose.BOOTSTRAP, 0)
+    # sums and not means per document: the statistic is a ratio of sums over the resample, as the loss is
     differences = nats_a - nats_b
     resampled = np.empty(n_bootstrap)
     # resamples in blocks of at most ELEMENTS indices
@@ -90,6 +91,7 @@ def paired_bootstrap(
         picked = rng.integers(0, n, size=(end - begin, n))
         resampled[begin:end] = differences[picked].sum(axis=1) / tokens[picked].sum(axis=1)
     # +1 below: the observed data count as one resample, so p is never 0
+    # with 10,000 resamples that are all below 0: p = 2 (0 + 1) / 10,001 = 0.0002
     beyond = min((resampled <= 0).sum(), (resampled >= 0).sum())
     low, high = np.percentile(resampled, [2.5, 97.5])
     total = tokens.sum()

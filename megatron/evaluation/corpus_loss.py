@@ -71,6 +71,7 @@ class CorpusLoss:
         loss_se = mc_se = interval = None
         if scored > 1:
             # linearized standard error of the ratio estimator sum(nats) / sum(tokens) over documents
+            # a mean of losses per document would weight short documents as much as long ones
             spread = float(((self.nats - loss * self.tokens) ** 2).sum())
             loss_se = math.sqrt(spread * scored / (scored - 1)) / n
         if self.draws is not None and len(self.draws) > 1:
@@ -131,6 +132,8 @@ def compute_autoregressive_loss(
             for states, window, row, length in zip(hidden, batch, ids, lengths, strict=True):
                 scored = row[window.n_context : length]
                 targets = torch.from_numpy(scored.copy()).to(device)
+                # the state at p predicts the token at p + 1: states n_context - 1 .. length - 2 predict ids
+                # n_context .. length - 1
                 nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
                 sums.add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
     return sums.reduce(world, windows)
@@ -159,6 +162,7 @@ def compute_bound_loss(
     windows = select_windows(corpus, False, seq_len, None, max_samples, text)
     sums = _DocumentSums(corpus, eod_id, num_mc)
     device = model.embedding.weight.device
+    # rows and not windows are batched: a batch may contain some of the draws of a window
     rows = [(window, draw) for window in windows for draw in range(num_mc)]
     for batch in iter_window_batches(rows, batch_size, world, progress):
         inputs, columns, scales, row_numbers = [], [], [], []
@@ -262,6 +266,7 @@ def select_windows(
     elif seq_len < 2:
         raise ValueError(f"--seq-len: got {seq_len}, expected 2 or more, because one is context")
     else:
+        # one of the seq_len ids is context: with this stride every token is scored exactly once
         windows = iter_document_windows(corpus, seq_len, seq_len - 1, text)
     return list(windows if max_samples is None else islice(windows, max_samples))
 
@@ -279,6 +284,7 @@ def count_text_bytes(
     begins = np.cumsum(corpus.document_tokens) - corpus.document_tokens
     n_bytes = n_eod = 0
     for i in np.flatnonzero(tokens)[world.rank :: world.n_ranks].tolist():
+        # positive only in the document of `first`: 1 in the first one of a corpus without prefix ids
         begin = max(0, first - int(begins[i]))
         ids = corpus.get_document(i)[begin : begin + int(tokens[i])].tolist()
         words = [token for token in ids if token != eod_id]
@@ -301,6 +307,8 @@ class _DocumentSums:
         self, places: np.ndarray, nats: np.ndarray, ids: np.ndarray, draws: np.ndarray | None = None
     ) -> None:
         """Add the nats of tokens `ids` at `places` of the corpus, under `draws`; all [T]."""
+        # documents of 3 and 7 tokens: ends 3 10, place 2 is in document 0 and place 3 in document 1; "right"
+        # skips empty documents
         documents = np.searchsorted(self.ends, places, side="right")
         # bincount sums in float64 and handles documents that occur several times
         self.nats[:-1] += np.bincount(documents, nats, len(self.ends))
@@ -316,5 +324,6 @@ class _DocumentSums:
         draws = None
         if self.draws is not None:
             draws = sum_over_ranks(torch.from_numpy(self.draws).to(world.device), world).cpu().numpy()
+            # self.nats sums over draws, and each draw is an estimate of the same bound
             nats = nats / len(draws)
         return CorpusLoss(nats[:-1], tokens, draws, None, float(nats[-1]))

@@ -62,6 +62,7 @@ def _plan_steps(n_new: int, n_steps: int, block: int) -> Iterator[tuple[int, int
     Steps are divided over blocks, and a block's tokens over its steps, as evenly as integers allow. A block
     has at least one step.
     """
+    # 5 tokens, 2 steps, one block: edges 0 2 5, so the steps unmask 2 and 3 tokens
     begins = [*range(0, n_new, block), n_new]
     for begin, end in pairwise(begins):
         share = max(1, round(n_steps * end / n_new) - round(n_steps * begin / n_new))
@@ -86,6 +87,7 @@ def _fill_positions(
     read = torch.as_tensor(prompts, dtype=torch.long, device=device)
     tokens = torch.cat([read, read.new_full((len(prompts), n_new), mask_id)], dim=1)
     n_read = read.shape[1]
+    # drawn for all steps in advance, one stream per prompt: 16 bytes per step and new token
     streams = [draw_uniforms(sampling.seed, i, len(plan), 2, n_new) for i in numbers]
     noise = torch.from_numpy(np.stack(streams)).to(device)  # [B, steps, 2, n_new]: 0: tokens, 1: order
     for step, (begin, end, n_settled) in enumerate(plan):
@@ -97,6 +99,7 @@ def _fill_positions(
         ]
         check_logits(logits)
         u = noise[:, step, 0, begin:end].flatten()
+        # every position is sampled at each step, but only the chosen ones are written
         sampled = sample_tokens(logits.flatten(0, 1), u, sampling).unflatten(0, hidden.shape)
         if order == "confidence":
             priority = logits.float().log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
@@ -105,6 +108,8 @@ def _fill_positions(
         else:
             priority = -torch.arange(end - begin, device=device).expand(hidden.shape).float()
         # topk over masked positions only; the plan guarantees that at least n_settled of them are left
+        # -Inf for the positions already written: their number equals that of the earlier steps of the block
+        # in every row
         best = priority.masked_fill(~hidden, -torch.inf).topk(n_settled, dim=-1).indices
         settled = torch.zeros_like(hidden).scatter(-1, best, True)
         tokens[:, block] = torch.where(settled, sampled, tokens[:, block])

@@ -86,6 +86,7 @@ class MegatronModel:
         for ids in self.reader.encode([request.args[0] for request in requests]):
             windows = get_rolling_token_windows(list(ids), self.reader.prefix_id, length, context_len=1)
             encoded += [Request(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, windows)]
+            # windows ends[i - 1] .. ends[i] - 1 belong to text i; their log-likelihoods are summed below
             ends.append(len(encoded))
         with _open_bar(len(encoded), "windows of text", self.reader) as bar:
             begins = [0, *ends[:-1]]
@@ -133,6 +134,7 @@ def _name_request_errors(requests: Sequence[tuple[Any, int]]) -> Iterator[None]:
     try:
         yield
     except NonFiniteRequestError as error:
+        # error.number is an index of windows: requests with 2 and 3 windows have numbers 0 1 and 2 3 4
         owner = [request for request, n in requests for _ in range(n)][error.number]
         raise NonFiniteError(
             f"{owner.task_name}, document {owner.doc_id}, request {owner.idx}: got a log-likelihood of "
@@ -219,6 +221,7 @@ def score_task(
         raise ValueError(reason)
     kinds = {name: task.OUTPUT_TYPE for name, task in loaded["tasks"].items()}
     for task in loaded["tasks"].values():
+        # the requested number, else that of the task, else 0, as lm-eval resolves it
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=1234)  # lm-eval's default

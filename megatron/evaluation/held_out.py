@@ -169,6 +169,7 @@ def score_held_out(
             for corpus, tokens in opened.items()
         }
         # If no tokenizer can be loaded now, the stored score is at least as good.
+        # Otherwise a machine without the tokenizer would replace it by a score without bits per byte.
         sums = [None if item is None else item.sha256 for item in tokenizers.values()]
         is_current = (
             is_current and previous is not None and (None in sums or sums == previous.get("tokenizers"))
@@ -224,6 +225,7 @@ def _write_results(
         write_parquet_columns(documents, _build_document_table(losses))
     elif not keep:
         documents.unlink(missing_ok=True)  # they belong to the replaced result
+    # last: the result marks the per-document file as complete, so a process killed in between scores again
     write_json(path, result)
 
 

@@ -99,6 +99,8 @@ def score_autoregressive(
     """
     sequences, n_truncated = truncate_left(requests, max_length + 1)  # the last token is only predicted
     scores = torch.zeros(len(requests), 2, dtype=torch.float64)
+    # Inputs are sequences without their last token: four choices of one token after a context of 100 have
+    # equal inputs, and packed they read 100 tokens instead of 400.
     # a document mask excludes packing, because the model then computes positions itself
     rows = _build_rows(
         [sequence[:-1] for sequence in sequences], 1 if model.config.document_mask else batch_size
@@ -125,6 +127,7 @@ def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
             shared, n = _count_common_prefix(row.inputs[-1][: row.shared], tokens), len(row.numbers)
             # n + 1 requests may share less than n did. Packing saves (n - 1) * row.shared tokens before
             # this request and n * shared with it, and must not save less.
+            # four requests share 100 tokens, a fifth only 10: 10 * 4 < 100 * 3, so it begins a new row
             if n < most and shared * n > row.shared * (n - 1) and shared * WORTH_SHARING >= len(tokens):
                 row.numbers.append(i)
                 row.inputs.append(tokens)
@@ -172,6 +175,7 @@ def _score_rows(
         tokens[b, :end] = row.inputs[0][:end]
         positions[b, :end] = np.arange(end)
         for part, (number, sequence) in enumerate(zip(row.numbers, row.inputs, strict=True), 1):
+            # shared 3, rests of 2 and 1 tokens: tokens s s s a a b, positions 0 1 2 3 4 3, parts 0 0 0 1 1 2
             span = slice(end, end + len(sequence) - row.shared)
             tokens[b, span] = sequence[row.shared :]
             positions[b, span] = np.arange(row.shared, len(sequence))
@@ -187,6 +191,7 @@ def _score_rows(
     if parts.any():  # a position attends to the shared prefix and to its own request
         part_of = torch.from_numpy(parts).to(device)
         # [B, S, S], causal mask applies in addition
+        # padding has part 0 too, but it follows all tokens of its row: causality hides it
         reading["visible"] = (part_of[:, None, :] == 0) | (part_of[:, None, :] == part_of[:, :, None])
         reading["positions"] = torch.from_numpy(positions).to(device)
     # several requests may use the same position (the end of a shared context): compute it once
@@ -199,6 +204,7 @@ def _score_rows(
         torch.from_numpy(targets).to(device),
     )
     lengths = [len(place) for place in places]
+    # float64 before the sum: an answer may have thousands of tokens
     log_p = torch.stack([part.sum() for part in log_p.cpu().double().split(lengths)])
     greedy = torch.stack([part.all() for part in best.cpu().split(lengths)])
     return numbers, log_p, greedy
@@ -218,6 +224,8 @@ def compute_hidden_at(
     row, position = np.divmod(places, width)
     n_queries = np.bincount(row, minlength=n_rows)
     # places -> (row, column) of a rectangular table of query positions, padded with position 0
+    # width 4, places 1 3 6: rows 0 0 1, n_queries 2 1, columns 0 1 0, query_positions [[1, 3], [2, 0]]. The
+    # padded 0 is computed and never selected.
     column = np.arange(len(places)) - (n_queries.cumsum() - n_queries)[row]
     query_positions = np.zeros((n_rows, int(n_queries.max(initial=0))), dtype=np.int64)
     query_positions[row, column] = position

@@ -74,6 +74,7 @@ def score_tokens_left_to_right(
     """
     sequences, _ = truncate_left(requests, max_length)
     n_rows = np.array([len(request.continuation) for request in requests], dtype=np.int64)
+    # continuations of 2 and 3 tokens: begins 0 2 5, and token r of request n has the index begins[n] + r
     begins = np.concatenate([[0], np.cumsum(n_rows)])
     scores = torch.zeros(2, int(begins[-1]), dtype=torch.float64)
     for batch in _iter_rank_batches(sequences, n_rows, batch_size, world, progress):
@@ -82,6 +83,7 @@ def score_tokens_left_to_right(
         log_p, best, _ = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
         places = torch.tensor([begins[number] + row for number, row in batch])
         scores[0, places], scores[1, places] = log_p, best.double()
+    # every index was filled on one rank and is 0 on the others, so the sum is a gather
     scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
     return scores[0], scores[1] > 0
 
@@ -133,6 +135,7 @@ def decode_greedily(
     """
     sequences, n_truncated = truncate_left(requests, max_length)
     lengths = [len(request.continuation) for request in requests]
+    # prompts of one length need no padding, which bidirectional attention would read
     groups: dict[tuple[int, int], list[int]] = {}
     for i, sequence in enumerate(sequences):
         groups.setdefault((len(sequence), lengths[i]), []).append(i)
@@ -169,11 +172,13 @@ def draw_answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple
     """
     n_masks = _count_masks(length, num_mc)
     if n_masks == 2**length - 1:
+        # bit i of a code: token i is masked. length 2: masks 10, 01 and 11, each of weight 1/2.
         codes = np.arange(1, n_masks + 1)
         hidden = (codes[:, None] >> np.arange(length)) & 1 > 0
         ways = np.array([1] + [n * math.comb(length, n) for n in range(1, length + 1)])
         return hidden, 1.0 / ways[hidden.sum(axis=1)]
     rng = make_generator(seed, Purpose.ANSWER, number)
+    # one t in each part has a smaller variance than independent t, and the same mean
     t = (np.arange(num_mc) + rng.random(num_mc)) / num_mc
     n_hidden = np.minimum(1 + np.floor(t * length).astype(np.int64), length)  # t can be rounded up to 1
     # argsort of argsort: random ranks; the n_hidden smallest ranks are a uniform subset
@@ -199,6 +204,8 @@ def _iter_rank_batches(
     """
     order = np.array(sorted(range(len(sequences)), key=lambda i: -len(sequences[i])), dtype=np.int64)
     # All rows of all requests are numbered consecutively in this order; a batch is a range of numbers.
+    # n_rows 2 3 in this order and batch_size 2: ends 2 5; rows 0 1 | 2 3 | 4 are (request 0: 0 1), (request
+    # 1: 0 1), (request 1: 2). side="right" skips requests without rows.
     ends = np.cumsum(n_rows[order])
     n_reported = 0
     for turn, begin in enumerate(range(0, int(ends[-1]) if len(ends) else 0, batch_size)):
@@ -207,6 +214,7 @@ def _iter_rank_batches(
         if turn % world.n_ranks == world.rank:
             row_in_request = rows - (ends[at] - n_rows[order[at]])
             yield list(zip(order[at].tolist(), row_in_request.tolist(), strict=True))
+        # requests whose last row is in this batch or an earlier one
         done = int(np.searchsorted(ends, rows[-1] + 1, side="right"))
         progress(done - n_reported)
         n_reported = done
@@ -231,6 +239,7 @@ def _score_masked_rows(
         hidden_columns = len(sequence) - len(is_hidden) + np.flatnonzero(is_hidden)
         scored_columns = hidden_columns[:1] if first_only else hidden_columns
         places.append(b * width + scored_columns)
+        # read before the next lines overwrite them with [MASK]
         targets.append(tokens[b, scored_columns])
         row_of += [b] * len(scored_columns)
         tokens[b, hidden_columns] = mask_id

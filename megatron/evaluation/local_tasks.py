@@ -108,9 +108,11 @@ def write_local_tasks(names: Sequence[str], data: Path, task_folder: Path, folde
             "dataset_name": None,
             "dataset_kwargs": {
                 "data_files": {split: str(path) for split, path in paths.items()},
+                # otherwise every call would leave a copy of the data in the user's cache
                 "cache_dir": str(folder / "cache"),
             },
         }
+        # None removes a split of the included YAML for which there is no file
         for key, split in SPLITS.items():
             overlay[key] = split if split in paths else None
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(overlay))

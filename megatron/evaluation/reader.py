@@ -85,6 +85,7 @@ class Reader:
 
     def encode(self, texts: Sequence[str], begin: bool = True) -> list[tuple[int, ...]]:
         """Return the ids of each text; `begin`: put bos_id first, if the tokenizer has one."""
+        # the choices of a question share its context, so most texts occur several times
         unique = list(dict.fromkeys(texts))
         encoded = dict(zip(unique, self.tokenizer.encode_batch(unique), strict=True))
         first = () if self.begin_id is None or not begin else (self.begin_id,)
@@ -99,10 +100,14 @@ class Reader:
         # moved: pairs after moving the spaces at the end of a context to its continuation
         moved = []
         for context, continuation in pairs:
+            # in most tokenizers a space belongs to the token of the next word: a context that ends with one
+            # would split the text as it is never split in training
             stripped = context.rstrip() if context else ""
             moved.append(
                 (stripped, context[len(stripped) :] + continuation) if context else ("", continuation)
             )
+        # A token may cross the boundary: "a b" can have fewer ids than "a" and " b" together. The split after
+        # the ids of the context alone is lm-eval's, so that scores are comparable.
         whole = self.encode([context + continuation for context, continuation in moved])
         bare = self.encode([continuation for _, continuation in moved], begin=False)
         contexts = self.encode([context for context, _ in moved])
@@ -110,6 +115,7 @@ class Reader:
         for (context, _), context_ids, whole_ids, bare_ids in zip(pairs, contexts, whole, bare, strict=True):
             if context:
                 requests.append(Request(context_ids or (self.prefix_id,), whole_ids[len(context_ids) :]))
+            # a text that already begins with the prefix id must not get a second one
             elif bare_ids[:1] == (self.prefix_id,):
                 requests.append(Request(bare_ids[:1], bare_ids[1:]))
             else:
@@ -177,6 +183,7 @@ class Reader:
                 for i, tokens in zip(batch, new, strict=True):
                     written[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32) + 1
             progress(len(batch))
+        # each row was written by one rank; the sum is in float64, which is exact for ids
         all_ids = sum_over_ranks(written.to(self.world.device), self.world).long().cpu()
         texts = []
         for prompt, row in zip(prompts, all_ids, strict=True):
@@ -207,6 +214,7 @@ class Reader:
                     continue
                 written[i].append(token)
                 text = self.writer.decode_new(prompts[i], written[i])
+                # on the text and not on ids: a stop word may begin in the middle of a token
                 ended[i] = _find_first(until, text) < len(text)
             if all(ended):
                 break

@@ -82,6 +82,8 @@ def compute_fingerprint(path: Path) -> str:
     """
     if path.is_dir() and (meta := read_json(path / META)) is not None:
         return hash_json(meta.get("files"))
+    # contents are not read: a model may have many gigabytes, and writing to a file changes its modification
+    # time, which is in nanoseconds
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return hash_json([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])
 

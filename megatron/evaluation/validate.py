@@ -52,6 +52,7 @@ def validate(
     nats = torch.zeros(n_samples, n_draws, dtype=torch.float64, device=world.device)
     # Sharded forward passes are collective, so all ranks need the same number of batches: ranks with fewer
     # samples score the last sample again, and only the first n_local results of a rank are counted.
+    # 10 samples on 4 ranks: 3 turns. Rank 2 scores 2, 6 and, instead of 10, again 9; n_local = 2.
     n_turns = -(-n_samples // world.dp_size)
     local_samples = np.minimum(np.arange(n_turns) * world.dp_size + world.dp_rank, n_samples - 1)
     n_local = len(range(world.dp_rank, n_samples, world.dp_size))
@@ -63,6 +64,8 @@ def validate(
         for draw in range(n_draws):
             scored = engine.score(objective.corrupt(tokens, numbers, draw=draw))[0]
             nats[torch.from_numpy(numbers[:n_valid]).to(world.device), draw] = scored[:n_valid]
+    # Ranks that share a model score the same samples, but `score` counts each token on one of them: the sum
+    # over all ranks is that over data-parallel ranks.
     per_sample = (
         sum_over_ranks(nats, world).cpu().numpy() / samples.seq_len
     )  # [samples, draws], nats per token

@@ -96,6 +96,8 @@ def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text:
 def _iter_spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, scored, end) of windows over n tokens; all tokens but the first are scored once."""
     # [begin, end) are read, [scored, end) are scored; `scored` continues where the previous window ended
+    # n = 10, n_read = 5, stride 2: (0, 1, 5), (2, 5, 7), (4, 7, 9), (5, 9, 10). The last window reads 5
+    # tokens as well.
     scored, end = 1, min(n_read, n)
     while scored < n:
         yield max(0, end - n_read), scored, end
@@ -122,6 +124,8 @@ def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.
     """Return the number of scored tokens per document, int64 [n_documents]; `windows` are in corpus order."""
     begins = np.array([window.scored for window in windows], dtype=np.int64)
     lengths = np.array([window.end - window.scored for window in windows], dtype=np.int64)
+    # all tokens but the first are scored, documents of 3 and 7 tokens: edges 0 3 10, scored before them 0 2
+    # 9, result 2 7
     before = np.cumsum(lengths) - lengths
     edges = np.concatenate([[0], np.cumsum(corpus.document_tokens)])
     # Scored tokens before an edge: all of earlier windows, plus the part of the window in which the edge is.

@@ -8,6 +8,7 @@ from pathlib import Path
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
 TOKEN_PATTERN = re.compile(r"[!-~]+")  # printable ASCII without spaces, as HTTP headers allow
 HOST_PATTERN = r"\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]|[^\s:/@\[\]]+"
+# IPv6 is in brackets, perhaps with a zone (fe80::1%eth0): its colons are then not the one of the port
 LOCATION_PATTERN = re.compile(rf"grpc\+(tcp|tls)://({HOST_PATTERN}):(\d{{1,5}})")
 MAKE_TOKEN_COMMAND = "(umask 077 && openssl rand -hex 16 > {})"
 
@@ -17,6 +18,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
+        # no other name is resolved: it counts as non-local, which requires a token
         return host == "localhost"
 
 
@@ -88,5 +90,6 @@ def read_token(path: Path) -> str:
         token = path.read_bytes().decode("ascii").strip()
     except UnicodeDecodeError:
         token = " \0"  # fails the check below, whose message does not contain the token
+    # the address is not known here: ListenOptions.check requires the length for a non-local one
     check_token(token, str(path), is_local=True)
     return token

@@ -20,6 +20,7 @@ import numpy as np
 
 MAX_FIT_POINTS = 1000  # per fit, evenly spaced, so that the time of a fit does not grow with the run
 ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5  # bounds in place of the authors' penalties
+# of residuals in log L: a relative error of 0.1 % of the loss
 HUBER_DELTA = 1e-3
 ALPHA_STARTS = np.linspace(0.02, 0.78, 9)  # for a fixed alpha the law is linear in eps and beta
 MAX_ITERATIONS = 60
@@ -81,6 +82,7 @@ class DomainLaw:
 
     def speed(self, n: float) -> float:
         """Return -dL/dn, computed with alpha no smaller than the authors' minimum."""
+        # L = eps + beta n^-alpha has -dL/dn = alpha beta n^(-alpha - 1) = alpha (L - eps) / n
         return max(self.alpha, MIN_SPEED_ALPHA) * float(self.loss(n) - np.exp(self.e)) / n
 
 
@@ -93,11 +95,14 @@ def fit_domain_law(n: np.ndarray, losses: np.ndarray) -> DomainLaw:
     """
     log_n, log_l = np.log(n), np.log(losses)
     best: DomainLaw | None = None
+    # The objective may have local minima in alpha. 9 starts * 60 iterations * 1000 points bound the time.
     for alpha in ALPHA_STARTS:
         powers = n**-alpha
-        # rows divided by the loss: the linear fit minimizes relative errors, like the objective in log L
+        # Rows divided by the loss: the linear fit minimizes relative errors, like the objective in log L.
+        # [T, 2] @ (eps, beta) = ones [T].
         design = np.column_stack([np.ones_like(powers), powers]) / losses[:, None]
         eps, beta = np.linalg.lstsq(design, np.ones_like(losses), rcond=None)[0]
+        # the linear fit has no bounds: eps or beta may be negative, where the logarithm is not defined
         start = np.array([np.log(max(beta, 1e-3)), np.log(max(eps, 1e-3)), alpha])
         candidate = _refine_fit(log_n, log_l, start)
         if best is None or candidate.objective < best.objective:
@@ -108,18 +113,23 @@ def fit_domain_law(n: np.ndarray, losses: np.ndarray) -> DomainLaw:
 
 def _refine_fit(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> DomainLaw:
     """Minimize the objective by Levenberg-Marquardt steps with Huber's weights, within the bounds."""
+    # order of the parameters: a, e, alpha
     low = np.array([-np.inf, MIN_LOG_EPS, ALPHA_BOUNDS[0]])
     high = np.array([MAX_LOG_BETA, np.inf, ALPHA_BOUNDS[1]])
     params = np.clip(start, low, high)
     damping, (objective, residuals, share) = 1e-3, _compute_objective(log_n, log_l, params)
     for _ in range(MAX_ITERATIONS):
-        # the model is log(exp(e) + exp(a - alpha log n)); share is the second term divided by the sum
+        # The model is log(exp(e) + exp(a - alpha log n)); share is the second term divided by the sum.
+        # Derivatives of the model by (a, e, alpha), [T, 3].
         slopes = np.column_stack([share, 1 - share, -share * log_n])
-        # iteratively reweighted least squares: Huber's weight is 1 inside delta and delta / |r| outside
+        # Iteratively reweighted least squares: Huber's weight is 1 inside delta and delta / |r| outside.
+        # 1e-300 prevents a division by 0; a residual of 0 gets weight 1.
         weights = np.minimum(1, HUBER_DELTA / np.maximum(np.abs(residuals), 1e-300))
+        # [3, 3] and [3]; `gradient` is minus that of the objective, because residuals are data minus model
         normal = slopes.T @ (slopes * weights[:, None])
         gradient = slopes.T @ (weights * residuals)
-        # damping relative to the diagonal (Marquardt), plus a constant for a column of zeros
+        # Damping relative to the diagonal (Marquardt), plus a constant for a column of zeros.
+        # `lstsq`, not `solve`: where the share is 0 or 1 at every point the matrix is singular in float64.
         step = np.linalg.lstsq(normal + damping * np.diag(np.diag(normal) + 1e-12), gradient, rcond=None)[0]
         # projection onto the bounds replaces the penalties
         trial = np.clip(params + step, low, high)
@@ -142,9 +152,11 @@ def _compute_objective(
     """Return the Huber objective, the residuals [T], and the share [T] of exp(a) n^-alpha in the loss."""
     a, e, alpha = params
     power = a - alpha * log_n
+    # log(exp(power) + exp(e)) without overflow. It is at least `power`, so that the share is at most 1.
     model = np.logaddexp(power, e)
     residuals = log_l - model
     size = np.abs(residuals)
+    # quadratic up to delta, then linear with the same value and slope at delta
     huber = np.where(size <= HUBER_DELTA, 0.5 * size**2, HUBER_DELTA * (size - 0.5 * HUBER_DELTA))
     return float(huber.sum()), residuals, np.exp(power - model)
 
@@ -159,12 +171,14 @@ def smooth_losses(values: np.ndarray, window: int) -> np.ndarray:
     if len(values) < window:
         return values
     offsets = np.arange(-half, half + 1)
-    # row 0 of the pseudoinverse maps a window to the constant term of its cubic: its value at offset 0
+    # Row 0 of the pseudoinverse maps a window to the constant term of its cubic: its value at offset 0.
+    # [4, window]: window to coefficients of 1, x, x^2, x^3.
     fit = np.linalg.pinv(np.vander(offsets, 4, increasing=True))
     # np.convolve reverses its second argument, so that reversing it first gives a correlation
     interior = np.convolve(values, fit[0][::-1], mode="valid")
     first, last = fit @ values[:window], fit @ values[-window:]
     powers = np.vander(offsets, 4, increasing=True)
+    # half + (T - 2 half) + half = T values
     return np.concatenate([(powers @ first)[:half], interior, (powers @ last)[half + 1 :]])
 
 
@@ -183,6 +197,7 @@ class Ado:
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the weights, as in `WeightRule`: the prior until every domain has a law."""
         self.n_observed += 1
+        # h(t) of the module docstring, from the shares that were trained on, not those requested
         self.history = self.config.g1 * counts / counts.sum() + (1 - self.config.g1) * self.history
         # the first observations, with the steep fall from a random model, follow no power law
         if self.n_observed > self.config.n_ignored:
@@ -191,6 +206,7 @@ class Ado:
                 self.seen[k][1].append(float(nats[k] / counts[k]))
             if (self.n_observed - self.config.n_ignored) % self.config.refit_every == 0:
                 self.refit()
+        # a domain without a law has speed 0, so the others would divide its share
         if any(law is None for law, share in zip(self.laws, self.prior, strict=True) if share > 0):
             return self.prior
         return self._update_policy(float(n))
@@ -199,7 +215,9 @@ class Ado:
         """Fit the laws of the domains with enough points again."""
         for k, (n, losses) in enumerate(self.seen):
             if len(n) >= max(10, self.config.smoothing_window):
+                # smoothed before the selection of points, because the window counts consecutive observations
                 smoothed_losses = smooth_losses(np.array(losses), self.config.smoothing_window)
+                # all observations up to T = 1000, and 1000 evenly spaced ones of more
                 indices = np.unique(
                     np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS)).round().astype(int)
                 )
@@ -214,7 +232,9 @@ class Ado:
         rho = rho / rho.sum() if rho.sum() > 0 else self.prior
         # a minimum for every domain with a prior, so that none is lost; at most a uniform share
         rho = np.where(active, np.maximum(rho, min(config.min_weight, 1 / active.sum())), 0)
+        # the minimum can raise the sum above 1, so that a weight may be slightly below the minimum here
         rho /= rho.sum()
+        # pi(t) uses pibar(t-1), hence before the update of the mean below
         policy = config.g2 * rho + (1 - config.g2) * self.mean_policy
         self.n_updates += 1
         # running mean of all rho, including the initial value
@@ -227,6 +247,7 @@ class Ado:
         return {
             "n_updates": self.n_updates,
             "n_observed": self.n_observed,
+            # Python floats: JSON preserves all their bits, so that a resumed run computes the same weights
             "history": self.history.tolist(),
             "mean_policy": self.mean_policy.tolist(),
             "seen": [[list(n), list(losses)] for n, losses in self.seen],
@@ -258,6 +279,7 @@ class LossProportional:
         new = np.divide(nats, counts, out=self.losses.copy(), where=counts > 0)
         smooth = self.smoothing * new + (1 - self.smoothing) * self.losses
         self.losses = np.where(np.isnan(self.losses), new, smooth)
+        # a batch has tokens of some domain, so that the mean of the losses is not NaN
         weights = self.prior * np.where(np.isnan(self.losses), np.nanmean(self.losses), self.losses)
         return weights / weights.sum()
 
@@ -278,6 +300,8 @@ class WeightLog:
     """Mixture log: entries (first chunk, weights) in order, in the order in which they were computed."""
 
     def __init__(self, first: np.ndarray, known_to: int | None) -> None:
+        # Weights of chunks before `known_to` are final. With every = 10 and delay = 8, weights from chunk 0
+        # apply from chunk 8 on with known_to 18, and those from chunk 10 apply from chunk 18 on with 28.
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to = known_to
         self.wait_pending: Callable[[], None] | None = None  # waits for weights that are being computed
@@ -296,7 +320,8 @@ class WeightLog:
         """
         if self.wait_pending is not None and self.known_to is not None and chunk >= self.known_to:
             self.wait_pending()
-        # read in this order, because `append` of another thread writes in the opposite order
+        # Read in this order, because `append` of another thread writes in the opposite order.
+        # An entry that arrives in between begins at the old known_to: `later` is the same without it.
         known_to, entries = (self.known_to, self.entries)
         if known_to is not None and chunk >= known_to:
             raise NotReadyError(
@@ -310,6 +335,7 @@ class WeightLog:
 
     def as_dict(self, chunk: int) -> dict[str, Any]:
         """Return the entries that are needed from a chunk on, ready for JSON."""
+        # the entry in force at `chunk` is the first one that is needed
         index = bisect_right(self.entries, chunk, key=lambda entry: entry[0]) - 1
         entries = [[begin, weights.tolist()] for begin, weights in self.entries[index:]]
         return {"entries": entries, "known_to": self.known_to}

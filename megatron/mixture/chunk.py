@@ -35,7 +35,9 @@ def quantize_weights(weights: np.ndarray) -> np.ndarray:
     # only the quotient is rounded: multiplying by 2^40 and the floor are exact in float64
     exact = weights / weights.sum() * WHOLE
     parts = np.maximum(np.floor(exact).astype(np.int64), weights > 0)
-    # remainder of the rounding, less than 1 for each domain
+    # Remainder of the rounding, less than 1 for each domain.
+    # The largest part, at least about 2^40 / K, absorbs it: a relative change below K^2 / 2^40.
+    # Weights [1, 1, 1]: floors of 366503875925 sum to 2^40 - 1, so the first part becomes ...926.
     parts[np.argmax(parts)] += WHOLE - parts.sum()
     return parts
 
@@ -46,6 +48,8 @@ def quantize_weight_rows(weights: np.ndarray) -> np.ndarray:
         raise ValueError(
             "weights: got a row without a positive weight, expected finite numbers of at least 0."
         )
+    # the same operations as in `quantize_weights`: a part that differed by 1 would make a seek (rows) and
+    # a walk (chunk by chunk) assign different units
     exact = weights / weights.sum(axis=1)[:, None] * WHOLE
     parts = np.maximum(np.floor(exact).astype(np.int64), weights > 0)
     parts[np.arange(len(parts)), np.argmax(parts, axis=1)] += WHOLE - parts.sum(axis=1)
@@ -60,6 +64,7 @@ class Position:
     lag   int64 [K]  units that a domain is owed beyond `done`, in multiples of 2^-40
     """
 
+    # invariants: the lags sum to 0, and `done` sums to chunk * size except after a shorter last chunk
     chunk: int
     done: np.ndarray
     lag: np.ndarray
@@ -100,6 +105,8 @@ def schedule_units(
     Fewer chunks are returned if the next one would exceed the `limit`, int64 [K], of a domain. With
     `until_empty` they also end after a chunk that reaches a limit.
     """
+    # size is at most 2^22, so that parts * size <= 2^62 fits in int64. `&` binds last: seed mod 2^64, also
+    # for a negative seed.
     n_made, domain, number, done, lag = _csrc.mixture_turns(
         parts, position.done, position.lag, limit, size, position.chunk, n_chunks, seed & (1 << 64) - 1,
         until_empty,
@@ -118,17 +125,20 @@ class UnitOrder:
 
     def __init__(self, n_units: np.ndarray, names: Sequence[str], seed: int, shuffle: bool = True) -> None:
         """n_units int64 [K], above 0. `shuffle` False: the registered order, in every epoch."""
+        # the native function accepts int64 in C order only, without a conversion
         self.n_units, self.shuffle = np.ascontiguousarray(n_units, dtype=np.int64), shuffle
         self.seeds = np.array([_hash_seed(name, seed) for name in names], dtype=np.uint64)
 
     def lookup_units(self, units: ChunkUnits) -> np.ndarray:
         """Return the index of each unit in its domain, int64 [n]."""
+        # a domain of 5 units: numbers 0 to 4 are epoch 0, numbers 5 to 9 epoch 1
         if not self.shuffle:
             return units.number % self.n_units[units.domain]
         return _csrc.domain_units(units.domain, units.number, self.n_units, self.seeds)
 
 
 def _hash_seed(name: str, seed: int) -> int:
-    # independent of the number and order of domains: only the name and the seed enter
+    # Independent of the number and order of domains: only the name and the seed enter.
+    # Not hash(): Python's hash of a string differs between processes.
     payload = json.dumps([name, seed & (1 << 64) - 1]).encode()
     return int.from_bytes(hashlib.sha256(payload).digest()[:8], "little")

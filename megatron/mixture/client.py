@@ -44,15 +44,18 @@ def pack_windows(
         documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
     else:
         documents = [np.array([*encode(text), eod], dtype=np.int64) for text in chunk.documents]
+    # the empty array allows a chunk without documents, and sets the type
     tokens = np.concatenate([*documents, np.empty(0, np.int64)])
     domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(document) for document in documents])
-    # T tokens have T - 1 targets; ceil((T - 1) / S) windows cover them
+    # T tokens have T - 1 targets; ceil((T - 1) / S) windows cover them.
+    # Example: S = 3, T = 8: 7 targets, n = 3 windows from 0, 3 and 6, of 10 tokens with 2 of padding.
     n = -(-max(0, len(tokens) - 1) // seq_len)
     padded = np.full(n * seq_len + 1, eod, dtype=np.int64)
     padded_domains = np.full(n * seq_len + 1, PADDING, dtype=np.int32)
     padded[: len(tokens)], padded_domains[: len(tokens)] = tokens[: len(padded)], domains[: len(padded)]
     # [n, S + 1]: window w starts at w S and shares its last token with window w + 1
     positions = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
+    # a target counts for the domain of its document, even if the inputs of the window are of another
     return padded[positions], padded_domains[positions[:, 1:]]
 
 
@@ -80,7 +83,8 @@ class MixtureDataset(IterableDataset):
         self.first_chunk = 0
         self.identity: str | None = None
         self._position: IteratorPosition | None = None  # position of the latest iterator of this process
-        # 1 if the iterators are in other processes
+        # 1 if the iterators are in other processes.
+        # In shared memory: __iter__ sets it in a worker process, and state_dict reads it in the main process.
         self._in_workers = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +98,8 @@ class MixtureDataset(IterableDataset):
         if worker processes read the chunks, because this process cannot tell prefetched from trained chunks.
         """
         if consumed is not None:
-            # chunks are dealt round-robin, so that every group has finished the same number of rounds
+            # Chunks are dealt round-robin, so that every group has finished the same number of rounds.
+            # 3 groups, chunk 7: round 2 is chunks 6, 7 and 8, so that the next chunk is 9.
             rounds = consumed.number // self.n_groups + 1
             return {"next_chunk": rounds * self.n_groups, "identity": consumed.identity}
         if get_worker_info() is None and int(self._in_workers):
@@ -112,6 +117,7 @@ class MixtureDataset(IterableDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state that was saved by any number of groups."""
         self.next_chunk, self.identity = state["next_chunk"], state["identity"]
+        # a state of state_dict(chunk) has no first chunk: later epochs begin at the same chunk then
         self.first_chunk = state.get("first_chunk", self.next_chunk)
         self._position = None
         self._in_workers.zero_()
@@ -156,6 +162,8 @@ class ChunkIterator:
     ) -> None:
         self.dataset, self.worker, self.n_workers = dataset, worker, n_workers
         self.n_groups = dataset.n_groups
+        # 2 groups, 3 workers, group 1: worker 0 reads chunks 1, 7, 13, worker 1 reads 3, 9, 15, and worker 2
+        # reads 5, 11, 17. A DataLoader takes the workers in turn, so that the order is 1, 3, 5, 7, ...
         self.position = IteratorPosition(dataset.next_chunk + worker * self.n_groups, dataset.identity)
         self._source = source
         self._table: tuple[int, Any] | None = None  # number of its first chunk, table of chunks
@@ -181,6 +189,7 @@ class ChunkIterator:
         at_once = source.at_once if step == 1 else 1
         if self._table is None or not self._table[0] <= number < self._table[0] + at_once:
             self._table = number, source.read(number, at_once)
+        # slice copies nothing, and is shorter or empty behind the end of the table
         rows = self._table[1].slice((number - self._table[0]) * source.chunk_size, source.chunk_size)
         self._is_over = len(rows) < source.chunk_size  # only the last chunk is shorter, or empty
         if not len(rows):
@@ -188,6 +197,7 @@ class ChunkIterator:
         domains, documents = (rows.column(i).to_pylist() for i in (0, 1))
         if rows.column_names[1] == "sample":
             documents = [sample_to_document(record) for record in documents]
+        # after everything that may raise: the state never skips a chunk that was not returned
         self.position.next_chunk += step
         return Chunk(number, source.identity, domains, documents)
 
@@ -211,6 +221,7 @@ class ChunkIterator:
                 "state of worker {} of {}: got worker {} of {}. Resume with as many workers as were saved."
                 .format(*state["worker"], self.worker, self.n_workers)
             )  # fmt: skip
+        # each worker advances by n_groups * n_workers chunks: other groups would skip or repeat chunks
         if self.n_workers > 1 and state["n_groups"] != self.n_groups:
             raise ValueError(
                 f"state of {state['n_groups']} groups and {self.n_workers} workers: got {self.n_groups}. "

@@ -27,6 +27,7 @@ def make_rule(name: str, weights: np.ndarray, where: str) -> WeightRule:
     """
     module, _, class_name = name.partition(":")
     place = f"{where}: adaptive.rule {name}"
+    # the code of an imported module has run already, and its file may have changed since
     if module not in sys.modules:
         _check_source(module, class_name, place)
     try:
@@ -59,6 +60,7 @@ def _check_source(module: str, class_name: str, place: str) -> None:
         raise ValueError(f"{place} cannot be imported ({error}). Correct {spec.origin}.") from error
     names = {
         named
+        # nested definitions count too: for these `getattr` in make_rule fails, after the import
         for node in ast.walk(tree)
         for named in (
             [node.name]
@@ -79,6 +81,8 @@ def find_module_spec(module: str) -> ModuleSpec | None:
 
     None if the module is not installed.
     """
+    # importlib.util.find_spec("a.b") imports the package a. This loop calls the finders as import does, for a
+    # and then for a.b in the folders of a, without running a/__init__.py.
     folders, spec, name = None, None, ""
     for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")

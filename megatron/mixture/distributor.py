@@ -80,6 +80,7 @@ class Distributor:
         self.chunk_size, self.seed, self.dry = chunk_size, seed, dry
         # 1 instead of 0 avoids a division by 0; an empty domain has weight 0 and is not used
         self.orders = UnitOrder(np.maximum(self.n_units, 1), names, seed, shuffle)
+        # numbers of units continue over the epochs, and no run reaches 2^63 - 1 of them
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
         self.positions = PositionCache(
             weights, self.n_units, self.limit, chunk_size, dry, self._advance_finished_chunk
@@ -92,12 +93,14 @@ class Distributor:
         If the data end, there are fewer than `n` chunks and the last one may be shorter.
         """
         start = self.find_position(begin)
+        # an earlier position means that the mixture ends before `begin`
         return self.schedule_from(start, n if start.chunk == begin else 0)[0]
 
     def schedule_from(self, start: Position, n: int) -> tuple[ChunkUnits, Position]:
         """Return up to `n` chunks from a position on, fewer if the data end, and the position after them."""
         walked = list(self._walk_chunks(start, n))
         if walked:
+            # a loader reads in order, so that the next call finds its position without a walk
             self.positions.store(walked[-1][1])
         pieces = [turns for turns, _ in walked] or [ChunkUnits(np.empty(0, np.int32), np.empty(0, np.int64))]
         after = walked[-1][1] if walked else start
@@ -113,10 +116,12 @@ class Distributor:
         Raises ValueError for an index behind the end.
         """
         first, last = int(numbers.min()) // self.chunk_size, int(numbers.max()) // self.chunk_size
+        # read once: another thread may replace the range between the test and the use
         cached = self._cached
         # batches are read in order, so that one range of chunks serves many calls
         if cached is None or not cached[0] <= first <= last < cached[1]:
             turns = self._schedule_ahead(first, last)
+            # rounded up, because the last chunk of the mixture may be shorter
             cached = self._cached = first, first + -(-len(turns.domain) // self.chunk_size), turns
         offsets = numbers - cached[0] * self.chunk_size
         if int(offsets.max()) >= len(cached[2].domain):
@@ -149,7 +154,8 @@ class Distributor:
                 f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}. "
                 "Resume with the mixture that was saved."
             )
-        # only the last chunk may be shorter: other counts come from another chunk size
+        # Only the last chunk may be shorter: other counts come from another chunk size.
+        # 3 chunks of 4 units have 9 to 12 units.
         n_done, n_full = int(position.done.sum()), position.chunk * self.chunk_size
         if not n_full - self.chunk_size < n_done <= n_full:
             raise ValueError(
@@ -161,6 +167,7 @@ class Distributor:
 
     def _schedule_ahead(self, first: int, last: int) -> ChunkUnits:
         """Return chunks `first` to at least `last`, and more if their weights are known already."""
+        # batches of 256 samples: 2^15 / 256 = 128 chunks are scheduled at once
         n = max(last - first + 1, BATCH_UNITS // self.chunk_size)
         # do not wait for weights that the caller does not need yet
         if self.weights.known_to is not None:
@@ -171,8 +178,11 @@ class Distributor:
         """Yield `n` chunks from a position on, several at a time; fewer if the data end."""
         end = position.chunk + n
         while position.chunk < end and not self.positions.is_over(position):
+            # an `until` is above position.chunk, hence never 0: `until or end` replaces None only
             weights, until = self.weights.weights_at(position.chunk)
             if self.dry == "redistribute":
+                # The share of an exhausted domain is divided among the others. The native call below ends
+                # after a chunk that exhausts a domain, so that these weights are computed again.
                 weights = np.where(position.done < self.n_units, weights, 0)
                 if not weights.sum() > 0:
                     return
@@ -183,6 +193,7 @@ class Distributor:
                 position, quantize_weights(weights), self.limit, self.chunk_size, n_chunks, self.seed,
                 self.dry == "redistribute",
             )  # fmt: skip
+            # not even one whole chunk fits the limits
             if after.chunk == position.chunk:
                 turns, after = self._finish_chunk(position, weights)
                 if not len(turns.domain):
@@ -209,10 +220,13 @@ class Distributor:
 
         It may be empty, and it is shorter than a whole chunk.
         """
+        # clipped to the chunk size (at most 2^22), so that (left + 2) * 2^40 fits in int64 for any limit
         parts, left = quantize_weights(weights), np.minimum(self.limit - position.done, self.chunk_size)
         # upper bound of the units of a domain: a share is rounded up by less than one
         sure = (left + 2) * WHOLE - position.lag
         most = min([self.chunk_size - 1, *(sure[parts > 0] // parts[parts > 0]).tolist()])
+        # At most chunk_size - 1 calls, at the end of the data only. No bisection: a domain may have
+        # one unit in a chunk of 10 units and none in a chunk of 11, because deadlines count from its end.
         for size in range(most, 0, -1):
             turns, after = schedule_units(position, parts, self.limit, size, 1, self.seed)
             if after.chunk > position.chunk:
@@ -227,20 +241,24 @@ class Distributor:
         done, lag = position.done.copy(), position.lag
         domains: list[np.ndarray] = []
         left = self.chunk_size
+        # each round fills the chunk or exhausts another domain: at most K rounds
         while left:
             weights = np.where(done < self.n_units, weights, 0)
             if not weights.sum() > 0:
                 break
             parts = quantize_weights(weights)
             rest = Position(position.chunk, done, lag)
+            # without limits, because the native call returns no chunk if a domain has too few units
             turns, after = schedule_units(rest, parts, np.full_like(done, NO_LIMIT), left, 1, self.seed)
             # an exhausted domain supplies what it has; the loop divides the rest among the others
             counts = np.minimum(after.done - done, self.n_units - done)
             done, lag = done + counts, after.lag
             domains.append(np.repeat(np.arange(len(done), dtype=np.int32), counts))
             left -= int(counts.sum())
+        # units of this chunk are grouped by domain, not interleaved as in other chunks
         domain = np.sort(np.concatenate(domains or [np.empty(0, np.int32)]))
-        # first position of each domain in the sorted array, so that numbers of a domain are consecutive
+        # First position of each domain in the sorted array, so that numbers of a domain are consecutive.
+        # `domain` [0, 0, 2]: begins [0, 0, 2], numbers done[domain] + [0, 1, 0].
         begins = np.searchsorted(domain, domain)
         number = position.done[domain] + np.arange(len(domain)) - begins
         lag = np.where(done < self.n_units, lag, 0)

@@ -72,14 +72,18 @@ class DocumentChunks:
         self.at_once = AT_ONCE_CHUNKS if self.spec.adaptive is None else 1
         self.learner: Learner | None = None
         self._make_distributor(result, run)
+        # documents of all domains in one numbering. Domains of 10, 4 and 2 documents: firsts = [0, 10, 14]
         self._firsts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
         # 20 bytes per interval stay in memory, besides 12 bytes per document for the location of its text
         self._file, self._end = result.get_column("file"), result.get_column("end")
+        # Number after the last document of each interval, in the same numbering: intervals are sorted by
+        # domain.
         self._ends = np.cumsum(self._end - result.get_column("begin"))
         n_bytes, n_documents = (
             sum(getattr(file, of) for file in result.files) for of in ("n_bytes", "n_documents")
         )
-        # rows of the first piece, from the mean size of a document; later pieces follow the measured size
+        # Rows of the first piece, from the mean size of a document; later pieces follow the measured size.
+        # Only an estimate, because a compressed file has fewer bytes than its text.
         self._first_rows = min(MAX_PIECE_ROWS, max(1, PIECE_BYTES * n_documents // max(1, n_bytes)))
         self._shared = _SharedResources.open()
         self._readers = [
@@ -97,6 +101,7 @@ class DocumentChunks:
         """
         if self._result is None:
             return self
+        # the name comes from a client and becomes a file name: it has no slash and no leading dot
         if not RUN_NAME.fullmatch(run):
             raise ValueError("run: expected a name of letters, digits, _ . and -, of at most 64 characters.")
         # shares the open files and readers, with a separate distributor and learner
@@ -115,6 +120,7 @@ class DocumentChunks:
         if rule is not None and run is not None:
             adaptive = self.spec.adaptive
             assert adaptive is not None, "a rule comes from the spec"
+            # all that determines the order besides the log: Journal rejects a log with another head
             head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run,
                     "seed": self.seed, "chunk_size": self.chunk_size}  # fmt: skip
             path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
@@ -149,8 +155,10 @@ class DocumentChunks:
         """Return (file int32 [n], row int64 [n]) of the documents of some units."""
         # documents are numbered by domain; an interval is a run of documents of one domain in one file
         number = self._firsts[units.domain] + self.distributor.orders.lookup_units(units)
+        # intervals of 10 and 4 documents: ends = [10, 14]; numbers 10 (hence `right`) to 13 are in interval 1
         interval = np.searchsorted(self._ends, number, side="right")
-        # the row counts back from the end of the interval, whose last document is number ends - 1
+        # The row counts back from the end of the interval, whose last document is number ends - 1.
+        # Example: interval 1 is rows [100, 104): number 11 is row 104 - (14 - 11) = 101.
         return self._file[interval], self._end[interval] - (self._ends[interval] - number)
 
     def read(self, first: int, n_chunks: int) -> Any:
@@ -160,9 +168,12 @@ class DocumentChunks:
         rows than chunk_size * n_chunks if the data end: the last chunk may be shorter. Raises NotReadyError
         (a ValueError) for chunks whose weights follow from losses that are not reported yet.
         """
+        # otherwise SpanFiles would open the files again, and they would stay open
         if self._shared.is_closed:
             raise ValueError(f"{self.spec.path}: the documents were closed. Open them again.")
         known_to = self.distributor.weights.known_to
+        # The weights may be in computation, or wait for losses that have not arrived. In the second case the
+        # schedule below raises NotReadyError.
         if known_to is not None and n_chunks and first + n_chunks > known_to:
             self.settle(SETTLE_S)
         return self._read_units(self.distributor.schedule_chunks(first, n_chunks))
@@ -174,6 +185,7 @@ class DocumentChunks:
         keeps one of them in memory.
         """
         n_rows, is_first = self._first_rows, True
+        # also once for 0 chunks: the schema of an empty table is sent before any row
         for n_read in range(0, max(n_chunks, 1), AT_ONCE_CHUNKS):
             turns, start = self.distributor.schedule_from(start, min(AT_ONCE_CHUNKS, n_chunks - n_read))
             begin = 0
@@ -191,6 +203,7 @@ class DocumentChunks:
         file, row = self.locate_documents(units)
         # group the documents by file, read each file once, and restore the order of the chunk with `back`
         order = np.argsort(file, kind="stable")
+        # [n_files + 1]: order[bounds[k] : bounds[k + 1]] are the units of file k
         bounds = np.searchsorted(file[order], np.arange(len(self._readers) + 1))
         parts = [
             reader.read(row[order[bounds[k] : bounds[k + 1]]])
@@ -198,6 +211,7 @@ class DocumentChunks:
             if bounds[k] < bounds[k + 1]
         ]
         back = np.empty(len(order), dtype=np.int64)
+        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0, 1]
         back[order] = np.arange(len(order))
         kinds = {part.type for part in parts}
         if len(kinds) > 1:
@@ -242,6 +256,7 @@ class _JsonLinesReader:
             ) from error
 
     def _extract_texts(self, lines: Any) -> Any:
+        # the key is in a JSON path, which is in an SQL string: ' becomes '' and " becomes \"
         key = self.key.replace("'", "''").replace('"', '\\"')
         arrow = import_pyarrow()
         self.scratch.register("lines", arrow.table({"record": lines.cast(arrow.large_string())}))
@@ -285,6 +300,7 @@ class _TokenReader:
 
     def __init__(self, prefix: Path, files: SpanFiles) -> None:
         index = IndexedTokens(prefix)
+        # begins and lengths are in tokens; the reads below are in bytes
         self.begins, lengths = index.document_spans(np.arange(index.n_documents))
         self.lengths, self.dtype = lengths.astype(np.int32), index.dtype
         self.path, self.files = Path(f"{prefix}.bin"), files
@@ -296,6 +312,7 @@ class _TokenReader:
         content = self.files.read(self.path, self.begins[numbers] * width, lengths * width)
         # Arrow list offsets [n + 1]: document i is values[offsets[i]:offsets[i + 1]]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        # clients get int32, whatever the width of the ids in the file
         return import_pyarrow().ListArray.from_arrays(offsets, content.view(self.dtype).astype(np.int32))
 
 
@@ -327,10 +344,12 @@ def _open_reader(
     roots: Sequence[Path],
 ) -> _JsonLinesReader | _TarReader | ParquetTexts | _TokenReader:
     path = file.check_unchanged()
+    # registered paths have no links: one that appeared later may point to a file outside of the roots
     if path.resolve() != path:
         raise ValueError(
             f"{path}: got a link to {path.resolve()}, expected the registered file. Restore the file."
         )
+    # after the test for links, because is_relative_to compares names only
     if roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         raise ValueError(f"{path}: is in none of {', '.join(map(str, roots))}. Add its folder as a --root.")
     if path.suffix == ".bin":

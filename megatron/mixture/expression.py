@@ -38,6 +38,7 @@ class Condition:
         return Condition("NOT", parts=(self,))
 
     def __bool__(self) -> bool:
+        # `a and b` and `1 < x < 2` call bool() and would drop the first condition without an error
         raise ValueError(f"{self}: a condition has no truth value. Join conditions with &, | and ~.")
 
     def __str__(self) -> str:
@@ -52,6 +53,7 @@ class Condition:
         """
 
         def add_parameter(name: str, value: Any) -> str:
+            # unique over all conditions of a query, which share the dictionary
             placeholder = f"p{len(parameters)}"
             parameters[placeholder] = _check_value(name, kinds[name], value)
             return f"${placeholder}"
@@ -65,6 +67,7 @@ class Condition:
         )
 
     def _format(self, format_value: Callable[[str, Any], str], format_name: Callable[[str], str]) -> str:
+        # one format for SQL (placeholders) and for messages (values)
         if self.parts:
             inner = [part._format(format_value, format_name) for part in self.parts]
             return f"(NOT {inner[0]})" if self.operator == "NOT" else f"({f' {self.operator} '.join(inner)})"
@@ -73,6 +76,7 @@ class Condition:
             return f"({column} IN ({', '.join(values)}))"
         if self.operator == "contains":
             return f"contains({column}, {values[0]})"
+        # x = $p0, x BETWEEN $p0 AND $p1, or x IS NULL, whose values are empty (hence strip)
         return f"({' '.join([column, self.operator, ' AND '.join(values)]).strip()})"
 
 
@@ -104,6 +108,7 @@ class Field:
 
     def isin(self, values: Iterable[Any]) -> Condition:
         """Return the condition that the property has one of the values. Raises ValueError if empty."""
+        # a string is iterable too: isin("en") would mean "e" or "n"
         given = tuple(values)
         if not given or isinstance(values, str):
             raise ValueError(f"field '{self.name}': got {values!r}, expected a list of values for isin.")

@@ -23,6 +23,7 @@ def count_values(connection: Any, table: str, prop: Property) -> list[HistogramR
     """
     name = quote_identifier(prop.name)
     if prop.kind == "list":
+        # unnest of an empty or missing list has no row; of [NULL] it has one, which counts the document
         name = f"unnest(CASE WHEN len({name}) > 0 THEN {name} ELSE [NULL] END)"
     values = f"(SELECT {name} AS value, tokens FROM {table})"
     ((n_values,),) = fetch_rows(connection, f"SELECT count(DISTINCT value) FROM {values}")
@@ -32,6 +33,7 @@ def count_values(connection: Any, table: str, prop: Property) -> list[HistogramR
         connection,
         f"SELECT value, {COUNTS} FROM {values} GROUP BY 1 ORDER BY 2 DESC, 1 NULLS LAST LIMIT {MAX_VALUES}",
     )
+    # rows after unnest: a document with two elements counts twice in the total as well
     ((n_all, tokens_all),) = fetch_rows(connection, f"SELECT {COUNTS} FROM {values}")
     n_left = n_all - sum(n for _, n, _ in result)
     if n_left:
@@ -45,12 +47,14 @@ def _count_bins(connection: Any, values: str, kind: str) -> list[HistogramRow]:
     is_valid = "isfinite(value)" if kind == "float" else "value IS NOT NULL"
     ((low, high),) = fetch_rows(connection, f"SELECT min(value), max(value) FROM {values} WHERE {is_valid}")
     if kind == "float":
+        # above 0: of more than 20 distinct values, only NaN, Inf and -Inf are not finite
         width = (high - low) / N_BINS
         # the maximum would fall into bin N_BINS; it belongs to the last one
         bin_index = f"least({N_BINS - 1}, CAST(floor((value - $low) / $width) AS INTEGER))"
     else:
         span = (high - low).days if kind == "date" else high - low
-        # ceil, so that N_BINS bins of integer width cover all span + 1 values
+        # Ceil, so that N_BINS bins of integer width cover all span + 1 values.
+        # 0 to 100: span 100, width 11, last bin 99 to 109.
         width = -(-(span + 1) // N_BINS)
         bin_index = "(value - $low) // $width"
     parameters = {"low": low, "width": width}

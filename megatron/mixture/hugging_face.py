@@ -37,6 +37,7 @@ class DocumentExamples:
         self.dataset = dataset
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # the class is made at run time, so that pickle cannot find it by name
         return _restore_examples, (self.dataset, self._state_dict)
 
     def _init_state_dict(self) -> dict[str, Any]:
@@ -51,6 +52,7 @@ class DocumentExamples:
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict or self._init_state_dict()
+        # load_state_dict must not move the dataset of the caller
         dataset = copy(self.dataset)
         if state["n_groups"] != dataset.n_groups and state["document"]:
             raise ValueError(
@@ -64,12 +66,15 @@ class DocumentExamples:
             key = COLUMN_NAMES.get(type(chunk.documents[0]), "ids")
             state["identity"] = chunk.identity
             rows = list(zip(chunk.documents, chunk.domains, strict=True))
+            # above 0 in the first chunk after a resume only
             for index in range(state["document"], len(rows)):
                 last = index + 1 == len(rows)
                 # the state is set before the row is yielded, because the consumer may save it while it has
                 # the row
                 state["document"] = 0 if last else index + 1
                 if last:
+                    # next_chunk: the first one of the next round of all groups, from which any number of
+                    # groups can resume
                     state |= dataset.state_dict(chunk)
                 document, domain = rows[index]
                 row = {key: document, "domain": source.names[domain], "chunk": chunk.number}

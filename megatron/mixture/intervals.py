@@ -46,6 +46,7 @@ class GatheredDocuments:
                 continue
             end = n + len(batch)
             file, row = batch.column("file").to_numpy(), batch.column("row").to_numpy()
+            # one integer in place of (file, row): a strictly increasing key means sorted documents
             key = file.astype(np.int64) << 32 | row  # a file holds fewer than 2^31 documents
             ordered = ordered and bool(key[0] > last) and bool((key[1:] > key[:-1]).all())
             last = int(key[-1])
@@ -69,6 +70,7 @@ class GatheredDocuments:
         """Return the domain of each document of a batch. A new domain gets the next number."""
         codes, values = _encode_batch_domains(batch, by)
         numbers = np.array(
+            # len is evaluated before the insertion: the k-th new domain gets number k
             [self.domains.setdefault(domain_values, len(self.domains)) for domain_values in values]
         )
         self.tokens += [0] * (len(self.domains) - len(self.tokens))
@@ -88,15 +90,18 @@ class GatheredDocuments:
         """
         values = sorted(
             self.domains,
+            # None is not comparable with a value: the first entry of each tuple sorts missing values last
             key=lambda domain_values: [(v is None, 0 if v is None else v) for v in domain_values],
         )
         place = np.empty(len(values), dtype=np.int32)
+        # place [K]: number by arrival -> number in sorted order
         place[[self.domains[domain_values] for domain_values in values]] = np.arange(
             len(values), dtype=np.int32
         )
         # in place: with mode="raise" numpy would make a buffer of the size of the output
         np.take(place, self.domain, out=self.domain, mode="clip")
         used = np.flatnonzero(np.bincount(self.file))
+        # catalog ids 3 and 7 in use: used = [3, 7], of_file[3] = 0, of_file[7] = 1
         of_file = np.zeros(int(used[-1]) + 1, dtype=np.int32)
         of_file[used] = np.arange(len(used), dtype=np.int32)
         np.take(of_file, self.file, out=self.file, mode="clip")
@@ -116,12 +121,14 @@ def _encode_batch_domains(batch: Any, by: tuple[str, ...]) -> tuple[np.ndarray, 
     for name in by:
         column = batch.column(name).dictionary_encode(null_encoding="encode")
         distinct = column.dictionary.to_pylist()
-        # mixed radix: one integer for each combination of values
+        # Mixed radix: one integer for each combination of values.
+        # Second property with 3 values: code = 3 * first + second, undone by // 3 and % 3.
         codes = codes * len(distinct) + column.indices.to_numpy()
         # renumbered, so that the product of the columns stays small
         present = np.flatnonzero(np.bincount(codes))
         values = [
             (*values[code // len(distinct)], distinct[code % len(distinct)]) for code in present.tolist()
         ]
+        # `present` is sorted and contains every code: the result is its index, 0 to len(present) - 1
         codes = np.searchsorted(present, codes)
     return codes, values

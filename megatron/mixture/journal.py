@@ -42,9 +42,11 @@ class Journal:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        # unbuffered: bytes of a failed write must not be written later
+        # Unbuffered: bytes of a failed write must not be written later.
+        # Append mode: every write is at the end of the file, wherever `_read_lines` has moved the position.
         self._file = path.open("a+b", buffering=0)
         try:
+            # before the first read, so that no other process can add a line after it
             self._owner = lock_descriptor(self._file.fileno(), path)
         except LockedError as error:
             self._file.close()
@@ -56,9 +58,12 @@ class Journal:
         try:
             self.lines = list(self._read_lines())
             if not self.lines:
-                # left over from a log that was deleted
+                # Left over from a log that was deleted.
+                # Removed before the first line is written: if the process ends in between, the log is still
+                # empty, and the next open repeats this. A new log must not be combined with an old rule.
                 path.with_name(path.name + RULE_SUFFIX).unlink(missing_ok=True)
                 self.add(head)
+            # through JSON, which makes lists of tuples as in the stored line
             elif self.lines[0] != json.loads(json.dumps(head)):
                 raise ValueError(f"{path}: is the log of other documents or settings. Use another run name.")
         except BaseException:
@@ -78,6 +83,7 @@ class Journal:
                     self._file.truncate(self._n_bytes)
                 written = 0
                 while written < len(content):
+                    # an unbuffered write may write only the first bytes of its argument
                     written += self._file.write(content[written:]) or 0
                 # an entry must survive a crash of the machine before anything depends on it
                 os.fsync(self._file.fileno())
@@ -85,6 +91,7 @@ class Journal:
                 with suppress(OSError):
                     self._file.truncate(self._n_bytes)
                 raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+            # last: up to here the line counts as absent, and the next `add` truncates the file before it
             self._n_bytes += len(content)
 
     def close(self) -> None:
@@ -101,6 +108,7 @@ class Journal:
         """
         self._file.seek(0)
         content = self._file.readall()
+        # json.dumps escapes newlines inside strings, so that each newline byte ends a line
         whole = self._n_bytes = content.rfind(b"\n") + 1
         if whole < len(content):
             self._file.truncate(whole)
@@ -133,6 +141,7 @@ class Learner:
         self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
         self.every, self.delay = every, delay
         self.journal = Journal(path, {**head, "every": every, "delay": delay})
+        # guards the four attributes below, which callers of `report` and the thread share
         self._changed = threading.Condition()
         self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._next_chunk, self._open, self._failure = 0, True, ""
@@ -148,18 +157,22 @@ class Learner:
         """
         check_losses(nats, tokens, len(self.distributor.n_units))
         with self._changed:
+            # reports before _next_chunk are in the log, and so are their weights
             if chunk % self.every or chunk < self._next_chunk:
                 return False
             if self._failure:
                 raise ValueError(f"{self.journal.path}: {self._failure}")
             known_to = self.weights.known_to
             assert known_to is not None, "the log of a rule has an end"
+            # a chunk without weights has not been read by any process, so that its loss cannot exist
             if chunk >= known_to:
                 raise ValueError(
                     f"chunk {chunk}: got a report before the chunk could be read. Report read chunks."
                 )
             if chunk in self._reports:
                 return False
+            # Within the condition: of two reports of the same chunk exactly one is written. It is on disk
+            # before the reply, and before the thread can compute weights from it.
             self.journal.add({"chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()})
             self._reports[chunk] = nats, tokens
             self._changed.notify_all()
@@ -183,6 +196,7 @@ class Learner:
         with self._changed:
             self._open = False
             self._changed.notify_all()
+        # before the journal is closed, because the thread may be writing a line
         self._thread.join()
         self.journal.close()
 
@@ -197,10 +211,13 @@ class Learner:
                 self._reports[line["chunk"]] = np.array(line["nats"]), np.array(line["tokens"])
         saved = read_json(self.journal.path.with_name(self.journal.path.name + RULE_SUFFIX))
         if saved is not None:
+            # the position of chunk saved["next"]: later chunks are scheduled from it, not from chunk 0
             self.rule.restore(saved["rule"])
             self.distributor.restore(Position.from_dict(saved["position"]))
         for line in lines:
             if "weights" in line:
+                # The logged weights count, even if the rule computes others now: chunks were read with them.
+                # The rule observes to update its state, and its result is discarded.
                 self.weights.append(line["begin"], np.array(line["weights"]), line["known_to"])
                 # the saved state of the rule includes all observations before `next`
                 if saved is None or line["chunk"] >= saved["next"]:
@@ -220,6 +237,7 @@ class Learner:
         # the rule counts in units of the weights (documents), not in tokens
         counts = np.where(tokens > 0, np.bincount(domains, minlength=len(nats)), 0.0)
         means = np.divide(nats, tokens, out=np.zeros_like(nats), where=tokens > 0)
+        # units up to the end of this chunk, reported or not
         return self.rule.observe((chunk + 1) * self.distributor.chunk_size, means * counts, counts)
 
     def _run_thread(self) -> None:
@@ -229,6 +247,7 @@ class Learner:
                 if not self._open:
                     return
             try:
+                # only this thread changes _next_chunk, so that it reads it without the condition
                 self._learn_chunk(self._next_chunk)
             # a custom rule may raise anything; callers get the error from `report` and `settle`
             except Exception as error:
@@ -239,8 +258,11 @@ class Learner:
                 return
 
     def _learn_chunk(self, chunk: int) -> None:
+        # outside the condition: a fit takes seconds, in which other reports are accepted
         weights = self._observe_chunk(chunk)
         quantize_weights(weights)  # raises for invalid weights
+        # Example: every = 10, delay = 8, chunk 20: the weights apply from chunk 28 on, and no others before
+        # chunk 38. Chunks before `begin` may have been read already.
         begin, known_to = self.weights.known_to, chunk + self.every + self.delay
         assert begin is not None, "the log of a rule has an end"
         line = {"chunk": chunk, "begin": begin, "weights": weights.tolist(), "known_to": known_to}
@@ -252,6 +274,8 @@ class Learner:
             self._reports.pop(chunk)
             self._next_chunk = chunk + self.every
             self._changed.notify_all()
+        # After every 100th observation: (next // every) % 100. The line is on disk already: a state that is
+        # ahead of the log would observe the chunk a second time.
         if self._next_chunk // self.every % RULE_SAVE_INTERVAL == 0:
             try:
                 self._save_rule()
@@ -276,6 +300,7 @@ class Learner:
                               self.journal.path, error.strerror)  # fmt: skip
                     is_logged = True
             with self._changed:
+                # instead of sleep, so that `close` ends the wait at once
                 if self._changed.wait_for(lambda: not self._open, DISK_WAIT_S):
                     return False
 

@@ -51,7 +51,8 @@ def import_parquet() -> ModuleType:
 
 def import_flight() -> ModuleType:
     """Return the module `pyarrow.flight`. Raises ValueError if this build of pyarrow has none."""
-    # otherwise each failed handshake prints a line on the terminal
+    # Otherwise each failed handshake prints a line on the terminal.
+    # gRPC reads it when it is loaded, hence before the import; a value of the user has priority.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import pyarrow.flight as module

@@ -25,11 +25,13 @@ class LruCache:
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key][0]
+            # within the lock: two threads never load the same value, and loads of other keys wait
             value, weight = load()
             self._values[key] = value, weight
             self._weight += weight
             # the latest value always stays, so that the caller can use it even if it exceeds the capacity
             while self._weight > self.capacity and len(self._values) > 1:
+                # the first key is the least recently used, because `get` moves keys to the end
                 self._drop(next(iter(self._values)))
             return value
 

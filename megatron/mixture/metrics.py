@@ -32,7 +32,8 @@ class ServerCounts:
             self.requests += 1
             self.chunks += chunks
             self.documents += documents
-            # buckets are disjoint here, and cumulated for the exposition format
+            # Buckets are disjoint here, and cumulated for the exposition format.
+            # bisect_left: a time equal to a bound is in its bucket, because `le` means at most.
             self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
             self.seconds += seconds
             self._recent_documents.append((now, documents))
@@ -81,6 +82,7 @@ class ServerCounts:
         for bound, n in zip([*map(str, BOUNDS_S), "+Inf"], _cumulate_counts(buckets), strict=True):
             lines.append(_format_sample("mixture_request_seconds_bucket", {"le": bound}, n))
         lines += [f"mixture_request_seconds_sum {seconds!r}", f"mixture_request_seconds_count {count}"]
+        # after the lock is released, which is not reentrant: two of these methods acquire it
         server_gauges: list[tuple[str, str, list[MetricSample]]] = [
             (
                 "documents_per_second",
@@ -103,6 +105,7 @@ class ServerCounts:
     def _drop_expired(self, now: float) -> None:
         while self._recent_documents and self._recent_documents[0][0] < now - WINDOW_S:
             self._recent_documents.popleft()
+        # O(clients) per request, so that clients that are gone take no memory
         self._seen = {client: at for client, at in self._seen.items() if at >= now - WINDOW_S}
 
 
@@ -127,6 +130,7 @@ def start_metrics_server(host: str, port: int, render: Callable[[], str]) -> Thr
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: there is a request every few seconds."""
 
+    # http.server assumes IPv4; the family of the address allows an IPv6 host too
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     attributes = {"address_family": family, "daemon_threads": True}
     server_class = type("MetricsServer", (ThreadingHTTPServer,), attributes)
@@ -146,6 +150,7 @@ def _format_sample(name: str, labels: Mapping[str, str], value: float) -> str:
 
 
 def _escape_label(text: str) -> str:
+    # the backslash first: otherwise the backslashes of the other two would be escaped again
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

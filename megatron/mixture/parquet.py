@@ -42,13 +42,16 @@ class ParquetTexts:
             raise ValueError(
                 f"{self.path}: got row {int(rows.max()):,}, expected a row of the file. Register it again."
             )
-        # row group g covers rows ends[g - 1] to ends[g] - 1
+        # Row group g covers rows ends[g - 1] to ends[g] - 1.
+        # Groups of 100 and 50 rows: ends = [100, 150]; row 100 is in group 1, hence `right`.
         groups = np.searchsorted(ends, rows[order], side="right")
         parts = []
         for group in np.unique(groups).tolist():
             first = int(ends[group - 1]) if group else 0
+            # row numbers within the group, ascending because `order` sorts the rows
             parts.append(self._read_group_texts(group, rows[order][groups == group] - first))
         back = np.empty(len(order), dtype=np.int64)
+        # inverse permutation: restores the order of `numbers`
         back[order] = np.arange(len(order))
         texts = arrow.concat_arrays(parts) if parts else arrow.array([], arrow.large_string())
         return texts.take(arrow.array(back))
@@ -70,6 +73,7 @@ class ParquetTexts:
 
     def _read_group_texts(self, group: int, rows: np.ndarray) -> Any:
         """Return the texts of rows of a row group, int64 [n] in ascending order."""
+        # A group that is too large is stored as None with weight 0, so that its size is not measured again.
         whole = self.groups.get((self.path, group), lambda: self._load_small_group(group))
         if whole is not None:
             return whole.take(import_pyarrow().array(rows))
@@ -90,6 +94,7 @@ class ParquetTexts:
         for batch in self._iter_batches(group):
             parts.append(batch)
             n_bytes += batch.nbytes
+            # counted as decoded: the metadata has encoded sizes, which a dictionary makes much smaller
             if n_bytes > MAX_CACHED_GROUP_BYTES:
                 return None, 0
         return import_pyarrow().concat_arrays(parts), n_bytes

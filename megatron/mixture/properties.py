@@ -21,6 +21,8 @@ TYPES = {
 }
 RESERVED_NAMES = ("corpus", "file", "row", "begin", "size", "tokens")  # columns of every document
 PATH_PATTERN = re.compile(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*")
+# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day date: "CAST(x" fails, because
+# ") AS day date" is left, and the expression becomes CAST(x AS DATE).
 PROPERTY_PATTERN = re.compile(
     r"(?P<expression>.+?)(\s+AS\s+(?P<name>\w+)(\s+(?P<type>\w+))?)?",
     re.IGNORECASE | re.DOTALL,
@@ -32,7 +34,8 @@ RED_PAJAMA_SOURCE = """coalesce(
     CASE WHEN record->>'$.meta.arxiv_id' IS NOT NULL THEN 'arxiv'
     WHEN record->>'$.meta.short_book_title' IS NOT NULL THEN 'book'
     WHEN contains(record->>'$.meta.url', 'wikipedia.org') THEN 'wikipedia' END)"""
-# for GitHub: the programming language with the most bytes in the repository
+# For GitHub: the programming language with the most bytes in the repository.
+# Structs compare by their first field, bytes. Lists count from 1 in SQL.
 RED_PAJAMA_LANGUAGE = """CASE json_type(record, '$.meta.language') WHEN 'ARRAY' THEN
     list_reverse_sort(from_json(
         record->'$.meta.language', '[{"bytes":"BIGINT","name":"VARCHAR"}]'
@@ -81,6 +84,7 @@ class Property:
             return f"({self.expression})"
         if not is_json:
             return self.expression
+        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from text without quotes
         how = "json_extract" if self.kind == "list" else "json_extract_string"
         return f"{how}(record, '$.{self.expression}')"
 
@@ -109,6 +113,7 @@ def read_property(text: str) -> Property:
     if name is None:
         if not PATH_PATTERN.fullmatch(expression):
             raise ValueError(f"property {text!r}: got an expression without a name. Add AS name.")
+        # files[0].lang[1]: name lang
         name = re.sub(r"\[\d+\]", "", expression.rpartition(".")[2])
     name, kind = name.lower(), (match["type"] or "string").lower()
     if kind not in TYPES:

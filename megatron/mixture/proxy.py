@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+# RFC 9113: preface in section 3.4, frame header in 4.1, types and flags in 6
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES = 9  # length (3 bytes), type, flags, stream (4 bytes)
 DATA, HEADERS, RESET, CONTINUATION = 0, 1, 3, 9
@@ -31,6 +32,7 @@ class RequestMeter:
     def __init__(self, max_bytes: int) -> None:
         """max_bytes   of one request, including its headers"""
         self.max_bytes = max_bytes
+        # missing bytes of the preface; bytes of an incomplete frame header; number of missing payload bytes
         self._preface, self._head, self._skip = PREFACE, b"", 0
         self._open: dict[int, int] = {}  # stream id -> bytes so far
 
@@ -41,6 +43,8 @@ class RequestMeter:
 
     def feed(self, data: bytes) -> None:
         """Count the next bytes. Raises ValueError if they are not HTTP/2, or if a request is too large."""
+        # A block may end anywhere: inside the preface, a frame header or a payload. Payloads are skipped in
+        # one step, and only an incomplete header of at most 8 bytes is stored.
         at = 0
         if self._preface:
             n = min(len(data), len(self._preface))
@@ -63,13 +67,17 @@ class RequestMeter:
         n, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
         # the highest bit of the stream id is reserved (RFC 9113, section 4.1)
         stream = int.from_bytes(head[5:], "big") & (1 << 31) - 1
+        # of any type: frames that belong to no request (SETTINGS, PING) are limited here alone
         if n > self.max_bytes:
             raise ValueError(f"got a frame of {n:,} bytes, expected at most {self.max_bytes:,}")
         if kind in (DATA, HEADERS, CONTINUATION):
+            # With the header of each frame, so that empty frames count too: an endless sequence of
+            # CONTINUATION frames reaches the limit, and so does a large number of streams.
             size = self._open[stream] = self._open.get(stream, 0) + n + FRAME_HEADER_BYTES
             if size > self.max_bytes or sum(self._open.values()) > MAX_OPEN_REQUESTS * self.max_bytes:
                 raise ValueError(f"got a request of {size:,} bytes, expected at most {self.max_bytes:,}")
-        # the request is complete, or the client has cancelled it
+        # The request is complete, or the client has cancelled it.
+        # `and` binds before `or`. CONTINUATION is not in the list: bit 0 is not END_STREAM there.
         if kind == RESET or kind in (DATA, HEADERS) and flags & END_STREAM:
             self._open.pop(stream, None)
 
@@ -86,6 +94,7 @@ class RequestProxy:
         on_refused   called with the reason when a connection is refused
         """
         self.backend, self.max_bytes, self.tls, self.on_refused = backend, max_bytes, tls, on_refused
+        # all coroutines run in the thread of this loop, so that the counters need no lock
         self._loop = asyncio.new_event_loop()
         self._n_opened = self._n_open = 0
         self._is_closing = False
@@ -127,6 +136,7 @@ class RequestProxy:
         return port
 
     async def _stop(self) -> None:
+        # no new connections first, then the end of those that are open
         self._is_closing = True
         for server in self._servers:
             server.close()
@@ -138,6 +148,7 @@ class RequestProxy:
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until either side closes it."""
         if self._n_open >= MAX_CONNECTIONS:
+            # not close(), which would wait for the TLS shutdown of the client
             writer.transport.abort()
             self.on_refused("connections")
             return
@@ -150,9 +161,11 @@ class RequestProxy:
             name = self.backend.with_name(f"c{self._n_opened}")
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client_socket:
                 client_socket.bind(str(name))
+                # the socket keeps the name without the file, and nothing connects to it
                 name.unlink()
                 client_socket.setblocking(False)
                 await self._loop.sock_connect(client_socket, str(self.backend))
+                # a duplicate for asyncio, which closes it; `with` closes the original
                 backend_reader, backend_writer = await asyncio.open_unix_connection(
                     sock=client_socket.dup(), limit=BLOCK_BYTES
                 )
@@ -181,12 +194,14 @@ class RequestProxy:
         meter = RequestMeter(self.max_bytes)
         try:
             while True:
+                # a client that sends nothing is disconnected after 10 s; after the preface it may be idle
                 wait_s = None if meter.is_http2 else PREFACE_WAIT_S
                 data = await asyncio.wait_for(reader.read(BLOCK_BYTES), wait_s)
                 if not data:
                     return
                 meter.feed(data)  # before any byte is forwarded
                 backend_writer.write(data)
+                # waits while Flight reads slower than the client sends: memory per connection is bounded
                 await backend_writer.drain()
         except TimeoutError:
             self.on_refused("silent")
@@ -200,6 +215,7 @@ async def _forward_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     with contextlib.suppress(OSError):
         while data := await reader.read(BLOCK_BYTES):
             writer.write(data)
+            # the same for a client that reads slower than Flight sends
             await writer.drain()
 
 
@@ -211,7 +227,9 @@ def make_tls_context(certificate: bytes, key: bytes, folder: Path) -> ssl.SSLCon
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # TLS negotiates HTTP/2, which gRPC requires, by ALPN (RFC 9113, section 3.2)
     context.set_alpn_protocols(["h2"])
+    # load_cert_chain accepts paths only, not bytes
     files = folder / "certificate.pem", folder / "key.pem"
     try:
         for path, content in zip(files, (certificate, key), strict=True):

@@ -137,6 +137,7 @@ class SourceFile:
         path = self.check_unchanged()
         if not path.name.endswith(COMPRESSED):
             return path
+        # a changed file has another name here, so that an old content is never read in its place
         plain = folder / "unpacked" / f"{self.id}-{self.mtime_ns}"
         if not plain.is_file():
             plain.parent.mkdir(parents=True, exist_ok=True)
@@ -180,6 +181,7 @@ class QueryResult:
         """Number of documents of each domain, int64."""
         lengths = self.get_column("end") - self.get_column("begin")
         counts = np.zeros(len(self.domains), dtype=np.int64)
+        # not +=, which would add only one of several intervals of the same domain
         np.add.at(counts, self.get_column("domain"), lengths)
         return counts
 
@@ -221,6 +223,7 @@ class QueryResult:
             raise FileNotFoundError(f"{path}: no such query result")
         try:
             with arrow.memory_map(str(path)) as source, arrow.ipc.open_file(source) as reader:
+                # the columns are pages of the map: nothing is copied, and only what is used is read
                 return cls.from_table(reader.read_all())
         except (arrow.ArrowException, KeyError, TypeError) as error:
             raise ValueError(
@@ -304,7 +307,8 @@ def _make_unknown_error(condition: str, name: str, columns: Sequence[str]) -> Va
 
 def _check_sql_condition(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
     """Raise ValueError unless the text is one plain condition over known columns."""
-    # DuckDB parses the condition and returns the syntax tree as JSON; only allowed nodes may remain
+    # DuckDB parses the condition and returns the syntax tree as JSON; only allowed nodes may remain. It
+    # binds and executes nothing, so that no table t needs to exist.
     ((serialized,),) = fetch_rows(
         catalog.connection, "SELECT json_serialize_sql(?)", [f"SELECT 1 FROM t WHERE {condition}"]
     )
@@ -312,9 +316,11 @@ def _check_sql_condition(catalog: Catalog, condition: str, columns: Sequence[str
     if parsed["error"]:
         raise ValueError(f"where {condition!r}: {parsed['error_message']}")
     nodes = [statement["node"] for statement in parsed["statements"]]
+    # `true; SELECT 1` has two nodes, `true UNION SELECT 1` one of another type
     if len(nodes) != 1 or nodes[0].get("type") != "SELECT_NODE" or nodes[0]["where_clause"] is None:
         raise ValueError(f"where {condition!r}: expected one condition.")
     rest = ("modifiers", "group_expressions", "having", "qualify", "sample")
+    # `true ORDER BY 1`, `true LIMIT 1`, `true GROUP BY a`
     if any(nodes[0].get(name) for name in rest):
         raise ValueError(f"where {condition!r}: expected a condition and nothing after it.")
     for node in _iter_expressions(nodes[0]["where_clause"], condition):
@@ -330,6 +336,7 @@ def _check_sql_condition(catalog: Catalog, condition: str, columns: Sequence[str
             )
         if kind == "COLUMN_REF":
             name = node["column_names"][0].lower()
+            # a qualified name (t.x, or a field of a struct) could be another column than the checked one
             if name not in columns or len(node["column_names"]) > 1:
                 raise _make_unknown_error(condition, ".".join(node["column_names"]), columns)
 
@@ -340,6 +347,7 @@ def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
     rest = [(tree, 0)]
     while rest:
         part, depth = rest.pop()
+        # an expression is a node with "class"; the depth counts these, not the levels of JSON
         if isinstance(part, dict):
             if "class" in part:
                 depth += 1
@@ -359,7 +367,8 @@ def _select_documents(
     parts = []
     for corpus in corpora:
         available = {prop.name for prop in corpus.properties} | {"tokens", "size"}
-        # all corpora get the same columns, so that they can be united; a missing property is NULL
+        # All corpora get the same columns, so that they can be united; a missing property is NULL.
+        # chr(39) is the quote, which an f-string before Python 3.12 cannot contain in an expression.
         columns_sql = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
         columns_sql += [
             quote_identifier(name) if name in available else f"NULL AS {quote_identifier(name)}"

@@ -14,6 +14,7 @@ from megatron.mixture.lazy_imports import import_flight
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
+# twin: the prefix of FlightServerError in service.py, by which these errors are recognized
 NOT_YET = "not yet: "
 
 
@@ -81,6 +82,8 @@ class Connection:
             try:
                 if self._client is None:
                     self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
+                # The same request may be sent twice: the content of a chunk follows from its number, and of
+                # several reports of a chunk the first one counts.
                 options = fl.FlightCallOptions(timeout=self.patience_s, headers=self._headers)
                 return send(self._client, options)
             except fl.FlightUnauthenticatedError as error:
@@ -100,6 +103,7 @@ class Connection:
                         "server, then resume from the last checkpoint."
                     ) from error
                 time.sleep(wait_s)
+                # 0.1, 0.2, 0.4, ... 3.2, then 5 s
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             except fl.FlightServerError as error:
                 # without the details of the connection that follow the message
@@ -136,6 +140,7 @@ class RemoteChunks:
         are not computed after `patience_s`.
         """
         ticket = import_flight().Ticket(json.dumps({**self._names, "first": first, "n": n_chunks}).encode())
+        # polled: the server replies at once, so that waiting clients occupy none of its threads
         until = time.monotonic() + self.connection.patience_s
         while True:
             try:
@@ -158,6 +163,7 @@ class LossReports:
 
     def __init__(self, source: ChunkSource) -> None:
         self.source = source
+        # one thread: reports arrive in the order of the chunks
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-losses")
         self._futures: list[Future[bool]] = []
 
@@ -167,6 +173,7 @@ class LossReports:
         for done in [future for future in self._futures if future.done()]:
             self._futures.remove(done)
             done.result()
+        # copies, because the caller may reuse its arrays before the thread sends them
         self._futures.append(self._executor.submit(self.source.report, chunk, nats.copy(), tokens.copy()))
 
     def close(self) -> None:

@@ -52,17 +52,22 @@ def jump_position(position: Position, parts: np.ndarray, size: int, end: int) ->
     """
     active = [k for k, part in enumerate(parts.tolist()) if part]
     smallest = min(int(parts[k]) for k in active)
-    # 1 / (smallest share * chunk size) chunks, rounded up, plus one
+    # 1 / (smallest share * chunk size) chunks, rounded up, plus one.
+    # A smallest share of 1/1000 and chunks of 256 units: ceil(1000 / 256) + 1 = 5 chunks.
     settle_chunks = -(-WHOLE // (smallest * size)) + 1
     n_chunks = end - settle_chunks - position.chunk
+    # a jump skips n_chunks chunks and leaves settle_chunks to walk: it must save more than it leaves
     if n_chunks <= settle_chunks:
         return None
     lag = position.lag.tolist()
+    # each whole chunk adds size * 2^40 to the lags in all and subtracts as much: their sum stays 0, and the
+    # lags of the active domains sum to `owed`
     owed = -sum(lag[k] for k, part in enumerate(parts.tolist()) if not part)
     # conditions of the proof in the module docstring
     if abs(owed) >= WHOLE or sum(lag) != 0:
         return None
-    # multiples of 2^-40; Python integers, because they exceed 64 bits
+    # Multiples of 2^-40; Python integers, because they exceed 64 bits.
+    # Example: 2^39 parts * 2^9 units * 2^20 chunks = 2^68.
     shares = {k: lag[k] + int(parts[k]) * size * n_chunks for k in active}
     if min(shares.values()) < 0:
         return None
@@ -72,11 +77,13 @@ def jump_position(position: Position, parts: np.ndarray, size: int, end: int) ->
     n_more = size * n_chunks - sum(served.values())
     if not 0 <= n_more <= len(unfinished):
         return None
+    # the proof holds for any valid position, so that the choice among `unfinished` does not matter
     for k in unfinished[:n_more]:
         served[k] += 1
     done, lag_after = position.done.copy(), position.lag.copy()
     for k in active:
         done[k] += served[k]
+        # in (-2^40, 2^40): not below 0 if the share was rounded down, below 0 if it was rounded up
         lag_after[k] = shares[k] - (served[k] << BITS)
     return Position(position.chunk + n_chunks, done, lag_after)
 
@@ -86,7 +93,9 @@ def find_last_safe_chunk(
 ) -> int:
     """Return the last chunk up to `end` before which no domain can reach its `limit`, int64 [K]."""
     for k in np.flatnonzero(parts).tolist():
-        # a share may be rounded up by one unit, hence the - 1
+        # A share may be rounded up by one unit, hence the - 1.
+        # Parts that the domain may still be assigned. In Python `a - 1 << b` is (a - 1) << b; int() because
+        # NO_LIMIT << 40 exceeds 64 bits.
         room = (int(limit[k]) - int(position.done[k]) - 1 << BITS) - int(position.lag[k])
         end = min(end, position.chunk + max(0, room // (int(parts[k]) * size)))
     return end
@@ -117,17 +126,22 @@ def seek_constant(
     resume   a position that an earlier call with the same `position` and `end` yielded
     """
     safe = find_last_safe_chunk(position, parts, limit, size, end)
+    # towards `safe`, not `end`: the proof does not cover a domain that reaches its limit
     begin = jump_position(position, parts, size, safe)
     true_from = position.chunk if begin is None else safe
+    # `resume` is between the jump and `safe`; a walk without a jump has no such position
     begin = position if begin is None else begin if resume is None else resume
     piece = max(1, PIECE_OPERATIONS // len(parts))
     while begin.chunk < end:
+        # a piece that passes `safe` is cut there, so that the first true position is yielded
         n = min(piece, (safe if begin.chunk < safe else end) - begin.chunk)
         after = walk_counts(begin, parts, limit, size, n, until_empty)
+        # not even one chunk fits the limits: the caller computes it with `finish_chunk`
         if after.chunk == begin.chunk:
             return
         begin = after
         yield begin, begin.chunk >= true_from
+        # a domain is empty: the others share its weight from the next chunk on, and `parts` are outdated
         if until_empty and (begin.done >= limit)[parts > 0].any():
             return
 
@@ -152,6 +166,8 @@ class PositionCache:
         self._first = Position.start(len(self.n_units))
         self._recent: dict[int, Position] = {} if start is None else {start.chunk: start}
         self._marks: dict[int, Position] = {}
+        # (first chunk and end of an interrupted walk after a jump, position reached). The position is not the
+        # true one yet, so that it must not be used for another end.
         self._unsettled: tuple[int, int, Position] | None = None
 
     def is_over(self, position: Position) -> bool:
@@ -160,8 +176,10 @@ class PositionCache:
 
     def store(self, position: Position) -> None:
         """Add a position."""
+        # two threads may replace the dictionary at once: one position is then lost, which costs only time
         recent = self._recent
         if len(recent) >= MAX_RECENT:
+            # the older half is dropped: a dictionary keeps the order of insertion
             recent = dict(list(recent.items())[MAX_RECENT // 2 :])
         self._recent = recent | {position.chunk: position}
 
@@ -171,10 +189,12 @@ class PositionCache:
         deadline   of time.monotonic(); past it SeekDeadlineError is raised, and the progress is kept
         """
         position = self._first
+        # at most 16 + 256 keys. Each dictionary is read once, as another thread may replace it meanwhile.
         for positions in (self._recent, self._marks):
             nearest = max((at for at in positions if at <= chunk), default=0)
             if nearest > position.chunk:
                 position = positions[nearest]
+        # a mixture that ends with a whole chunk is never `is_over`; there `_advance` returns None
         while position.chunk < chunk and not self.is_over(position):
             check_deadline(deadline, position.chunk, chunk)
             after = self._advance(position, chunk, deadline)
@@ -188,6 +208,7 @@ class PositionCache:
         """Return a later position on the way to a chunk; None if the data end."""
         weights, until = self._load_weights(position.chunk, chunk)
         if self.dry == "redistribute":
+            # weights [K] or [n, K]; the mask [K] applies to every row
             weights = np.where(position.done < self.n_units, weights, 0)
             if not (weights.sum(axis=-1) > 0).all():
                 # in a block of several chunks, domains with units left may have weight in the first one only
@@ -201,6 +222,7 @@ class PositionCache:
             position = walk_counts(
                 before, quantize_weight_rows(weights), self.limit, self.size, n, until_empty
             )
+            # no jump is possible where weights change at every chunk: marks shorten the next walk
             self._store_mark(position)
         else:
             position = self._advance_constant(
@@ -232,18 +254,22 @@ class PositionCache:
     def _load_weights(self, chunk: int, end: int) -> tuple[np.ndarray, int | None]:
         """Return weights [K] and the first later chunk with others, or weights [n, K] of n chunks."""
         weights, until = self.weights.weights_at(chunk)
+        # the weights change at every chunk, as in a linear schedule: one native call for many chunks
         if until == chunk + 1 < end and hasattr(self.weights, "weights_block"):
+            # 2^23 / 16 = 2^19 numbers: 4 MiB of weights, and as much of parts
             n = min(end - chunk, max(1, PIECE_OPERATIONS // (16 * len(weights))))
             return self.weights.weights_block(chunk, n), None
         return weights, until
 
     def _store_mark(self, position: Position) -> None:
         """Keep a position that took time to reach."""
+        # only positions behind the last mark are added: seeks among the marks are short already
         last = max(self._marks, default=0)
         if position.chunk - last < MARK_CHUNKS:
             return
         marks = self._marks
         if len(marks) >= MAX_MARKS:
-            # drop every second mark
+            # Drop every second mark.
+            # [1::2] of 256 marks keeps the last one, from which the next distance is measured.
             marks = dict(sorted(marks.items())[1::2])
         self._marks = marks | {position.chunk: position}

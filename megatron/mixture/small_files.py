@@ -46,16 +46,20 @@ def register_small_files(targets: Sequence[FileTarget]) -> list[RecordCounts] | 
     Returns None, and inserts nothing, if a line of one of them is broken: `register_file` locates it.
     """
     parts = [target.path.read_bytes() for target in targets]
+    # otherwise the last line of a file and the first one of the next would be one line
     parts = [part if not part or part.endswith(b"\n") else part + b"\n" for part in parts]
     ends = np.cumsum([len(part) for part in parts])
     block = np.frombuffer(b"".join(parts), dtype=np.uint8)
     lines, begins, sizes = split_lines(block)
     mask = mask_nonblank(block, begins, sizes)
     lines, begins, sizes = lines.filter(import_pyarrow().array(mask)), begins[mask], sizes[mask]
-    # the files are concatenated: the end of each tells which file a line belongs to
+    # The files are concatenated: a line belongs to the first file that ends after its begin.
+    # Files of 10, 0 and 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right` skips the
+    # empty file, whose end is that of the file before it.
     of_file = np.searchsorted(ends, begins, side="right")
     counts = np.bincount(of_file, minlength=len(targets))
-    # line number minus the number of the first line of its file
+    # Line number minus the number of the first line of its file.
+    # Counts [3, 2]: [0, 1, 2, 3, 4] - [0, 0, 0, 3, 3] = [0, 1, 2, 0, 1].
     rows = np.arange(len(begins)) - np.repeat(np.cumsum(counts) - counts, counts)
     ids = np.array([target.file for target in targets], dtype=np.int32)[of_file]
     total = RecordCounts()
@@ -64,5 +68,6 @@ def register_small_files(targets: Sequence[FileTarget]) -> list[RecordCounts] | 
     try:
         insert_block(LineBlock(lines, begins, sizes, rows, files=ids), targets[0], total)
     except (import_duckdb().Error, import_pyarrow().ArrowException, ValueError):
+        # insert_block inserts all lines or none, so that each file can be registered alone now
         return None
     return [RecordCounts(n_documents=n) for n in counts.tolist()]

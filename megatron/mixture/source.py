@@ -52,8 +52,9 @@ class DomainStream:
         self._mapped = mapped or make_dataset_cache()
         sizes = spans[:, 2] - spans[:, 1]
         n = int(sizes.sum())
-        # the documents of all spans without a loop: each span adds the difference between its first
-        # document and its first position
+        # The documents of all spans without a loop: each span adds the difference between its first
+        # document and its first position.
+        # Spans [5, 8) and [20, 22): sizes [3, 2], differences 5 - 0 and 20 - 3, documents [5, 6, 7, 20, 21].
         documents = np.arange(n) + np.repeat(spans[:, 1] - np.cumsum(sizes) + sizes, sizes)
         # the smallest integer type that can hold the number of datasets
         self.files = np.repeat(spans[:, 0].astype(np.min_scalar_type(len(datasets))), sizes)
@@ -62,6 +63,7 @@ class DomainStream:
             mask = self.files == pair
             self.begins[mask], self.lengths[mask] = self._get_dataset(pair).document_spans(documents[mask])
         self.n_tokens = int(self.lengths.sum(dtype=np.int64))
+        # T tokens have T - 1 targets, and only whole windows count: window w has tokens w S to w S + S
         self.n_windows = max(0, (self.n_tokens - 1) // seq_len)
         self.orders = UnitOrder(np.array([len(self.lengths)]), [name], seed, shuffle)
         self._epochs: dict[int, np.ndarray] = {}
@@ -97,23 +99,27 @@ class DomainStream:
         The first document contains token `token`.
         """
         ends = self._load_block_ends(epoch)
-        # the block with the token; its documents are searched below
+        # The block with the token; its documents are searched below.
+        # `right`: a token at the end of a block is the first of the next one.
         block = int(np.searchsorted(ends, token, side="right"))
         before = token - (int(ends[block - 1]) if block else 0)  # tokens of the block that precede the window
         for first in range(block * BLOCK_DOCUMENTS, len(self.lengths), BLOCK_DOCUMENTS):
             order = self.compute_document_order(epoch, first, BLOCK_DOCUMENTS)
             place = 0
             if before:
+                # tokens up to the end of each document of the block; `right` skips documents without tokens
                 sums = np.cumsum(self.lengths[order], dtype=np.int64)
                 place = int(np.searchsorted(sums, before, side="right"))
                 before -= int(sums[place - 1]) if place else 0
             for document in order[place:].tolist():
+                # only the first document of a window may begin before it
                 yield document, before
                 before = 0
 
     def compute_document_order(self, epoch: int, first: int, n: int) -> np.ndarray:
         """Return documents number first, first + 1, ... of an epoch, int64; `n`, or fewer at its end."""
         n_documents = len(self.lengths)
+        # as in UnitOrder: number = epoch * documents + position in the epoch
         numbers = np.arange(first, min(first + n, n_documents)) + epoch * n_documents
         return self.orders.lookup_units(ChunkUnits(np.zeros(len(numbers), dtype=np.int32), numbers))
 
@@ -121,6 +127,7 @@ class DomainStream:
         """Return the number of tokens up to the end of each block of documents of an epoch, int64."""
         block_ends = self._epochs.get(epoch)
         if block_ends is None:
+            # 2^16 documents at a time, so that the order of a whole epoch is never in memory
             sums = [
                 np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_DOCUMENTS), dtype=np.int64)
                 for first in range(0, len(self.lengths), BLOCK_DOCUMENTS * BLOCKS_AT_ONCE)
@@ -129,6 +136,7 @@ class DomainStream:
                 ]
             ]
             block_ends = np.cumsum(np.concatenate(sums))
+            # the adjacent epochs stay, because a prefetching reader may be in the next one already
             recent = {e: ends for e, ends in self._epochs.items() if abs(e - epoch) < EPOCHS_KEPT}
             # replaced, not changed: another thread may be reading the old dictionary
             self._epochs = recent | {epoch: block_ends}
@@ -160,6 +168,7 @@ class MixtureSamples:
                 file.check_unchanged()
         pairs = [IndexedTokens(prefix) for prefix in resolved.pairs]
         columns = [result.get_column(name) for name in ("file", "begin", "end")]
+        # intervals are sorted by domain: spans[bounds[k] : bounds[k + 1]] are those of domain k
         spans = np.column_stack(columns).astype(np.int64)
         bounds = np.searchsorted(result.get_column("domain"), np.arange(len(resolved.domains) + 1))
         shuffle = spec.raw.get("shuffle", True)
@@ -217,6 +226,7 @@ class MixtureSamples:
                     f"domain '{self.names[k]}': {self.streams[k].n_tokens:,} tokens are less than a window "
                     f"of {self.seq_len} + 1. Lower dataset.seq_len or set its weight to 0."
                 )
+            # views of rows, which `copy_windows` writes in place
             window_positions = None if positions is None else [positions[row] for row in rows]
             self.streams[k].copy_windows(units.number[rows], [windows[row] for row in rows], window_positions)
             if self.n_ids is not None:
@@ -245,6 +255,7 @@ class MixtureSamples:
         assert self.rule is not None and isinstance(self.weights, WeightLog), (
             "the weights do not follow the model"
         )
+        # at most one computation is pending: its weights must be in the log before the next observation
         self.settle()
         coming = self._executor.submit(self.rule.observe, (step + 1) * self.batch_size, nats, tokens)
         with self._pending_lock:
@@ -255,7 +266,9 @@ class MixtureSamples:
         with self._pending_lock:
             if self._pending is None:
                 return
-            # under the lock, so that exactly one thread appends the weights
+            # Under the lock, so that exactly one thread appends the weights.
+            # Other readers wait for the lock as long as the rule computes. `append` must not call `settle`,
+            # because this lock is not reentrant.
             (future, known_to), self._pending = self._pending, None
             assert isinstance(self.weights, WeightLog) and self.weights.known_to is not None, (
                 "computed weights belong to a log"
@@ -265,6 +278,7 @@ class MixtureSamples:
     def state(self, step: int) -> dict[str, Any]:
         """Return the state at a step, ready for JSON, from which `restore` resumes."""
         self.settle()
+        # after `settle`, so that the rule and the log contain the same observations
         state: dict[str, Any] = {"position": self.distributor.find_position(step).as_dict()}
         if isinstance(self.weights, WeightLog) and self.rule is not None:
             state |= {"log": self.weights.as_dict(step), "rule": self.rule.as_dict()}

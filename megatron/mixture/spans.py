@@ -30,6 +30,7 @@ class SpanFiles:
     def add(self, path: Path) -> None:
         """Record size and modification time of a file. Raises OSError if it is missing."""
         state = path.stat()
+        # the reference for all later reads, also after the file was closed and opened again
         self._states[path] = state.st_size, state.st_mtime_ns
 
     def read(self, path: Path, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -44,6 +45,7 @@ class SpanFiles:
         with self._lock:  # another thread must not evict and close the descriptor in use
             descriptor = self._descriptors.get(path, lambda: (os.open(path, os.O_RDONLY | os.O_CLOEXEC), 1))
             n_bytes = self._check_state(descriptor, path)
+            # not begins + sizes > n_bytes: the sum may overflow int64 if the catalog is damaged
             if len(begins) and (begins.min() < 0 or sizes.min() < 0 or (begins > n_bytes - sizes).any()):
                 raise ValueError(
                     f"{path}: got a span outside of its {n_bytes:,} bytes. "
@@ -64,6 +66,7 @@ class SpanFiles:
         """Return the result of `read` as an Arrow array of large_binary [n]."""
         arrow = import_pyarrow()
         content = arrow.py_buffer(self.read(path, begins, sizes))
+        # offsets int64 [n + 1]: span i is content[ends[i] : ends[i + 1]]; the bytes are not copied
         ends = arrow.py_buffer(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
         return arrow.Array.from_buffers(arrow.large_binary(), len(sizes), [None, ends, content])
 
@@ -74,6 +77,7 @@ class SpanFiles:
 
     def _check_state(self, descriptor: int, path: Path) -> int:
         """Return the size of the file. Raises ValueError if size or modification time differ from `add`."""
+        # of the open file, not of the path, which may name another file by now
         state = os.fstat(descriptor)
         if (state.st_size, state.st_mtime_ns) != self._states[path]:
             raise ValueError(

@@ -86,6 +86,7 @@ class MixtureSpec:
 
     def compute_sha256(self) -> str:
         """Return a hash of all keys except the location of the catalog."""
+        # sort_keys: the order of the keys in the file does not matter
         content = {key: value for key, value in self.raw.items() if key != "catalog"}
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -127,6 +128,7 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
         result.save(folder / DOCUMENTS)
         tokens = count_domain_tokens(result, prefixes)
         weights = compute_first_weights(spec, result, tokens)
+        # last, because a folder without it counts as not prepared
         write_json(
             folder / RESOLVED,
             {
@@ -156,7 +158,9 @@ def _compute_token_shares(
     documents = result.n_documents
     if spec.counts_tokens:
         return _normalize_shares(spec, written, result, tokens, np.ones(len(tokens)))
-    # converted to shares of tokens
+    # Converted to shares of tokens.
+    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights [0.5, 0.5] times tokens per
+    # document [10, 30] are in proportion 5 to 15, token shares [0.25, 0.75].
     return _normalize_shares(spec, written, result, documents, tokens / documents)
 
 
@@ -187,6 +191,7 @@ def build_step_weights(
     per_step = tokens_per_step if schedule.get("unit") == "tokens" else 1
     points = _as_list(schedule.get("points"))
     return WeightSchedule(
+        # rounded up: weights change at the first step that begins at or after the point
         [-(-int(point["at"]) // per_step) for point in points],
         [_compute_token_shares(spec, point["weights"], result, tokens) for point in points],
         schedule.get("change") == "linear",
@@ -213,6 +218,7 @@ def build_chunk_weights(spec: MixtureSpec, result: QueryResult) -> tuple[DomainW
             )
         assert result.n_tokens is not None, "the query counts tokens if the weights do"
         natural = np.array(result.n_tokens)
+        # documents per token; 0 for a domain whose documents are all empty
         factors = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
     if schedule is None:
         first = _normalize_shares(spec, spec.raw.get("weights"), result, natural, factors)
@@ -252,6 +258,7 @@ def count_domain_tokens(result: QueryResult, prefixes: Sequence[str]) -> np.ndar
         ends = np.concatenate([[0], np.cumsum(IndexedTokens(prefix).document_tokens)])
         mask = columns[1] == number
         domain, begin, end = (column[mask] for column in (columns[0], columns[2], columns[3]))
+        # not +=, which would add only one of several intervals of the same domain
         np.add.at(tokens, domain, ends[end] - ends[begin])
     return tokens
 
@@ -280,6 +287,7 @@ def _tokenize_file(
     made_of = json.dumps(made_from + ([] if file.sha256 is None else [file.sha256]))
     name = f"{path.name.partition('.')[0]}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
     prefix = folder / TOKENS / f"{name}_{file.text_key}_document"
+    # the sidecar is renamed last, so that it marks a complete dataset
     if not prefix.with_name(prefix.name + ".json").is_file():
         log.info("tokenizing %s", path)
         prefix.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ def check_spec(spec: Any, where: str) -> None:
     for key in ("corpora", "where", "by"):
         _check_words(spec.get(key), f"{where}: {key}")
     for key, choices in CHOICES.items():
+        # 1 == True in Python, so that the types must be equal too
         if key in spec and not any(
             type(spec[key]) is type(choice) and spec[key] == choice for choice in choices
         ):
@@ -90,11 +91,13 @@ def _check_schedule(schedule: Any, where: str) -> None:
     for point in points:
         check_known_keys(point, POINT_KEYS, f"{where}: schedule.points")
         at = point.get("at")
+        # 1e6 is a float in YAML: a float is accepted if it is an integer
         whole = is_finite(at) and at == int(at) and 0 <= at <= MAX_INT
         if "weights" not in point or not whole:
             raise ValueError(
                 f"{where}: schedule.points: got {point}, expected {{at: an integer from 0, weights: ...}}."
             )
+        # (at <= last) if last >= 0 else (at != 0): the first point is at 0, and the others increase
         if at <= last if last >= 0 else at != 0:
             raise ValueError(
                 f"{where}: schedule.points: got at {_list_starts(points)}, expected 0 first and rising."

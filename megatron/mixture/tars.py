@@ -21,6 +21,7 @@ from megatron.mixture.lazy_imports import import_pyarrow
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tar.zst")
 KEY_FIELD = "__key__"
+# 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no key.
 MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # files with other names belong to no sample
 TEXT_EXTENSIONS = ("json", "txt")  # members that registration reads
 BLOCK_BYTES = 512  # size of headers; members are padded to multiples of it
@@ -42,6 +43,7 @@ class _Header(tarfile.TarInfo):
     """
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        # before tarfile reads the records: the size in this header is what it would allocate
         if self.size < 0 or self.type in LONG_HEADERS and self.size > MAX_HEADER_BYTES:
             raise tarfile.ReadError(
                 f"at byte {self.offset:,}: got {self.size:,} bytes of header, "
@@ -65,6 +67,7 @@ class _Header(tarfile.TarInfo):
             "Pack it without --sparse"
         )
 
+    # PAX formats: tarfile calls them on the record, with the sparse member as the first argument
     def _proc_gnusparse_00(self, member: tarfile.TarInfo, *_: Any) -> Any:
         _Header._proc_sparse(member)
 
@@ -119,6 +122,7 @@ def build_record(key: str, members: dict[str, bytes], text_key: str) -> dict[str
             record[text_key] = members["txt"].decode()
         except UnicodeDecodeError:
             raise ValueError("its .txt is not UTF-8") from None
+    # last, so that a `__key__` in the .json does not replace the key
     return {**record, KEY_FIELD: key}
 
 
@@ -131,11 +135,13 @@ def iter_samples(path: Path, member_bytes: int = MAX_SAMPLE_BYTES) -> Iterator[T
     """
     try:
         if path.name.endswith(".tar"):
+            # random access: tarfile seeks over the content of members that are not read
             with tarfile.open(path, "r:", tarinfo=_Header) as archive:
                 yield from _group_members(archive, member_bytes, path.stat().st_size)
         else:
             with (
                 open_decompressed(path) as stream,
+                # a decompressed stream has no cheap seek: "r|" reads forwards only
                 tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive,
             ):
                 yield from _group_members(archive, member_bytes)
@@ -175,6 +181,7 @@ def _group_members(
         if sample is None or sample.key != key:
             if sample is not None:
                 yield sample
+            # `offset` is the first header of the member, including a long name or PAX record before it
             sample = TarSample(key, member.offset, 0)
             # members of the sample that are not adjacent cannot be one span of bytes
             if key in seen:
@@ -200,6 +207,7 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 def read_sample(span: bytes) -> tuple[str, dict[str, bytes]]:
     """Return (key, content of each member by its extension) of the bytes of one sample."""
+    # a span has no end-of-archive blocks: tarfile also ends where the bytes end
     with tarfile.open(fileobj=io.BytesIO(span), mode="r:", tarinfo=_Header) as archive:
         members_by_name = [
             (MEMBER_NAME.fullmatch(member.name), member) for member in archive if member.isfile()

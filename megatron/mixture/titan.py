@@ -59,6 +59,7 @@ class TitanLoader:
         """Yield batches without end, or until the mixture stops before a step that it cannot fill."""
         samples, at_once = self.samples, self.batch_size * self.dp_world_size
         while True:
+            # Only before a step: its batches are either all yielded, on every rank, or none of them.
             if self.next_sample % samples.batch_size == 0:
                 step = self.next_sample // samples.batch_size
                 n_samples = self.next_sample + samples.batch_size
@@ -67,11 +68,13 @@ class TitanLoader:
                     and samples.distributor.count_units_before(step + 1) < n_samples
                 ):
                     return
-            # rank r reads the r-th contiguous part of the samples of all ranks
+            # Rank r reads the r-th contiguous part of the samples of all ranks.
+            # B = 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1 reads 2 and 3.
             first = self.next_sample + self.dp_rank * self.batch_size
             arrays = samples.take_with_positions(np.arange(first, first + self.batch_size))
             windows, positions = map(torch.from_numpy, arrays)
             self.next_sample += at_once
+            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one token
             inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
             yield inputs, windows[:, 1:].contiguous()
 
@@ -101,6 +104,7 @@ class TitanLoader:
                     f"{name}: got {getattr(self.samples, name)}, expected the saved {state[name]}. "
                     "Use the saved value (batch_size: samples of a step on all ranks)."
                 )
+        # states of older versions have no identity
         if state.get("identity", self.samples.identity) != self.samples.identity:
             raise ValueError(
                 "the documents of the mixture have changed. Start a new run, or restore the documents."

@@ -48,6 +48,7 @@ def _distribute_share(
             )
         weights[members] = share * natural[members] / total
         return
+    # {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}: Github/Python gets 0.7 * 3/4 = 0.525
     parts = _parse_level(written, by, where)
     total = sum(weight for _, weight, _, _ in parts)
     if not 0 < total < float("inf"):
@@ -68,6 +69,7 @@ def _distribute_share(
             requested = ", ".join(f"{name}={value}" for name, values in criteria.items() for value in values)
             raise ValueError(f"{place}: no document has {requested}; {suggest_nearest(requested, available)}")
         for k in matches:
+            # no order of precedence: an entry that overrides another could be a typing error
             if k in assigned:
                 raise ValueError(
                     f"{place}: matches {domains[k]}, which {assigned[k]} matches already. Remove one of them."
@@ -87,6 +89,7 @@ def _project_domains(
     domains: Sequence[tuple[Any, ...]], by: Sequence[str], left: Sequence[str]
 ) -> list[tuple[Any, ...]]:
     """Return the values of the properties `left` of each domain."""
+    # of all domains, not of the members: the indices in `members` stay valid
     return [tuple(values[by.index(name)] for name in left) for values in domains]
 
 
@@ -121,6 +124,7 @@ def _parse_level(
     for criteria, entry, place in entries:
         check_known_keys(entry, ("weight", "weights"), place)
         weight = entry.get("weight")
+        # bool is a subclass of int; NaN fails the comparison
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
             raise ValueError(f"{place}: got the weight {weight!r}, expected a number of at least 0.")
         parts.append((criteria, float(weight), entry.get("weights"), place))
@@ -150,15 +154,18 @@ class WeightSchedule:
         begin, end = self.chunks[index], self.chunks[index + 1]
         if not self.linear:
             return self.weights[index], end
+        # in [0, 1): the weights at `end` itself are those of the next point
         part = (chunk - begin) / (end - begin)
         return (1 - part) * self.weights[index] + part * self.weights[index + 1], chunk + 1
 
     def weights_block(self, chunk: int, n: int) -> np.ndarray:
         """Return weights [m, K] of up to `n` chunks between two points, each equal to `weights_at`."""
+        # called only if `weights_at` returned a later chunk, so that a next point exists
         index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
         begin, end = self.chunks[index], self.chunks[index + 1]
         chunks = np.arange(chunk, min(chunk + n, end))
         if not self.linear:
             return np.tile(self.weights[index], (len(chunks), 1))
+        # the operations of `weights_at` in the same order: any other rounding could change the order of units
         part = (chunks - begin)[:, None] / (end - begin)
         return (1 - part) * self.weights[index] + part * self.weights[index + 1]

@@ -32,10 +32,13 @@ class ScaledDotProductAttention(nn.Module):
 
         mask [B, 1, S, S] bool   keys visible to each query, causality included; None: `causal` alone decides
         """
+        # Three implementations of one function. On a CPU: blocks of queries without gradients, this project's
+        # kernels with gradients. Otherwise torch's fused kernels.
         if causal and _should_split_queries(q, k):
             return self._attend_in_blocks(q, k, v, mask)
         if mask is None and is_cpu_attention_faster(q, k):
             return cpu_attention(q, k, v, causal, self.scale)
+        # torch refuses is_causal together with a mask; a mask already contains causality
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=self.scale
         )
@@ -48,9 +51,12 @@ class ScaledDotProductAttention(nn.Module):
             end = min(begin + QUERY_BLOCK, q.shape[2])
             # queries begin..end - 1 see at most keys 0..end - 1: keys after `end` are never read
             if mask is None:
+                # row i is query begin + i, so tril(begin) keeps keys 0 .. begin + i. With begin = 64 and end
+                # = 128: [64, 128], and the first row sees keys 0..64.
                 seen = torch.ones(end - begin, end, dtype=torch.bool, device=q.device).tril(begin)
             else:
                 seen = mask[:, :, begin:end, :end]
+            # on average a block reads (S + 64) / 2 keys: for large S half of the products of the S x S square
             output[:, :, begin:end] = F.scaled_dot_product_attention(
                 q[:, :, begin:end], k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=self.scale
             )
@@ -66,6 +72,7 @@ def _should_split_queries(q: Tensor, k: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
+    # blocks require query i at position i: with a cache k is longer than q
     if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[2] != k.shape[2]:
         return False
     return q.shape[2] > QUERY_BLOCK and q.shape[0] * q.shape[1] >= torch.get_num_threads()
@@ -88,6 +95,7 @@ class Attention(nn.Module):
         super().__init__()
         heads, shared = config.n_heads * config.d_head, config.kv_heads * config.d_head
         self.d_head = config.d_head
+        # 8 query heads and 2 key/value heads: n_sharing = 4; multi-head attention has n_sharing = 1
         self.n_sharing = heads // shared
         self.scale = attention_multiplier(config)
         self.dropout = config.attention_dropout
@@ -125,6 +133,7 @@ class Attention(nn.Module):
         query_positions  [B, Q] int64       positions to compute; None: all
         """
         query_input = x if query_positions is None else gather_positions(x, query_positions)
+        # -1 and not n_heads: under tensor parallelism the projections return the heads of this rank only
         q, k, v = (
             project(inputs).unflatten(-1, (-1, self.d_head))  # [B, S, H, K]
             for project, inputs in ((self.query, query_input), (self.key, x), (self.value, x))
@@ -144,22 +153,28 @@ class Attention(nn.Module):
         if cache is not None:
             assert causal and mask is None, "cached keys and values are valid for causal attention only"
             # the first positions are plain causal attention; later ones need the offset mask of the cache
+            # k is cached after its rotation: q . k depends on the difference of two positions only, so a
+            # cached key never needs another rotation
             causal, mask = cache.n_read == 0, cache.build_mask(x.shape[1])
             k, v = cache.extend(k, v)
         if self.n_sharing > 1:
             # query head h uses key head h // n_sharing; the cache above stores the shared heads only
             k, v = (x.repeat_interleave(self.n_sharing, dim=1) for x in (k, v))
+        # two calls below: under context parallelism the replacements of core_attention have no parameter for
+        # a mask, and the layout check refuses the settings that need one
         if dropout_key is not None:
             attended = attend_with_dropout(q, k, v, self.scale, causal, mask, dropout_key, self.dropout)
         elif mask is not None:
             attended = self.core_attention(q, k, v, causal, mask)
         else:
             attended = self.core_attention(q, k, v, causal)
+        # [B, H, S, K] -> [B, S, H, K] -> [B, S, H K]
         return self.out(attended.transpose(1, 2).flatten(-2))
 
 
 def _gather_rotary(table: Tensor, query_positions: Tensor) -> Tensor:
     """Select the rows of cos or sin, [S, K] or [B, 1, S, K], at the query positions -> [B, 1, Q, K]."""
+    # [S, K] is one table for all samples: indexed with [B, Q] it gives [B, Q, K], as the other branch does
     return (table[query_positions] if table.ndim == 2 else gather_positions(table[:, 0], query_positions))[
         :, None
     ]

@@ -11,6 +11,7 @@ MASK32 = 0xFFFFFFFF
 def scramble_bits(x: Tensor) -> Tensor:
     """Hash 32-bit integers stored in int64, with the finalizer of MurmurHash3."""
     # masked after every product: int64 would keep the high bits that uint32 arithmetic discards
+    # two 32-bit factors can overflow int64, which wraps modulo 2^64: the low 32 bits are still correct
     x = x & MASK32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK32
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK32
@@ -19,6 +20,8 @@ def scramble_bits(x: Tensor) -> Tensor:
 
 def derive_layer_key(key: Tensor, layer: int) -> Tensor:
     """Return the dropout key of each sample in one block, [B] int64."""
+    # keys have 62 bits and scramble_bits reads 32, so both halves are hashed. 0x9E3779B9 = 2^32 / golden
+    # ratio spreads consecutive layers over all 32 bits.
     return scramble_bits(scramble_bits(key >> 32) ^ scramble_bits(key + 0x9E3779B9 * (layer + 1)))
 
 
@@ -31,10 +34,12 @@ def draw_keep_mask(key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate:
     # two rounds of hashing: (sample key, head and query), then the key position
     rows = torch.arange(n_heads * n_queries, device=device).view(1, n_heads, n_queries, 1)
     columns = torch.arange(n_keys, device=device)
+    # int64: 8 bytes per weight, twice the memory of the float32 weights
     draws = scramble_bits(
         scramble_bits(key.view(-1, 1, 1, 1) ^ scramble_bits(rows + 1)) + 0x9E3779B9 * (columns + 1)
     )
     # draws are uniform in 0 .. 2^32 - 1
+    # the probability is exact to 2^-32: rate 0.1 drops draws below 429,496,730
     return draws >= round(rate * 2**32)
 
 
@@ -59,5 +64,6 @@ def attend_with_dropout(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = scores.softmax(-1)
+    # a weight is kept with probability 1 - rate: after the division its expectation is that without dropout
     weights = weights * draw_keep_mask(key, *weights.shape[1:], rate) / (1 - rate)
     return weights.to(v.dtype) @ v

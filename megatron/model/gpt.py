@@ -70,6 +70,7 @@ class Gpt(nn.Module):
             positions = positions_in_document(documents) if positions is None else positions
         drops = self.training and self.config.attention_dropout > 0
         assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
+        # None for plain causal or full attention: a mask costs B S^2 bytes and excludes the fastest kernels
         mask = build_attention_mask(causal, documents, visible)
         x, cos, sin = self._embed_tokens(tokens, positions, first_position)
         for i, block in enumerate(self.blocks):
@@ -99,6 +100,7 @@ class Gpt(nn.Module):
         # the window holds positions n_read .. n_read + n - 1; each layer attends to its cache and the window
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x = block(x, cos, sin, True, cache=layer)
+        # only after the last block: until then every layer writes at the same n_read
         cache.advance(n)
         return self.norm(x)
 
@@ -117,6 +119,7 @@ class Gpt(nn.Module):
         d_head, theta = self.config.d_head, self.config.rope_theta
         if positions is None:
             return x, *rotary_table(n, d_head, theta, tokens.device, first_position)
+        # a table per sample; the axis of size 1 broadcasts over the heads
         return x, *rotary_at_positions(positions[:, None], d_head, theta)  # [B, 1, S, K]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ def init_weights(model: Gpt, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
+            # vectors draw no numbers: models with and without biases get equal matrices from a seed
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
             continue
         std = find_parameter_rule(model.config, name, parameter.ndim).std

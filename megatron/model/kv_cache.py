@@ -23,6 +23,8 @@ class KvCache:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         # one allocation for all layers: [L, 2, B, H, n_positions, K]
+        # 12 layers, 8 sequences of 1024 positions, 12 heads of 64 in float32: 12 * 2 * 8 * 12 * 1024 * 64 * 4
+        # bytes = 576 MiB. Positions from n_read on are uninitialized, and `extend` never returns them.
         self.storage = torch.empty(
             config.n_layers,
             2,
@@ -64,6 +66,7 @@ class LayerCache:
             return None
         seen = torch.ones(n_new, self.n_read + n_new, dtype=torch.bool, device=self.keys.device)
         # row i is position n_read + i: it sees all cached keys and the new ones up to itself
+        # n_read = 2, n_new = 2: rows 1110 and 1111
         return seen.tril(diagonal=self.n_read)
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
+            # the tanh approximation of GPT-2: with the exact GELU its published weights give other logits
             return self.down(F.gelu(self.up(x), approximate="tanh"))
         if torch.is_grad_enabled():
             return self.down(F.silu(self.gate(x)) * self.up(x))

@@ -30,6 +30,7 @@ def rotary_at_positions(positions: Tensor, d_head: int, theta: float) -> tuple[T
     # angles in float64: at position 8192 a float32 angle has an error of 5e-4 radian
     frequency = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device=positions.device) / d_head)
     angle = positions.double()[..., None] * frequency
+    # [..., K / 2] -> [..., K]: columns k and k + K / 2 are pair k and rotate by the same angle
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos().float(), angle.sin().float()
 
@@ -55,6 +56,7 @@ class _RotaryFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        # a rotation is orthogonal: its transpose, which maps the gradient back, is the rotation by -angle
         return _rotate_halves(grads[0], *ctx.saved_tensors, -1), None, None
 
 
@@ -62,6 +64,7 @@ def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """Rotate by the angle (sign 1), or by the negative angle (sign -1)."""
     # pair k is (x[k], x[k + K/2]): first' = first cos - second sin, second' = second cos + first sin
     wide, n = x.to(torch.promote_types(x.dtype, cos.dtype)), x.shape[-1] // 2
+    # a new tensor: both lines below still read the unrotated halves from `wide`
     rotated = wide * cos
     rotated[..., :n].addcmul_(wide[..., n:], sin[..., :n], value=-sign)
     rotated[..., n:].addcmul_(wide[..., :n], sin[..., n:], value=sign)

@@ -40,6 +40,7 @@ class Autoregressive:
             orders = build_orders(self.seed, self.orders, tokens.shape[1], self.order_kind, self.order_noise)
             order = draw_sample_orders(self.seed, numbers, orders)
             # tokens and their text positions are permuted together; inputs are all but the last of them
+            # order 0 2 1 3 of the text a b c d: inputs a c b at positions 0 2 1, targets c b d
             tokens = np.take_along_axis(tokens, order, axis=1)
             model_kwargs["positions"] = torch.from_numpy(order[:, :-1].copy())
         if draw is None and self.randmask_ratio > 0:
@@ -71,6 +72,7 @@ class Autoregressive:
             # one t per selected position, then an independent draw for each key
             rate = (1 - self.rate_min) * rng.random(len(picked)) + self.rate_min
             seen[picked] = rng.random((len(picked), n), dtype=np.float32) >= rate[:, None]
+        # after the draws, so that every selected position uses n numbers of the stream
         # also keeps every row of the softmax non-empty
         visible[:, np.arange(n), np.arange(n)] = True
         return visible

@@ -22,6 +22,7 @@ MIN_ROWS_HALF = 512
 def _rows_per_softmax(hidden: Tensor, n_rows: int) -> int:
     """Return the rows of logits to process at a time for a head with `n_rows` rows."""
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_GPU
+    # a head of 50,304 rows: 5 rows of logits at a time on a CPU, 1334 on a GPU
     return max(1, elements // n_rows)
 
 
@@ -66,10 +67,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if not any(ctx.needs_input_grad[:2]):
             nll = _compute_nll(hidden, weight, targets, shard)
             return (nll if scale is None else nll * scale).sum(dtype=torch.float64)
+        # `chunk` rows per matrix product, `rows` per softmax: a product needs many rows to be efficient, the
+        # softmax few rows to stay in the cache
         chunk = _rows_per_gradient(hidden, n_rows)
         # with a vocabulary shard each part costs collectives, so a chunk is processed in one part
         rows = _rows_per_softmax(hidden, n_rows) if shard is None else chunk
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        # 10^6 tokens of 10 nats sum to 10^7, where consecutive float32 numbers differ by 1
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         buffer = hidden.new_empty(min(n, chunk), n_rows)  # reused by all chunks: logits, then their gradient
         for begin in range(0, n, chunk):
@@ -79,6 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits, targets[part], None if scale is None else scale[part], shard, rows
             )
             # `logits` now contains their gradient
+            # [n, V] @ [V, D] -> [n, D]; below [V, n] @ [n, D] -> [V, D]
             torch.mm(logits, weight, out=grad_hidden[part])
             # in half precision the sum over chunks would lose digits, so it is kept in float32
             if logits.dtype == torch.float32:
@@ -94,6 +99,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
             raise RuntimeError("linear_cross_entropy: its gradient has no gradient (computed in the forward)")
         grad_hidden, grad_weight = ctx.saved_tensors
+        # the result is a scalar: the saved gradients are those for upstream = 1
         upstream = grads[0].float()
         return (
             grad_hidden * upstream.to(grad_hidden.dtype),
@@ -123,6 +129,7 @@ def linear_cross_entropy(
 
     Peak memory beyond the inputs: the gradients and one chunk of logits.
     """
+    # autocast has no rule for a custom Function, and `torch.mm(..., out=)` requires operands of one dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -148,6 +155,8 @@ def linear_log_p(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) 
     Returns log p float32 [T], and bool [T]: whether the target is the argmax of its row.
     """
     # sorted by row, the places of each chunk of rows are one contiguous slice
+    # chunk = 2 and rows 3 0 3: sorted rows 0 3 3, edges 0 2 4, bounds 0 1 3. Chunk 0 has place 0, chunk 1 has
+    # places 1 and 2.
     order = rows.argsort(stable=True)
     rows, targets = rows[order], targets[order]
     chunk = _rows_per_product(hidden, weight.shape[0])

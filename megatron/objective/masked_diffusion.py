@@ -70,6 +70,7 @@ class MaskedDiffusion:
             weight = clean.shape[1] / n_hidden  # S / l: a uniform model costs log V per token exactly
         # the head is applied to masked positions only: rows of the flattened [B * S]
         positions = np.flatnonzero(hidden)
+        # both index `hidden` row by row, so scale[i] is the weight of positions[i]
         scale = np.broadcast_to(weight[:, None], hidden.shape)[hidden]
         return Task(
             inputs=torch.from_numpy(np.where(hidden, self.mask_id, clean)),
@@ -83,6 +84,7 @@ class MaskedDiffusion:
     def _draw_training_masks(self, numbers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw (masked positions bool [B, n], weight of masked tokens [B]) of training samples."""
         t, u = draw_training_noise(self.seed, numbers, n)
+        # rate >= rate_min, so no weight exceeds 1 / rate_min
         rate = (1 - self.rate_min) * self._spread_t(t, numbers) + self.rate_min  # [B]
         hidden = u < rate[:, None]
         return (hidden if self.ar_ratio == 0 else self._move_to_end(hidden, numbers)), 1 / rate
@@ -98,6 +100,7 @@ class MaskedDiffusion:
 
     def _move_to_end(self, hidden: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Move masked positions [B, S] to the end of the sample, for a share `ar_ratio` of samples."""
+        # the number of masked tokens, and with it the weight 1 / rate, is that of the independent masks
         n_shown = hidden.shape[1] - hidden.sum(axis=1, keepdims=True)
         last = np.arange(hidden.shape[1]) >= n_shown
         moved = draw_uniform(self.seed, Purpose.LEFT_TO_RIGHT, numbers) < self.ar_ratio

@@ -29,6 +29,7 @@ def build_orders(seed: int, n_orders: int, n_tokens: int, kind: str, noise: floa
         if kind == "random":
             orders[k, 1:] = 1 + rng.permutation(n_tokens - 1)
         else:
+            # noise 0.1 and 1000 tokens: each key moves by about 100 positions
             keys = np.arange(1, n_tokens) + noise * n_tokens * rng.standard_normal(n_tokens - 1)
             orders[k, 1:] = 1 + np.argsort(keys, kind="stable")
     orders.flags.writeable = False  # shared through the cache

@@ -34,6 +34,7 @@ def make_generator(seed: int, purpose: Purpose, *numbers: int) -> np.random.Gene
 
 def draw_training_noise(seed: int, numbers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return t [B] and u [B, n], uniform in [0, 1), for training samples with numbers [B]."""
+    # one stream per sample: t first, then u for positions 0 .. n - 1
     draws = np.stack([make_generator(seed, Purpose.TRAIN, int(i)).random(n + 1) for i in numbers])
     return draws[:, 0], draws[:, 1:]
 
@@ -45,6 +46,7 @@ def pair_antithetic(seed: int, numbers: np.ndarray, t: np.ndarray) -> np.ndarray
     """
     # the partner's draw is computed again: it may be in another batch or on another rank
     odd = numbers % 2 == 1
+    # random() is the first number of the stream, the column 0 that draw_training_noise returns as t
     first = [make_generator(seed, Purpose.TRAIN, int(i) - 1).random() for i in numbers[odd]]
     paired = t.copy()
     paired[odd] = 1 - np.array(first)
@@ -63,6 +65,7 @@ def stratify_groups(seed: int, numbers: np.ndarray, t: np.ndarray, group: int) -
     parts = {
         int(g): make_generator(seed, Purpose.STRATA, int(g)).permutation(group) for g in np.unique(groups)
     }
+    # group 4, permutation 2 0 3 1, all t = 0.5: result 0.625, 0.125, 0.875, 0.375
     part = np.array([parts[int(g)][i] for g, i in zip(groups, places, strict=True)])
     return (part + t) / group
 
@@ -89,9 +92,11 @@ def draw_scoring_masks(seed: int, numbers: np.ndarray, n: int, draw: int) -> tup
     """
     start = make_generator(seed, Purpose.VALIDATE_LATTICE, draw).random()
     # v_k of this draw plus the golden-ratio (Kronecker) lattice over sample numbers
+    # float64: for sample number 10^9 the product is resolved to 1e-7, far finer than 1 / n
     t = (start + numbers * GOLDEN) % 1.0
     n_hidden = np.minimum(1 + np.floor(t * n).astype(np.int64), n)  # rounding may give t * n = n
     u = np.stack([make_generator(seed, Purpose.VALIDATE, draw, int(i)).random(n) for i in numbers])
     # the l positions with the smallest u are masked: a uniform set of size l
+    # argsort of argsort is the rank: u = .7 .1 .4 has argsort 1 2 0 and ranks 2 0 1; l = 2 masks the last two
     rank = u.argsort(axis=1).argsort(axis=1)
     return rank < n_hidden[:, None], n_hidden

@@ -61,6 +61,7 @@ class FusedAdamW:
                 grad_scale=divisor,
                 found_inf=found_inf,
             )
+            # found_inf is a tensor on the device: 0 or 1 is subtracted without reading it
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
@@ -114,6 +115,7 @@ def build_parameter_groups(
     return [
         {
             "params": members,
+            # mup: rate lr / m_N and decay wd m_N, so the factor 1 - rate x decay does not depend on the width
             "weight_decay": config.weight_decay * decay if decays else 0.0,
             "lr": config.lr * lr,
             "lr_scale": lr,
@@ -127,6 +129,7 @@ def _fill_state(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
     """Initialize moments and step counts of every parameter with zero."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
+        # a tensor on the device of the weights: the fused kernel reads it there for the bias correction
         optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
 
 

@@ -37,6 +37,7 @@ class LearningRateSchedule:
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
+            # warmup_steps = 4: 0.25, 0.5, 0.75, 1 of the peak
             return self.peak * (step + 1) / self.warmup_steps
         if self.kind == "constant":
             return self.peak
@@ -45,10 +46,12 @@ class LearningRateSchedule:
             if step < first:
                 return self.peak
             # + 1: the first decay step is already below the peak, and the last one reaches the minimum
+            # n_steps = 10, decay_steps = 4: steps 6..9 have done = 0.25, 0.5, 0.75, 1
             shape, done = self.decay_shape, (step - first + 1) / self.decay_steps
         else:
             descent = max(1, self.n_steps - 1 - self.warmup_steps)
             shape, done = self.kind, (step - self.warmup_steps) / descent
+        # min(1, done): first_difference also evaluates steps after the end, for a trunk longer than this run
         low = self.lr_min_ratio * self.peak
         return low + (self.peak - low) * DESCENT[shape](min(1.0, done))
 

@@ -15,6 +15,7 @@ BUCKET_ELEMENTS = 1 << 24  # gradients per all-reduce: 64 MiB of float32
 
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
     """Return the float64 sum of the tensors of all ranks, on every rank; the argument is not modified."""
+    # float64: the sum of counts is exact up to 2^53, and losses differ between layouts by rounding only
     total = values.detach().to(torch.float64, copy=True)
     if world.n_ranks > 1:
         dist.all_reduce(total)
@@ -33,6 +34,8 @@ def sum_gradients(gradients: Iterable[Tensor], group: ProcessGroup | None) -> No
     if group is None:
         return
     bucket: list[Tensor] = []
+    # a message costs latency per rank, so many small gradients are concatenated; the copy needs 64 MiB at
+    # most, or the size of one larger gradient
     remaining = list(gradients)
     while remaining:
         bucket.append(remaining.pop())
@@ -61,6 +64,7 @@ def any_rank(flag: bool, world: World) -> bool:
 
 def barrier(world: World) -> None:
     """Wait until every rank has called this."""
+    # dist.barrier would use NCCL on a GPU and wait for all kernels in the queue
     any_rank(False, world)
 
 

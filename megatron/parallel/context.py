@@ -33,11 +33,14 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        # the exchange permutes elements between ranks; the transpose of a permutation is its inverse
         return _exchange_heads(grads[0], ctx.group, not ctx.to_heads), None, None
 
 
 def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
     """Map [B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, otherwise the inverse."""
+    # To heads with n = 2: x [B, H, S / 2, K] is cut into 2 groups of heads, group i is sent to rank i, and
+    # the parts received are consecutive ranges of positions: [B, H / 2, S, K].
     split_dim, cat_dim = (1, 2) if to_heads else (2, 1)
     outgoing = torch.stack(x.chunk(group.size(), dim=split_dim))  # [n, ...], one part per rank
     incoming = torch.empty_like(outgoing)  # part i comes from rank i, so concatenation restores the order
@@ -58,5 +61,6 @@ class UlyssesAttention(nn.Module):
     @torch.compiler.disable
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         # one all-to-all for the three tensors, concatenated along the batch
+        # k and v have as many heads as q here: Attention has repeated shared ones
         q, k, v = _AllToAll.apply(torch.cat([q, k, v]), self.group, True).chunk(3)
         return _AllToAll.apply(self.local_attention(q, k, v, causal), self.group, False)

@@ -60,6 +60,7 @@ def find_gradient_divisor(mesh: DeviceMesh) -> int:
     if device != "cpu" and dist.get_backend(shards) != dist.Backend.GLOO:
         return mesh.size()
     # the average of ones is 1, their sum is the number of shards
+    # 4 shards without replicas: an average gives share = 1 and divisor 4, a sum share = 4 and divisor 1
     share = torch.empty(1, device=device)
     dist.reduce_scatter_tensor(share, torch.ones(shards.size(), device=device), dist.ReduceOp.AVG, shards)
     if mesh.ndim > 1:
@@ -82,6 +83,7 @@ def prepare_microbatch(root: FSDPModule, stage: str, last: bool) -> None:
     # zero1 accumulates full gradients over microbatches and reduces once; zero2 and zero3 reduce each time
     root.set_requires_gradient_sync(last or not keeps_gradients)
     root.set_requires_all_reduce(last)  # between the replicas of a hybrid mesh, once per step
+    # except in zero3 the gathered weights stay between microbatches: they do not change until the step
     root.set_reshard_after_backward(last or stage.startswith("zero3"))
 
 

@@ -21,6 +21,7 @@ class _Exchange:
     def __init__(self, works: list[dist.Work]) -> None:
         self.works = works
 
+    # the schedule calls wait() once per batch, as it does on a handle
     def wait(self) -> None:
         for piece in self.works:
             piece.wait()
@@ -55,7 +56,9 @@ class Stage(nn.Module):
         self.context_rank, self.n_tensor_ranks = context_rank, n_tensor_ranks
         self.is_first, self.is_last = index == 0, index == n_stages - 1
         # stage i holds blocks L i / n .. L (i + 1) / n - 1: sizes differ by at most one
+        # 10 blocks in 4 stages: 0-1, 2-4, 5-6, 7-9
         begin, end = (model.config.n_layers * i // n_stages for i in (index, index + 1))
+        # the first stage is on rank 0 and the last on rank p - 1: no rank has both copies of the embedding
         if self.is_first or self.is_last:
             self.embedding = model.embedding
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(begin, end)})
@@ -66,6 +69,7 @@ class Stage(nn.Module):
         """Run the blocks of the stage; shapes as in the class docstring."""
         # hidden states between stages are split over the tensor ranks; rotary tables need all positions
         n_positions = x.shape[1] * (1 if self.is_first else self.n_tensor_ranks)
+        # context rank c has the consecutive positions c S / n to (c + 1) S / n - 1
         angles = rotary_table(
             n_positions,
             self.config.d_head,
@@ -107,6 +111,7 @@ class Pipeline:
         # a schedule is built for fixed shapes: one per number of microbatches and shape of tokens
         if key not in self.schedules:
             self.schedules[key] = self._build_schedule(n, inputs[0])
+        # the schedule cuts the batch along dimension 0 into n equal microbatches again
         tokens = (torch.cat(inputs),) if 0 in self.stages else ()
         # the schedule splits the target into n scalars: the loss receives the index of its microbatch
         target = torch.arange(n) if self.has_last else None
@@ -123,6 +128,7 @@ class Pipeline:
                 index,
                 self.n_stages,
                 tokens.device,
+                # dtype and shape of every receive buffer are fixed here and must be those of the sent tensor
                 input_args=tokens if stage.is_first else self._empty_hidden_states(tokens, stage),
                 output_args=self._empty_hidden_states(tokens, stage, all_positions=stage.is_last),
                 group=self.group,
@@ -131,6 +137,9 @@ class Pipeline:
         ]
         # scale_grads=False: the loss is already divided by all tokens, not by the number of microbatches
         settings = {"n_microbatches": n_microbatches, "loss_fn": microbatch_loss, "scale_grads": False}
+        # 1F1B: a stage starts the backward of a microbatch as soon as it can, so at most p microbatches have
+        # their activations in memory. With m microbatches a rank is idle for (p - 1) / (m + p - 1) of the
+        # time, and with v stages per rank the idle part is divided by about v.
         if len(stages) == 1:
             return Schedule1F1B(stages[0], **settings)
         return ScheduleInterleaved1F1B(stages, **settings)
@@ -156,11 +165,13 @@ class Pipeline:
         previous one. With several stages per rank the ranks form a ring, so the neighbours are modulo p.
         """
         rank, size = self.group.rank(), self.group.size()
+        # p = 2 with 4 stages: stage 1 on rank 1 sends to stage 2 on rank (1 + 1) % 2 = 0
         previous_rank, next_rank = (dist.get_global_rank(self.group, (rank + way) % size) for way in (-1, 1))
         x = tokens
         for index, stage in self.stages.items():
             if index > 0:
                 # blocking receive: stage index - 1 is on the previous rank and sends after its forward
+                # a deadlock is impossible: stage 0 waits for no receive, and stage i only for stage i - 1
                 x = self._empty_hidden_states(tokens, stage).detach()
                 dist.recv(x, previous_rank, group=self.group)
             x = stage(x)

@@ -39,9 +39,13 @@ class _RingAttentionFunction(torch.autograd.Function):
         q, k, v = (x.contiguous() for x in (q, k, v))
         rank, n = group.rank(), group.size()
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        # hop 0 is the block of this rank's own keys, in which each query sees at least itself. lse is finite
+        # from then on, so `lse - total_lse` is never -Inf - -Inf = NaN.
         lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
+        # one message per hop for both
         kv, rest = torch.stack([k, v]), ()
         for hop in range(n):
+            # rank 1 of 4 computes the keys of ranks 1, 0, 3, 2; in causal attention only those of 1 and 0
             source = (rank - hop) % n  # rank whose keys are on this rank at this hop
             # causal: keys of later ranks are masked entirely, those of the same rank along the diagonal
             if not causal or source <= rank:
@@ -54,6 +58,7 @@ class _RingAttentionFunction(torch.autograd.Function):
                 )
                 lse = total_lse
             if hop < n - 1:
+                # also after a skipped block: in every hop each rank has one send and one receive
                 kv = _send_to_next_rank(kv, group)
         ctx.group, ctx.causal, ctx.beside = group, causal, rest
         out = out.to(q.dtype)
@@ -73,6 +78,9 @@ class _RingAttentionFunction(torch.autograd.Function):
             source = (rank - hop) % n
             if not ctx.causal or source <= rank:
                 is_diagonal = ctx.causal and source == rank
+                # With the merged l, exp(s - l) are the weights over all keys, restricted to this block. dS =
+                # P (dP - rowsum(dO O)) needs the merged o only. The gradients of the blocks therefore add up
+                # without a correction.
                 block_grad_q, *block_grad_kv = _block_backward(
                     grad, q, *kv, out, lse, is_diagonal, ctx.beside
                 )
@@ -106,6 +114,8 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
     lengths, and the state of the random generator. The cumulative lengths must stay None: the kernel treats
     an empty tensor as variable-length input.
     """
+    # no scale argument: the default 1 / sqrt(K) is that of the standard parametrization, and the layout check
+    # refuses others with context parallelism
     if q.device.type == "cpu":
         return *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal), ()
     out, lse, *rest, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)

@@ -22,11 +22,14 @@ POSITIONS = Shard(1)  # of [B, S, D]
 
 def _build_block_plan() -> dict[str, nn.Module]:
     """Return the plan of a block: heads and feed-forward are split; in between, positions are split."""
+    # Two all-gathers and two reduce-scatters per forward of a block: positions -> all (before the
+    # projections), and partial sums of all -> positions (after `out` and `down`).
     return {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(
             input_layouts=(POSITIONS, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
         ),
+        # weights [H K, D] are split by rows: each rank has H / t heads, and attention needs no communication
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
@@ -45,6 +48,7 @@ def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, _build_block_plan())
     # the embedding gives each rank its positions, and the norm keeps them; TensorVocabularyShard is the head
     top = {
+        # each rank looks up the tokens in its rows and has zeros for others; the reduce-scatter adds them
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
         "norm": SequenceParallel(),
     }
@@ -61,6 +65,7 @@ class TensorVocabularyShard:
 
     def max_over_shards(self, values: Tensor) -> Tensor:
         """Elementwise over the ranks, in place."""
+        # in place is safe: the callers pass new tensors
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return values
 

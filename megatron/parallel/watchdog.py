@@ -55,6 +55,8 @@ _mark = Mark()
 
 def mark_phase(step: int | None, phase: str) -> None:
     """Set the current phase of this rank; step None: the step is unchanged."""
+    # No lock. An assignment is atomic, and the count is increased last while a beat reads it first: a beat
+    # with a new count never has an old phase.
     if step is not None:
         _mark.step = step
     _mark.phase, _mark.since = phase, time.monotonic()
@@ -93,7 +95,9 @@ class Watchdog:
     def __init__(self, ranks: Ranks, timeout_s: float) -> None:
         """Start sending heartbeats. Without a reachable store the watchdog is inactive."""
         self.ranks, self.timeout_s = ranks, timeout_s
+        # 1800 s / 16 is limited to 1 s; a timeout of 8 s gives 0.5 s
         self.interval_s = min(max(timeout_s / 16, BEAT_INTERVAL_S[0]), BEAT_INTERVAL_S[1])
+        # a store can survive the restart of an elastic launcher: earlier beats have another prefix
         self.prefix = f"megatron/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self.number, self.warned_at = 0, -1
         self.n_waits, self.store = 0, None
@@ -114,6 +118,8 @@ class Watchdog:
 
     def wait_for_rank_0(self) -> None:
         """Wait for rank 0; see the module-level function."""
+        # A collective alone would fail: its timeout starts when a rank enters it. Here rank 0 sets a key when
+        # it arrives, and the others poll the key and its beats for as long as the beats change.
         # all ranks call this equally often, so the count names the same wait on every rank
         self.n_waits += 1
         key, pause_s, alive, number = f"first/{self.n_waits}", 0.002, time.monotonic(), -1
@@ -121,6 +127,7 @@ class Watchdog:
             answered, beat = _call_with_timeout(STORE_TIMEOUT_S, lambda: self._poll_rank_0(key))
             if beat is True or answered and beat is None:
                 return  # rank 0 has arrived; or the store is down, and the collective will report why
+            # a changed beat number proves that rank 0 runs, whatever the clocks of the hosts
             if answered and beat != number:
                 number, alive = beat, time.monotonic()
             if time.monotonic() - alive > self.timeout_s:
@@ -151,9 +158,11 @@ class Watchdog:
         # In order: this process itself was suspended, the store does not answer (its host, rank 0, hangs),
         # the store is closed (rank 0 has ended), or the comparison of the beats names the rank.
         position = str(Beat(0, 0, _mark.step, _mark.phase))
+        # _compare_beats sleeps for 2.5 intervals; the rest of the 3 and STORE_TIMEOUT_S are for the store
         answered, text = _call_with_timeout(
             3 * self.interval_s + STORE_TIMEOUT_S, lambda: self._describe_lost(is_late)
         )
+        # after SIGCONT a collective fails within seconds; an older suspension is not the cause
         if self.suspended_s and time.monotonic() - self.resumed_at < EXIT_DELAY_S:
             text = f"this process was stopped for {self.suspended_s:.0f} s and the others did not wait"
         elif not answered:
@@ -162,7 +171,9 @@ class Watchdog:
         elif text is None:
             text = "rank 0 has ended, and its record of the other ranks with it"
         else:
+            # otherwise the other ranks would list this one as silent; only the reason "error" counts as ended
             self._report_exit("lost another")
+            # the others read beats for 2.5 intervals as well; the store ends with this process
             if self.ranks.rank == 0:
                 time.sleep(2.5 * self.interval_s)  # keep the store alive for the others
         return f"{text}; rank {self.ranks.rank} is in {position}"
@@ -178,6 +189,7 @@ class Watchdog:
 
     def _connect_store(self) -> dist.Store:
         # a connection per use: a call that blocks on the store does not delay the heartbeats
+        # a TCPStore client runs one operation at a time, so a `get` that waits would block a `set`
         address = self.ranks.address, self.ranks.port
         socket.create_connection(address, STORE_TIMEOUT_S).close()  # fails fast; TCPStore would retry
         store = dist.TCPStore(
@@ -191,10 +203,12 @@ class Watchdog:
     def _send_beats(self) -> None:
         try:
             store = self._connect_store()
+            # the first beat without a delay; afterwards `wait` is both the interval and the end on close()
             while not self.stop_event.wait(self.interval_s if self.number else 0.0):
                 # before the stall check: a process that was suspended must not blame the others for its gap
                 self._detect_suspension()
                 self.number += 1
+                # one value, so that the fields belong together; the phase is last since it may contain spaces
                 beat = f"{self.number} {_mark.count} {_mark.step} {_mark.phase}"
                 store.set(f"beat/{self.ranks.rank}", beat)
                 self._warn_of_stall()
@@ -206,8 +220,10 @@ class Watchdog:
 
         Then it is the rank that the others report as lost.
         """
+        # the clock continues while the process is stopped, for example by SIGSTOP
         now = time.monotonic()
         gap_s, self.beat_at = now - self.beat_at, now
+        # a loaded host delays beats by seconds: only a gap of half the timeout can have made others give up
         if gap_s > max(4 * self.interval_s + STORE_TIMEOUT_S, 0.5 * self.timeout_s):
             self.suspended_s, self.resumed_at, self.warned_at = gap_s, now, _mark.count
             log.warning("this process was stopped for %.0f s, in step %d", gap_s, _mark.step)
@@ -217,7 +233,9 @@ class Watchdog:
         waited_s = time.monotonic() - _mark.since
         if waited_s < WARN_AT * self.timeout_s or self.warned_at == _mark.count:
             return
+        # one warning per mark: an equal count means that this is still the same stall
         self.warned_at = _mark.count
+        # in a thread of its own: the comparison takes 2.5 intervals, in which this rank must not look silent
         threading.Thread(target=self._log_stall, args=(waited_s,), daemon=True).start()
 
     def _log_stall(self, waited_s: float) -> None:
@@ -226,6 +244,7 @@ class Watchdog:
         except Exception as error:
             log.debug("watchdog: %s", error)
             return
+        # only a rank behind prints its stack: others would show the collective in which they wait
         if self.ranks.rank in lost.behind:
             position = lost.beats[self.ranks.rank]
             text = "no progress for %.0f s in %s while other ranks wait; stack of this rank:"
@@ -242,6 +261,8 @@ class Watchdog:
         """
         try:
             store = self._connect_store()
+            # comparisons at different times can differ. Two ranks may still both write a verdict: without a
+            # lock, since only the text of an error depends on it.
             if store.check(["verdict"]):
                 return store.get("verdict").decode()
             lost = self._compare_beats(store)
@@ -260,7 +281,9 @@ class Watchdog:
         time.sleep(2.5 * self.interval_s)
         beats = self._read_beats(store)
         ranks = range(self.ranks.n_ranks)
+        # check before get: TCPStore.get of a missing key blocks until its timeout
         left = {rank: store.get(f"left/{rank}") for rank in ranks if store.check([f"left/{rank}"])}
+        # `first` may lack a rank that has only just started to send: it is not silent
         silent = [
             rank
             for rank in ranks
@@ -323,6 +346,7 @@ def _format_ranks(ranks: Sequence[int]) -> str:
 
 def _call_with_timeout(seconds: float, function: Callable[[], Any]) -> tuple[bool, Any]:
     """Return (True, result), or (False, None) after a timeout: a call to a silent store blocks its thread."""
+    # a blocked thread cannot be ended: it is left behind as a daemon, which does not keep the process alive
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(function()), daemon=True)
     thread.start()
@@ -334,6 +358,7 @@ def exit_after_delay() -> None:
     """End this process with status 1 after EXIT_DELAY_S, even if threads still block in a collective."""
 
     def exit_process() -> None:
+        # os._exit: sys.exit would end the thread of this timer only
         sys.stderr.flush()
         os._exit(1)
 

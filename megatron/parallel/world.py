@@ -89,19 +89,24 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
                 resolve_host(ranks.address)
             backend = GLOO if config.backend == GLOO else backend_for(device)
             dist.init_process_group(backend, timeout=timeout)
+            # after init_process_group: rank 0's store accepts connections from here on
             watchdog = Watchdog(ranks, config.timeout_s)
         try:
             with nullcontext() if on_gpu else use_fastest_matmul():
                 yield World(rank, n_ranks, local_rank, device, layout, timeout)
         except Exception as error:
+            # an exception inside the caller's `with` block is raised at `yield`
             cause = _find_peer_error(error)
             if watchdog is None:
                 raise
             if cause is None:
+                # published before the process group closes: the others then name this rank and its last step
+                # instead of a closed connection
                 watchdog.report_error()
                 raise
             # the error is a consequence of another rank: name that rank instead of printing a traceback
             text = _explain_peer_error(cause, watchdog)
+            # destroy_process_group may wait for a collective that can no longer finish
             exit_after_delay()
             raise ConnectionError(text) from error
         finally:
@@ -120,6 +125,7 @@ def _default_timeout(timeout: timedelta) -> Iterator[None]:
     names = ("default_pg_timeout", "default_pg_nccl_timeout")
     before = {name: getattr(distributed_c10d, name) for name in names if hasattr(distributed_c10d, name)}
     for name in before:
+        # functions with `timeout=None` read these module variables at each call
         setattr(distributed_c10d, name, timeout)
     try:
         yield

@@ -67,6 +67,8 @@ def estimate_bias(isoflop: IsoFlop, law: Law) -> IsoFlopBias | None:
         if parabola.at_edge:
             continue
         C = np.full(len(parabola.N), parabola.C)
+        # The rows of the measured fit, not a new window: the only difference is that the losses have no
+        # noise.
         refit = fit_parabola(
             parabola.N,
             parabola.D,
@@ -75,6 +77,8 @@ def estimate_bias(isoflop: IsoFlop, law: Law) -> IsoFlopBias | None:
             np.ones(len(parabola.N)),
             parabola.used,
         )
+        # FLOPs may be counted by another convention than 6 N D: the optimum is taken at the ratio of these
+        # runs
         per_token = float(np.exp(np.log(C / (parabola.N * parabola.D)).mean()))
         best = float(optimal_frontier(law, parabola.C, per_token).N[0])
         if refit is not None and 0 < best < np.inf:

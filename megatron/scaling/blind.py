@@ -125,6 +125,7 @@ def check_blind(study_dir: str | Path, rows: Sequence[Row] | None = None) -> Bli
     if prediction is None:
         return None
     has_runs = (folder / "runs").is_dir()
+    # read_runs raises FileNotFoundError without a runs folder; a copied blind.json may have none beside it
     rows = (read_runs(folder) if has_runs else []) if rows is None else rows
     matches = [row for row in rows if row["identity"] == prediction.identity and row["path"]]
     if not matches:
@@ -162,6 +163,8 @@ def _predict_locked(folder: Path, again: bool) -> BlindPrediction:
             f"{folder / STUDY}: got no key 'blind', expected the candidate sizes of the blind run. Add "
             "`blind: {sizes: [...]}` to STUDY.yaml and run tools/sweep.py again."
         )
+    # expand_grids, not expand_study: the latter includes the run of an earlier prediction, which the check
+    # below would report as a run of the grids
     planned = expand_grids(study)
     rows = _select_finished_rows(folder, study, planned)
     law = make_frontier_runs(rows, study.blind.objective, study.blind.flops_column, str(folder)).fit()
@@ -208,6 +211,7 @@ def _store_prediction(folder: Path, prediction: BlindPrediction, again: bool) ->
             f"{folder / 'runs' / prediction.run}: got a run that has been started ({files}), expected none. "
             "Delete its folder and predict the run before training it."
         )
+    # a rename of a complete file: a reader sees the earlier prediction or this one, never a part
     prediction.save(folder)
     return prediction
 
@@ -234,6 +238,8 @@ def _select_finished_rows(folder: Path, study: StudyPlan, planned: Sequence[Plan
             f"{len(expected_runs)} done. Run tools/sweep.py again, or remove runs that cannot be trained "
             "from the grids."
         )
+    # The plan decides, not the mark in the table: read_runs also marks a run of the grids that an earlier
+    # prediction names, and select_rows would drop it.
     rows = [status[r.plan.identity] | {"held_out": 0} for r in expected_runs]
     return select_rows(rows, study.blind.objective, study.blind.flops_column)
 
@@ -243,6 +249,7 @@ def _describe_unfinished(run: PlannedRun, row: Row | None) -> str:
 
 
 def _check_identified(law: ComputeLaw) -> None:
+    # alpha and beta may be unidentified: they change the loss away from N*, not N* itself
     reasons = [law.not_identified[name] for name in REQUIRED_CONSTANTS if name in law.not_identified]
     if reasons:
         raise ValueError(
@@ -293,6 +300,7 @@ def _make_prediction(
         interval=predicted.predictive,
         N_optimum=optimum.N,
         N_optimum_interval=optimum.N_interval,
+        # milliseconds, in UTC: compared with the modification times of the run's files
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         commit=code_revision(),
         n_runs=n_runs,

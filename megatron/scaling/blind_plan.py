@@ -83,6 +83,7 @@ def read_blind_plan(raw: Any, where: str) -> BlindPlan:
         {"objectives": [objective], "seeds": [seed], "train_flops": [1.0], "label": LABEL, **shared}, where
     )
     return BlindPlan(
+        # the grid's values, not the raw ones: sizes are text and rules are validated
         **{f.name: getattr(grid, f.name) for f in fields(BlindPlan) if f.name in shared},
         objective=objective,
         compute=float(compute),

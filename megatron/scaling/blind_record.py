@@ -64,6 +64,8 @@ class BlindPrediction:
 
     def sha256(self) -> str:
         """Return the hash of the canonical JSON of all fields: sorted keys, no spaces, floats by repr."""
+        # repr of a float64 is the shortest text that gives the same number, so reading the file and hashing
+        # again reproduces the hash
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -87,6 +89,7 @@ def load_blind(study_dir: str | Path) -> BlindPrediction | None:
         content = json.loads(text)
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
+        # the hash cannot contain itself
         stored = content.pop("sha256", None)
         blind = _read_fields(content)
         # the hash is recomputed from the parsed fields: it does not depend on whitespace or key order of
@@ -130,11 +133,13 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
             raise ValueError(f"{name} is not a pair")
         for end in pair:
             _check_positive(name, end)
+        # JSON has lists and the dataclass tuples; json.dumps writes both alike, so the hash is the same
         values[name] = (pair[0], pair[1])
     if not (
         content["commit"] is None or isinstance(content["commit"], str) and is_single_line(content["commit"])
     ):
         raise ValueError("commit is not a line of text")
+    # without a zone, `timestamp()` would use that of the machine that reads the file
     if datetime.fromisoformat(content["time"]).tzinfo is None:
         raise ValueError("time has no time zone")
     return BlindPrediction(**values)

@@ -29,6 +29,7 @@ def is_inside(blind: Any) -> bool | None:
 
 def is_warning(blind: Any) -> bool:
     """Return whether the check failed or is invalid: outside the interval, no interval, or predicted late."""
+    # an interval that is not finite gives None, which counts as a warning too
     return is_measured(blind) and not (is_inside(blind) and blind.in_time)
 
 
@@ -77,6 +78,7 @@ def is_refitted(study: Study) -> bool:
         again = law.predict_run(blind.N, blind.C).loss
     except (ValueError, OverflowError):
         return True
+    # `not <=` instead of `>`: a NaN counts as refitted
     return not abs(again / blind.predicted - 1) <= SAME_TOLERANCE
 
 
@@ -118,6 +120,7 @@ def _format_error(blind: Any) -> str:
 def _choose_decimals(blind: Any) -> int:
     """Return the number of decimals, 3 to 6, that separates the measured loss from the interval's ends."""
     # with 3 decimals 3.1000 and 3.1001 would both read 3.100 and hide whether the loss is inside
+    # an end that equals the measured loss cannot be separated from it by any number of decimals
     ends = [end for end in blind.interval if is_measured(blind) and end != blind.measured]
     for n in range(3, 7):
         if all(f"{end:.{n}f}" != f"{blind.measured:.{n}f}" for end in ends):

@@ -56,6 +56,7 @@ def group_cells(rows: Sequence[Row]) -> list[list[Row]]:
             named.setdefault(key, []).append(row)
     cells = []
     for same in named.values():
+        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one run
         seeds = {row.get("seed") for row in same}
         is_cell = len(same) == 1 or len(seeds) == len(same) and None not in seeds
         cells += [same] if is_cell else [[row] for row in same]
@@ -97,6 +98,7 @@ def find_side(rows: Sequence[Row], name: str) -> Side:
 def make_side(cell: Sequence[Row]) -> Side:
     """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
     names = [str(row["run"]) for row in cell]
+    # names may end with the first 8 digits of the identity
     if len(names) == 1:
         return Side(names[0].removesuffix(f"-{str(cell[0].get('identity'))[:8]}"), tuple(cell))
     # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed

@@ -128,12 +128,14 @@ class ComputeLaw:
         self._check_compute(C)
         x = float(self._centred_log_compute(C))
         log_n = self.params["log_size"] + self.params["size_exponent"] * x
+        # gradient of log N* = log_size + size_exponent x by the 7 constants
         of_size = np.array([0, 0, 0, 1, x, 0, 0])
         half_n = self._half_width(of_size, level)
         N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
         ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
         # confidence without, predictive with the variance of a single run
         inner, outer = (self._loss_half_width(N, C, level, extra) for extra in (0.0, self.spread**2))
+        # the ends of D are swapped: at fixed C the largest N has the fewest tokens
         return Optimum(
             C, N, self.tokens_of(N, C), loss, level, ends,
             (self.tokens_of(ends[1], C), self.tokens_of(ends[0], C)),
@@ -188,6 +190,7 @@ class ComputeLaw:
         return float(stdtrit(self.dof, (1 + level) / 2)) if self.dof else float(ndtri((1 + level) / 2))
 
     def _half_width(self, gradient: np.ndarray, level: float, extra: float = 0.0) -> float:
+        # delta method, g' V g; rounding may leave a variance of 0 slightly negative
         variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
         return self._t_quantile(level) * math.sqrt(max(variance, 0.0) + extra)
 
@@ -230,6 +233,7 @@ def fit_compute_law(
     x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
     theta, basis = search_constants(x, log_n, y)
     residual = y - log_loss(theta, x, log_n)
+    # [n, 7] @ [7, p]: the slopes by the p free directions
     jacobian = log_loss_slopes(theta, x, log_n) @ basis
     n_free = basis.shape[1]
     dof = len(y) - n_free
@@ -237,6 +241,7 @@ def fit_compute_law(
     # least squares in the free directions; rows of constants that are not free are 0
     covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
     test = check_lack_of_fit(residual, np.stack([N, D], axis=-1), n_free)
+    # polyfit returns the highest power first
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
     law = ComputeLaw(
         params=dict(zip(CONSTANTS, map(float, theta), strict=True)),
@@ -262,6 +267,7 @@ def _find_not_identified(
 ) -> dict[str, str]:
     """Return {constant: reason} for constants that these runs do not identify."""
     reasons = {}
+    # CONSTANTS[5:] are alpha and beta
     for name, value, edge_reached in zip(CONSTANTS[5:], theta[5:], is_at_edge(theta), strict=True):
         if edge_reached:
             reasons[name] = f"{name} is at the edge of its search range, {value:.3g}."
@@ -271,9 +277,11 @@ def _find_not_identified(
         reasons["size_exponent"] = f"size_exponent has a 95 % interval of +-{reach * error[4]:.2f}."
     outside = []
     for rows in split_budgets(C):
+        # log N* at the geometric mean of the budget
         best = theta[3] + theta[4] * math.log(float(np.exp(np.log(C[rows]).mean())) / centre)
         if not math.log(N[rows].min()) <= best <= math.log(N[rows].max()):
             outside.append(f"{C[rows].mean():.2g}")
+    # fewer than MIN_BUDGETS - 1 = 3 budgets have their best N among the trained sizes
     if len(outside) > len(split_budgets(C)) - MIN_BUDGETS + 1:
         reasons["log_size"] = f"The best N is outside the range of sizes at {', '.join(outside)} FLOPs."
     return reasons
@@ -296,6 +304,7 @@ def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> N
 def _check_content(values: dict[str, Any]) -> None:
     """Check the types of stored values, before anything is computed from them. Raises ValueError."""
     params, matrix = values["params"], values["covariance"]
+    # `is_valid and ...` is short-circuit: later lines may use values whose types earlier lines have checked
     is_valid = isinstance(params, dict) and set(params) == set(CONSTANTS)
     is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in params.values())
     is_valid = is_valid and params["alpha"] > 0 and params["beta"] > 0
@@ -348,6 +357,7 @@ def _is_continuation(value: Any) -> bool:
     matrix = value["covariance"]
     if not (isinstance(matrix, list) and len(matrix) == 2 and all(isinstance(row, list) for row in matrix)):
         return False
+    # edge, level, slope, drift and a matrix [2, 2]: 8 numbers
     numbers = [value[name] for name in names - {"covariance"}] + [number for row in matrix for number in row]
     if len(numbers) != 8 or not all(is_number(number) and math.isfinite(number) for number in numbers):
         return False

@@ -78,7 +78,9 @@ class Designer:
     def information(self, runs: RunSet) -> np.ndarray:
         """Return the information matrix [n, p, p] of each run."""
         x, y = np.log(runs.N), np.log(runs.D)
+        # the slopes do not depend on log L, for which 0 stands
         points = RunPoints(x, y, np.minimum(np.log(runs.U), y), np.zeros_like(x), *self._origin())
+        # [n, p], then outer products [n, p, p]; information of independent runs adds up
         slopes = evaluate_log_loss(self.law.form, self.theta[None], points)[1][0]
         return slopes[:, :, None] * slopes[:, None, :] / self.noise**2
 
@@ -89,6 +91,8 @@ class Designer:
     def _compute_target_gradients(self) -> np.ndarray:
         """Return derivatives [3, p] of ln N*, ln L* and the exponent a by theta, as central differences."""
         rows = []
+        # The step is large against the resolution of log N* in search_frontier, about 2e-7: the last of its
+        # five grids has steps of log(1e4) (2.5 / 80)^4 / 40.
         for step in STEP * np.eye(len(self.theta)):
             ends = []
             for sign in (1, -1):
@@ -106,6 +110,7 @@ class Designer:
         Inf where a gradient is not in the range of the information, which then does not determine the
         quantity.
         """
+        # With S = diag(scale): information = S scaled S, so g' information^-1 g = (g / s)' scaled^-1 (g / s).
         scale = np.sqrt(np.maximum(np.einsum("...ii->...i", information), 1e-300))
         scaled = information / (scale[..., :, None] * scale[..., None, :])
         # scaled to a unit diagonal, so that the condition number does not depend on the units of constants
@@ -125,6 +130,7 @@ class Designer:
         variances = np.einsum(
             "kp,...pq,kq->...k", self._target_gradients[:2], inverse, self._target_gradients[:2]
         )
+        # a sum of logs: halving either variance counts the same, whatever their sizes
         return np.log(np.maximum(variances, 1e-300)).sum(axis=-1)
 
     def expect(self, runs: RunSet) -> ExpectedErrors:
@@ -189,12 +195,14 @@ class Designer:
             # the next run may cost more than an equal share, but enough must remain for the cheapest of the
             # others
             rest = (n_runs - len(others) - 1) * cost.min()
+            # that is cost <= max(left - rest, cheapest)
             allowed = (cost <= left - min(rest, left - cost.min())) & (
                 np.bincount(others, minlength=len(cost)) < repeats
             )
             if not allowed.any():
                 return -1, np.inf
             rows = np.flatnonzero(allowed)
+            # all m candidates at once, [m, p, p]
             values = self.criterion(base + information[others].sum(axis=0) + information[rows], kind)
             i = int(values.argmin())
             return int(rows[i]), float(values[i])
@@ -230,6 +238,7 @@ def generate_candidates(
 
     N spans a factor of `span` unless `sizes` are given. Runs of more than `unique` tokens repeat them.
     """
+    # 6 N (r N) = FLOPs: the smallest D/N has the largest N
     top = np.sqrt(largest_flops / (6 * ratios[0]))
     N = np.geomspace(top / span, top, 18) if sizes is None else np.array(sizes, dtype=float)
     n, ratio = (v.ravel() for v in np.meshgrid(N, np.geomspace(*ratios, 10), indexing="ij"))
@@ -262,6 +271,8 @@ class RunLimits:
         slack = 1 + 1e-9
         is_allowed = (compute <= self.largest_flops * slack) & (d <= self.ratios[1] * n * slack)
         is_allowed &= d * slack >= self.ratios[0] * n
+        # D has changed with N: a run without repetition stays one, U = D, and others keep U if D is not below
+        # it
         share = (runs.U / runs.D)[is_allowed]
         unique = np.where(share < 1, np.minimum(runs.U[is_allowed], d[is_allowed]), d[is_allowed])
         return RunSet(n[is_allowed], d[is_allowed], unique)
@@ -281,6 +292,7 @@ def build_simple_designs(budget_flops: float, n_runs: int, unique: float | None 
     designs = {}
     for name, points in (("ladder, D/N 20", ladder), ("D/N 5, 20, 80", three), ("isoFLOP slices", slices)):
         share, ratio = np.array(points).T
+        # the points of a design share the budget in proportion to their C, whose largest is 1
         flops = share * budget_flops / share.sum()
         n = np.sqrt(flops / (6 * ratio))
         d = n * ratio

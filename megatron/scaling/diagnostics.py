@@ -50,6 +50,7 @@ def diagnose(
     if "A" in params:
         vanished, more = _find_vanished_terms(N, D, params)
         warnings += more
+        # the right operand of | wins: a reason from the design replaces one from the constants
         reasons = vanished | reasons
     for name in EXPONENTS:
         if name in params and not _is_within_edges(params[name]):
@@ -114,6 +115,7 @@ def _check_replicates(
 ) -> dict[str, str]:
     reasons = {}
     for name, values in replicates.items():
+        # a constant that is fixed has the same value in all replicates
         if not len(values) or np.ptp(values) == 0:
             continue
         low, high = np.quantile(values, [0.025, 0.975])

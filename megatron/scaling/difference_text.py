@@ -104,6 +104,7 @@ def render_differences(study: Study) -> str:
     repeated = [difference for difference in compare_repeated(rows, laws=study.laws) if difference.interval]
     best = [
         difference
+        # the correction is for all pairs of the group, so showing fewer of them does not change an interval
         for group in compare_best(rows, laws=study.laws)
         for difference in group[:MAX_ROWS]
         if difference.interval

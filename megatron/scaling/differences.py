@@ -148,6 +148,8 @@ def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
     Branches of one trunk share most of its scatter. Cells that share trunks are counted together as trunks
     minus 1, the degrees of freedom if branches share all of it.
     """
+    # Trunks {a, b}, {b, c} and {x, y} of three cells of two runs: clusters {a, b, c} and {x, y}, so 2 + 1
+    # degrees of freedom. Trunks are merged transitively.
     clusters: list[set[str]] = []
     alone = 0
     for cell in cells:
@@ -167,6 +169,7 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
     if math.isinf(dof):
         return sigma, sigma
     tails = ((1 - level) / 2, (1 + level) / 2)
+    # chdtri(dof, p) is the value above which chi-square has probability p: the smaller p gives the lower end
     low, high = (sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in tails)
     return low, high
 
@@ -194,6 +197,7 @@ def estimate_error(
         if floor is None:
             return None
         parts.append((floor.sigma**2 * weight, floor.dof))
+    # d log L = dL / L: an error in nats is divided by a loss
     mean = math.sqrt(mean_loss(a) * mean_loss(b))
     if paired is not None:
         parts.append(((paired[0] / mean) ** 2, paired[1]))
@@ -202,6 +206,8 @@ def estimate_error(
             errors = [row.get("loss_se") for row in rows]
             if not all(errors):
                 return None
+            # Seeds of one side share their text, so its error does not shrink with their number. It is a mean
+            # over many samples of text: its degrees of freedom count as Inf.
             parts.append(((max(errors) / mean_loss(rows)) ** 2, math.inf))
     # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
     variance = sum(part for part, _ in parts)
@@ -211,6 +217,7 @@ def estimate_error(
 
 def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> float:
     """Return the two-sided t quantile for `n_comparisons` simultaneous intervals (Bonferroni)."""
+    # 1e9 degrees of freedom are numerically normal; dof may be Inf
     return float(stdtrit(min(dof, 1e9), 1 - (1 - level) / 2 / n_comparisons))
 
 
@@ -282,6 +289,8 @@ def _compute_difference(
 
 def log_ratio_to_nats(a: Side, b: Side, ratio: float) -> float:
     """Convert log(L_a / L_b) to nats: L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2)."""
+    # L_b (exp(ratio) - 1) is equal at the estimate but not at the ends of an interval: it is not
+    # antisymmetric in A and B, and this is.
     return 2 * math.sqrt(a.loss * b.loss) * math.sinh(ratio / 2)
 
 
@@ -294,6 +303,7 @@ def _seeds_to_decide(
     paired: tuple[float, float] | None,
 ) -> int | None:
     """Return the seeds per side that would decide a difference of this size, at the present t quantile."""
+    # variance of one run against one, divided by n below; the error over text stays
     single = estimate_error(a.rows[:1], b.rows[:1], floors)
     text = 0.0 if paired is None else paired[0] ** 2 / (a.loss * b.loss)
     if single is None or not is_same_text(a.rows, b.rows):
@@ -310,6 +320,8 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     if not without_floor:
         return "The runs were scored on different texts, and the error of each score (loss_se) is unknown."
     words = []
+    # The last value of a key remains: of two sides of one objective, seeds of the one with fewer FLOPs are
+    # named.
     for side in {
         side.objective: side for side in sorted(without_floor, key=cell_flops, reverse=True)
     }.values():
@@ -338,6 +350,7 @@ def compare_best(
     groups = []
     for group in group_sides(rows, same):
         best = min(group, key=lambda side: side.log_loss)
+        # the best of 4 cells may be any of them, so 6 pairs count although only 3 are tested
         n_pairs = len(group) * (len(group) - 1) // 2
         others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
         groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])

@@ -53,6 +53,7 @@ class DownstreamCurve:
     def score_sd(self, value: ArrayLike) -> np.ndarray:
         """Return the standard deviation of a measured score whose expectation is `value`; broadcasts."""
         value = np.clip(np.asarray(value, dtype=float), 0.0, 1.0)
+        # the larger of the two: the spread of the fit contains the binomial error of its own scores
         binomial = value * (1 - value) / self.n_questions if self.n_questions else np.zeros_like(value)
         return np.sqrt(np.maximum(self.spread**2, binomial))
 
@@ -147,6 +148,7 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
     def shape(bent: np.ndarray) -> np.ndarray:
         if kind == "error":
             return -np.exp(-bent[0] * (L - L.min()))
+        # exp(709) is the largest in float64
         return 1 / (1 + np.exp(np.clip(bent[0] * (L - bent[1]), -500, 500)))
 
     def linear(bent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -160,6 +162,7 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
 
     # the residuals of the projected problem depend on `bent` only: best grid point, then a local search
     start = min(grid, key=lambda bent: float((linear(np.array(bent))[1] ** 2).sum()))
+    # a list times a bool: [gamma >= 1e-4] for an error, [s >= 1e-6, L0 free] for an accuracy
     low = [1e-4] * (kind == "error") + [1e-6, -np.inf] * (kind != "error")
     polished = least_squares(
         lambda bent: linear(bent)[1],
@@ -172,6 +175,7 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
     bent = polished.x
     (level, size), _ = linear(bent)
     if kind == "error":
+        # shape has its origin at the lowest loss: k exp(-gamma L) = size exp(-gamma (L - L_min))
         return np.array([level, size * np.exp(bent[0] * L.min()), bent[0]])
     return np.array([level, level + size, *bent])
 
@@ -189,6 +193,7 @@ def _fit_bounded_line(form: np.ndarray, y: np.ndarray, chance: float | None) -> 
 
     if chance is not None:
         return chance, slope(form, y - chance, 1 - chance)
+    # the free line; it is the optimum if it is inside the triangle
     off = form - form.mean()
     square = float(off @ off)
     if square > 0:
@@ -196,6 +201,8 @@ def _fit_bounded_line(form: np.ndarray, y: np.ndarray, chance: float | None) -> 
         floor = float(y.mean() - gain * form.mean())
         if floor >= 0 and gain >= 0 and floor + gain <= 1:
             return floor, gain
+    # Edges: floor = 0; gain = 0, where the best floor is the mean; floor + gain = 1, where 1 - score is gain
+    # (1 - form). Clipping `slope` to [0, most] includes the corners.
     at_top = slope(1 - form, 1 - y, 1.0)
     edges = [(0.0, slope(form, y, 1.0)), (float(y.mean()), 0.0), (1 - at_top, at_top)]
     return min(edges, key=lambda edge: float(((edge[0] + edge[1] * form - y) ** 2).sum()))
@@ -225,6 +232,7 @@ def predict_score(
     n = min(len(next(iter(law.replicates.values()))), len(next(iter(downstream.replicates.values()))))
     N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
     extra = tuple(range(1, N.ndim + 1))
+    # [n, ...]; the two bootstraps are independent, so any pairing of their replicates is a joint draw
     losses = law.losses(N, D, U)[:n]
     params = {name: values[:n] for name, values in downstream.replicates.items()}
     if kind == "predictive":

@@ -47,6 +47,7 @@ def read_scores(study_dir: Path, rows: Sequence[Row]) -> list[Score]:
     for row in rows:
         if row["status"] == "done" and row["path"]:
             run = study_dir / row["path"]
+            # the last step, from result.json; None matches no checkpoint (_read_results)
             end = (read_json(run / RESULT) or {}).get("step")
             for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
                 # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the
@@ -84,7 +85,9 @@ def _read_results(path: Path, end: Any) -> Iterator[tuple[str, float, str, float
     parts = {str(name) for of in subtasks for name in of}
     for task, metrics in content.get("results", {}).items():
         # keys of lm-evaluation-harness are "metric,filter"
+        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none", "acc_stderr": "acc_stderr,none"}
         columns = {key.partition(",")[0]: key for key in metrics}
+        # acc_norm before acc: its normalisation by length is the usual metric where a task has both
         metric = next((name for name in METRICS if _is_number(metrics.get(columns.get(name)))), None)
         if metric is None or task in parts:
             continue
@@ -94,6 +97,7 @@ def _read_results(path: Path, end: Any) -> Iterator[tuple[str, float, str, float
 
 
 def _is_number(value: Any) -> bool:
+    # lm-evaluation-harness writes "N/A" for an error that it does not estimate
     return isinstance(value, float) and math.isfinite(value)
 
 

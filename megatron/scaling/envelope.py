@@ -83,6 +83,7 @@ def fit_envelope(curves: Sequence[Curve], flops_per_param_token: float = 6.0) ->
             "envelope: got no compute common to two sizes, expected one. Add budgets between them."
         )
     C = np.geomspace(low, high, N_COMPUTES)
+    # [sizes, 1500]; Inf outside the computes of a curve: it is not extrapolated, and never the best there
     losses = np.array(
         [
             np.interp(np.log(C), np.log(curve.C), np.log(curve.L), left=np.inf, right=np.inf)

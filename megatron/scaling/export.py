@@ -22,6 +22,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 FORMATS = ("png", "pdf")
 WIDTH_PX = 640
 TIMEOUT_S = 120.0
+# Nothing may depend on the network, the user's profile or the theme of the desktop: no host resolves, the
+# profile is temporary, the colour scheme 1 is light. Virtual time (ms) fast-forwards the timers of the page.
+# The scale factor gives a PNG 2 pixels per CSS px.
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -38,6 +41,7 @@ FLAGS = (
     "--force-device-scale-factor=2",
     "--no-pdf-header-footer",
 )
+# The page has the size of the sheet and no margin, so that the PDF is one page without a border.
 SHEET = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
 <style>@page{size:${width}px ${height}px;margin:0}html,body{margin:0;background:#fff;color:#000}
@@ -86,8 +90,6 @@ def export_figures(
                 out = folder / scratch_file.name
                 # rendered to scratch and then renamed, so that an interrupted export leaves no partial file
                 with atomic_path(out) as partial:
-                    # rendered to scratch and then renamed, so that an interrupted export leaves no partial
-                    # file
                     shutil.copyfile(scratch_file, partial)
                 written.append(out)
     return written
@@ -116,6 +118,8 @@ def legend_height_px(figure: Figure, width_px: int) -> int:
     """Return the height of the legend in px, at about 7 px per letter and 44 px per mark."""
     if not figure.chips:
         return 0
+    # Example: 8 entries of 10 letters are 8 (44 + 70) = 912 px. At a width of 640 px that is ceil(1.15 x 912
+    # / 640) = 2 lines, 52 px.
     filled = sum(44 + 7 * len(chip.label) for chip in figure.chips)
     # 1.15: words wrap at the end of a line, so lines are not filled completely
     return 8 + 22 * math.ceil(1.15 * filled / width_px)
@@ -129,6 +133,7 @@ def _run_browser(
     command = [
         browser,
         *FLAGS,
+        # a profile in use by another browser would make this one hand the page over to it and exit
         f"--user-data-dir={scratch / 'profile'}",
         f"--window-size={width_px},{height_px}",
         how,
@@ -140,6 +145,7 @@ def _run_browser(
     # the browser is the leader of its session, so one killpg also ends its helper processes
     try:
         process.wait(TIMEOUT_S)
+    # the file may be complete although the browser hangs at its exit
     except subprocess.TimeoutExpired:
         pass
     finally:

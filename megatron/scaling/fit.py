@@ -158,8 +158,7 @@ def _scale_priors(
         replace(problem, in_nats=False), without_priors.params, fixed, group_indices, run_weights
     )
     sigma = noise.sigma
-    # log L has sigma, L about sigma times its geometric mean
-    if problem.in_nats:
+    if problem.in_nats:  # log L has sigma, L about sigma times its geometric mean
         sigma *= float(np.exp(problem.points.log_loss.mean()))
     scale = prior_scale(sigma, problem.delta)
     if noise.n_groups and noise.sigma > 0:  # rows that share noise determine the constants less well
@@ -217,14 +216,13 @@ def _estimate_scatter(
     is_used = run_weights > 0
     root_weights = np.sqrt(run_weights[is_used])
     residual = root_weights * (points.log_loss - log_loss[0])[is_used]
-    slopes = root_weights[:, None] * slopes[0][is_used][:, box.low < box.high]
+    slopes = root_weights[:, None] * slopes[0][is_used][:, box.low < box.high]  # [used, free]
     group_indices = None if group_indices is None else group_indices[is_used]
     basis = orthonormal_basis(slopes)
     remainder = residual - basis @ (basis.T @ residual)
     noise = estimate_noise(residual, slopes, group_indices, (points.x + points.y)[is_used])
-    if (
-        root_weights != root_weights[0]
-    ).any():  # no pure error: repeats with different weights have different variances
+    # repeats with different weights have different variances: there is no pure error
+    if (root_weights != root_weights[0]).any():
         return noise, None
     cells = np.column_stack([points.x, points.y, points.u])[is_used]
     return noise, check_lack_of_fit(remainder, cells, basis.shape[1])
@@ -261,8 +259,7 @@ def _warn_unconverged(best: Minima, boot: Minima | None) -> list[str]:
         warnings.append("The fit did not converge: the runs hardly determine these constants.")
     n_unconverged = 0 if boot is None else int((~boot.converged).sum())
     if boot is not None and n_unconverged:
-        # they are the replicates that determine the constants least: without them intervals would be too
-        # narrow
+        # these replicates determine the constants least: without them intervals would be too narrow
         warnings.append(
             f"{n_unconverged} of {len(boot.converged)} replicates did not converge; the intervals include "
             "them."
@@ -382,7 +379,7 @@ def _compute_interval(
     """Return percentiles of replicates, expanded for the number of groups or runs (None: weights given)."""
     if not replicates:
         return {}
-    n_units = n_groups or n_runs
+    n_units = n_groups or n_runs  # None for given weights without groups: the level is not expanded
     level = expanded_level(LEVEL, n_units)
     tails = [(1 - level) / 2, (1 + level) / 2]
     a, b = optimum_exponents_from(replicates)

@@ -65,6 +65,7 @@ def minimize_in_chunks(problem: Problem, theta: np.ndarray, weights: np.ndarray,
     Problems that have not converged after FIRST_ITERATIONS continue in one batch across chunks: a step of a
     few problems costs as much as a step of many.
     """
+    # low = high marks a coordinate as fixed: its derivatives are 0 (fit_problem.derivatives)
     free = box.low < box.high
 
     def minimize_rows(at: np.ndarray, w: np.ndarray, most: int) -> Minima:
@@ -112,6 +113,7 @@ def minimize_by_narrowing(
     the root mean square residual of theta (newton.iterate_huber_widths). Priors have no part in that size.
     """
     least_squares = replace(problem, delta=np.inf, priors=())
+    # sum of the weights, about n; the objective of least squares is sum w r^2 / 2
     counts = np.maximum(problem.split_weights(weights)[0].sum(axis=1), 1)
     mean_square = 2 * least_squares.objective(theta, weights) / counts
     for width in iterate_huber_widths(mean_square, problem.delta):
@@ -126,6 +128,7 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
     Raises ValueError where a coefficient is fixed and its exponent is not, such as A without alpha.
     """
     box = build_search_box(problem, fixed or {})
+    # starts that differ only by rounding, or that the bounds made equal, are one start
     theta = np.unique(box.project(find_starts(problem, weights)).round(12), axis=0)
     all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
     if (box.low < box.high).sum() > FEW_FREE:
@@ -175,15 +178,18 @@ def _fit_single_decay_forms(problem: Problem, weights: np.ndarray, fixed: Mappin
         inner_fixed = {name: value for name, value in fixed.items() if name in FORM[smaller].constants}
         priors = tuple(prior for prior in problem.priors if prior.name in FORM[smaller].constants)
         inner = replace(problem, form=smaller, priors=priors)
+        # weights are [n + q]: keep the columns of the runs and of the priors that the smaller form has
         has_prior = [prior in priors for prior in problem.priors]
         inner_weights = np.concatenate(
             [weights[: len(problem.points.x)], weights[len(problem.points.x) :][has_prior]]
         )
+        # recursion of depth 1: the smaller forms are not data_constrained
         best = fit_theta(inner, inner_weights, inner_fixed).phi[:1]
         params = {
             name: float(v[0]) for name, v in constants_from_theta(smaller, best, problem.points).items()
         }
         starts.append(
+            # at R* = e^20.7, about 1e9 repeats, nothing decays
             theta_from_constants(problem.form, params | {absent_decay: np.exp(LOG_R[1])}, problem.points)
         )
     return np.array(starts).reshape(-1, len(THETA[problem.form]))
@@ -200,6 +206,7 @@ def _refine_unconverged(minima: Minima, problem: Problem, weights: np.ndarray, b
         if not len(rows):
             return
         before = minima.objective[rows]
+        # a rejected step leaves theta as it is, so the objective never rises
         refined = minimize_in_chunks(problem, minima.phi[rows], weights[rows], box, BOOTSTRAP_ITERATIONS)
         minima.phi[rows], minima.objective[rows] = refined.phi, refined.objective
         minima.converged[rows] = refined.converged | (refined.objective > before * (1 - NEGLIGIBLE_GAIN))
@@ -213,6 +220,8 @@ def bootstrap_theta(
     starts = starts[:N_MINIMA]
     n = len(starts)
     # a few iterations show which minimum is the lowest for a replicate; only that one is followed to the end
+    # Rows m r to m r + m - 1 of `near` are the m starts of replicate r: `tile` repeats the list of starts,
+    # `repeat` each weighting m times.
     near = minimize_in_chunks(
         problem, np.tile(starts, (len(weights), 1)), np.repeat(weights, n, axis=0), box, FEW_ITERATIONS
     )
@@ -287,6 +296,8 @@ def find_starts(problem: Problem, weights: np.ndarray) -> np.ndarray:
         return np.array(
             [[middle + b * np.log(s), middle + b * np.log(1 - s), a, b] for s in shares for a, b in exponents]
         )
+    # Numbers of starts: chinchilla 3, repeated_data 7 x 3 = 21, data_constrained 7 x 3 x 7 = 147,
+    # over_repetition 3 x 18 = 54, bounded 3 x 27 = 81.
     thetas = []
     free = THETA[form]
     for r_D in GRID_R_D if "r_D" in free else (np.inf,):
@@ -296,6 +307,7 @@ def find_starts(problem: Problem, weights: np.ndarray) -> np.ndarray:
         runs = CentredRuns.from_columns(N, worth, L)
         for phi in find_grid_starts(runs, trust)[:3]:
             base = {name: float(v) for name, v in runs.to_constants(phi).items()}
+            # the coordinate of E is its log: E = 0 becomes 1e-6 of the lowest loss
             base = {name: max(v, 1e-6 * L.min()) if name == "E" else v for name, v in base.items()}
             thetas += _complete_start(form, base, r_D, at)
     return np.array(thetas)
@@ -314,6 +326,7 @@ def _complete_start(form: str, base: dict[str, float], r_D: float, at: RunPoints
     """
     free = THETA[form]
     if form == "over_training":
+        # A N0^-alpha = a N0^-eta at the centre; b 6^(-eta/2) is the factor of D^-eta
         eta = 0.5 * (base["alpha"] + base["beta"])
         terms = (base["A"] * np.exp(-base["alpha"] * at.x0), base["B"] * np.exp(-base["beta"] * at.y0))
         a, b = (t * np.exp(eta * c) for t, c in zip(terms, (at.x0, at.y0), strict=True))

@@ -39,8 +39,10 @@ def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token:
     A grid of N within a factor of 1e4 of D/N = 20 is refined around its minimum four times; the relative
     error of the loss is about 1e-9.
     """
+    # C, U [n]; below N and loss are [n, 81]
     C, U = np.broadcast_arrays(_validate_compute(C, flops_per_param_token), np.asarray(U, dtype=float))
     product = (C / flops_per_param_token)[:, None]
+    # N D = product and D = 20 N: N = sqrt(product / 20)
     middle, wide = 0.5 * np.log(product / 20), np.log(1e4)
     steps = np.linspace(-1, 1, 81)
     for _ in range(5):
@@ -77,6 +79,7 @@ def frontier_bands(
             x: law.percentiles(np.array([getattr(frontier, x) for frontier in frontiers]), level)
             for x in "NDL"
         }
+    # [R, 1] against C [n]: one row of optima for each replicate
     params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
     replicate_values = dict(zip("NDL", _solve_frontier(params, C / flops_per_param_token), strict=True))
     # a replicate may have N = 0 or Inf, which is an end of the band; interpolation between two Inf gives NaN

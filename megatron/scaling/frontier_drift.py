@@ -43,10 +43,12 @@ class Continuation:
         """Return the variance of log L* at x >= edge."""
         reach = x - self.edge
         gradient = np.array([1.0, reach])
+        # error of the line level + slope reach, plus the variance of an integrated Wiener process
         return float(gradient @ np.array(self.covariance) @ gradient) + self.drift**2 * reach**3 / 3
 
     def evaluate(self, theta: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return log L* at x >= edge [n] for constants theta [7] of the form."""
+        # a frontier that steepens continues as a line
         form = clip_curvature(theta)
         level, slope = evaluate_frontier(form, self.edge)
         log_loss_ahead = log_loss(form, x, form[3] + form[4] * x)
@@ -71,7 +73,9 @@ def continue_frontier(
     at the edge.
     """
     form = clip_curvature(theta)
+    # row 2 is the curvature: drop the directions that change it
     free = basis[:, np.abs(basis[2]) == 0]
+    # [n, p]; log L is linear in the shift to first order
     columns = log_loss_slopes(form, x, log_n) @ free
     residual = y - log_loss(form, x, log_n)
     edge, u = float(x.max()), x - x.min()
@@ -79,19 +83,26 @@ def continue_frontier(
     kernel = _wiener_covariance(u, u)
     # covariance of w(top) and w'(top) with w(u), u <= top, and of the two with each other
     cross_covariance = np.stack([_wiener_covariance(top, u)[0], u**2 / 2])
+    # Cov(w'(T), w(u)) = integral of (u - s) ds over 0..u = u^2 / 2 for u <= T;
+    # Var w(T) = T^3 / 3, Cov(w(T), w'(T)) = T^2 / 2, Var w'(T) = T.
     end_covariance = np.array([[u.max() ** 3 / 3, u.max() ** 2 / 2], [u.max() ** 2 / 2, u.max()]])
     base = np.array(evaluate_frontier(form, edge))
     ends = _differentiate_frontier(form, edge) @ free
     logs, means, covariances, squares = [], [], [], []
+    # ratio = (drift / noise)^2 needs a noise before it is estimated below: a fit without the walk gives it.
     for ratio in (DRIFTS / _estimate_scale(residual, columns)) ** 2:
         inverse, log_det = _invert_positive_definite(np.eye(len(u)) + ratio * kernel)
         constants_covariance = np.linalg.pinv(columns.T @ inverse @ columns)
         shift = constants_covariance @ columns.T @ inverse @ residual
         remainder = residual - columns @ shift
         dof = len(u) - columns.shape[1]
+        # a variance: ratio * noise is drift^2
         noise = float(remainder @ inverse @ remainder) / dof
+        # kriging weights [2, n] of (w, w') at the edge
         gain = ratio * cross_covariance @ inverse
         constants_gradient = ends - gain @ columns
+        # Variance of the kriging prediction, plus that from the shift: an error of the shift changes the ends
+        # by ends - gain columns, since the walk then absorbs part of it.
         spread = (
             ratio * end_covariance
             - gain @ (ratio * cross_covariance).T
@@ -109,6 +120,7 @@ def continue_frontier(
     weights /= weights.sum()
     mean = weights @ np.array(means)
     deviations = np.array(means) - mean
+    # law of total variance: mean of the covariances plus covariance of the means
     covariance = np.einsum("k,kij->ij", weights, covariances) + (weights * deviations.T) @ deviations
     drift = float(np.sqrt(weights @ np.array(squares)))
     # The level of the fit instead of that of the walk, which differs by less than its error: so the frontier
@@ -156,4 +168,5 @@ def _estimate_scale(residual: np.ndarray, columns: np.ndarray) -> float:
 def _invert_positive_definite(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the inverse of a positive definite matrix, and the log of its determinant."""
     values, vectors = np.linalg.eigh(matrix)
+    # matrices are I + ratio K with K positive semidefinite: all eigenvalues are 1 or more
     return (vectors / values) @ vectors.T, float(np.log(values).sum())

@@ -30,12 +30,18 @@ def log_loss(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
     """Return log L at x = log(C / C0) and log N [n]; theta [7] in the order of CONSTANTS."""
     level, slope, curvature, log_size, exponent, alpha, beta = theta
     z = log_n - log_size - exponent * x
+    # log g = log-sum-exp of log w - alpha z and log(1 - w) + beta z
     log_g = np.logaddexp(np.log(beta) - alpha * z, np.log(alpha) + beta * z) - np.log(alpha + beta)
+    # curvature = 0 is the limit of both formulas: e = 0, and log L = level - slope x + log g
     if curvature <= 0 or slope <= 0:
         return level - slope * x + curvature * x**2 / 2 + log_g
+    # With these e and gamma, at x = 0 and z = 0:
+    # (log L)'  = -(1 - e) gamma      = -slope
+    # (log L)'' = e (1 - e) gamma^2   = r slope^2 = curvature
     r = curvature / slope**2
     floor = r / (1 + r)  # e
     # log(e + (g - e) y) by log-sum-exp from log g, so that a large |z| does not overflow
+    # g >= 1 > e, so log1p has an argument above -1; the last term is log y = -gamma x
     log_part = log_g + np.log1p(-floor * np.exp(-log_g)) - slope * (1 + r) * x
     return level + np.logaddexp(math.log(floor), log_part)
 
@@ -48,6 +54,7 @@ def log_loss_slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.n
     share = 1 / (1 + np.exp((alpha + beta) * z) * alpha / beta)
     bend = (1 - share) * beta - share * alpha
     total = alpha + beta
+    # d log g at fixed z: a logarithm of a sum has the mean of the derivatives, weighted by the shares
     of_alpha = -z * share + (1 - share) / alpha - 1 / total
     of_beta = z * (1 - share) + share / beta - 1 / total
     # derivatives of log g by log_size, size_exponent, alpha, beta: z has d z / d log_size = -1, and
@@ -65,7 +72,9 @@ def log_loss_slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.n
     falling = (g - floor) * y * x / whole  # -d log L / d gamma
     of_r = (1 - y) / (1 + r) ** 2 / whole - falling * slope
     of_slope = -falling * (1 + r) - of_r * 2 * r / slope
+    # d r / d slope = -2 r / slope, d r / d curvature = 1 / slope^2, d gamma / d slope = 1 + r at fixed r
     of_line = np.stack([ones, of_slope, of_r / slope**2], axis=-1)
+    # d log whole / d log g = g y / whole: the shape counts less as the share of e grows
     return np.concatenate([of_line, of_shape * (g * y / whole)[:, None]], axis=-1)
 
 
@@ -83,6 +92,7 @@ def search_constants(x: np.ndarray, log_n: np.ndarray, y: np.ndarray) -> tuple[n
     basis = np.eye(len(CONSTANTS))
     if not is_at_edge(untied).any() and fdtrc(1, dof, gain) < TIE_LEVEL:
         return untied, basis
+    # [7, 6]: the last direction moves alpha and beta together; at an edge it is dropped, [7, 5]
     tied_basis = np.concatenate([basis[:, :5], basis[:, 5:].sum(axis=1, keepdims=True)], axis=1)
     return tied, tied_basis[:, :5] if is_at_edge(tied).any() else tied_basis
 
@@ -108,6 +118,7 @@ def _fit_constants(x: np.ndarray, log_n: np.ndarray, y: np.ndarray, is_tied: boo
     def jacobian(point: np.ndarray) -> np.ndarray:
         theta = unpack(point)
         columns = log_loss_slopes(theta, x, log_n)
+        # d / d log alpha = alpha d / d alpha; tied, both columns move with one coordinate and are added
         columns[:, 5:] *= theta[5:]
         return np.column_stack([columns[:, :5], columns[:, 5:].sum(axis=1)]) if is_tied else columns
 

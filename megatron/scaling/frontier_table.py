@@ -60,6 +60,8 @@ def choose_compute(law: ComputeLaw, runs: FrontierRuns, blind: float | None) -> 
     rows = [(C, "") for C in mean_budgets(runs.C)]
     if blind is not None:
         rows.append((blind, "blind check"))
+    # the law raises ValueError beyond LARGEST_STEP times its largest budget, so this row is the last possible
+    # one
     return sorted([*rows, (LARGEST_STEP * law.C[1], "furthest")])
 
 

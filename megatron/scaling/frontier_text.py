@@ -96,6 +96,8 @@ def list_frontier_cautions(study: Study) -> list[str]:
         words.append(law.steepening)
     if study.blind is not None and blind_text.is_inside(study.blind) is False:
         words.append("The blind run was outside its interval: the intervals below may be too narrow.")
+    # N* can be beyond the sizes although C is within LARGEST_STEP: the frontier is then an extrapolation in N
+    # too
     outside = [at for _, at in list_answers(study) if not law.N[0] <= at.N <= law.N[1]]
     if outside:
         budgets = join_list([format_exponent(at.C) for at in outside])
@@ -128,6 +130,8 @@ def suggest_frontier_runs(study: Study) -> str:
     if not runs:
         return ""
     N, D = (np.array(values) for values in zip(*runs, strict=True))
+    # [n] FLOPs by 6 N D times [n] seconds per FLOP; NaN where the runs give no speed, and then no cost is
+    # printed
     seconds = float((6.0 * N * D * seconds_per_flop(rows, N)).sum())
     cost = f"; about {format_duration(seconds)} of training at the speed of the runs so far"
     listed = "; ".join(f"N = {format_count(n)} on D = {format_count(d)} tokens" for n, d in runs)
@@ -154,6 +158,8 @@ def choose_runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float
         group = [rows[i] for i in indices]
         sizes, C = [row["N"] for row in group], float(np.mean([row["C"] for row in group]))
         best = min(group, key=lambda row: row["loss"])["N"]
+        # Example: sizes 1M to 16M at C, lowest loss at 16M: the cell (32M, C) is added, since the minimum is
+        # not bracketed.
         ends += [(min(sizes) / 2, C), (2 * max(sizes), C)]
         cells += [ends[-2]] if best == min(sizes) else [ends[-1]] if best == max(sizes) else []
     (small_last, large_last), (small_first, large_first) = ends[:2], ends[2:]
@@ -167,6 +173,7 @@ def choose_runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float
     tokens = [row["D"] for row in rows]
     low, high = TOKEN_SPAN[0] * min(tokens), TOKEN_SPAN[1] * max(tokens)
     # clipped, because the D of an extreme size can be far from the tokens of the existing runs
+    # dict.fromkeys removes a cell that two rules chose, in order: bracketing first
     runs = [(N, float(np.clip(law.tokens_of(N, C), low, high))) for N, C in dict.fromkeys(cells)]
     return [run for run in runs if all(map(math.isfinite, run))][:MAX_RUNS]
 
@@ -183,6 +190,7 @@ def select_frontier_points(study: Study) -> list[Row]:
     rows = [
         row for row in study.finished_rows(AUTOREGRESSIVE) or study.finished_rows() if row["train_tokens"]
     ]
+    # a law lists names or identities of its runs
     if law.runs:
         rows = [row for row in rows if {row["run"], row["identity"]} & set(law.runs)]
     else:
@@ -204,6 +212,7 @@ def _find_nearest_column(rows: Sequence[Row], names: Sequence[str], ends: tuple[
         values = [row[name] for row in rows if row.get(name)]
         if not values:
             return math.inf
+        # in logs, since N with and without embeddings differ by a factor that is largest for small models
         return abs(math.log(min(values) / ends[0])) + abs(math.log(max(values) / ends[1]))
 
     return min(names, key=distance)

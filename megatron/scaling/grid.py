@@ -56,6 +56,8 @@ class Grid:
         axes: list[list[Any]] = [[(key, value) for key in LENGTHS for value in getattr(self, key)]]
         axes += [getattr(self, key) for key in ("unique_tokens", "epochs", "lr", "batch_tokens")]
         # an empty axis contributes None, so that the product is not empty
+        # Example: 2 sizes, default seeds [0], seeds [0, 1, 2] for one of them: 2 x 3 combinations, of which
+        # the second size has two fewer, so 4 cells.
         lists = (self.objectives, self.sizes, self.seeds.union(), *(axis or [None] for axis in axes))
         for objective, size, seed, length, unique, epochs, lr, batch in product(*lists):
             cell = Cell(objective, size, seed, length, unique, epochs, lr, batch)
@@ -83,6 +85,7 @@ class Cell:
         values = {
             key: getattr(self, key) for key in ("size", "unique_tokens", "epochs", "lr", "batch_tokens")
         }
+        # `length` is stored under its kind, so that an entry of `seeds.cells` can select train_flops: 1.0e+11
         return {"objective": self.objective, **values} | dict([self.length] if self.length else [])
 
     def train_tokens(self, model: ModelConfig, seq_len: int, convention: str, all_tokens: int) -> float:
@@ -93,6 +96,7 @@ class Cell:
         kind, value = self.length
         if kind == "tokens_per_param":
             return value * n_params(model)
+        # FLOPs per token do not depend on D, so D follows by one division
         if kind == "train_flops":
             return value / training_flops_per_token(model, seq_len)[convention]
         return value
@@ -117,6 +121,7 @@ def read_grid(raw: Any, where: str) -> Grid:
     for key in (*LENGTHS, "unique_tokens", "epochs"):
         # is_finite rejects bool, NaN and text; the comparison with 0 is only valid for the rest
         wrong = [n for n in values[key] if not is_finite(n)]
+        # `in` compares by identity first, so a NaN in `wrong` is recognised although NaN != NaN
         wrong += [n for n in values[key] if n not in wrong and n <= 0]
         if wrong:
             raise ValueError(f"{where}.{key}: got {wrong[0]!r}, expected numbers above 0.")
@@ -129,12 +134,15 @@ def read_grid(raw: Any, where: str) -> Grid:
     if not isinstance(held_out, bool):
         raise ValueError(f"{where}.held_out: got {held_out!r}, expected true or false.")
     _check_combinations(values, where)
+    # after the axes, since entries of `cells` are checked against their values
     values["seeds"] = read_seeds(values.get("seeds"), values, f"{where}.seeds")
     return Grid(**values)
 
 
 def check_name(name: str, where: str) -> None:
     """Raise ValueError for a name that is unsafe in folder names, lists of folders and shell scripts."""
+    # The pattern excludes "/", spaces, quotes and a leading dash or dot: no path components, no shell words,
+    # no options, no hidden folders.
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise ValueError(
             f"{where}: got the name {name!r}, expected letters, digits and . _ + = , @ -, at most "
@@ -148,6 +156,7 @@ def _check_combinations(values: dict[str, Any], where: str) -> None:
     data = [key for key in ("unique_tokens", "epochs") if values[key]]
     if len(given) > 1:
         raise ValueError(f"{where}: got the lengths {given[0]} and {given[1]}, expected one of them.")
+    # D = U x epochs: with two of the three the third follows
     if given and len(data) == 2:
         raise ValueError(
             f"{where}: got {given[0]}, unique_tokens and epochs, expected two of them: two determine the "

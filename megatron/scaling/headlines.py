@@ -52,11 +52,15 @@ class NoiseFloors:
     def is_lower(self, a: Row, b: Row) -> bool:
         """Return whether the loss of `a` is below that of `b` by more than the noise; False if unknown."""
         half = self._half_width(a, b)
+        # in log loss, where the noise floor is one number for all sizes: 3.00 and 3.03 differ by log(1.01) =
+        # 0.00995
         return half is not None and math.log(b["loss"] / a["loss"]) > half
 
     def _half_width(self, a: Row, b: Row) -> float | None:
         """Return half the width of the interval of the log-loss difference; None if the noise is unknown."""
         error = estimate_error([a], [b], self.floors)
+        # error = (standard error, degrees of freedom); with sigma = 0.2 % and 8 degrees of freedom the half
+        # width is 2.31 x 0.2 % x sqrt(2) = 0.65 %
         return None if error is None else bonferroni_quantile(LEVEL, error[1]) * error[0]
 
 
@@ -78,6 +82,7 @@ def select_size_level(study: Study) -> list[Row]:
     """Return the best run of each size at the largest budget with at least two sizes of one objective."""
     for objective in (AUTOREGRESSIVE, *study.objectives()):
         done = study.finished_rows(objective)
+        # from the largest budget down: its order of the sizes is the closest to that of larger budgets
         for D in reversed(study.budgets(done)):
             level = select_best([row for row in done if row["train_tokens"] == D], "n_params")
             if len(level) > 1:
@@ -174,6 +179,7 @@ def describe_turns(study: Study, lines: Sequence[Sequence[Row]]) -> str:
         [choose(rows[-1]["epochs"] for rows in lines) for choose in (min, max)],
         lambda value: format_digits(value, 2),
     )
+    # the last two points: a line falls to its end if the last but one is above the last
     falling = sum(_is_above(noise, rows[-1], rows[-2]) for rows in lines)
     if falling == len(lines):
         return f"the loss still falls at {last} epochs in every line"
@@ -196,6 +202,7 @@ def describe_gap(study: Study, pairs: Sequence[tuple[Row, Row]]) -> str:
     apart = format_interval([min(gaps), max(gaps)], "{:.2f}".format)
     if all(_is_above(noise, first, second) for first, second in pairs):
         return f"At equal tokens the masked-diffusion bound is {apart} nats above the autoregressive loss"
+    # in either direction: a pair counts as clear also if the bound is below the loss
     clear = sum(_is_above(noise, *pair) or _is_above(noise, *pair[::-1]) for pair in pairs)
     return (
         f"Masked-diffusion bound minus autoregressive loss at equal tokens: {apart} nats, beyond the noise "
@@ -226,6 +233,7 @@ def describe_trend(x: dict[str, np.ndarray], y: np.ndarray) -> str:
     """
     slopes = {}
     for letter, values in x.items():
+        # 3 runs leave one degree of freedom, whose t quantile of 12.7 hardly any slope exceeds
         if len(np.unique(values)) < 2 or len(y) < 4:
             continue
         # least squares through the mean: slope = <x, y> / <x, x> with centred x
@@ -234,6 +242,7 @@ def describe_trend(x: dict[str, np.ndarray], y: np.ndarray) -> str:
         left = y - y.mean() - slope * along
         # n - 2 degrees of freedom: slope and mean are estimated
         error = math.sqrt(float(left @ left) / (len(y) - 2) / float(along @ along))
+        # with 3 letters each test is at 5 / 3 %: p = 1 - 0.05 / 2 / 3 = 0.9917 in the quantile
         if abs(slope) > float(stdtrit(len(y) - 2, 1 - (1 - LEVEL) / 2 / len(x))) * error:
             slopes[letter] = slope
     if not slopes:

@@ -24,6 +24,7 @@ from megatron.scaling.table import COLUMNS, NUMBERS, Row, read_table
 KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
 FINAL_SHARE = 0.02  # last share of the training losses, averaged if there is no held-out loss
 MAX_ANNEALED_RATE = 0.3  # share of the peak learning rate; a run that ends above it was not annealed
+# 3, .5, 1,234.5, 9.7E+00, nan, inf; commas group thousands
 NUMBER = r"([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf)"
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FACTS = (
@@ -37,6 +38,7 @@ FACTS = (
     "seed",
 )
 TITAN = {
+    # the lookbehind keeps "validate step: 100" out of the training losses
     "train": re.compile(rf"(?<!validate )step:\s*(\d+)\s+loss:\s*{NUMBER}"),
     "validation": re.compile(rf"validate step:\s*(\d+)\s+loss:\s*{NUMBER}"),
     "n_params": re.compile(r"size:\s*([\d,]+) total parameters"),
@@ -49,9 +51,11 @@ MEGATRON = {
     "validation": re.compile(rf"validation loss at iteration (\d+).*?lm loss value:\s*{NUMBER}"),
     "samples": re.compile(r"consumed samples:\s*(\d+)"),
     "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
+    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0): 1100"
     "n_params": re.compile(r"number of parameters on .*?rank \((\d+), ?(\d+)\):\s*(\d+)"),
     "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(\d+)"),
 }
+# tags of torchtitan first, then of Megatron, then common ones; the first that a run has is read
 TRAIN_TAGS = ("loss_metrics/global_avg_loss", "lm-loss-training/lm loss", "lm loss", "train/loss", "loss")
 HELD_OUT_TAGS = ("validation_metrics/loss", "lm loss validation", "validation/loss", "val/loss", "eval/loss")
 RATE_TAGS = ("lr", "learning-rate/learning-rate", "learning-rate", "train/lr")
@@ -124,11 +128,15 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> Row:
         row["loss"] = trail.held_out[max(trail.held_out)]
     else:
         losses = [trail.train[step] for step in sorted(trail.train)]
+        # Example: of 1,000 logged losses the mean of the last ceil(0.02 x 1000) = 20. One training loss is of
+        # one batch and much noisier than a held-out loss.
         row["loss"] = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
         notes.append("Training loss: the log has no held-out loss.")
     if trail.rates:
+        # Cosine to 10 % and decay to 0 count as annealed, a constant rate does not.
         row["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
     if row["train_tokens"] is None:
+        # Samples are preferred to steps: a batch size that grows during the run is counted correctly.
         if trail.samples and merged.get("seq_len"):
             row["train_tokens"] = trail.samples * merged["seq_len"]
         elif merged.get("tokens_per_step"):
@@ -169,6 +177,7 @@ def _read_torchtitan(path: Path) -> Iterator[RunLog]:
     trail, batch = RunLog(_run_name(path), path), None
     for line in _read_lines(path):
         line = ANSI_COLOURS.sub("", line)
+        # a step that is logged again after a restart replaces the earlier value
         for kind, losses in (("train", trail.train), ("validation", trail.held_out)):
             if match := TITAN[kind].search(line):
                 losses[int(match[1])] = parse_number(match[2])
@@ -206,6 +215,8 @@ def _read_megatron(path: Path) -> Iterator[RunLog]:
         elif match := MEGATRON["seq_len"].search(line):
             trail.facts["seq_len"] = int(match[1])
     if parts:
+        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel ranks replicate, are counted
+        # on each of them.
         trail.facts["n_params"] = sum(parts.values())
     yield trail
 
@@ -219,6 +230,7 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
     """Read every folder of event files under `path`. This is the only use of TensorBoard's reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    # a resumed run has several event files in one folder: they are read as one run
     folders = sorted({file.parent for file in path.rglob("events.out.tfevents.*")})
     for folder in folders:
         # size_guidance 0 disables the reservoir sampling, which would drop steps
@@ -235,6 +247,7 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
 
         name = folder.parent.name if folder.name == "tensorboard" else folder.name
         trail = RunLog(name, folder, read_series(TRAIN_TAGS), read_series(HELD_OUT_TAGS))
+        # sorted by step: the last value decides whether the run was annealed
         trail.rates = [value for _, value in sorted(read_series(RATE_TAGS).items())]
         yield trail
 
@@ -251,6 +264,7 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
     for name, cells in table.items():
         if name == step or name.endswith(("__MIN", "__MAX")):
             continue
+        # the last " - " separates run and metric: names of runs can contain " - " too
         run, _, metric = name.rpartition(" - ")
         if "loss" not in metric.lower():
             continue
@@ -288,6 +302,7 @@ def _read_csv_rows(
             raise ValueError(f"--map {column}: {suggest_nearest(column, COLUMNS)}")
         if header not in table:
             raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, list(table))}")
+    # our column -> column of the file; columns that the file lacks are omitted and stay None
     names = {name: columns.get(name, name) for name in COLUMNS if columns.get(name, name) in table}
     if "loss" not in names:
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
@@ -296,6 +311,7 @@ def _read_csv_rows(
         row: Row = dict.fromkeys(COLUMNS) | {"run": f"{path.stem}-{i + 1}", "path": str(path)}
         for column, header in names.items():
             row[column] = _parse_cell(table[header][i], column, f"{path}, row {i + 1}, {header}")
+        # here facts override the cells of the table, as they override values from a log in make_row
         merged = dict(facts.get("", {})) | dict(facts.get(str(row["run"]), {}))
         row |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
         row["objective"] = row["objective"] or "autoregressive"
@@ -315,6 +331,7 @@ def _parse_cell(text: str, name: str, where: str) -> Any:
         value = float(text)
     except ValueError:
         raise ValueError(f"{where}: got '{text}', expected a number. Correct the cell.") from None
+    # a diverged run has nan in its table: it becomes a row without a loss, not an error
     return value if math.isfinite(value) else None
 
 

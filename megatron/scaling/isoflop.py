@@ -113,6 +113,7 @@ def split_budgets(C: np.ndarray) -> list[np.ndarray]:
 
     Gaps in log C above SAME_COMPUTE separate them.
     """
+    # C = [1e15, 3e15, 1.02e15]: order = [0, 2, 1], cuts = [2], budgets [0, 2] and [1]
     order = np.argsort(C, kind="stable")
     cuts = np.flatnonzero(np.diff(np.log(C[order])) > SAME_COMPUTE) + 1
     return np.split(order, cuts)
@@ -127,8 +128,11 @@ def fit_window(
     """
     x = np.log(N)
     centre, used, parabola = float(x[L.argmin()]), np.zeros(len(N), dtype=bool), None
+    # a window may alternate between two sets of runs; MAX_ROUNDS ends that
     for _ in range(MAX_ROUNDS):
         distance = np.abs(x - centre)
+        # n_sizes never decreases along the sorted distances, so a binary search finds the first one that
+        # suffices
         near = np.unique(distance)
         n_sizes = [len(np.unique(N[distance <= reach])) for reach in near]
         # the smallest distance that includes MIN_SIZES different sizes
@@ -155,6 +159,7 @@ def fit_parabola(
     middle = np.average(x, weights=weights)
     # x is centred for conditioning; the coefficients are expanded to uncentred x at the end
     basis = np.vander(x - middle, 3, increasing=True)
+    # rows times the root of their weight: plain least squares of these are the weighted ones
     root = np.sqrt(weights)[:, None]
     coefficients, *_ = np.linalg.lstsq(basis * root, L * root[:, 0], rcond=None)
     _, slope, bend = coefficients
@@ -162,6 +167,7 @@ def fit_parabola(
         return None
     vertex = -slope / (2 * bend)
     residual = L - basis @ coefficients
+    # residual variance of a run of weight 1: the weights need to be right only up to a factor
     spread = (weights * residual**2).sum() / max(len(L) - 3, 1)
     covariance = spread * np.linalg.inv((basis * weights[:, None]).T @ basis)
     # delta method for the vertex -slope / (2 bend)

@@ -50,6 +50,8 @@ def check_lack_of_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> L
     names, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     index = index.ravel()
     pooled = pool_cells(residual, cells)
+    # runs of one cell have one fitted value, so residuals scatter around their mean as log L does
+    # 20 runs in 12 cells and 5 constants: 8 degrees of freedom of pure error, 7 of the misfit
     n_error, n_misfit, pure = pooled.dof, len(names) - n_free, pooled.sum_squares
     if n_error < 1 or n_misfit < 1:
         return None

@@ -89,6 +89,7 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
         if not raw.get(key):
             raise ValueError(f"{path}: got no '{key}', expected the keys {', '.join(keys)}.")
     for key in ("name", "directory"):
+        # YAML reads a name such as 2024 as a number
         words = str(raw[key]) if key == "name" and is_finite(raw[key]) else raw[key]
         if not isinstance(words, str) or not is_single_line(words):
             raise ValueError(f"{path}: {key}: got {raw[key]!r}, expected one line of text.")
@@ -107,6 +108,7 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
     if not isinstance(share_trunks, bool):
         raise ValueError(f"{path}: share_trunks: got {share_trunks!r}, expected true or false.")
     seed = 0 if raw.get("seed") is None else raw["seed"]
+    # not isinstance: True is an int, and `seed: true` is a mistake
     if type(seed) is not int:
         raise ValueError(f"{path}: seed: got {seed!r}, expected an integer, which is added to every seed.")
     grids = [read_grid(grid, f"{path}: grids[{i}]") for i, grid in enumerate(raw["grids"])]
@@ -145,6 +147,7 @@ def expand_grids(study: StudyPlan) -> list[PlannedRun]:
             # held out by one grid: held out in the study
             if run.held_out or run.plan.identity not in runs:
                 runs[run.plan.identity] = run
+    # assign_trunks runs after the merge: a run of two grids must be in one group once
     by_cost = sorted(runs.values(), key=lambda run: run.plan.train_flops)
     return assign_trunks(by_cost) if study.share_trunks else by_cost
 
@@ -166,6 +169,8 @@ def blind_budget(study: StudyPlan, runs: Sequence[PlannedRun]) -> float:
         for grid in study.grids
         if grid.flops_convention == convention and objective in grid.objectives and not grid.held_out
         for flops in grid.train_flops
+        # The largest run can be of a grid with train_tokens, which writes no budget. The smaller budgets that
+        # other grids write do not count then.
         if abs(math.log(flops / max(planned))) < BUDGET_TOLERANCE
     ]
     return study.blind.compute * (max(written) if written else max(planned))
@@ -186,6 +191,7 @@ def _plan_blind_run(study: StudyPlan, prediction: BlindPrediction) -> PlannedRun
             f"{where}: got a prediction of size {prediction.size}, expected one of the sizes under 'blind' "
             f"of study {study.name}. Restore that key, or use another directory with directory=..."
         )
+    # only the predicted size: the other candidates need not be trainable any more
     alone = replace(study.blind, sizes=[prediction.size])
     planned = plan_candidates(replace(study, blind=alone), prediction.budget)[prediction.size]
     if planned.plan.identity != prediction.identity:
@@ -198,6 +204,7 @@ def _plan_blind_run(study: StudyPlan, prediction: BlindPrediction) -> PlannedRun
 
 
 def _plan_cell(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
+    # grid seeds 0, 1, 2 with the study's seed 100 are 100, 101, 102: a replica of the whole study
     cell = replace(cell, seed=cell.seed + study.seed)
     base = merge_sections(study.run, grid.run)
     where = f"study {study.name}, run {cell.objective}-{cell.size}"
@@ -226,17 +233,20 @@ def _plan_cell(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
         },
         "objective": {**read_section("objective"), "name": cell.objective},
         "misc": {**read_section("misc"), "seed": cell.seed},
+        # a placeholder: RunConfig requires a length, and the length is not known before the model is built
         "lr_scheduler": {**schedule, "total_iterations": 1},
     }
     probe = build_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
     data, optim = read_section("dataset"), read_section("optim")
     corpus_tokens = Exposure(probe).epoch_tokens
+    # D before rounding; the rules below use it unrounded, so they do not depend on the batch
     tokens = cell.train_tokens(probe.model, probe.dataset.seq_len, grid.flops_convention, corpus_tokens)
     # rules depend on N and D, which are known only after the model is built
     if rate is not None:
         optim["lr"] = rate(probe.model, tokens)
     if cell.batch_tokens is not None:
         batch = read_rule(cell.batch_tokens, "batch_tokens", f"{where}: batch_tokens")(probe.model, tokens)
+        # a batch consists of whole microbatches
         multiple = probe.dataset.microbatch_size or 1
         data["batch_size"] = round_batch(batch, probe.dataset.seq_len, multiple)
     schedule |= _length_keys(cell, data, tokens, probe.dataset.seq_len, data.get("batch_size"))
@@ -258,6 +268,9 @@ def _length_keys(cell: Cell, data: dict[str, Any], tokens: float, seq_len: int, 
         size = batch if isinstance(batch, int) else DatasetConfig.batch_size
         # rounded to whole batches first, since a run consists of whole steps
         n_samples = max(1, round(tokens / (size * seq_len))) * size
+        # Example: 2,000,000 tokens in batches of 8 x 1,024 are 244 steps, 1,952 windows. With 4 epochs:
+        # ceil(1952 / 4) = 488 unique windows, 499,712 tokens. Rounding down would read some windows a fifth
+        # time.
         data["unique_tokens"] = math.ceil(n_samples / cell.epochs) * seq_len
     return {"total_tokens": round(tokens)}
 
@@ -270,7 +283,9 @@ def _name_run(cell: Cell, grid: Grid, tokens: float) -> str:
     if cell.epochs is not None:
         parts.append(f"{cell.epochs:g}ep")
     for key, rule in (("lr", cell.lr), ("batch_tokens", cell.batch_tokens)):
+        # an axis with a single rule does not distinguish runs
         if len(getattr(grid, key)) > 1:
+            # the first value of a rule such as {mup: 3.0e-3, base_d_model: 256}: "lr-mup0.003"
             value = next(iter(rule.values())) if isinstance(rule, dict) else rule
             kind = f"-{next(iter(rule))}" if isinstance(rule, dict) else ""
             shown = value if isinstance(value, str) else format_short(value)
@@ -284,6 +299,8 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     """Return the run in a folder named after its identity, so that changed settings never reuse a folder."""
     raw |= {"name": name, "logging": dict(raw.get("logging") or {})}
     # a first plan gives the identity, which is part of the folder and therefore of the final configuration
+    # The identity includes neither name nor run_dir (config/identity.py), so the plan of this configuration
+    # is also that of the final one.
     raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     where = f"study {study.name}, run {name}"
     try:
@@ -295,6 +312,8 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
             f"{where}: got {plan.warmup_steps:,} warm-up steps, expected at most the run's {plan.n_steps:,}. "
             "Shorten lr_scheduler.warmup_*, or train longer."
         )
+    # 8 hex digits: among 10,000 runs two agree with a probability of about 1 %, and they share a folder only
+    # if their names are equal too
     folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
     raw["logging"]["run_dir"] = str(folder)
     return PlannedRun(build_config(raw, where=name), plan, folder, held_out=grid.held_out)
@@ -311,15 +330,19 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         # only schedules with a constant phase can share steps; a cosine depends on the total length from
         # the start
         if run.config.lr_scheduler.kind in ("wsd", "constant"):
+            # Equal trunk identities and equal warm-up steps give equal learning rates up to the first decay.
+            # A warm-up given as a share of the length differs between runs.
             groups.setdefault((run.plan.trunk_identity, run.plan.warmup_steps), []).append(run)
     changed: dict[Path, PlannedRun] = {}
     for group in groups.values():
         # the longest run contains the steps of all others
         trunk = max(group, key=lambda run: run.plan.n_steps)
         # a branch point must precede the decay of the branch and of the trunk
+        # Example: trunk of 1,000 steps with 200 of decay, run of 500 with 100: min(500 - 100, 800) = 400.
         last = trunk.plan.n_steps - trunk.plan.decay_steps
         points = {run.folder: min(run.plan.n_steps - run.plan.decay_steps, last) for run in group}
         # without decay a run would end inside its trunk: it trains its last step itself, to be scored
+        # `points` and `group` have the same order. Constant schedule: the run of 500 steps branches at 499.
         points = {f: min(p, r.plan.n_steps - 1) for (f, p), r in zip(points.items(), group, strict=True)}
         del points[trunk.folder]
         # a point at 0 or below shares no step: the run decays from the start
@@ -332,6 +355,7 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         checkpoint = replace(
             trunk.config.checkpoint, chkpt_at=sorted({points[run.folder] for run in branches})
         )
+        # chkpt_at is not part of the identity: the trunk keeps its folder and its result
         changed[trunk.folder] = replace(trunk, config=replace(trunk.config, checkpoint=checkpoint))
     return [changed.get(run.folder, run) for run in runs]
 
@@ -339,6 +363,7 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 def format_short(n: float) -> str:
     """Format 250000 as 250k and 1500000 as 1.5M: at most three digits and a suffix, for names and tables."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        # 999,600 is 1M, not 1e+03k: from 0.9995 on, three digits round up to the next suffix
         if n >= size * 0.9995:
             return f"{n / size:.3g}{letter}"
     return f"{n:.3g}"

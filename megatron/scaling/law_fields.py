@@ -15,6 +15,7 @@ def is_number(value: Any) -> bool:
 
     A bool is not a number.
     """
+    # type() and not isinstance, since a bool is an int; JSON may hold 10^400, for which float() raises
     try:
         return type(value) in (int, float) and float(value) is not None
     except OverflowError:
@@ -72,6 +73,7 @@ def _is_trend(value: Any) -> bool:
         and set(value) == set(names)
         and all(is_number(number) and math.isfinite(number) for number in value.values())
         and min(value["sigma"], value["dof_centre"], value["square_sum"]) > 0
+        # with both limits |slope (x - centre)| is at most 2 x 200 = 400, and exp(400) is finite in float64
         and value["low"] <= value["centre"] <= value["high"] <= value["low"] + MAX_RANGE
         and abs(value["slope"]) <= MAX_TREND_SLOPE
     )
@@ -122,6 +124,7 @@ def check_fields(content: Mapping[str, Any]) -> None:
     """
     for name, value in content.items():
         is_valid, expected = FIELDS[name]
+        # the value is cut to 40 characters, since replicates may be thousands of numbers
         if not is_valid(value):
             raise ValueError(f"{name}: got {str(value)[:40]!r}, expected {expected}")
     replicates = content.get("replicates")

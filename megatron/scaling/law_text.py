@@ -24,6 +24,8 @@ def summarise_law(law: Law) -> str:
     lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
     lines += [f"  prior: {prior['name']} = {prior['mean']:g} +- {prior['spread']:g}" for prior in law.priors]
     if law.text_error and "E" in law.params and law.replicates:
+        # E is a floor of the loss on this text. All runs share the sampling error of the text, so their
+        # scatter does not contain it, and E on other text has a wider interval.
         low, high = law.floor_interval(text="new")
         lines.append(
             f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats; E on a new text "
@@ -52,6 +54,7 @@ def _describe_trend(law: Law) -> list[str]:
     trend = law.noise.get("trend")
     if not trend:
         return []
+    # at both ends of x = log(N D), beyond which the scatter is constant (noise.Trend)
     sigma, _ = Trend(**trend).evaluate(np.array([trend["low"], trend["high"]]))
     return [
         f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "

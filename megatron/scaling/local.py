@@ -51,10 +51,13 @@ class LocalLauncher:
             # continue, not break: a later and smaller run may still fit
             if devices is None:
                 continue
+            # Another sweep has the run, a training that outlived its sweep still saves, or the run has become
+            # done since the plan. As an external job it is polled until one of the three has ended.
             if not self.locks.acquire(run):
                 jobs.append(Job(run, None, is_external=True))
                 continue
             prepare_run(run)
+            # order: config.yaml is written before the process that reads it is started
             job = Job(run, self._start_process(run, devices), devices)
             self.active.append(job)
             jobs.append(job)
@@ -66,8 +69,12 @@ class LocalLauncher:
         A run over several GPUs gets them exclusively. A run that exceeds the memory of every device gets an
         empty one: the estimate may be wrong, and otherwise the run reports the error itself.
         """
+        # load[k]: the jobs on device k. Example with 2 devices and 4 slots: [[a, b], [c]]; device 1 is tried
+        # first.
         load = [[job for job in self.active if k in job.devices] for k in range(len(self.devices))]
         if self.gpus_per_run > 1:
+            # all or nothing: a run that waited with some of its GPUs could block another one that does the
+            # same
             empty = [k for k, jobs in enumerate(load) if not jobs]
             return empty[: self.gpus_per_run] if len(empty) >= self.gpus_per_run else None
         for k in sorted(range(len(self.devices)), key=lambda k: len(load[k])):
@@ -75,6 +82,8 @@ class LocalLauncher:
             used = sum(estimate_memory(job.run.config) for job in load[k])
             fits = used + estimate_memory(run.config) <= MAX_MEMORY_SHARE * self.devices[k].memory
             # an empty device always accepts a run, even one that exceeds the estimate
+            # A device of unknown memory (0, for example a GPU that shares the host's memory) never fits, so
+            # it gets one run at a time.
             if not load[k] or fits and len(load[k]) < self.devices[k].slots:
                 return [k]
         return None
@@ -118,6 +127,7 @@ class LocalLauncher:
             if job.handle.poll() is None:
                 job.handle.terminate()
         # all jobs are signalled first and then waited for, so that they save concurrently
+        # one deadline for all jobs: 60 s in total, not 60 s for each
         deadline = time.monotonic() + STOP_WAIT_S
         for job in local_jobs:
             try:
@@ -143,12 +153,16 @@ class LocalLauncher:
         """
         ranks = [str(START_RANKS), str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
         words = [*ranks, str(PRETRAIN), str(run.folder / CONFIG)]
+        # append mode keeps the output of earlier starts. The child has a copy of the descriptor, so the
+        # parent can close its own at once.
         with (run.folder / LOG).open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # Two guards against a sweep that is killed: the kernel sends SIGTERM at once (preexec_fn), on
+                # which the run saves; the variable makes a run that hangs end itself after STOP_WAIT_S.
                 env=self._make_environment(devices) | parent_variable(STOP_WAIT_S),
                 # Ctrl-C in the terminal signals only the sweep, which then stops its runs in order
                 start_new_session=True,
@@ -158,7 +172,10 @@ class LocalLauncher:
     def _make_environment(self, devices: Sequence[int]) -> dict[str, str]:
         """Return a child's environment: its GPUs, or on a CPU one thread per library and KEEP_MEMORY."""
         environment = dict(os.environ)
+        # A sweep that was started by torchrun or srun has RANK and WORLD_SIZE set. Inherited, they would make
+        # the run wait for ranks that do not exist.
         remove_launcher_variables(environment)
+        # one thread for each run: with one run per core, more threads would compete for the same cores
         if not self.on_gpus:
             return environment | {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"), **KEEP_MEMORY}
         # CUDA_VISIBLE_DEVICES may be set already: device k is then the k-th of its entries

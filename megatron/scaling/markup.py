@@ -6,6 +6,7 @@ from html import escape
 
 def render_prose(text: str) -> str:
     """Return text as HTML with non-breaking spaces between a number and its sign or unit."""
+    # "3.2 % of" -> "3.2&nbsp;% of": the space after %, FLOPs stays breakable; ± and = bind on both sides
     return re.sub(r" (%|FLOPs|±|=) ?", _join_unit, escape(text))
 
 
@@ -23,4 +24,5 @@ def render_paragraph(text: str, style: str = "") -> str:
 
 def render_powers(text: str) -> str:
     """Return a formula as HTML, with powers such as N^0.35 as superscript."""
+    # applied after escape: the pattern contains no character that escape replaces
     return re.sub(r"\^([-\w.]+)", r"<sup>\1</sup>", escape(text))

@@ -27,6 +27,7 @@ class Component:
         """Add an independent error of standard deviation `scale` [n]; dof by Welch and Satterthwaite."""
         variance, added_variance = self.scale**2, scale**2
         with np.errstate(divide="ignore", invalid="ignore"):
+            # (sum v)^2 / sum(v^2 / dof); 0 / 0 where both scales are 0, and dof has no effect there
             joint = (variance + added_variance) ** 2 / (variance**2 / self.dof + added_variance**2 / dof)
         joint = np.minimum(np.where(np.isnan(joint), self.dof, joint), NORMAL_DOF)
         return replace(self, scale=np.sqrt(variance + added_variance), dof=joint)
@@ -34,6 +35,7 @@ class Component:
     def cdf(self, value: np.ndarray) -> np.ndarray:
         """Return the cumulative distribution function [n] at `value` [n]."""
         scale = np.maximum(self.scale, MIN_SCALE)
+        # a mixture of r equal parts: [r, n], then the mean over r
         return stdtr(self.dof, (value - self.centres) / scale).mean(axis=0)
 
 
@@ -45,6 +47,7 @@ def build_component(
     Replicates are scaled around their median for the number of runs, as expanded percentiles are.
     """
     losses = np.log(law.losses(N, D, U))
+    # midpoints of 201 slices of equal probability, from 0.25 % to 99.75 %: [201, n]
     centres = np.quantile(losses, (np.arange(N_CENTRES) + 0.5) / N_CENTRES, axis=0)
     middle = np.median(losses, axis=0)
     # ratio of the normal quantiles of the expanded and the plain level, at 95 %
@@ -71,6 +74,7 @@ def mixture_quantiles(components: Sequence[Component], shares: Sequence[float]) 
         # the quantile of a mixture is between the smallest and the largest quantile of its parts
         low = np.min([end.min(axis=0) for end in ends], axis=0)
         high = np.max([end.max(axis=0) for end in ends], axis=0)
+        # cdf increases with the value; 50 halvings leave 1e-15 of the bracket
         for _ in range(N_BISECTIONS):
             middle = 0.5 * (low + high)
             is_below = sum(component.weight * component.cdf(middle) for component in components) < share

@@ -57,6 +57,8 @@ class Trend:
         Var(log sigma^2) = 2/dof for a chi-square, so the variance of the line, 2 (1/dof_centre + (x -
         centre)^2 / square_sum), gives the degrees of freedom.
         """
+        # A run has the information 1/2 on log sigma^2, so the slope of log sigma^2 has the variance
+        # 2 / square_sum.
         offset = np.clip(log_compute, self.low, self.high) - self.centre
         dof = 1 / (1 / self.dof_centre + offset**2 / self.square_sum)
         return self.sigma * np.exp(self.slope * offset), dof
@@ -106,12 +108,15 @@ def estimate_noise(
     n, p = basis.shape
     clipped = _winsorize(residual, p)
     n_cut = int((np.abs(residual) > np.abs(clipped)).sum())
+    # H = Q Q' with Q the basis: two products of O(n p) instead of the matrix H [n, n]
     remainder = clipped - basis @ (basis.T @ clipped)
     if groups is None or len(np.unique(groups)) == n:
         dof = max(n - p, MIN_DOF)
+        # clipping at 3 sigma keeps 99.75 % of sigma for normal residuals: divide by that share
         sigma = float(np.sqrt((remainder**2).sum() / dof)) / _sigma_retained()
         trend = None if log_compute is None else fit_trend(residual, basis, log_compute)
         return Noise(sigma, dof, 0.0, sigma, None, n_cut, trend)
+    # `between` and `within` are variances here, standard deviations in Noise
     between, within = _estimate_components(remainder, basis, groups)
     n_groups = len(np.unique(groups))
     dof = max(n_groups - p, MIN_DOF)
@@ -143,7 +148,10 @@ class PooledVariance:
 
 def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
     """Pool the scatter of values [n] around the mean of their cell; `cells` [n] or [n, k] are labels."""
+    # index [n] is the cell of each run, sizes [cells]. Cells of 2, 1 and 3 runs have 1 + 0 + 2 = 3 degrees of
+    # freedom: a cell of one run adds nothing to either sum.
     _, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
+    # some versions of numpy return [n, 1] with axis=0
     index = index.ravel()
     means = np.bincount(index, log_loss, minlength=len(sizes)) / sizes  # mean of each cell
     several = sizes > 1
@@ -172,6 +180,7 @@ def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend |
     low, high = float(x.min()), float(x.max())
     if n - p < MIN_DOF_FOR_TREND or high - low < 1e-6:
         return None
+    # Var(e_i) = sigma^2 (1 - h_i), with h_i the squared length of row i of the basis (leverage)
     residual_share = np.maximum(1 - (basis**2).sum(axis=1), MIN_RESIDUAL_SHARE)
     slope, centre = 0.0, float(x.mean())
     for _ in range(2):  # which residuals are beyond 3 sigma depends on the trend
@@ -204,6 +213,7 @@ def _fit_trend_slope(squares: np.ndarray, off: np.ndarray) -> float:
     The function is convex in the slope. Its derivative has the sign of -sum(squares exp(-2 slope off) off).
     """
     low, high = -MAX_TREND_SLOPE, MAX_TREND_SLOPE
+    # 50 halvings of a range of 4: the slope is exact to 4e-15
     for _ in range(50):
         middle = 0.5 * (low + high)
         weights = squares * np.exp(-2 * middle * off)
@@ -218,10 +228,13 @@ def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
     values has p residuals of 0. Then sigma^2 = sum of clipped squares / (n - p) is iterated upwards to its
     fixed point.
     """
+    # the median of |z| is ndtri(0.75) = 0.6745 for a standard normal z
     size = np.sort(np.abs(residual))[min(p, len(residual) - 1) :]
     sigma = float(np.median(size)) / ndtri(0.75)
     if sigma == 0:
         return residual
+    # The map sigma -> new increases with sigma. From a start below its fixed point the iterates rise to it; a
+    # start above it ends the loop at once.
     for _ in range(50):
         clipped = np.clip(residual, -CLIP_SIGMAS * sigma, CLIP_SIGMAS * sigma)
         new = float(np.sqrt((clipped**2).sum() / max(len(residual) - p, MIN_DOF)))
@@ -246,6 +259,7 @@ def _estimate_components(residual: np.ndarray, basis: np.ndarray, groups: np.nda
     """Return (variance between groups, variance within), both 0 or above, from e = (I - H) r [n]."""
     n, p = basis.shape
     _, index = np.unique(groups, return_inverse=True)
+    # Z [n, groups]: 1 where a row belongs to the group
     member = np.zeros((n, index.max() + 1))
     member[np.arange(n), index] = 1.0
     projected_members = member - basis @ (basis.T @ member)  # (I - H) Z
@@ -261,6 +275,7 @@ def _estimate_components(residual: np.ndarray, basis: np.ndarray, groups: np.nda
     between, within = (float(v) for v in np.linalg.solve(equations, moments))
     if between < 0:
         return 0.0, moments[0] / max(n - p, MIN_DOF)
+    # with within = 0 the first equation is between = e'e / tr(Z'MZ)
     if within < 0:
         return moments[0] / max(trace, 1e-300), 0.0
     return between, within

@@ -27,6 +27,7 @@ def render_answer(study: Study) -> str:
     if not answers:
         return ""
     law = study.compute_law
+    # the lead is the answer at NEXT_FACTOR; the last one if that optimum overflows
     chosen = next((at for times, at in answers if times == frontier_text.NEXT_FACTOR), answers[-1][1])
     cautions = "".join(render_paragraph(line, "care") for line in frontier_text.list_frontier_cautions(study))
     heads = ("compute", "parameters, N*", "tokens, D*", "loss, L*")

@@ -58,6 +58,8 @@ def interpolate_ramp(ramp: tuple[str, ...], i: int, n: int) -> str:
     # position on the ramp in units of its segments; linear interpolation of each sRGB channel
     # the middle of the ramp for a single colour
     at = (len(ramp) - 1) * (i / (n - 1) if n > 1 else 0.5)
+    # Example: ramp of 5 colours, i = 2 of n = 4: at = 4 x 2/3 = 2.67, between colours 2 and 3, 67 % of the
+    # latter. The min keeps the last colour in the last segment, where `at` is len - 1.
     left = min(int(at), len(ramp) - 2)
     below, above = ([int(ramp[k][c : c + 2], 16) for c in (1, 3, 5)] for k in (left, left + 1))
     mixed = [round(b + (a - b) * (at - left)) for b, a in zip(below, above, strict=True)]

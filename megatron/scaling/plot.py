@@ -63,6 +63,8 @@ def log_axis(
     steps = (1, 2, 5) if decades <= 2.2 else (1, 3) if decades <= 3.5 else (1,)
     stride = max(1, math.ceil(decades / MAX_DECADES))
     powers = [p for p in range(math.floor(ends[0]), math.ceil(ends[1]) + 1) if p % stride == 0]
+    # Example: 3e11 to 2e14 are 2.8 decades: ticks at 1 and 3, so 3e11, 1e12, ..., 1e14. Over 20 decades the
+    # stride is 3.
     ticks = [m * 10.0**p for p in powers for m in steps]
     ticks = [tick for tick in ticks if ends[0] <= math.log10(tick) <= ends[1]]
     return {
@@ -87,6 +89,7 @@ def format_flops_tick(value: float) -> str:
 
 def linear_axis(title: str, low: float, high: float) -> dict[str, Any]:
     """Return a linear axis with a margin around low..high."""
+    # equal ends get a range of 0.1
     pad = 0.05 * (high - low or 1.0)
     return {"title": {"text": title}, "range": [low - pad, high + pad]}
 

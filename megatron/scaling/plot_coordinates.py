@@ -40,6 +40,7 @@ class CoordinateSweep:
 
     def fit_slope(self, quantity: str) -> float:
         """Return the power of the size that a change follows, by log-log least squares. 0 means constant."""
+        # change = c size^slope: standard parametrization grows as a power of the width, muP has slope 0
         return float(np.polyfit(np.log(self.sizes), np.log(self.moved[quantity]), 1)[0])
 
     def is_constant(self) -> bool:
@@ -65,6 +66,7 @@ def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
     """Return the figure of one axis: a panel per parametrization, a line per quantity, a shared y axis."""
     axis, n = sweeps[0].axis, len(sweeps)
     every = [value for sweep in sweeps for values in sweep.moved.values() for value in values]
+    # n panels and n - 1 gaps fill the width: n = 3 gives (1 - 0.1) / 3 = 0.3 each
     width = (1 - GAP * (n - 1)) / n
     layout: dict[str, Any] = {"yaxis": log_axis("change, root mean square", every), "annotations": []}
     data = []

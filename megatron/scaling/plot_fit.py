@@ -46,6 +46,7 @@ def residual_figure(study: Study) -> Figure | None:
     if not points:
         return None
     predicted = np.array([float(study.law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
+    # in percent, since the law is fitted to log L: 1 % is the same error at every loss
     left = 100 * (np.array([row["loss"] for row in points]) / predicted - 1)
     data, panels = [], ("N", "D", "C")
     at = {
@@ -147,6 +148,7 @@ def pair_panel(law: Law, i: int, x: str, y: str) -> tuple[list[dict[str, Any]], 
         hovertemplate=f"{x} {law.params[x]:.4g}, {y} {law.params[y]:.4g}<extra>the fit</extra>",
         **on,
     )
+    # panels 0 1 in the upper row (low = 0.57), 2 3 in the lower (low = 0)
     left, low = (i % 2) * 0.55, 0.57 * (1 - i // 2)
     logged = y in "AB" and bool((up > 0).all())
     axis = (
@@ -266,6 +268,7 @@ def held_out_marks(objective: str, result: dict[str, Any]) -> dict[str, Any]:
         result["measured"],
         "markers",
         marker={"color": colour, "size": 10, "symbol": SYMBOL.get(objective, "square")},
+        # x is the prediction: plotly takes distances from the point, not ends
         error_x={
             "type": "data",
             "symmetric": False,

@@ -51,9 +51,12 @@ def slices_figure(study: Study) -> Figure | None:
     chips, losses = [], [row["loss"] for row in rows]
     for i, indices in enumerate(split_budgets(np.array([row["C"] for row in rows]))):
         group = [rows[k] for k in indices]
+        # geometric mean of the budget: its runs differ by the rounding to whole steps
         C = math.exp(float(np.mean(np.log([row["C"] for row in group]))))
         name, key = f"{format_exponent(C)} FLOPs", f"isoflop:{i}"
         traces = _slice_traces(study, group, C, key, f"@slice{i}", name)
+        # The ends of a slice can rise far above the runs. They would compress the points into a line at the
+        # bottom.
         losses += [y for trace in traces for y in trace["y"] if min(losses) / 2 < y < 2 * max(losses)]
         data += traces
         chips.append(Chip(key, name, f"@slice{i}"))

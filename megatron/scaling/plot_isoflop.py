@@ -82,6 +82,7 @@ def isoflop_figure(study: Study) -> Figure | None:
         low, high = isoflop.size.interval
         inside = format_interval([low, high], "{:.2f}".format)
         power = f"power {isoflop.size.exponent:.2f}" + (f" ({inside})" if inside else "")
+        # the direction is stated only if the interval of the exponent excludes 0
         way = "grows" if low > 0 else "falls" if high < 0 else ""
         title = f"By isoFLOP curves N* {way} as C to the {power}"
         if not way:  # also without an interval
@@ -109,6 +110,7 @@ def describe_bias(study: Study, isoflop: IsoFlop) -> list[str]:
 def parabola_traces(parabola: Parabola, key: str, colour: str, name: str) -> list[dict[str, Any]]:
     """Return the traces of one budget: runs, parabola, and minimum with its error."""
     fitted = parabola.N[parabola.used]
+    # L = c0 + c1 x + c2 x^2 in x = log N; coefficients in this order
     x = np.log(np.geomspace(fitted.min() / 1.1, fitted.max() * 1.1, 50))
     line = np.polynomial.polynomial.polyval(x, parabola.coefficients)
     # a factor of e^20 at most, so that a nearly flat parabola does not overflow
@@ -146,6 +148,7 @@ def contour_figure(study: Study) -> Figure | None:
         np.geomspace(min(row[x] for row in points) / 2, max(row[x] for row in points) * 2, STEPS)
         for x in "ND"
     )
+    # [STEPS (D, rows), STEPS (N, columns)], as plotly expects z
     z = study.law.loss(N[None, :], D[:, None])
     first, last = (6.0 * min(row["N"] * row["D"] for row in points), largest_compute(study))
     best = optimal_frontier(study.law, np.geomspace(first, last, 30))

@@ -260,6 +260,7 @@ def literature_traces(C: np.ndarray) -> list[dict[str, Any]]:
         )
         lines[name] = (best.N, best.D)
     # Kaplan's exponent is for N without embeddings, so the line is only indicative
+    # in FLOPs: 8.64e19 is one petaflop/s-day, the unit of arXiv 2001.08361
     N = 1.3e9 * (C / 8.64e19) ** 0.73
     lines[KAPLAN] = (N, C / (6 * N))
     return [
@@ -352,6 +353,8 @@ def optimum_layout(
             *(ends[0] if ends else ()),
             *(ends[1] if ends else ()),
         ]
+        # a vanished term (A = 0 or B = 0) has its optimum at N = 0 or infinite D, which a log axis cannot
+        # show
         shown = [x for x in shown if math.isfinite(x) and x > 0]
         layout[axis.replace("y", "yaxis")] = log_axis(names[letter], shown) | {"domain": domains[axis]}
     layout["shapes"] = [

@@ -62,6 +62,8 @@ def mixture_figure(study: Study) -> Figure | None:
             if name not in weights:
                 continue
             tokens, share = weights[name]
+            # MAX_POINTS indices from the first to the last, evenly spaced; unique removes those that round to
+            # the same index
             keep = np.unique(
                 np.linspace(0, len(tokens) - 1, min(len(tokens), MAX_POINTS)).round().astype(int)
             )
@@ -104,6 +106,7 @@ def describe_mixture(runs: Mapping[str, WeightsOverTime]) -> str:
         for run, weights in runs.items()
         for name, (_, share) in weights.items()
     ]
+    # the net change first: a weight that oscillates and returns has moved, but neither rises nor falls
     size, _, run, name, share = max(moves, key=lambda move: move[:2])
     # 0.5 points is the rounding of the percentages in the sentence
     if size >= 0.005:

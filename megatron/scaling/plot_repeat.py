@@ -38,6 +38,8 @@ def epochs_figure(study: Study) -> Figure | None:
     series: dict[tuple, list[Row]] = {}
     for row in study.finished_rows():
         if row["epochs"] and row["unique_tokens"]:
+            # key: (objective, N, U); along one line only the number of epochs changes, and with it D = U x
+            # epochs
             series.setdefault((row["objective"], row["n_params"], row["unique_tokens"]), []).append(row)
     series = {
         key: sorted(rows, key=lambda row: row["epochs"])
@@ -108,6 +110,7 @@ def crossover_figure(study: Study) -> Figure | None:
         return None
     data: list[dict[str, Any]] = []
     shown = crossing.C[at].tolist()
+    # a replicate without a crossing counts as infinite, so an end can be infinite: then no band is drawn
     if crossing.ends is not None and np.isfinite([end[at] for end in crossing.ends]).all():
         low, high = (end[at] for end in crossing.ends)
         data.append(
@@ -178,6 +181,7 @@ def downstream_figure(study: Study) -> Figure | None:
             )
         )  # fmt: skip
         try:
+            # n_bootstrap = 0: the figure shows the curve alone
             chance = chance_of_task(task) if kind == "accuracy" else None
             curve = fit_downstream(L, y, kind, n_bootstrap=0, chance=chance)
         except ValueError:  # too few runs, or scores outside 0 to 1

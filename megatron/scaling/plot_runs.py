@@ -39,6 +39,8 @@ def smooth_loss(loss: np.ndarray) -> np.ndarray:
     At the start, where the loss falls fast, the window shrinks on both sides, so that the mean does not lag.
     At the end, where the loss is flat, only the side without points is cut.
     """
+    # Example: 1,000 points, half = 20. Point 5 is the mean of points 0..10, point 500 of 480..520, point 999
+    # of 979..999.
     n, half = len(loss), math.ceil(SMOOTHED_SHARE * len(loss))
     # running mean by cumulative sums: total[high + 1] - total[low] is the sum over low..high
     total = np.concatenate([[0.0], np.cumsum(loss)])
@@ -50,6 +52,8 @@ def smooth_loss(loss: np.ndarray) -> np.ndarray:
 
 def thin_points(n: int, most: int) -> np.ndarray:
     """Return the indices of at most `most` of n points to draw, log-spaced, always with the last."""
+    # Indices from 0 to n - 1, dense at the start where the loss falls fast. At the start several round to the
+    # same index, so fewer than `most` remain.
     return np.unique(np.geomspace(1, n, most).round().astype(int) - 1) if n > most else np.arange(n)
 
 
@@ -235,6 +239,7 @@ def intermediate_trace(study: Study, row: Row) -> dict[str, Any]:
 def lower_envelope(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a lower loss than every run of equal or less compute, in ascending compute."""
     lower: list[Row] = []
+    # at equal FLOPs the lowest loss comes first, and the others of that compute are then not lower
     for row in sorted(rows, key=lambda row: (row["train_flops"], row["loss"])):
         if not lower or row["loss"] < lower[-1]["loss"]:
             lower.append(row)

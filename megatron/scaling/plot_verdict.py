@@ -56,6 +56,7 @@ def misfit_figure(study: Study) -> Figure | None:
             )
         )  # fmt: skip
     compute = [trace["x"][0] for trace in data]
+    # symmetric around 0, so that the zero line is in the middle
     ends = [sign * (max(abs(y) for trace in data for y in trace["y"]) + 2 * noise) for sign in (-1, 1)]
     layout = {
         "xaxis": log_axis("compute, C = 6 N D (FLOPs)", compute, format_flops_tick),
@@ -84,6 +85,7 @@ def intervals_figure(study: Study) -> Figure | None:
         ends = law.interval["params"].get(name)
         if ends is None or not value > 0 or name in law.fixed:
             continue
+        # relative to the fit, so that an alpha of 0.3 and a B of 400 share one axis
         low, high = (float(np.clip(end / value, *CLIP)) for end in ends)
         colour = "@muted" if name in law.not_identified else "@accent"
         data.append(

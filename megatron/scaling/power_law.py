@@ -78,6 +78,7 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
         errors = np.asarray(log_se, dtype=float)
         if errors.shape != x.shape or not (np.isfinite(errors) & (errors >= 0)).all():
             raise ValueError(f"log_se: got {errors}, expected {len(x)} numbers of 0 or more")
+        # an error of 0 would have an infinite weight
         weights = 1 / np.maximum(errors, 1e-9) ** 2
     total = weights.sum()
     # centring x makes the estimates of the level and of the slope uncorrelated
@@ -86,6 +87,7 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
     square = float(weights @ offset**2)
     slope = float(weights @ (offset * (y - mean_y))) / square
     dof = len(x) - 2
+    # reduced chi-square: about 1 if the errors explain the scatter, NaN for two points
     scale = float(weights @ (y - mean_y - slope * offset) ** 2) / dof if dof else float("nan")
     if log_se is not None:
         scale = max(scale, 1.0) if dof else 1.0  # Birge ratio

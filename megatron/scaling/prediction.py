@@ -84,6 +84,7 @@ def predict_run(
     unique = np.inf if U is None else U
     value, *inner = law.predict(N, D, unique, level, "confidence", text)
     outer = law.predict(N, D, unique, level, "predictive", text)[1:]
+    # a run reads at most D tokens: U above D is compared with the ranges as D
     point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
     return Prediction(
         N,
@@ -115,6 +116,7 @@ def predict_optimum(
     check_positive(C=C, flops_per_param_token=flops_per_param_token, **({} if U is None else {"U": U}))
     _check_level(level)
     k = flops_per_param_token
+    # only one law with unique text has a closed form; repetition and stacks are searched
     has_closed_form = U is None and isinstance(law, Law)
     frontier = (
         optimal_frontier(law, C, k)
@@ -129,6 +131,7 @@ def predict_optimum(
     elif law.replicates:
         law.text_deviation("confidence", text)  # raises for a new text of unknown error
         ends = {name: (low[0], high[0]) for name, (low, high) in frontier_bands(law, C, level, k, U).items()}
+        # noise and error of the text are added in quadrature in log L, so their order has no effect
         predictive = _to_interval(
             *law.widen_for_text(L, *law.add_noise(L, *ends["L"], N, D, level), level, "predictive", text)
         )

@@ -59,8 +59,11 @@ def scoring_flops(run: PlannedRun) -> float:
     # the final loss is at n_steps; a set, since a checkpoint and a validation can coincide
     at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
     for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
+        # range stops before n_steps, which is in the set already
         at |= set(range(every, plan.n_steps, every)) if every else set()
     # a branch scores only after its branch point
+    # Example: a branch at 400 of 500 steps that scores every 100 steps scores at 500 only, not again at 100
+    # ... 400.
     n_times = sum(step > plan.n_steps - run.trained_steps for step in at)
     return FORWARD_SHARE * plan.flops_per_token * n_samples * plan.seq_len * n_masks * n_times
 
@@ -87,6 +90,7 @@ def query_gpus() -> list[tuple[str, float]]:
     except (OSError, subprocess.SubprocessError):
         return []
     # names can contain commas, so the split is at the last one
+    # "[N/A]" instead of a number of MiB: a GPU that shares the host's memory
     fields = [line.rpartition(",") for line in result.stdout.splitlines() if "," in line]
     return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in fields]
 
@@ -122,6 +126,7 @@ def estimate_speed(
     spans = len({flops_per_step(run) for run, _ in finished}) > 1
     if finished and (spans or remote or probe is None):
         return _speed_from_finished(finished)
+    # a measurement on this machine would describe other hardware than that of the runs
     if remote:
         return Speed(math.nan, 0.0, "no measurement: name the GPU with --hardware")
     timings = probe() if probe is not None and runs else []
@@ -141,11 +146,14 @@ def speed_from_timings(timings: Sequence[Timing]) -> Speed:
     step_s = 0.0
     if large.flops_per_step > small.flops_per_step:
         # two equations: seconds = step_s + FLOPs / rate for the small and the large model
+        # Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope 0.09 / 9e9 = 1e-11 s per FLOP, intercept 0.02
+        # - 0.01 = 0.01 s, rate 1e10 / (0.11 - 0.01) = 1e11 FLOP/s.
         slope = (large.step_s - small.step_s) / (large.flops_per_step - small.flops_per_step)
         # the intercept is negative if the larger model is less efficient: then there is no fixed cost
         step_s = max(0.0, small.step_s - slope * small.flops_per_step)
         # kept below the large model's step, so that the rate stays finite and positive
         step_s = min(step_s, small.step_s, 0.999 * large.step_s)
+    # the large model determines the rate: most of a study's FLOPs are in its large models
     rate = large.flops_per_step / (large.step_s - step_s)
     words = " and ".join(timing.describe() for timing in timings)
     basis = f"{words} timed on this machine, {startup_s:.1f} s of start-up per run"
@@ -157,6 +165,7 @@ def _find_finished(runs: Sequence[PlannedRun]) -> list[tuple[PlannedRun, float]]
     finished = []
     for run in runs:
         result = read_json(run.folder / RESULT)
+        # a result of an earlier version of the run took another time
         if result and result.get("identity") == run.plan.identity and result.get("wall_s"):
             finished.append((run, float(result["wall_s"])))
     return finished
@@ -171,11 +180,15 @@ def _speed_from_finished(finished: Sequence[tuple[PlannedRun, float]]) -> Speed:
         steps = np.array([run.trained_steps for run, _ in finished], dtype=float)
         scale = np.array([steps.max(), flops.max()])
         # columns scaled to 1 and rows divided by the time: relative errors, well conditioned
+        # minimise sum (fixed s_i + per_flop f_i - t_i)^2 / t_i^2 over coefficients >= 0, s = steps / max, f =
+        # FLOPs / max. Absolute errors would fit only the longest run; a negative fixed cost would give small
+        # models a negative time.
         (fixed, per_flop), _ = nnls(
             np.stack([steps, flops], 1) / scale / seconds[:, None], np.ones(len(flops))
         )
         if per_flop > 0:
             return Speed(float(flops.max() / per_flop), float(fixed / steps.max()), basis)
+    # total FLOPs over total seconds: weighted by time, so short runs with much overhead count little
     return Speed(float(flops.sum() / seconds.sum()), 0.0, basis)
 
 
@@ -184,5 +197,7 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
     lanes = [0.0] * max(1, jobs)
     # longest-processing-time rule: each run goes to the lane that is free first
     for run_s in sorted(seconds, reverse=True):
+        # Example: [5, 4, 3, 3] in 2 lanes: 5 | 4, then 5 | 4 + 3, then 5 + 3 | 7: 8. At most 4/3 of the
+        # optimum (Graham 1969).
         lanes[lanes.index(min(lanes))] += run_s
     return max(lanes)

@@ -35,6 +35,7 @@ def format_price_table(
     lines = [*_format_total(runs, waiting, speed, jobs, gpus_per_run), ""]
     longest = max((speed.seconds(run) for run in runs), default=0.0)
     # the largest unit in which the longest run takes at least 2
+    # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column, so that rows are comparable
     scale, unit = next(((size, name) for size, name in UNITS if longest >= 2 * size), UNITS[-1])
     head = (*HEAD, f"time ({unit})", "status")
     lines += _align_columns(
@@ -73,6 +74,7 @@ def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
     """Return a line with the number of cells by number of seeds; empty if every cell has one seed."""
     seeds: dict[str, set[int]] = {}
     for run in runs:
+        # cell_identity is the hash without the seed
         seeds.setdefault(run.plan.cell_identity, set()).add(run.plan.seed)
     numbers = Counter(len(cell_seeds) for cell_seeds in seeds.values())
     if set(numbers) <= {1}:
@@ -123,6 +125,7 @@ def _align_columns(rows: Sequence[tuple[str, ...]], left_from: int | None = None
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     # only the name column can shrink: numbers are never cut
+    # every column but the first is preceded by two spaces
     room = WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)
     widths[0] = max(min(widths[0], room), MIN_NAME_WIDTH)
     lines = []
@@ -138,6 +141,7 @@ def _shorten_name(name: str, width: int) -> str:
     """Shorten a name to `width` characters: its beginning and end, with .. in the middle."""
     if len(name) <= width:
         return name
+    # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
     head = (width - 2) // 2
     return f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
 

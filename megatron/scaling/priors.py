@@ -21,6 +21,7 @@ from megatron.scaling.surface import THETA, RunPoints
 
 EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D", "g", "h", "gamma", "delta")
 POSITIVE = ("E", "A", "B", "a", "b", "c", "K", "R_D", "R_N")
+# `\S+?` is lazy: the mean ends at the first +-, so 0.34+-0.05 is not one word
 PRIOR_PATTERN = re.compile(r"\s*(\w+)\s*=\s*(\S+?)\s*(?:\+-|\+/-|±)\s*(\S+)\s*")
 
 
@@ -62,6 +63,7 @@ class Prior:
         For example log A = a + alpha x0, with x0 the mean of log N.
         """
         alpha, beta = ("eta", "eta") if form == "over_training" else ("alpha", "beta")
+        # log A = a + alpha x0 and log B = b + beta y0; over_training: log b = theta_b + eta (y0 + log(6) / 2)
         terms = {
             "E": {"e": 1.0},
             "A": {"a": 1.0, alpha: at.x0},
@@ -82,6 +84,8 @@ def parse_prior(text: str) -> Prior:
     try:
         return Prior(parts[1], float(parts[2]), float(parts[3]))
     except (TypeError, ValueError) as error:
+        # the message of Prior itself is more precise; parts is None where the pattern does not match
+        # (TypeError)
         if parts is not None and "could not convert" not in str(error):
             raise
         raise ValueError(f"--prior {text}: expected NAME=MEAN+-SD, such as alpha=0.34+-0.05") from None
@@ -97,6 +101,8 @@ def prior_scale(sigma: float, delta: float) -> float:
     """
     if not np.isfinite(delta) or sigma == 0:
         return sigma**2
+    # For delta << sigma the ratio tends to sqrt(pi / 2) sigma delta: as for absolute residuals, it shrinks
+    # with delta, since the objective does.
     z = delta / sigma
     inside = float(erf(z / np.sqrt(2)))
     density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))

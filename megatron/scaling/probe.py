@@ -74,13 +74,18 @@ def time_steps(
     # equal FLOPs per step: one model is enough
     if flops_per_step(ends[0]) == flops_per_step(ends[1]):
         ends = ends[:1]
+    # the launcher would start it anyway on an empty device, and running out of memory can disturb other
+    # processes
     if estimate_memory(ends[-1].config) > memory_bytes:
         return []
     # at least one copy of each model, at most as many as run concurrently and fit the memory
     n_copies = max(len(ends), min(jobs, len(runs), MAX_COPIES))
+    # Copies alternate between small and large; the estimate assumes that all of them are large. Example: jobs
+    # = 8, memory for 5 large models: 5 copies, 3 small and 2 large.
     n_copies = min(n_copies, max(len(ends), int(memory_bytes // estimate_memory(ends[-1].config))))
     key = _hash_settings(ends, jobs)
     cached = read_json(directory / CACHE)
+    # 0 <=: a time in the future, from a host with another clock, is not trusted
     if cached and cached.get("key") == key and 0 <= time.time() - cached.get("time", 0) < CACHE_AGE_S:
         with contextlib.suppress(KeyError, TypeError):
             return [Timing(**entry) for entry in cached["timings"]]
@@ -113,6 +118,7 @@ def _make_probe(run: PlannedRun, folder: Path) -> PlannedRun:
     # settings that cost extra time or write files are reset: validation, checkpoints, wandb, profiling
     config = replace(
         config,
+        # random tokens: a price can be estimated before the corpus exists
         dataset=replace(
             config.dataset, path_train=SYNTHETIC, path_eval=SYNTHETIC, mixture=None, unique_tokens=None
         ),
@@ -152,6 +158,7 @@ def _run_probes(
                     seconds = time.monotonic() - began[job.run.folder]
                     results.append((job.run, None if status else seconds))
         finally:
+            # also after KeyboardInterrupt; collect_ended then frees devices and locks of the stopped probes
             launcher.stop(running)
             launcher.collect_ended(running)
     return results + [(job.run, None) for job in running]
@@ -165,9 +172,13 @@ def _average_timings(results: Sequence[tuple[PlannedRun, float | None]]) -> list
         if len(lines) <= SKIPPED_STEPS:
             continue
         # the first steps are excluded, so the interval starts at the end of step SKIPPED_STEPS
+        # Example with SKIPPED_STEPS = 2 and 10 steps: elapsed_s at the ends of steps 2 and 10, divided by 8.
         first, last = lines[SKIPPED_STEPS - 1], lines[-1]
         step_s = (last["elapsed_s"] - first["elapsed_s"]) / (last["step"] - first["step"])
+        # Start-up is the rest of the process's time: its total minus all steps at the mean rate. A negative
+        # rest is noise.
         outside = float("nan") if seconds is None else max(0.0, seconds - step_s * last["step"])
+        # models are identified by FLOPs per step, as in time_steps: copies of one model have equal values
         flops = flops_per_step(run)
         timing = Timing(run.plan.size, flops, step_s, outside, last["step"])
         by_size.setdefault(flops, []).append(timing)

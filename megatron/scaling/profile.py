@@ -103,6 +103,7 @@ def profile_constant(
     weight = _likelihood_factor(residuals, huber_delta) * int((unit_weights > 0).sum())
 
     def summarize(values: np.ndarray, objective: np.ndarray) -> Profile:
+        # a fit at a fixed value may end below the free fit, which then was not at its lowest minimum
         lowest = min(float(free.objective[0]), float(objective.min()))
         return _summarize_profile(name, values, objective, weight * np.log(objective / lowest), best)
 
@@ -117,6 +118,7 @@ def profile_constant(
         objective = np.concatenate(
             [objective, _minimize_profile(problem, free.phi, name, near, fixed, unit_weights)]
         )
+        # sorted union; `first` picks the objective that belongs to each value
         values, first = np.unique(np.concatenate([values, near]), return_index=True)
         objective = objective[first]
         before, result = result, summarize(values, objective)
@@ -154,6 +156,7 @@ def _minimize_profile(
     # Upwards, then downwards, each fit from the solution at the previous value: a valley may be reachable
     # from one side only.
     for order in (range(len(values)), reversed(range(len(values)))):
+        # Starts of the first value are three minima of the free fit; later the last solution and two of them.
         theta = minima[:3]
         for i in order:
             box = build_search_box(problem, {**fixed, name: float(values[i])})
@@ -181,8 +184,10 @@ def _likelihood_factor(residual: np.ndarray, delta: float) -> float:
 def _summarize_profile(
     name: str, values: np.ndarray, objective: np.ndarray, statistic: np.ndarray, best: float
 ) -> Profile:
+    # 3.84 at 95 %: the likelihood ratio of one constant is chi-square with one degree of freedom
     limit = float(chdtri(1, 1 - LEVEL))
     inside = np.flatnonzero(statistic <= limit)
+    # One interval from the first to the last value inside, also where values between them are outside.
     low = None if inside[0] == 0 else _interpolate_crossing(values, statistic, inside[0] - 1, limit)
     high = (
         None if inside[-1] == len(values) - 1 else _interpolate_crossing(values, statistic, inside[-1], limit)
@@ -208,6 +213,8 @@ def _interpolate_crossing(values: np.ndarray, statistic: np.ndarray, i: int, lim
 
     The root of the statistic is nearly linear in the log of the value, so it is interpolated there.
     """
+    # Opposite signs: the statistic crosses `limit` between i and i + 1. Near the minimum it is
+    # ((log v - log best) / se)^2, so its root is linear.
     left, right = (float(np.sqrt(max(statistic[k], 0.0)) - np.sqrt(limit)) for k in (i, i + 1))
     share = left / (left - right)
     return float(np.exp(np.log(values[i]) * (1 - share) + np.log(values[i + 1]) * share))

@@ -59,6 +59,7 @@ def propose_runs(law: Law | None, rows: Sequence[Row]) -> Proposal | None:
     # at most the tokens of the text (D / epochs), or the largest D where text was repeated
     text = [row["D"] / row["epochs"] for row in rows if row.get("epochs")]
     top = min(TOKEN_SPAN[1] * D.max(), max(D.max(), *text)) if text else TOKEN_SPAN[1] * D.max()
+    # 12 x 12 candidates, each as if its text were unique (U = D)
     sizes = np.geomspace(SIZE_SPAN[0] * N.min(), SIZE_SPAN[1] * N.max(), N_GRID)
     tokens = np.geomspace(TOKEN_SPAN[0] * D.min(), top, N_GRID)
     n, d = (grid.ravel() for grid in np.meshgrid(sizes, tokens, indexing="ij"))

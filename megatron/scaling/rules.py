@@ -19,6 +19,7 @@ from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import is_finite
 
 MAX_EXPONENT = 10
+# Step Law and Kaplan count N without embeddings, Chinchilla with them: an exponent is only valid with its N.
 COUNTS = {"non_embedding": n_non_embedding, "all": n_params}
 TRANSFERS = {"mup": ("base_d_model", "base_d_head"),
              "completep": ("base_d_model", "base_n_layers", "base_d_head")}  # fmt: skip
@@ -42,6 +43,8 @@ class ScalingRule:
     def __call__(self, model: ModelConfig, train_tokens: float) -> float:
         """Return the value to six digits, since it is written to the config and enters the run's identity."""
         value = self.coefficient * COUNTS[self.params](model) ** self.n * train_tokens**self.d
+        # Powers of float64 can differ in the last digit between two math libraries. Six digits hide that: the
+        # same study has the same identities on every machine.
         return float(f"{value:.6g}")
 
 
@@ -55,6 +58,7 @@ def read_rule(raw: Any, kind: str, where: str) -> ScalingRule:
         raise ValueError(f"{where}: got {raw!r}, expected a number, steplaw, or coefficient with n and d.")
     # transfer rules (muP, CompleteP) set the rate at the base and scale it in the model's parametrization
     for name, keys in TRANSFERS.items():
+        # a batch has no transfer rule: there `mup` is an unknown key
         if name in raw and kind == "lr":
             _refuse_unknown_keys(raw, [name, *keys], where)
             base = {key: value for key, value in raw.items() if key != name}
@@ -69,6 +73,7 @@ def read_rule(raw: Any, kind: str, where: str) -> ScalingRule:
 
 def round_batch(tokens: float, seq_len: int, multiple: int) -> int:
     """Return the samples of a batch of about `tokens` tokens: the nearest positive multiple of `multiple`."""
+    # Example: 500,000 tokens, windows of 1,024, multiple of 16: round(30.5) = 31 multiples, 496 samples.
     return max(1, round(tokens / (seq_len * multiple))) * multiple
 
 

@@ -11,6 +11,8 @@ from megatron.io import FileLock, acquire_lock
 from megatron.run_dir import is_done, lock_run
 from megatron.scaling.ladder import PlannedRun
 
+# Two locks, because they end at different times. After a sweep is killed, `.sweep.lock` is free at once, but
+# `.lock` only when the training has saved. A new sweep must not start the run in between.
 SWEEP_LOCK = ".sweep.lock"
 
 
@@ -36,6 +38,8 @@ class RunLocks:
         identity = run.plan.identity
         if identity not in self._locks:
             run.folder.mkdir(parents=True, exist_ok=True)
+            # watch=False: on a file system without flock the owner on another host shows only by its
+            # heartbeats. Waiting up to a minute for one, for each run, would block the polling loop.
             claim = acquire_lock(run.folder / SWEEP_LOCK, watch=False)
             if claim is None:
                 return False
@@ -46,6 +50,8 @@ class RunLocks:
     def is_training(self, run: PlannedRun) -> bool:
         """Return whether a process is training the run."""
         # a probe of the lock, released at once so that a training can take it
+        # A training process that starts during this probe finds the folder locked. It retries for LOCK_WAIT_S
+        # (train/loop.py), much longer than the probe takes.
         training = lock_run(run.folder, watch=False)
         if training is not None:
             training.close()
@@ -58,6 +64,7 @@ class RunLocks:
 
     def release_all(self) -> None:
         """Unlock all runs, at the end of a sweep."""
+        # a lock is popped before it is closed, so one that cannot be closed does not make this loop endless
         while self._locks:
             with suppress(OSError):
                 self._locks.popitem()[1].close()

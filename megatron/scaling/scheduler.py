@@ -30,6 +30,8 @@ class SweepState:
 
         A branch can start when its trunk has the checkpoint of the branch point, or has ended without it.
         """
+        # A failed trunk is in neither list: its branches become ready, and start from its last checkpoint
+        # before the branch point or from scratch (launch.prepare_run).
         alive = {run.folder for run in self.waiting} | {job.run.folder for job in self.running}
 
         def can_start(run: PlannedRun) -> bool:
@@ -65,6 +67,9 @@ def run_all(
     on_end   called for each job that ends, with its exit status and whether it will be restarted
     """
     state = SweepState(list(runs))
+    # Handlers do not raise: they append to a list, which the loop tests between two steps. An exception
+    # raised inside a handler could interrupt the code between the start of a job and its entry in
+    # `state.running`: no list would contain the job, and neither `stop` nor `detach` would get it.
     with _collect_signals() as signals:
         try:
             # None means that the backend is unreachable: starting runs now could start them twice
@@ -82,6 +87,8 @@ def run_all(
                     _record_end(state, job, status, retries, on_end)
                 on_poll(state)
         except BaseException:
+            # BaseException includes KeyboardInterrupt and SystemExit: an error in a callback, or a launcher
+            # that gives up, must not leave local processes behind
             launcher.detach(state.running)
             raise
         else:
@@ -89,6 +96,8 @@ def run_all(
             end = launcher.detach if signals and set(signals) == {signal.SIGHUP} else launcher.stop
             end(state.running)
         finally:
+            # the locks are released last: until then no other sweep starts a run that is still being stopped
+            # here
             launcher.close()
     return state, not (state.waiting or state.running)
 
@@ -104,6 +113,7 @@ def _record_end(
 ) -> None:
     """Move the run of a job that ended to done, waiting or failed."""
     run = job.run
+    # result.json decides, not the exit status: a run that wrote its result and then failed at exit is done
     if is_done(run.folder, run.plan.identity):
         state.done.append(run)
         on_end(job, status, False)
@@ -111,6 +121,7 @@ def _record_end(
     # preemption (exit status 75) is no failure: the run has saved and resumes
     tried = state.n_failures.get(run.plan.identity, 0) + (status != STOPPED)
     state.n_failures[run.plan.identity] = tried
+    # retries = 1: the first failure gives tried = 1 and a restart, the second gives 2 and ends the run
     again = tried <= retries
     (state.waiting if again else state.failed).append(run)
     # the file records the failure for read_runs; prepare_run deletes it when the run is started again
@@ -126,6 +137,7 @@ def _collect_signals() -> Iterator[list[int]]:
 
     def remember(number: int, frame: FrameType | None) -> None:
         signals.append(number)
+        # a later print to the closed terminal would raise EIO in the middle of stopping the runs
         if number == signal.SIGHUP:
             replace_lost_terminal()
 

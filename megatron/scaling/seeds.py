@@ -41,6 +41,7 @@ class Seeds:
         """Return the seeds of the cell with these values (Cell.axis_values)."""
         # the first matching entry; entries cannot overlap (read_seeds)
         for entry in self.cells:
+            # `axes` has None for an axis that the grid does not have, and a value of an entry is never None
             if all(axes.get(key) == value for key, value in entry.items() if key != "seeds"):
                 return entry["seeds"]
         return self.default
@@ -68,6 +69,8 @@ def read_seeds(raw: Any, grid: Mapping[str, Sequence[Any]], where: str) -> Seeds
     read: list[dict[str, Any]] = []
     for i, entry in enumerate(entries):
         read.append(_read_entry(entry, grid, f"{where}.cells[{i}]"))
+        # Quadratic in the number of entries, of which a study has a few. Example of an overlap: {size: a} and
+        # {train_flops: 1e18} both select the cell of size a at 1e18 FLOPs.
         for j, other in enumerate(read[:-1]):
             # entries overlap if no shared key differs, since omitted keys match every value
             if _do_overlap(other, read[-1]):
@@ -89,6 +92,7 @@ def _read_entry(entry: Any, grid: Mapping[str, Sequence[Any]], where: str) -> di
         if key == "seeds" or value is None:
             continue
         listed = grid.get(AXES[key]) or []
+        # A size named 48 is an integer in YAML; grids convert sizes to text as well.
         axes[key] = str(value) if key == "size" else to_integer(value)
         if axes[key] not in listed:
             choices = (
@@ -116,6 +120,7 @@ def _read_list(value: Any, where: str) -> list[int]:
     for seed in seeds:
         if not is_finite(seed) or not isinstance(seed, int):
             raise ValueError(f"{where}: got {seed!r}, expected integers.")
+    # duplicates would train one run twice under one identity
     return list(dict.fromkeys(seeds))
 
 
@@ -126,4 +131,5 @@ def _do_overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 def to_integer(value: Any) -> Any:
     """Convert a float that is an integer to int, since YAML reads 1e6 as a float."""
+    # below 1e15 < 2^53 every whole float64 is exact, so the conversion loses nothing
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value

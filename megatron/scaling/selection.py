@@ -18,6 +18,8 @@ from megatron.scaling.table import read_table
 TRUNK = "trunk"  # column of tables of this project: rows with one trunk share their first steps
 MIN_TOKENS = 1000  # a column with a smaller maximum does not count tokens
 ROUNDED_DECIMALS = 2  # a loss of 3.14 has an error of 0.005, as large as the noise between seeds
+# The name is matched lazily up to the first operator. Two-letter operators come first: "a <= 3" is not "a" <
+# "= 3".
 CONDITION = re.compile(r"([^=!<>]+?)(==|!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne,
@@ -73,6 +75,8 @@ class Selection:
             )
         if n_more:
             free = np.flatnonzero(~is_held_out)
+            # `select_largest` returns a mask over the free runs, [len(free)]; free[mask] are their indices
+            # among all runs
             is_held_out[free[select_largest(self.N[free], self.D[free], n_more)]] = True
         return is_held_out
 
@@ -149,6 +153,7 @@ def select_runs(
     `objective`.
     """
     table = read_table(path)
+    # with FLOPs instead of tokens, the letter D stands for column C until the division below
     column_of_letter = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
     for letter, name in column_of_letter.items():
         if name not in table:
@@ -159,8 +164,10 @@ def select_runs(
                 f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}. Name another with "
                 f"{option}."
             )
+    # Filters come before parsing: a cell that is not a number is only an error in a row that is fitted.
     is_selected, applied, warnings = _filter_rows(path, table, objective, len(table[columns.N]))
     for condition in where:
+        # conditions are applied one by one, so that the error names the first that leaves no run
         is_selected &= _match_condition(path, table, condition)
         if not is_selected.any():
             raise ValueError(f"{path}: no finished run is left by --where '{condition}'.")
@@ -168,6 +175,7 @@ def select_runs(
         applied["where"] = list(where)
     rows = np.flatnonzero(is_selected)
     if max_loss is not None:
+        # written so that a loss equal to the limit stays
         is_below = max_loss >= _parse_positive(path, table[columns.L], columns.L, rows)
         rows, applied["max_loss"] = rows[is_below], max_loss
         if not is_below.all():
@@ -177,6 +185,8 @@ def select_runs(
             )
     N, D, L = (_parse_positive(path, table[name], name, rows) for name in column_of_letter.values())
     D = D / (6 * N) if columns.C else D
+    # billions (70.0), layers or epochs would fit as well as tokens and give a B that is wrong by orders of
+    # magnitude
     if len(D) and D.max() < MIN_TOKENS:
         raise ValueError(
             f"{path}, column '{column_of_letter['D']}': got {D.max():g} at most, expected tokens of a whole "
@@ -188,6 +198,7 @@ def select_runs(
     else:
         warnings += _check_repetition(path, table, rows)
     warnings += _check_losses(table, column_of_letter["L"], rows)
+    # the hash of the file's bytes shows later whether law.json is of this table
     sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     marks = table.get("held_out", [""] * len(is_selected))
     marked = np.array([marks[i].strip().lower() in TRUE_CELLS for i in rows], dtype=bool)
@@ -218,6 +229,7 @@ def _match_condition(path: Path, table: dict[str, list[str]], condition: str) ->
         cell_number = _parse_number(cell)
         if number is not None and cell_number is not None:
             return compare(cell_number, number)
+        # "12k" < "3k" is true as text, so texts have no order here: the row is not selected
         if sign not in ("=", "==", "!="):
             return False
         return compare(cell.strip(), value)
@@ -243,6 +255,8 @@ def _find_groups(
     column = name or (TRUNK if TRUNK in table else None)
     if column is not None:
         labels = np.array([table[column][i] or f"row {i}" for i in rows])
+        # trunks that are all different group nothing; a group column that the caller names is used in any
+        # case
         if name is not None or len(np.unique(labels)) < len(labels):
             return labels, []
     names = [table["run"][i] for i in rows] if "run" in table else []
@@ -270,6 +284,7 @@ def _check_repetition(path: Path, table: dict[str, list[str]], rows: np.ndarray)
     if "epochs" not in table:
         return []
     has_epochs = np.array([i for i in rows if table["epochs"][i]], dtype=int)
+    # 1.01: rounding to whole steps can exceed one epoch slightly
     n_repeated = int((_parse_positive(path, table["epochs"], "epochs", has_epochs) > 1.01).sum())
     if not n_repeated:
         return []
@@ -310,6 +325,7 @@ def _filter_rows(
                 f"{path}: no finished run of objective '{objective}'; "
                 f"{suggest_nearest(str(objective), objectives)}"
             )
+        # a bound on a loss and a loss do not fit one law
         is_selected &= np.array([o == objective for o in table["objective"]], dtype=bool)
         applied["objective"] = objective
     return is_selected, applied, warnings
@@ -319,6 +335,8 @@ def _check_losses(table: dict[str, list[str]], name: str, rows: np.ndarray) -> l
     """Return warnings about the losses: few digits, and learning rates that were not annealed."""
     warnings = []
     cells = [table[name][i] for i in rows]
+    # "3.14" has 2 decimals and "3" has 0. The most precise cell counts, since trailing zeros are often
+    # dropped. Exponents are skipped, and without any other cell 9 means no warning.
     decimals = max((len(cell.partition(".")[2]) for cell in cells if "e" not in cell.lower()), default=9)
     if decimals <= ROUNDED_DECIMALS:
         warnings.append(

@@ -18,6 +18,8 @@ from megatron.scaling.run_locks import RunLocks
 PRETRAIN = ROOT / "tools" / "pretrain.py"
 SCRIPT = ROOT / "examples_scaling" / "training" / "sweep_slurm.sh"
 TASK = "slurm_task"  # file in a run's folder: <array>_<index>, the task's id in squeue
+# --array prints one line for each task. Without it squeue shows all pending tasks of an array as one line,
+# "123_[4-9] PENDING", and none of them would match a task id.
 SQUEUE = ("squeue", "--noheader", "--array", "--format=%i %T")
 POLL_INTERVAL_S = 2.0
 COMMAND_TIMEOUT_S = 60.0  # limit for one Slurm command
@@ -68,20 +70,29 @@ class SlurmLauncher:
             if self.lost_submission is not None:
                 jobs = self._find_lost_array(*self.lost_submission)  # its tasks may be running already
             if not jobs:
+                # After a failed sbatch the runs stay locked by this sweep, and `acquire` returns True for
+                # them again.
                 free = [run for run in runs if self.locks.acquire(run)]
                 elsewhere = [Job(run, None, is_external=True) for run in runs if run not in free]
                 jobs = self._submit_array(free)
         except FileNotFoundError:
             raise
         except OSError as error:
+            # any error of squeue counts as unreachable: its arguments are constant, so only the service can
+            # be at fault
             if not any(text in str(error) for text in (*UNREACHABLE, "squeue")):
                 raise
             self.sbatch_backoff.record_failure(error)
             return elsewhere
         self.sbatch_backoff.reset()
         for job in jobs:
+            # The file lets the next sweep find the task. A sweep that is killed before this line leaves tasks
+            # without it: the next sweep then sees them only once they train and lock their folder.
             write_atomic(job.run.folder / TASK, job.handle + "\n")
+        # The last poll of squeue was before the submission. Without this line the tasks would seem to have
+        # left the queue, that is, to have ended.
         self.queued |= {job.handle for job in jobs}
+        # a new array may be missing in squeue for a moment, so the next poll waits for POLL_INTERVAL_S
         self.polled_at = time.monotonic()
         return [*jobs, *elsewhere]
 
@@ -99,6 +110,7 @@ class SlurmLauncher:
         # runs-<time>-<nanoseconds>: unique, because a lost submission is found by this path
         listed = self.folder / f"runs-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.txt"
         write_atomic(listed, "".join(f"{run.folder.resolve()}\n" for run in runs))
+        # "--array=0-99%8": 100 tasks, at most 8 at a time
         limit = f"%{self.jobs}" if self.jobs else ""
         words = ["sbatch", "--parsable", f"--array=0-{len(runs) - 1}{limit}", *self.sbatch_args]
         # set before sbatch and cleared after its response: a failure in between leaves it set
@@ -114,16 +126,19 @@ class SlurmLauncher:
 
     def _find_lost_array(self, listed: Path, runs: list[PlannedRun]) -> list[Job]:
         """Return the jobs of an array that is queued although sbatch failed, to avoid submitting it twice."""
+        # %F is the id of the array (123 for the task 123_4), %o the command with its arguments
         for line in _run_command(["squeue", "--noheader", "--format=%F %o"]).splitlines():
             # the path of the list is in the command line (%o), which identifies the array
             if str(listed.resolve()) in line:
                 self.lost_submission = None
+                # task i of the array trains line i of the list, and `runs` has the order of the list
                 return [Job(run, f"{line.split()[0]}_{i}") for i, run in enumerate(runs)]
         self.lost_submission = None
         return []
 
     def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
         """See Launcher: from the task ids in the runs' folders and the queue."""
+        # None, not []: with an empty list the caller would submit runs again that are in the queue
         if not self._poll_queue():
             return None
         jobs = []
@@ -160,6 +175,8 @@ class SlurmLauncher:
 
     def _poll_external(self, job: Job) -> int | None:
         """Return the status of an external job, None while it runs. Take over tasks of an ended sweep."""
+        # The sweep that submitted the task may have ended. Its lock is then free, and this sweep follows the
+        # task as its own: `stop` cancels it, and its exit status counts.
         task = self._read_task(job.run)
         if task is None and self.locks.has_ended(job.run):
             return 0 if is_done(job.run.folder, job.run.plan.identity) else STOPPED
@@ -173,6 +190,7 @@ class SlurmLauncher:
         deadline = time.monotonic() + STOP_WAIT_S
         cancelled = False
         # squeue is polled until all own tasks have left the queue
+        # scancel is repeated only until it succeeds once: a second signal would not make a task save faster
         while tasks and time.monotonic() < deadline:
             try:
                 if not cancelled:
@@ -211,6 +229,8 @@ class SlurmLauncher:
         self.polled_at = time.monotonic()
         try:
             self.queued = _parse_tasks(_run_command(SQUEUE))
+        # a missing squeue is not an outage: FileNotFoundError is an OSError, so it is raised before the next
+        # clause
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -229,10 +249,13 @@ class SlurmLauncher:
             # an exit status is not available from squeue: scontrol has it for a while after the end
             match = re.search(r"ExitCode=(\d+):(\d+)", _run_command(["scontrol", "show", "job", job.handle]))
         except OSError as error:
+            # unknown, not ended: the caller polls again. After any other error, such as "Invalid job id", no
+            # status will come: Slurm keeps records of ended jobs for some minutes only.
             if any(text in str(error) for text in UNREACHABLE):
                 return None
             match = None
         # a signal gives ExitCode=0:<signal>
+        # 0:0 without result.json is a failure too, hence the last `or 1`
         return int(match[1]) or int(match[2]) or 1 if match else 1
 
 
@@ -254,6 +277,7 @@ class Backoff:
     def record_failure(self, error: OSError) -> None:
         """Record a missing response. Raises QueueTimeoutError after GIVE_UP_S of them."""
         now = time.monotonic()
+        # the first failure after the last response: GIVE_UP_S limits one outage, not the sum of several
         self.since = now if self.since is None else self.since
         if now - self.since >= GIVE_UP_S:
             raise QueueTimeoutError(
@@ -277,6 +301,7 @@ def _cancel_tasks(tasks: Sequence[str]) -> None:
 def _parse_tasks(answer: str) -> set[str]:
     """Return the ids of the tasks of all users that have not ended; ids are unique in a cluster."""
     over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+    # "123_0 RUNNING": a line of other than two words is not a task
     pairs = [line.split() for line in answer.splitlines() if len(line.split()) == 2]
     return {task for task, state in pairs if state not in over}
 
@@ -292,6 +317,7 @@ def _run_command(words: Sequence[str]) -> str:
     except subprocess.TimeoutExpired as error:
         raise OSError(f"{words[0]}: no response for {COMMAND_TIMEOUT_S:.0f} s") from error
     if done.returncode:
+        # the last line is the cause: sbatch prints its warnings before it
         message = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise OSError(f"{words[0]}: {message.removeprefix(f'{words[0]}: ')}")
     return done.stdout

@@ -91,6 +91,7 @@ class StackedLaw:
 
         Arguments broadcast as in Law.loss.
         """
+        # the geometric mean, since errors and weights are of log L
         return np.exp(sum(w * np.log(self.laws[form].loss(N, D, U)) for form, w in self.weights.items()))
 
     def distance(self, N: ArrayLike, D: ArrayLike) -> np.ndarray:
@@ -116,6 +117,7 @@ class StackedLaw:
         if not all(law.replicates for law in self.laws.values()):
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
         flat = [values.ravel() for values in (N, D, U)]
+        # 0 within the range of the runs: the mixture is then not widened
         growth = self.growth * self.distance(*flat[:2])
         components = [
             build_component(self.laws[form], weight, *flat, kind, text).widen(growth, self.growth_dof)
@@ -256,6 +258,7 @@ def _fit_without_largest(
     A form that fails for any part is added to `refused`.
     """
     n_runs = len(columns["N"])
+    # 12 runs: the shares give 1, 2, 4 and 5 runs, so sizes = [2, 4, 5]; 100 runs: [10, 20, 30, 40]
     sizes = sorted({max(MIN_LEFT_OUT, round(share * n_runs)) for share in shares})
     cuts = []
     for size in (size for size in sizes if size < n_runs):
@@ -265,6 +268,7 @@ def _fit_without_largest(
             for rows in (~is_out, is_out)
         )
         compute = inner["N"] * inner["D"]
+        # 0 or more, since `outer` contains the runs of most compute
         distance = np.log(outer["N"] * outer["D"] / compute.max())
         errors, variances = {}, {}
         for form in (form for form in forms if form not in refused):
@@ -307,6 +311,8 @@ def _estimate_growth(cuts: Sequence[Cut], weights: Mapping[str, float]) -> float
     sqrt(sum max(mean(e^2) - variance of the mixture, 0) / sum mean(distance^2)), sums over cuts. A part whose
     runs are hardly beyond the others has no information on growth and is skipped.
     """
+    # E[error^2] = between + within + growth^2 distance^2, for the error of the mean of the forms. A cut with
+    # smaller errors adds 0 to the sum, not a negative value.
     beyond = far = 0.0
     for cut in cuts:
         error = sum(weight * cut.error[form] for form, weight in weights.items())
@@ -341,6 +347,7 @@ def stacked_bands(
     values, shares = [], []
     for form, weight in stack.weights.items():
         law = stack.laws[form]
+        # evenly spaced over the replicates, both ends included: 5 of 1000 are 0, 250, 500, 749 and 999
         rows = np.linspace(0, law.n_replicates() - 1, min(N_OPTIMA, law.n_replicates())).round().astype(int)
         for row in rows:
             frontier = search_frontier(
@@ -352,6 +359,7 @@ def stacked_bands(
     order = np.argsort(values)
     below = np.cumsum(np.array(shares)[order])
     places = [np.searchsorted(below, share) for share in ((1 - level) / 2, (1 + level) / 2)]
+    # the sum of all weights may round to less than a share near 1: `min` keeps the index in range
     low, high = (float(np.exp(values[order[min(place, len(order) - 1)]])) for place in places)
     product = C / flops_per_param_token  # N D, so the largest N has the smallest D
     return {"N": (low, high), "D": (product / high, product / low)}

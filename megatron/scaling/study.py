@@ -91,6 +91,7 @@ def read_study(study_dir: str | Path) -> Study:
             law = Law.load(folder / "law.json")
         except (OSError, ValueError, KeyError, TypeError) as error:
             faults.append(f"law.json cannot be used: {error}")
+    # law.json first: setdefault below keeps it
     laws = {} if law is None else {str(law.filter.get("objective", AUTOREGRESSIVE)): law}
     for path in sorted(folder.glob("law_*.json")):
         try:
@@ -197,6 +198,7 @@ def read_curve(run_dir: Path) -> LossCurve:
         if record["kind"] in points and all(isinstance(x, int | float) and np.isfinite(x) for x in pair):
             points[record["kind"]].append(pair)
     # a resumed run logs the steps after its checkpoint again: dict() keeps the later record of equal tokens
+    # points of one kind: [(tokens, loss), ...] -> [n, 2]; reshape gives [0, 2] for a run without records
     train, held_out = (
         np.array(sorted(dict(p).items()), dtype=np.float64).reshape(-1, 2) for p in points.values()
     )

@@ -53,6 +53,7 @@ def select_rows(rows: Sequence[Row], objective: str, flops_column: str) -> list[
                 f"run {row['run']}: got no {flops_column}, expected FLOPs. Train the run again, or fit a "
                 "table."
             )
+    # a fixed order, on which hash_rows depends: rows come in the order of the plan (blind.py) or of the table
     return [by_identity[identity] for identity in sorted(by_identity)]
 
 
@@ -99,6 +100,8 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Fron
             f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected "
             f"{objective}. Run tools/sweep.py first."
         )
+    # C of the fit must be in the convention of the blind run's budget, or law and prediction would use two
+    # scales
     column = blind.flops_column if blind is not None else EXACT
     return make_frontier_runs(select_rows(rows, objective, column), objective, column, str(folder))
 

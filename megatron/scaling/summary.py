@@ -101,6 +101,7 @@ def describe_text(study: Study) -> str:
     if scored:
         parts.append(f"Every loss is measured on {_format_span(scored)} held-out tokens.")
     epochs = max((row["epochs"] for row in study.finished_rows() if row["epochs"]), default=0)
+    # 1.005 shows as 1.0 with two digits
     if epochs > 1.005:
         parts.append(f"The most repeated text was read {format_digits(epochs, 2)} times.")
     return " ".join(parts)
@@ -131,6 +132,8 @@ def describe_best_run(study: Study) -> str:
     tied = f" The losses of {runs} are not above it by more than the noise." if n_close else ""
     per_byte = study.corpus.get("bytes_per_token")
     # nats per token -> bits per byte
+    # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits per byte, comparable between
+    # tokenizers
     bits = f" ({row['loss'] / math.log(2) / per_byte:.2f} bits per byte)" if per_byte else ""
     loss = f"{format_loss(row['loss'], row['loss_se'])} nats per token{bits}"
     return (
@@ -173,8 +176,10 @@ def describe_optima(study: Study) -> str:
     if not verdict.is_sound(study.law):
         return f"No compute-optimal N and D are given: they would follow from {verdict.name_law(study.law)}."
     last = largest_compute(study)
+    # index 0: the compute of the largest run, index 1: EXTRAPOLATION times that
     at = find_optimum_path(study.law, np.array([last, last * EXTRAPOLATION]))
     first, second = (_format_optimum(at, i) for i in range(2))
+    # the sizes can miss the optimum even at a compute that was trained
     low, high = study.law.ranges["N"]
     outside = "" if low <= at.N[0] <= high else ", which is outside the sizes trained"
     level = f"{100 * (study.law.interval or {}).get('level', 0.95):.0f} %"

@@ -20,12 +20,15 @@ from megatron.scaling.forms import FORM
 
 EXPONENT, LOG_TERM, LOG_R = (0.01, 5.0), (-60.0, 60.0), (-9.2, 20.7)  # R* is in [1e-4, 1e9]
 MAX_LOG_REPEATS = 230.0  # clips N / N_U and D / U of a trial step far outside the plausible range, before exp
+# exp(-60) is about 1e-26 nats per token: a term at its lower bound has vanished.
 BOX = {
     "a": LOG_TERM, "b": LOG_TERM, "e": LOG_TERM, "k": LOG_TERM, "s": LOG_TERM, "t": LOG_TERM,
     "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT, "alpha_N": EXPONENT, "alpha_D": EXPONENT,
     "r_D": LOG_R, "r_N": LOG_R, "g": (-5.0, 10.0), "h": (0.0, 10.0),
     "l": (-9.0, 9.0), "c": LOG_TERM, "gamma": (-5.0, 5.0), "delta": (-5.0, 5.0),
 }  # fmt: skip
+# Order of the coordinates of theta. Starts rely on it (fit_form._complete_start): over_repetition is
+# chinchilla followed by k, g, h.
 THETA = {
     "chinchilla": ("e", "a", "b", "alpha", "beta"),
     "data_constrained": ("e", "a", "b", "alpha", "beta", "r_D", "r_N"),
@@ -58,6 +61,7 @@ class RunPoints:
         """Build from plain values [n]: N parameters, D tokens, L nats/token, U unique tokens (None: D)."""
         x, y = np.log(N), np.log(D)
         u = y if U is None else np.minimum(np.log(U), y)
+        # D / U - 1, exact also where D is just above U
         repeats = np.expm1(y - u)
         again = repeats > 0
         wide, often = (x - u)[again], np.log(repeats[again])
@@ -67,6 +71,7 @@ class RunPoints:
 
 def evaluate_log_loss(form: str, theta: np.ndarray, at: RunPoints) -> tuple[np.ndarray, np.ndarray]:
     """Return (log Lhat [R, n], its derivatives [R, n, p]) at theta [R, p]."""
+    # [R, 1] each, so that a term of x [n] is [R, n]
     value = {name: theta[:, i, None] for i, name in enumerate(THETA[form])}
     log_loss, slopes = {"kaplan": _evaluate_kaplan, "bounded": _evaluate_bounded}.get(form, _sum_of_powers)(
         value, at
@@ -88,8 +93,10 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
     x, of_x = _effective_log_params(value, alpha, beta, at)
     y, of_y = at.y - at.y0, {}
     if "r_D" in value:
+        # U is data, so the derivative by log U is not needed
         y, of_r, _ = _decay_logs(at.u, at.y, value["r_D"])
         y, of_y = y - at.y0, {"r_D": of_r}
+    # x = log N' - log N0 and y = log D' - log D0: exp(a) and exp(b) are terms at the centre of the runs
     n_term, d_term = np.exp(value["a"] - alpha * x), np.exp(value["b"] - beta * y)
     floor = np.exp(value["e"])
     total = floor + n_term + d_term
@@ -122,6 +129,8 @@ def _effective_log_params(
     """Return (log N' centred [R, n], {coordinate: derivative}); N' = N unless the form has an R_N*."""
     if "r_N" not in value:
         return at.x - at.x0, {}
+    # N_U solves alpha A / N^alpha = beta B / U^beta, so
+    # alpha log N_U = log(alpha / beta) + log A - log B + beta log U.
     a, b = value["a"] + alpha * at.x0, value["b"] + beta * at.y0  # logs of A and B
     enough = (np.log(alpha / beta) + a - b + beta * at.u) / alpha  # log of forms.optimal_params_for(U)
     x, of_r, of_enough = _decay_logs(np.minimum(enough, at.x), at.x, value["r_N"])
@@ -146,6 +155,8 @@ def _decay_logs(
     log(U + U R (1 - exp(-r / R))) = unique + log1p(R (1 - exp(-r / R))).
     """
     repeats = np.expm1(np.clip(total - unique, 0.0, MAX_LOG_REPEATS))
+    # As R grows, R (1 - exp(-r / R)) tends to r, so D' tends to D. At R = 1e9 and r = 1 a plain
+    # 1 - exp(-1e-9) has only 7 correct digits, so expm1 is used.
     at = np.exp(log_at)
     left = np.exp(-repeats / at)
     grown = -at * np.expm1(-repeats / at)
@@ -166,6 +177,7 @@ def _evaluate_kaplan(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.nd
     of_n, of_d = value["s"] - value["alpha_N"] * x, value["t"] - alpha * y
     both = np.logaddexp(of_n / alpha, of_d / alpha)
     share = np.exp(of_n / alpha - both)  # softmax weight of the N term
+    # The product rule for alpha_D: both + alpha_D d both / d alpha_D, where of_d contains -alpha_D y.
     slopes = {
         "s": share,
         "t": 1 - share,
@@ -186,6 +198,7 @@ def _evaluate_bounded(
         of_u = np.exp(value["c"] + value["gamma"] * x - value["delta"] * u)
         above = 1 + of_n + of_d + of_u
         floor, span = np.exp(value["e"]), np.exp(value["l"])
+        # 1 - 1 / (1 + h), since h / (1 + h) is Inf / Inf where h overflows
         total = floor + span * (1 - 1 / above)
         steep = span / above**2  # d total / d h
     slopes = {"e": floor, "l": total - floor, "a": steep * of_n, "b": steep * of_d, "c": steep * of_u}
@@ -215,10 +228,12 @@ def constants_from_theta(form: str, theta: np.ndarray, at: RunPoints) -> dict[st
             "beta": beta,
         }
         if form == "bounded":
+            # c N^gamma / U^delta is exp(c) at the centre (N0, D0); log U has the centre of log D
             third = np.exp(value["c"] - value["gamma"] * at.x0 + value["delta"] * at.y0)
             params |= {"a": params["A"], "b": params["B"], "c": third, "L0": params["E"] + np.exp(value["l"])}
             params |= {name: value[name] for name in ("gamma", "delta")}
             return {name: params[name] for name in FORM[form].constants}
+        # the term is b 6^(-eta/2) D^-eta, so b = B 6^(eta/2)
         if "eta" in value:
             return {"E": params["E"], "a": params["A"], "b": params["B"] * 6 ** (alpha / 2), "eta": alpha}
         params |= {f"R_{axis}": np.exp(value[f"r_{axis}"]) for axis in "DN" if f"r_{axis}" in value}
@@ -233,6 +248,7 @@ def theta_from_constants(form: str, params: dict[str, float], at: RunPoints) -> 
 
     Coefficients of 0 become 1e-300, and theta is clipped to the bounds of the search.
     """
+    # `in` a string of names with one letter each; log(1e-300) = -690 is then clipped to the bound of -60
     p = {name: max(value, 1e-300) if name in "EABKabc" else value for name, value in params.items()}
     if form == "kaplan":
         s, t = p["alpha_N"] * (np.log(p["Nc"]) - at.x0), p["alpha_D"] * (np.log(p["Dc"]) - at.y0)

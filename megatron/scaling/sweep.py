@@ -62,6 +62,7 @@ def find_devices(study: StudyPlan, options: SweepOptions) -> tuple[list[Device],
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         return [Device(options.jobs or count_cores(), memory)], False
     # at least `jobs` in total: ceiling division
+    # Example: jobs = 10 on 4 GPUs are ceil(10 / 4) = 3 slots each, 12 in all.
     places = JOBS_PER_GPU if options.jobs is None else -(-options.jobs // len(gpu_list))
     most = max(1, count_cores() // len(gpu_list))  # each run needs a core to launch kernels
     return [Device(min(places, most), memory) for _, memory in gpu_list], True
@@ -113,6 +114,7 @@ def run_sweep(
     study.directory.mkdir(parents=True, exist_ok=True)
     with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
         study.save()
+    # after study.yaml is saved: the report and a blind prediction need the file even if all runs are done
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if len(waiting) < len(runs):
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
@@ -134,7 +136,9 @@ def run_sweep(
     try:
         _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
+        # also after an exception: the traceback would be printed over the table
         live.clear()
+    # counted from the files: another sweep may have finished runs that this one did not follow
     return SweepOutcome(len(runs), _count_done(runs), failed, not whole)
 
 

@@ -30,6 +30,8 @@ class LiveTable:
             return
         self.last_draw_s = self.clock()
         width = shutil.get_terminal_size().columns
+        # A line of the full width or more would wrap onto two rows of the screen, and `clear` would move up
+        # too few.
         lines = [line[: width - 1] for line in format_table_lines(state)]
         self.clear()
         self.out.write("".join(f"{line}\n" for line in lines))

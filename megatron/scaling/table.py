@@ -336,6 +336,7 @@ def _read_columns(path: Path) -> dict[str, list[str]]:
             )
         columns: dict[str, list[str]] = {name: [] for name in header}
         for cells in lines:
+            # csv.reader returns [] for an empty line
             if not cells:
                 continue
             if len(cells) != len(header):
@@ -379,6 +380,7 @@ def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]
 
 def _is_computable(value: Any) -> bool:
     """Return whether a value is a number up to MAX_NUMBER, or NaN or Inf, which diverged runs log."""
+    # type(), so that true and false are no numbers. For NaN the comparison is false: it counts as computable.
     return type(value) in (int, float) and not (MAX_NUMBER < abs(value) < math.inf)
 
 

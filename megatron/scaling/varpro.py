@@ -30,6 +30,8 @@ from megatron.scaling.newton import Box, Minima, iterate_huber_widths, minimize_
 EXPONENT_GRID = np.geomspace(0.05, 2.0, 24)  # exponents of the starts
 EXPONENT_BOUNDS = (0.01, 5.0)  # range of the search
 SLOPE_BOUNDS = (0.0, np.inf)  # of s = alpha A and t = beta B, in centred units
+# zip pairs the low ends and the high ends:
+# LOW = (-Inf, 0, 0, 0.01, 0.01), HIGH = (Inf, Inf, Inf, 5, 5) for (c, s, t, alpha, beta).
 LOW, HIGH = (  # bounds of phi [5]; c is free
     np.array([end, *2 * [slope], *2 * [bound]])
     for end, slope, bound in zip((-np.inf, np.inf), SLOPE_BOUNDS, EXPONENT_BOUNDS, strict=True)
@@ -123,17 +125,23 @@ def find_grid_starts(runs: CentredRuns, weights: np.ndarray) -> np.ndarray:
     seven subsets of unknowns that are not 0, so all are solved and the best one without a negative entry is
     taken.
     """
+    # 576 grid points: index 24 i + j has alpha = EXPONENT_GRID[i] and beta = EXPONENT_GRID[j]
     alpha, beta = (grid.ravel() for grid in np.meshgrid(EXPONENT_GRID, EXPONENT_GRID, indexing="ij"))
     loss = np.exp(runs.log_loss)
     ones = np.ones((len(alpha), len(loss)))
+    # Columns (A, B, E). x and y are centred, so that all columns are of order 1. Plain N^-2 of 1e9 parameters
+    # is 1e-18, and the ridge below would swamp its entry of 1e-36 in the Gram matrix.
     basis = np.stack([np.exp(-alpha[:, None] * runs.x), np.exp(-beta[:, None] * runs.y), ones], axis=2)
     basis /= loss[:, None]  # [grid, n, 3], relative residuals
     # normal equations of all grid points at once: gram [grid, 3, 3], right [grid, 3]; the target is 1
     weighted = np.swapaxes(basis * weights[:, None], 1, 2)
     gram, right = weighted @ basis, weighted.sum(axis=2)
     best_rss, best = np.full(len(alpha), np.inf), np.zeros((len(alpha), 3))
+    # A, B and E are never all 0 at the optimum: E alone already lowers the sum, as the target is 1. A subset
+    # whose solution has a negative entry has its optimum on a smaller subset, by convexity.
     for size in (1, 2, 3):
         for subset in combinations(range(3), size):
+            # the block of each Gram matrix for this subset: gram[at] is [grid, size, size]
             at = np.ix_(range(len(alpha)), subset, subset)
             # a term may be the same for all runs of a resample: the ridge keeps such a system solvable
             ridge = 1e-12 * np.trace(gram[at], axis1=1, axis2=2)[:, None, None] * np.eye(size)
@@ -158,6 +166,7 @@ def minimize_with_floor(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray,
     from there can end in another, higher minimum. So the descent on the surface also starts at the projection
     of `phi`, and the lower of the two minima is kept.
     """
+    # `below` are rows of phi; their two starts are stacked as two halves, so the weights are too
     free = _minimize_by_narrowing(phi, runs, weights, delta, floor=True)
     below = np.flatnonzero(compute_floor(free.phi) < 0)
     if len(below):
@@ -204,6 +213,8 @@ def minimize_in_phi(
         values = huber_derivatives(at, runs, weights[rows], delta)
         return values if floor else restrict_to_zero_floor(at, *values)
 
+    # On E = 0 the derivatives have 4 coordinates, so Newton moves (s, t, alpha, beta) only. The projection
+    # then sets c, after each step.
     box = Box(LOW, HIGH, None if floor else project_to_zero_floor)
     return minimize_newton(phi, compute_objective, compute_derivatives, box, n_iterations)
 
@@ -223,8 +234,10 @@ def minimize_in_floor_coordinates(
         floored: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         phi = from_floor_coordinates(floored)
+        # chain rule from phi, in which the derivatives are cheap, to (E, s, t, alpha, beta)
         return transform_to_floor(phi, *huber_derivatives(phi, runs, weights[rows], delta))
 
+    # coordinate 0 is E here, and c in LOW
     low = LOW.copy()
     low[0] = 0.0
     fitted = minimize_newton(

@@ -10,6 +10,7 @@ from megatron.scaling.study import Study
 
 def is_sound(law: Law) -> bool:
     """Return whether no constant is known to be unidentified and no lack-of-fit test has failed."""
+    # None (a law without bootstrap replicates) counts as sound: only a failed test is a reason against a law
     return law.identified is not False and law.lack_of_fit.get("passes", True)
 
 
@@ -29,6 +30,7 @@ def list_law_doubts(law: Law) -> list[str]:
     words = []
     if law.identified is False:
         constants = join_list([c for c in law.params if c in law.not_identified]) or "the constants"
+        # several constants can share one reason, which is then stated once
         reasons = " ".join(dict.fromkeys(law.not_identified.values()))
         words.append(f"Not identified: these runs do not determine {constants} of {name}. {reasons}".strip())
     if not law.lack_of_fit.get("passes", True):

@@ -56,12 +56,15 @@ class BpeTokenizer(EodMixin):
         # an id that is first only with special tokens is the beginning-of-text token
         bare, with_special = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.bos_id: int | None = with_special[0] if with_special[:1] != bare[:1] else None
+        # after no_truncation and no_padding: settings that do not affect documents must not change the hash
         serialised = inner.to_str()
         self.sha256 = hashlib.sha256(serialised.encode()).hexdigest()
         self.tokenizer_json: dict[str, Any] = json.loads(serialised)
         vocabulary = self.tokenizer_json["model"]["vocab"]
         # models other than BPE have a list, whose positions are the ids
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        # largest id + 1, not the number of pieces: ids may have gaps, and the embedding needs a row for each
+        # id
         self.n_tokens = 1 + max([*ids, *(token["id"] for token in self.tokenizer_json["added_tokens"])])
 
     def token_id(self, token: str) -> int | None:
@@ -165,6 +168,7 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     # names of the hub are "name" or "owner/name"
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
+    # the cache first: it needs no network, and compute nodes often have none
     if cached := find_cached_file(name_or_folder, "tokenizer.json"):
         return BpeTokenizer(_read_tokenizer_json(cached), name_or_folder, _read_hub_eos(name_or_folder))
     if name_or_folder in GPT2_NAMES:  # before the network: their checksums are those of the files on the hub
@@ -204,6 +208,7 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
     inner.decoder = decoders.ByteLevel()
     # vocab.json does not mark special tokens: register the end-of-document token, so that it is matched whole
     present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
+    # only the first of EOD_NAMES: a second one, such as </s>, stays ordinary text
     inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
     return inner
 

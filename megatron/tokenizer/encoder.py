@@ -29,6 +29,7 @@ class FastEncoder:
         self.special = special
 
     def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
+        # ["a", "\u00e9"]: 1 and 2 bytes of UTF-8, ends [1, 3]
         raw = [text.encode() for text in texts]
         ends = np.cumsum([len(text_bytes) for text_bytes in raw], dtype=np.int64)
         return self.encode_concatenated(np.frombuffer(b"".join(raw), dtype=np.uint8), ends, eod)
@@ -37,6 +38,7 @@ class FastEncoder:
         self, texts: np.ndarray, ends: np.ndarray, eod: int = NO_EOD
     ) -> tuple[np.ndarray, np.ndarray]:
         """Encode concatenated UTF-8 texts, uint8 [bytes]. Text i ends at byte ends[i], int64 [texts]."""
+        # ids uint32 [tokens] also where a corpus stores uint16: the writer converts them
         return _csrc.encode_texts(self.worker, texts, ends, self.special, eod)
 
 

@@ -85,6 +85,7 @@ def read_configured_eos(config: Path | None) -> str | None:
             f"{config}: got {type(content).__name__}, expected an object. Correct or delete the file."
         )
     token = content.get("eos_token")
+    # a serialised AddedToken, as transformers saves it
     if isinstance(token, dict):
         token = token.get("content")
     if token is not None and not (isinstance(token, str) and is_single_line(token)):

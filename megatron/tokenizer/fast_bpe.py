@@ -32,6 +32,7 @@ def unicode_to_bytes() -> dict[str, int]:
     Printable Latin-1 bytes map to themselves, the other 68 bytes to the characters from U+0100 on.
     """
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(0xAE, 0x100)]
+    # 33 control characters and space, 0x7F to 0xA0, and 0xAD, the soft hyphen: 33 + 34 + 1 = 68
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
@@ -44,6 +45,7 @@ def load_code_point_classes() -> np.ndarray:
     of [first code point, class].
     """
     runs = json.loads(Path(__file__).with_name("code_points.json").read_text())["runs"]
+    # runs [[0, 0], [9, 3], [14, 0], ...]: starts [0, 9, 14, ...], lengths [9, 5, ...]
     starts, kinds = np.array(runs, dtype=np.int64).T
     lengths = np.diff(np.append(starts, N_CODE_POINTS))  # a run ends where the next one begins
     return np.repeat(kinds.astype(np.uint8), lengths)
@@ -56,6 +58,7 @@ def compile_fast_bpe(tokenizer_json: dict[str, Any]) -> tuple[FastBpe | None, st
     if reason:
         return None, reason
     vocabulary: dict[str, int] = model["vocab"]
+    # byte -> id; a vocabulary without all 256 bytes cannot encode every text
     byte_ids = np.full(256, -1, dtype=np.int64)
     for letter, byte in unicode_to_bytes().items():
         byte_ids[byte] = vocabulary.get(letter, -1)

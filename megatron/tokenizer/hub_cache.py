@@ -32,6 +32,7 @@ def find_cached_file(repo: str, name: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     folder = cache / f"models--{repo.replace('/', '--')}"
     try:
+        # refs/main names the commit of the last download; the hub may have a newer one
         commit = (folder / "refs" / "main").read_text().strip()
     except OSError:
         return None

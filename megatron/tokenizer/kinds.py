@@ -126,6 +126,7 @@ class NullTokenizer(EodMixin):
                 f"--vocab-size: got {vocab_size}, expected at most {MAX_NULL_IDS}: ids are int32"
             )
         self.name = f"null-{vocab_size}"
+        # one id more than the text can contain, for the end of document
         self.vocab_size, self.n_tokens = vocab_size, vocab_size + 1
         self.eod = Eod(vocab_size, None, "NullTokenizer")
         self.sha256 = hashlib.sha256(self.name.encode()).hexdigest()

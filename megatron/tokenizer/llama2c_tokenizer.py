@@ -41,11 +41,13 @@ def read_pieces(path: Path) -> tuple[list[str], list[float]]:
     offset = 4  # after the length of the longest piece
     try:
         while offset < len(raw):
+            # raises struct.error if fewer than 8 bytes remain
             score, n_bytes = PIECE.unpack_from(raw, offset)
             offset += PIECE.size
             # a truncated or foreign file: the piece would end outside the file
             if not 0 < n_bytes <= len(raw) - offset:
                 raise ValueError(f"piece {len(pieces)} has {n_bytes} bytes")
+            # llama2.c stores "\n<s>\n" and "\n</s>\n" for ids 1 and 2
             pieces.append(SPECIAL.get(len(pieces)) or raw[offset : offset + n_bytes].decode())
             scores.append(score)
             offset += n_bytes
@@ -65,8 +67,11 @@ def build_library_tokenizer(pieces: list[str], scores: list[float]) -> Tokenizer
     """
     ids = {piece: i for i, piece in enumerate(pieces)}
     joins = []
+    # from the first piece after the special tokens and the bytes, which are not the result of a merge
     for i in range(len(SPECIAL) + N_BYTES, len(pieces)):
         piece = pieces[i]
+        # "the" may arise from (t, he) or (th, e), depending on which neighbours were merged before: both are
+        # merges, with the score of "the".
         splits = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
         joins += [(-scores[i], pair) for pair in splits if pair[0] in ids and pair[1] in ids]
     # best score first, because the library prefers earlier merges

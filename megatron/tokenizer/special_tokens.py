@@ -58,12 +58,15 @@ def read_special_tokens(name: str) -> dict[str, str] | None:
     for kind in TOKEN_KINDS:
         for settings in (config or {}, token_map or {}):
             token = settings.get(f"{kind}_token")
+            # transformers saves a token as text, or as a serialised AddedToken: {"content": "</s>", "lstrip":
+            # ...}
             token = token.get("content") if isinstance(token, dict) else token
             if token is not None and not isinstance(token, str):
                 raise ValueError(
                     f"{name}: {kind}_token is {token!r}, expected text. Download the tokenizer again."
                 )
             if token:
+                # setdefault: CONFIG is first in the loop, so MAP only adds what CONFIG lacks
                 tokens.setdefault(kind, token)
     class_bos = CLASS_BOS.get(str((config or {}).get("tokenizer_class")))
     # an explicit null in the configuration disables the default of the class

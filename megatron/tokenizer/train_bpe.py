@@ -29,6 +29,7 @@ def train_bpe(texts: Iterable[str], n_tokens: int, folder: Path) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=n_tokens,
         special_tokens=[EOD_NAMES[0]],
+        # all 256 bytes, also those that the text lacks: the tokenizer then encodes any text
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -56,6 +57,7 @@ def train_bpe_on_file(path: Path, key: str, n_tokens: int, folder: Path) -> bool
     # otherwise a run killed below would leave this record beside another text's tokenizer
     record_path.unlink(missing_ok=True)
     train_bpe(_read_texts(path, key), n_tokens, folder)
+    # last: the record exists only beside a complete tokenizer.json
     write_json(record_path, source)
     return True
 

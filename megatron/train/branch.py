@@ -24,6 +24,7 @@ def check_branch(path: Path, parts: dict[str, Any], meta: dict[str, Any], run: R
     step = int(parts["iter"]["step"])
     schedule = build_schedule(run.config, run.plan)
     trunk_settings = {key: value for key, value in parts["lr"].items() if key != "step"}
+    # exact equality of floats: equal settings evaluate the same expression and give equal bits
     difference = schedule.first_difference(LearningRateSchedule(**trunk_settings), step)
     if step >= run.plan.n_steps or difference is not None:
         last = min(step, run.plan.n_steps) if difference is None else difference

@@ -231,6 +231,7 @@ def choose_microbatch_rows(config: RunConfig, world: World) -> int:
     # A pipeline needs at least one microbatch per stage; the interleaved schedule needs a multiple of the
     # stages. Without a request, take the fewest microbatches, that is the largest ones.
     if requested is None:
+        # 12 samples per rank on 4 stages: 4 microbatches of 3; on 5 stages 6 of 2
         numbers = (n for n in range(stages, share + 1, step) if share % n == 0)
         micro = share // next(numbers, 1)
     else:

@@ -22,6 +22,7 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task
 
     def make_tasks(step: int) -> list[Task]:
         batch = batches.batch_at(first_sample + step * size)
+        # the noise is keyed by sample number: the size of a microbatch changes rounding only
         parts = [slice(begin, begin + rows) for begin in range(0, len(batch.tokens), rows)]
         tasks = [run.objective.corrupt(batch.tokens[part], batch.numbers[part]) for part in parts]
         return [task.pin_memory() for task in tasks] if on_gpu else tasks

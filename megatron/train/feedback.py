@@ -45,6 +45,7 @@ class Feedback:
     def observe(self, state: TrainState, tasks: Sequence[Task]) -> None:
         """Score this rank's microbatches before a step and pass the sums over all ranks to the mixture."""
         samples, world = self.samples, self.run.world
+        # equal on all ranks, since the state is: all of them score or none
         if samples is None or samples.rule is None or state.step % samples.every_steps:
             return
         first, last = self.run.open_batches(0).sample_range(state.next_sample)
@@ -52,6 +53,7 @@ class Feedback:
         domains = torch.from_numpy(domains).to(world.device)
         scored = [self.run.engine.score(task) for task in tasks]
         nats = torch.cat([nats for nats, _ in scored])
+        # every sample has the same number of tokens, so a microbatch is divided equally
         tokens = torch.cat([torch.full((len(nats),), count / len(nats)) for nats, count in scored])
         # [nats, tokens] x domains; ranks that share a model contribute each token once
         sums = torch.zeros(2, len(samples.names), dtype=torch.float64, device=world.device)

@@ -54,6 +54,8 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
                 )
             return _wait_for_ranks(ranks, pending)
     finally:
+        # the handlers are restored last: a second signal during the grace period must not end this process
+        # before its ranks
         _terminate_ranks(ranks, pending)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -71,6 +73,7 @@ def reserve_port() -> Iterator[int]:
     with socket.socket() as listener:
         if sys.platform == "linux":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # bound and never listening: a rank that connects too early is refused and tries again
         listener.bind(("", 0))
         port = listener.getsockname()[1]
         if sys.platform != "linux":
@@ -115,6 +118,7 @@ def _terminate_ranks(ranks: Sequence[subprocess.Popen], pending: list[int]) -> N
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
+            # the SIGTERM of a stopped process stays pending until it is continued
             rank.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + GRACE_S
     while any(rank.poll() is None for rank in ranks):

@@ -104,6 +104,8 @@ def _run_steps(
         # A signal may reach one rank only, at any moment. All ranks decide together between two steps: a rank
         # that stopped alone would leave the others waiting in a collective.
         stop_requested = any_rank(stop.should_stop(), run.world)
+        # Both operands before any_rank are equal on all ranks: all of them enter it or none. Local clocks
+        # differ, so one rank that is due makes all save.
         if stop_requested or saver.config.preempt_every_minutes and any_rank(saver.is_due(), run.world):
             record.check_finite()  # weights with NaN or Inf are never saved
             path = saver.save(state, preempt=True)
@@ -163,6 +165,7 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
         state = state.after_validation(held_out.loss)
     name = None if saver is None else saver.next_name()
     ends = state.step == run.plan.n_steps
+    # a run killed between its last checkpoint and its result: that checkpoint is the newest
     if ends and saver is None:
         checkpoints = find_checkpoints(run.checkpoints, run.config.checkpoint.prefix)
         name = checkpoints[-1].path.name if checkpoints else None
@@ -206,6 +209,7 @@ def _prepare_folder(run: Run, state: TrainState) -> None:
         if (run.folder / METRICS).exists():
             truncate_metrics(run.folder, state.step)
         store.remove_old_checkpoints(run.checkpoints, run.config.checkpoint.prefix, None)
+    # no rank may write a part of a checkpoint before rank 0 has removed the partial ones
     barrier(run.world)
 
 

@@ -18,6 +18,7 @@ CPU_OOM_MESSAGES = ("can't allocate memory", "not enough memory")
 def measure_memory(device: torch.device) -> tuple[float, float]:
     """Return (peak GiB, fraction of the total memory): reserved memory on a GPU, resident memory on a CPU."""
     if device.type == "cuda":
+        # reserved, not allocated: blocks cached by the allocator are not available to other processes either
         used = torch.cuda.max_memory_reserved(device)
         whole = torch.cuda.get_device_properties(device).total_memory
     else:

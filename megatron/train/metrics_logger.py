@@ -90,6 +90,7 @@ class MetricsLogger:
         Raises FloatingPointError if no loss since then is finite.
         """
         self.check_finite()
+        # counted tokens can differ between ranks: a rank with a loss of NaN adds none
         total = sum_over_ranks(
             torch.stack(
                 [torch.as_tensor(x, device=self.world.device).double() for x in (self.nats, self.count)]

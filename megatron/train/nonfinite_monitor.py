@@ -64,12 +64,14 @@ class NonFiniteMonitor:
         if not self.flags:
             return []
         flags = torch.stack(self.flags).double()  # [steps, 2]
+        # float64 is exact for sample numbers up to 2^53
         samples = torch.tensor(self.steps, dtype=torch.float64, device=flags.device)[:, 1:]
         # each rank fills its own row and a sum gathers all: [steps, ranks, (loss bad, gradient bad, first,
         # last)]
         table = torch.zeros(len(flags), self.world.n_ranks, 4, dtype=torch.float64, device=flags.device)
         table[:, self.world.rank] = torch.cat([flags, samples], dim=1)
         rows = sum_over_ranks(table, self.world).tolist()
+        # the steps are the same on all ranks, the samples of a row are those of its rank
         steps, self.steps, self.flags = self.steps, [], []
         bad = []
         for (step, _, _), ranks in zip(steps, rows, strict=True):

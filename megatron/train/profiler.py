@@ -51,6 +51,7 @@ class ProfileWindow:
         trace = self.folder / f"steps_{self.first}-{step}.json.gz"
         partial = trace.with_name(f"partial.{trace.name}")  # torch compresses by the suffix of the name
         self.profiler.export_chrome_trace(str(partial))
+        # a trace with its final name is complete
         partial.rename(trace)
         by = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         table = self.profiler.key_averages().table(sort_by=by, row_limit=N_ROWS)

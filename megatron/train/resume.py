@@ -83,6 +83,7 @@ def _load_checkpoint(run: Run, path: Path) -> TrainState:
     if store.is_sharded_checkpoint(meta):
         from megatron.checkpoint import sharded  # imported on demand: takes a second
 
+        # DCP fills existing tensors: each rank reads its part, whatever layout saved the checkpoint
         state_dict = run.engine.sharded_state()
         sharded.read_sharded(path, state_dict)
         state_dict["optim"] |= small["iter"].get("engine", {})
@@ -126,6 +127,7 @@ def _check_identity(path: Path, meta: dict[str, Any], run: Run) -> None:
         return
     ours, theirs = config_to_dict(run.config), meta["config"]
     sections = ("model", "dataset", "objective", "optim", "lr_scheduler", "misc", "dist")
+    # keys that do not change the identity may differ as well: the list is a hint, the identity decides
     differ = [
         f"{section}.{key} was {theirs.get(section, {}).get(key)!r}, is {value!r}"
         for section in sections

@@ -46,6 +46,7 @@ class Saver:
         With checkpoint.asynchronous it returns when the state has been copied. The final name appears when
         everything is written and has its checksums. An error is raised by the next `save` or `wait`.
         """
+        # at most one checkpoint is being written; an error of the previous one is raised here
         self.wait()
         self.last_save = time.monotonic()
         mark_phase(state.step, "saving")
@@ -80,6 +81,7 @@ class Saver:
 
     def _save_full(self, state: TrainState, final: Path) -> Path:
         error: OSError | None = None
+        # gathers one tensor at a time: rank 0 has the whole state in host memory, other ranks one full tensor
         engine = self.run.engine.state_dict()  # on every rank: it is collective
         if self.run.world.is_first:
             try:
@@ -106,6 +108,7 @@ class Saver:
             except OSError as failed:
                 shutil.rmtree(partial, ignore_errors=True)
                 error = failed
+        # also a barrier: the folder exists before any other rank writes to it
         self._raise_on_any_rank(error, f"of step {state.step}")
         meta: dict[str, Any] = {}
         if self.run.world.is_first:
@@ -159,6 +162,7 @@ class Saver:
 
 def _describe_error(error: OSError | None) -> str:
     """Describe an error with file, system message and fix; the text closes the caller's parenthesis."""
+    # only the rank with the error has its text; the others report that it happened
     if error is None:
         return "on another rank)"
     if error.errno is None:

@@ -62,6 +62,7 @@ def _init_wandb(config: RunConfig, plan: RunPlan, run: Path) -> Any:
         import wandb
     except ImportError as error:
         raise ValueError(f"logging.wandb: {error}. pip install wandb, or omit the key.") from error
+    # the same id for the same plan in the same folder, so that a resumed run appends to its W&B run
     key = f"{plan.identity} {run.resolve()}"
     try:
         wandb_run = wandb.init(

@@ -79,6 +79,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def build_shape(args: argparse.Namespace, parametrization: str, width: int, depth: int) -> ModelConfig:
     """Build the model config of one point."""
     base: dict[str, Any] = {}
+    # At the base size all three parametrizations are the same model. mup scales with d_model / base_d_model,
+    # completep also with n_layers / base_n_layers.
     if parametrization != "standard":
         base["base_d_model"] = args.widths[0]
     if parametrization == "completep":
@@ -106,6 +108,7 @@ def run_sweep(args: argparse.Namespace, parametrization: str, axis: str) -> Coor
         model = build_shape(args, parametrization, width, depth)
         runs = [measure_coordinates(model, lr=args.lr, n_steps=args.steps, seed=i) for i in range(args.seeds)]
         for name in QUANTITIES:
+            # root mean square over seeds of the change after the last step
             moved[name].append(float(np.sqrt(np.mean([run[name][-1] ** 2 for run in runs]))))
     return CoordinateSweep(parametrization, axis, sizes, moved)
 

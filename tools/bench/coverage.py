@@ -36,10 +36,13 @@ from megatron.scaling.frontier import optimal_frontier
 from megatron.scaling.law import Law
 
 LEVEL = 0.95
+# 97.5 % quantile of the normal distribution: 95 % are within Z standard errors
 Z = 1.959964
 TRUTH = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
+# E = 0 is at the boundary, where the error of an estimate is one-sided: hard for an interval
 NO_FLOOR = {"E": 0.0, "A": 12.0, "B": 40.0, "alpha": 0.12, "beta": 0.19}
 LARGEST = 1e20  # FLOPs of the largest runs of every design
+# from a fifth of the usual 20 tokens per parameter to five times as many
 RATIOS = (4.0, 100.0)  # D/N of the runs
 BEYOND = 10.0
 SAVED_EVERY = 25  # simulations
@@ -61,6 +64,7 @@ class Design:
 
 def build_grid(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
     """Return N and D for budgets over a factor of 100 in compute, with five D/N each."""
+    # rounded up: 12 runs have 3 budgets, the last with 2 of its 5 ratios
     n_budgets = -(-n_runs // 5)
     compute = np.repeat(np.geomspace(LARGEST / 100, LARGEST, n_budgets), 5)[:n_runs]
     ratio = np.tile(np.geomspace(*RATIOS, 5), n_budgets)[:n_runs]
@@ -80,6 +84,7 @@ def heteroscedastic_design() -> Design:
     n, d = build_grid(40)
 
     def sigma_at(compute: np.ndarray | float) -> np.ndarray:
+        # share of the way from the smallest to the largest budget in log C; the noise is geometric in it
         share = np.clip(np.log(np.asarray(compute) / (LARGEST / 100)) / np.log(100), 0, 1)
         return 0.01 ** (1 - share) * 0.002**share
 
@@ -95,6 +100,7 @@ def trunk_design() -> Design:
     groups = np.repeat(np.arange(20), 10)
     # covariance [200, 200]: block diagonal, checkpoints of one model share 0.3 % of noise
     shared = 0.003**2 * (groups[:, None] == groups)
+    # a new run has both parts: (0.3 %)^2 + (0.1 %)^2
     sigma = float(np.hypot(0.003, 0.001))
     return Design("20 x 10 trunks", n, d, shared + 0.001**2 * np.eye(200), TRUTH, lambda c: sigma, groups)
 
@@ -132,6 +138,8 @@ def differentiate_numerically(
     """Return derivatives [k, p] by the law's constants: central differences, one-sided at a constant of 0."""
     columns = []
     for name, value in truth.items():
+        # relative to the constant, as A = 482 and alpha = 0.348 differ by a factor of 1000; E = 0 has no left
+        # side
         step = 1e-5 * (value or 1.0)
         ends = [function({**truth, name: value + sign * step}) for sign in ((1, -1) if value else (1, 0))]
         columns.append((ends[0] - ends[1]) / (2 * step if value else step))
@@ -140,10 +148,13 @@ def differentiate_numerically(
 
 def simulate_design(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
     """Simulate one study; return (inside, width, score) of ours and of the oracle by quantity [7, 2, 3]."""
+    # depends on the seed and the size alone, so simulations may run in any order and process
     rng = np.random.default_rng([seed, len(design.N)])
     truth = design.truth
+    # L z with covariance L L' has the covariance of the design: [n]
     noise = np.linalg.cholesky(design.covariance) @ rng.standard_normal(len(design.N))
     loss = chinchilla(truth, design.N, design.D) * np.exp(noise)
+    # a new run within the range: log-uniform in compute and in D/N; N = (C / 6r)^(1/2), D = (C r / 6)^(1/2)
     compute = float(np.exp(rng.uniform(np.log(LARGEST / 100), np.log(LARGEST))))
     ratio = float(np.exp(rng.uniform(*np.log(RATIOS))))
     point = (np.sqrt(compute / 6 / ratio), np.sqrt(compute / 6 * ratio))
@@ -158,17 +169,20 @@ def simulate_design(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
     law = fit_law(design.N, design.D, loss, n_bootstrap=n_bootstrap, seed=seed, groups=design.groups)
     intervals = [law.interval["params"][name] for name in ("E", "alpha", "beta")]
     intervals.append(law.interval["derived"]["a_exponent"])
+    # in the order of QUANTITIES, as intervals of log L
     for at, kind in ((ahead, "confidence"), (point, "predictive"), (ahead, "predictive")):
         intervals.append([float(np.log(end)) for end in law.predict(*at, level=LEVEL, kind=kind)[1:]])
 
     # oracle: with design matrix X (slopes) and covariance V, the constants move by
     # (X' V^-1 X)^-1 X' V^-1 noise, and their covariance is (X' V^-1 X)^-1
+    # shapes: slopes [n, 5], weighted = V^-1 X [n, 5], spread [5, 5], towards [7, 5]
     slopes = differentiate_numerically(lambda params: np.log(chinchilla(params, design.N, design.D)), truth)
     weighted = np.linalg.solve(design.covariance, slopes)
     spread = np.linalg.inv(slopes.T @ weighted)
     towards = differentiate_numerically(lambda params: evaluate_functionals(params, point, ahead), truth)
     moved = towards @ spread @ weighted.T @ noise
     centre = evaluate_functionals(truth, point, ahead) + moved
+    # variance of quantity k: t_k' (X' V^-1 X)^-1 t_k, plus the noise of a new run
     half = Z * np.sqrt(np.einsum("kp,pq,kq->k", towards, spread, towards) + sigmas**2)
     low, high = centre - half, centre + half
     low[0] = max(low[0], 0.0)  # the oracle also uses E >= 0
@@ -191,6 +205,7 @@ def measure_coverage(
     else:
         with ProcessPoolExecutor(n_workers) as pool:
             simulations = list(
+                # about four chunks per worker: few messages, and the last chunks are short
                 pool.map(_simulate_named, *arguments, chunksize=max(1, len(seeds) // (4 * n_workers)))
             )
     return [simulation.tolist() for simulation in simulations]
@@ -218,6 +233,7 @@ def load_results(path: Path | None, n_bootstrap: int) -> dict[str, list[Any]]:
 
 def summarise_results(results: Sequence[Any]) -> dict[str, dict[str, float]]:
     """Return coverage, median width, score over the oracle's, and the oracle's coverage, by quantity."""
+    # [simulations, 7 quantities, ours or oracle, (inside, width, score)]
     scores = np.array(results)
     ours, oracle = scores[:, :, 0], scores[:, :, 1]
     return {
@@ -263,9 +279,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.designs or build_designs():
         rows = results.setdefault(name, [])
         while len(rows) < args.simulations:
+            # simulation i has seed i, so a run that resumed has the same simulations as one that was not
+            # interrupted
             seeds = range(len(rows), min(len(rows) + SAVED_EVERY * args.workers, args.simulations))
             rows += measure_coverage(name, seeds, args.n_bootstrap, args.workers)
             if args.json:
+                # written atomically, so a kill leaves the previous file
                 write_json(args.json, {"n_bootstrap": args.n_bootstrap, "results": results})
         table = summarise_results(rows[: args.simulations])
         cells = [

@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = read_any(args.model, tokenizer=args.tokenizer) if args.model else build_weights(args.size)
     weights = replace(weights, source=weights.source or args.size)
     world = World(0, 1, 0, torch.device("cpu"))
+    # world 0, 1, 0: rank 0 of one process, local rank 0, on the CPU
     ours = harness_model(Reader(weights, Scoring(batch_size=args.batch_size), world))
     tokenizer = str(weights.tokenizer)
     with tempfile.TemporaryDirectory() as folder, open_tasks(args.tasks.split(","), args.data_dir) as tasks:
@@ -98,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         theirs = build_hf_model(exported, args.batch_size)
         for name, task in tasks.items():
             requests = task.build_requests(args.limit)
+            # turns[repeat][side] = (wall, CPU, result); [1:] drops the first turn, which fills caches
             turns = [
                 (
                     time_call(lambda batch=requests: ours.loglikelihood(batch)),
@@ -106,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for _ in range(args.repeat + 1)
             ][1:]
             a, b = turns[0][0][2], turns[0][1][2]
+            # each result is (log-likelihood, whether the continuation is the most likely one)
             same = all(
                 abs(x[0] - y[0]) < max(CLOSE, 1e-6 * abs(y[0])) and x[1] == y[1]
                 for x, y in zip(a, b, strict=True)

@@ -55,6 +55,7 @@ def read_columns(path: Path, *names: str) -> list[np.ndarray]:
 def read_chinchilla(folder: Path) -> Iterator[RunSet]:
     """Read the 245 runs extracted from a figure of Hoffmann et al., and the 240 that Besiroglu et al. fit."""
     path = folder / "chinchilla_epoch" / "svg_extracted_data.csv"
+    # the published data have FLOPs instead of tokens: D = C / 6N
     N, C, L = read_columns(path, "Model Size", "Training FLOP", "loss")
     below = np.sort(L)[-5] > L  # Besiroglu et al. drop the five runs of highest loss
     yield RunSet("Chinchilla, 245 runs", N, C / (6 * N), L)
@@ -79,6 +80,7 @@ def read_gadre(folder: Path) -> Iterator[RunSet]:
     N, D, *losses = read_columns(path, "N", "D", *TEXTS)
     for key, name in CORPORA.items():
         for text, L in zip(TEXTS.values(), losses, strict=True):
+            # not every run was scored on every text: an empty cell is NaN
             rows = (corpus == key) & np.isfinite(L)
             yield RunSet(f"Over-training, {name} on {text}", N[rows], D[rows], L[rows])
 
@@ -99,10 +101,12 @@ def extrapolate_runs(
     runs: RunSet, share: float, n_bootstrap: int
 ) -> tuple[dict[str, HoldoutScore], dict[str, float]]:
     """Return (scores of each method on the held-out runs, weights of the stack)."""
+    # by compute, as in a study: the law is fitted to the small runs and must predict the large ones
     is_out = select_largest(runs.N, runs.D, max(1, round(share * len(runs.N))))
     inner, outer = ([v[rows] for v in (runs.N, runs.D, runs.L)] for rows in (~is_out, is_out))
     unique = {"U": None if runs.U is None else runs.U[~is_out]}
     N, D, L = outer
+    # infinitely many unique tokens: no repetition
     U = np.inf if runs.U is None else runs.U[is_out]
     plain = fit_law(*inner, n_bootstrap=n_bootstrap)
     stacked = stack_laws(*inner, **unique, n_bootstrap=n_bootstrap)
@@ -139,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for runs in read_sets(folder):
         if args.sets not in runs.name:
             continue
+        # cells[method] = (inside [n], |error| in % [n], half-width in % [n])
         scores, weights = extrapolate_runs(runs, args.share, args.n_bootstrap)
         cells = {}
         for name, scored in scores.items():
@@ -153,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         table[runs.name] = {name: [float(x) for x in v] for name, v in means.items()} | {"weights": weights}
     if rows:
         methods = list(rows[0])
+        # Two means: over sets, where a set of 20 runs counts as much as one of 240, and over all held-out
+        # runs.
         by_set = {
             m: tuple(np.mean([(r[m][0].mean(), r[m][1].mean(), np.median(r[m][2])) for r in rows], axis=0))
             for m in methods

@@ -25,6 +25,7 @@ from megatron.command import create_parser, positive_int, run_main
 from megatron.scaling.fit import fit_law
 from megatron.scaling.selection import Columns, select_runs
 
+# starts of (log A, log B, log E, alpha, beta): 6 x 6 x 5 x 5 x 5 = 4,500
 GRID = (
     range(0, 30, 5),
     range(0, 30, 5),
@@ -41,6 +42,7 @@ def draw_runs(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw runs over a wide range of N and D with 0.5 % of noise."""
     rng = np.random.default_rng(0)
     n = np.exp(rng.uniform(np.log(5e7), np.log(1.6e10), n_runs))
+    # log-uniform, and independent of N: both terms of the law are identified
     d = np.exp(rng.uniform(np.log(3e8), np.log(1e12), n_runs))
     loss = 1.82 + 480 / n**0.347 + 2140 / d**0.367
     return n, d, loss * np.exp(0.005 * rng.standard_normal(n_runs))
@@ -59,6 +61,7 @@ def minimise_from_grid(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: i
 
     def huber_sum(theta: np.ndarray) -> tuple[float, np.ndarray]:
         a, b, e, alpha, beta = theta
+        # [3, n]: logs of the three terms of L; logsumexp stays finite where a line search steps far away
         terms = np.stack([a - alpha * x, b - beta * y, np.full_like(x, e)])
         # log L = logsumexp(a - alpha log N, b - beta log D, e), with A = exp(a), B = exp(b), E = exp(e)
         fitted = logsumexp(terms, axis=0)
@@ -67,10 +70,12 @@ def minimise_from_grid(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: i
         # Huber: r^2 / 2 below DELTA, DELTA (|r| - DELTA / 2) above it
         inside = np.minimum(np.abs(r), DELTA)
         slope = -np.clip(r, -DELTA, DELTA)
+        # chain rule: d log L / d alpha = -log N share_A, and d log L / d a = share_A, with a = log A
         of_a, of_b = slope * share[0], slope * share[1]
         gradient = [of_a.sum(), of_b.sum(), (slope * share[2]).sum(), -(of_a * x).sum(), -(of_b * y).sum()]
         return float((inside * (np.abs(r) - inside / 2)).sum()), np.array(gradient)
 
+    # evenly spaced in the product, so that fewer starts still cover the whole grid
     every = list(itertools.product(*GRID))
     chosen = [every[i] for i in np.linspace(0, len(every) - 1, starts).astype(int)]
     begin = time.process_time()
@@ -92,9 +97,11 @@ def time_other_cases(forms: Sequence[str], repeat: int) -> None:
         for n_runs in (15, 40, 240)
     ]
     runs = dict(zip("NDL", draw_runs(40), strict=True))
+    # epochs D / U of 1, 2, 4, 10, 40, repeated over the 40 runs: forms for repetition are identified
     runs["U"] = runs["D"] / np.resize([1, 2, 4, 10, 40], 40)
     cases += [(f"{form}, 40 runs", runs | {"form": form}) for form in forms if form]
     for name, words in cases:
+        # the time of the replicates is that of a fit with them minus that of a fit without
         fit_s, both_s = (min(time_fit(n_bootstrap=n, **words) for _ in range(repeat)) for n in (0, 1000))
         print(
             f"{name:<28} fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.2f} s of CPU", flush=True
@@ -162,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
     time_other_cases(args.forms.split(","), args.repeat_forms)
     objective, starts_s = minimise_from_grid(n, d, loss, args.starts)
+    # a sample of the starts: the time is in proportion to their number
     whole_s = starts_s * N_STARTS / args.starts
     note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {starts_s:.1f} s)"
     print(f"L-BFGS     {N_STARTS} starts: {whole_s:.1f} s{note}, objective {objective:.12g}")

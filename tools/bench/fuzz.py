@@ -31,6 +31,7 @@ from typing import Any
 
 from megatron.command import create_parser, non_negative_int, positive_int, run_main
 
+# set before the imports in `main`, since some libraries read these at import
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Fuzz and print the table; return 1 if any input failed."""
     args = build_parser().parse_args(argv)
     os.environ |= ENVIRONMENT
+    # `fuzzing` is a folder beside this file and not part of the package
     sys.path.insert(0, str(Path(__file__).parent))
     from fuzzing import checkpoints, configs, corpora, mixtures, studies, text
     from fuzzing.harness import COUNTS, FAILURES, Limits, fuzz_target
@@ -106,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flush=True,
     )
     for target in chosen:
+        # shares 2 and 3 of 100 inputs: 40 and 60
         n_inputs = max(1, round(args.inputs * target.share / shares))
         result = fuzz_target(target, n_inputs, args.seed, out, Limits(args.seconds, args.hang))
         print_row(target.name, result.counts, len(result.places), result.cpu_s)

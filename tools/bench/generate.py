@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             theirs = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "model").eval()
         for batch in args.batch:
             generator = torch.Generator().manual_seed(1)
+            # [B, prompt]: equal lengths, so that neither side needs padding
             read = torch.randint(N_TOKENS, (batch, args.prompt_tokens), generator=generator)
             prompts, n = read.tolist(), args.new_tokens
 
@@ -101,8 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 read: torch.Tensor = read, n: int = n, model: torch.nn.Module = theirs
             ) -> list[list[int]]:
                 output = model.generate(read, max_new_tokens=n, do_sample=False, pad_token_id=0)
+                # transformers returns the prompt with the continuation
                 return output[:, read.shape[1] :].tolist()
 
+            # turns[repeat][side] = (wall, CPU, tokens); the first turn warms up and is dropped
             turns = [(time_call(run_ours), time_call(run_theirs)) for _ in range(args.repeat + 1)][1:]
             same = all(a[2] == b[2] for a, b in turns)
             wall = [statistics.median(turn[side][0] for turn in turns) for side in (0, 1)]

@@ -63,6 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
 def divide_kills(n_kills: int, names: Sequence[str]) -> dict[str, int]:
     """Return the kills of each subsystem: at least 1, and a third as many for slow subsystems."""
     weights = {name: 1 if name in SLOW else 3 for name in names}
+    # Each further kill goes to the subsystem with the fewest kills for its weight. For one fast and one slow
+    # subsystem and 8 kills: 6 and 2. With fewer kills than subsystems each still gets 1.
     counts = dict.fromkeys(names, 1)
     for _ in range(n_kills - len(names)):
         counts[min(names, key=lambda name: counts[name] / weights[name])] += 1
@@ -75,6 +77,7 @@ def run_trials(name: str, n_kills: int, seed: int, folder: Path, inputs: "Inputs
     from kill.server import ServerTrials
     from kill.trials import Trials
 
+    # a seed of text is hashed with SHA-512, so --only does not change the moments of a subsystem
     rng = random.Random(f"{seed} {name}")
     work, logs = folder / name / "work", folder / "logs"
     trials = (
@@ -116,11 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SkippedError as error:
             print(f"{name:16} skipped: {error}", flush=True)
             continue
+        # the undisturbed run failed: a row with a fault, and the other subsystems follow
         except RuntimeError as error:
             tallies.append(Tally(name, faults=[str(error)]))
         print(format_row(tallies[-1], time.monotonic() - began), flush=True)
         for fault in (*tallies[-1].faults, *tallies[-1].leftovers):
             print(f"  {name}: {fault}", file=sys.stderr, flush=True)
+        # the work folder only: the logs and the files of failed trials are in `folder / "logs"`
         shutil.rmtree(folder / name, ignore_errors=True)
     n_hits, n_trials = sum(tally.n_hits for tally in tallies), sum(tally.n_trials for tally in tallies)
     n_equal = sum(tally.n_equal for tally in tallies)

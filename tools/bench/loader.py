@@ -61,6 +61,7 @@ def iterate_ours(
     samples: Samples, rows: int, n_batches: int, n_workers: int, task: Objective | None
 ) -> Iterator[int]:
     """Yield the sum of the first ids of each batch, made by our prefetcher."""
+    # rank 0 of 1, from sample 0: batch k is samples k * rows to (k + 1) * rows - 1, as in the DataLoader
     batches = Batches(samples, rows, 0, 1, 0)
 
     def make_batch(step: int) -> np.ndarray:
@@ -71,6 +72,7 @@ def iterate_ours(
 
     with Prefetcher(make_batch, n_batches, n_workers) as feed:
         for tokens in feed:
+            # one column: a sum over all ids would be a considerable part of the time
             yield int(tokens[:, 0].sum())
 
 
@@ -87,6 +89,8 @@ def iterate_torch(
 
 def read_cpu_s() -> float:
     """Return the CPU seconds of this process and of its ended children."""
+    # Children count only after they have ended. The DataLoader ends its workers with its last batch, before
+    # the second call.
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -103,6 +107,7 @@ def write_synthetic(folder: str) -> str:
     rng = np.random.default_rng(0)
     with IndexedWriter(Path(folder) / "random", np.dtype(np.uint16)) as writer:
         for _ in range(100):
+            # 100 x 1,000 documents of 1,000 tokens
             writer.add_documents(rng.integers(0, N_TOKENS, 10**6, dtype=np.uint16), np.full(1000, 1000))
     return str(Path(folder) / "random")
 
@@ -158,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for name, side in (("ours", iterate_ours), ("torch", iterate_torch)):
                     arguments = (samples, args.batch_size, args.batches, n_workers, task)
                     speeds[name].append(
+                        # bound as defaults, since the lambda would read the loop's variables at its call
                         measure_side(lambda side=side, arguments=arguments: side(*arguments), n_samples)
                     )
             print_report(n_workers, speeds["ours"], speeds["torch"], n_samples)

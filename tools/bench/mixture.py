@@ -83,6 +83,8 @@ def write_documents(path: Path, n: int, first: int = 0) -> None:
     text = "lorem ipsum dolor sit amet " * 6
     with path.open("w") as file:
         for i in range(first, first + n):
+            # Language is bits 7 to 9 of the product and licence bits 10 and 11. The factor is odd, so any
+            # 4,096 consecutive documents have each of the 32 pairs 128 times.
             mixed = i * 2654435761 >> 7  # Knuth's multiplicative hash
             file.write(
                 f'{{"text": "{text}{i}", "meta": {{"language": "{LANGUAGES[mixed % 8]}", '
@@ -95,6 +97,7 @@ def time_work(work: Callable[[], object], repeat: int) -> tuple[float, float]:
     """Return the medians of (wall, CPU) seconds of some calls."""
     times = []
     for _ in range(repeat):
+        # user and system time of all threads of this process, but not of a server
         wall, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         work()
         after = resource.getrusage(resource.RUSAGE_SELF)
@@ -122,6 +125,8 @@ def bench_size(n: int, threads: int, repeat: int) -> None:
             with Catalog(path, n_threads=threads) as catalog:
 
                 def register(catalog: Catalog = catalog, properties: Sequence[str] = properties) -> None:
+                    # The defaults bind the loop's variables at the definition. A repetition must register
+                    # everything again: unchanged files would be skipped.
                     if catalog.list_corpora():
                         catalog.remove("bench")
                     catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
@@ -150,6 +155,7 @@ def bench_size(n: int, threads: int, repeat: int) -> None:
         source = DocumentChunks(mixture)
         n_chunks = min(200, n // CHUNK)
 
+        # 20 chunks per read; to_pylist makes Python's strings, as a tokenizer requires them
         def stream() -> None:
             for first in range(0, n_chunks, 20):
                 source.read(first, min(20, n_chunks - first)).column("text").to_pylist()
@@ -183,6 +189,8 @@ def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
     ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
+        # The line is printed when the server listens: "listening on 127.0.0.1:PORT". Port 0 was requested, so
+        # the port is not known before.
         address = server.stdout.readline().split()[-1]
         yield RemoteChunks(Connection(f"grpc+tcp://{address}"), mixture.stem)
         server.kill()
@@ -208,6 +216,7 @@ def bench_domains(n_domains: int, repeat: int) -> None:
     mixture = Distributor(
         units, names, ConstantWeights(rng.dirichlet(np.ones(n_domains)) + 1e-6), CHUNK, seed=0
     )
+    # every call takes the next 2,000 chunks: chunks that were computed before could be cached
     n_chunks, first = 2000, iter(range(0, 10**9, 2000))
 
     def draw_chunks() -> None:
@@ -259,6 +268,7 @@ def open_documents(folder: Path) -> object:
 def measure_stage(stage: Callable[[Path], object], folder: Path, warm: Path, n: int) -> StageCost:
     """Measure a stage in this process, after a run on a few documents that loads the libraries."""
     stage(warm)
+    # `peak` is a list of one number, which the thread replaces. A peak of less than 5 ms may be missed.
     before, peak, over = settled_bytes(), [0], threading.Event()
 
     def watch() -> None:
@@ -272,6 +282,7 @@ def measure_stage(stage: Callable[[Path], object], folder: Path, warm: Path, n: 
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     over.set()
     watching.join()
+    # before `del result`: what the stage returns is what a training process retains
     after = settled_bytes()
     del result
     return StageCost(wall, cpu, max(0, after - before) / n, max(0, max(after, *peak) - before) / n)
@@ -279,6 +290,8 @@ def measure_stage(stage: Callable[[Path], object], folder: Path, warm: Path, n: 
 
 def settled_bytes() -> int:
     """Return the memory of this process after free memory was returned to the system."""
+    # Each allocator returns its free memory to the system: Python's objects, Arrow's pool, then malloc's
+    # arenas. Otherwise freed memory of the warm run would hide what the stage allocates.
     gc.collect()
     import_pyarrow().default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)
@@ -287,6 +300,7 @@ def settled_bytes() -> int:
 
 def memory_bytes() -> int:
     """Return the anonymous resident memory of this process, without mapped files."""
+    # RssAnon excludes mapped files: DuckDB's and the readers' pages belong to the page cache
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
@@ -308,19 +322,24 @@ def measure_growth(sizes: Sequence[int], threads: int, where: Path | None) -> No
         "query for all, 1 thread": query_all,
         "open all to read": open_documents,
     }
+    # spawn: a forked process would start with the heap of this one, and its free memory
     context, last = multiprocessing.get_context("spawn"), dict[str, tuple[int, float]]()
     with tempfile.TemporaryDirectory(dir=where) as name:
         for n in sizes:
             folder = Path(name) / str(n)
             write_corpus(folder, n)
+            # the stages of a size depend on each other: the queries read the catalog of "register, 4
+            # properties"
             for what, stage in stages.items():
                 warm = Path(name) / f"warm {n} {what}"
                 write_corpus(warm, WARM_DOCUMENTS)
                 if not what.startswith("register"):
                     register_files(warm, threads, len(PROPERTIES))
+                # a new process for each stage: DuckDB and malloc retain memory of earlier ones
                 with ProcessPoolExecutor(1, mp_context=context) as process:
                     cost = process.submit(measure_stage, stage, folder, warm, n).result()
                 before = last.get(what)
+                # exponent e of time ~ n^e between two sizes: log(t2 / t1) / log(n2 / n1); 1 is linear
                 grown = math.log(cost.cpu_s / before[1]) / math.log(n / before[0]) if before else math.nan
                 last[what] = n, cost.cpu_s
                 print(
@@ -349,6 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench_small_files(1100, args.threads)
     for n_domains in (8, 760):
         bench_domains(n_domains, args.repeat)
+    # 2 + 10 n^-0.35 nats with 2 % of noise
     n = np.linspace(500, 50_000, 1000)
     losses = (2 + 10 * n**-0.35) * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(n)))
     print_rate(

@@ -54,6 +54,8 @@ READS = 5000
 def write_dataset(prefix: Path, n_documents: int, n_tokens: int) -> None:
     """Write a dataset with log-normal document lengths and a sparse .bin file."""
     dtype = np.dtype("<u2")
+    # The cumulative sums are rounded, not the lengths: differences of rounded sums add up to n_tokens
+    # exactly, where rounded lengths would be off by about sqrt(n_documents). Some documents may be empty.
     weights = np.exp(np.random.default_rng(0).normal(0, 1, n_documents))
     ends = np.round(np.cumsum(weights) * (n_tokens / weights.sum())).astype("<i8")
     ends[-1] = n_tokens
@@ -64,6 +66,7 @@ def write_dataset(prefix: Path, n_documents: int, n_tokens: int) -> None:
         for part in (lengths.astype("<i4"), (ends - lengths) * 2, np.arange(n_documents + 1, dtype="<i8")):
             file.write(part.data)
     with Path(f"{prefix}.bin").open("wb") as file:
+        # a hole of zeros: 10 GB of tokens occupy no disk, and a read costs no I/O
         file.truncate(n_tokens * dtype.itemsize)
 
 
@@ -81,10 +84,12 @@ def build_megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool)
     """Build document, sample and shuffle index of whole epochs as in Megatron; save and map them."""
     folder = Path(prefix).parent
     index = np.memmap(f"{prefix}.idx", mode="r")
+    # field 3 of (magic, version, dtype code, sequences, document bounds)
     n = HEADER.unpack(index[: HEADER.size].tobytes())[3]
     lengths = np.frombuffer(index, "<i4", n, HEADER.size)
     documents = np.arange(n, dtype=np.int32)
     per_epoch = int(np.sum(lengths[documents]))
+    # one generator for both shuffles: the second continues where the first ended, as in Megatron
     random = np.random.RandomState(SEED)
     if tiled:
         document_index = np.tile(documents, n_epochs)
@@ -97,6 +102,7 @@ def build_megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool)
     random.shuffle(document_index)
     # a window has seq_len + 1 tokens and shares its last one with the next window
     n_windows = (n_epochs * per_epoch - 1) // seq_len
+    # row w is (place in the document index, offset in that document) of window w; the last row is the end
     sample_index = np.empty((n_windows + 1, 2), dtype=np.int32)
     copied_lengths = (
         lengths.copy()
@@ -131,8 +137,10 @@ def build_side(side: str, prefix: str, seq_len: int, n_epochs: int) -> dict[str,
         indices = build_megatron_arrays(prefix, seq_len, n_epochs, side == "tiled")
     else:
         samples = open_samples(side, prefix, seq_len, n_epochs)
+        # the first and the last sample of the run, so that work is not deferred beyond the clock
         samples.sample_window(0)
         samples.sample_window(n_epochs * samples.samples_per_epoch - 1)
+    # the clock stops here; hashes and full indices below are only for the comparison
     record = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
     record |= {"peak_mb": read_memory_mb("VmHWM"), "before_mb": before_mb}
     if side == "megatron":
@@ -164,6 +172,7 @@ def read_kilobytes(path: str, field: str) -> int:
 def read_side(side: str, prefix: str, seq_len: int) -> dict[str, Any]:
     """Return the microseconds per random sample of one epoch, with its pages and rows in memory."""
     samples = open_samples(side, prefix, seq_len, 1)
+    # the same samples in each pass, so that their pages are in memory from the second on
     numbers = np.random.default_rng(1).integers(0, samples.samples_per_epoch, READS).tolist()
     seconds = []
     for _ in range(6):
@@ -189,14 +198,17 @@ def run_side(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -
 def compare_sides(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None:
     """Run all sides alternately for a number of epochs, and print the ratios."""
     free_gb = read_kilobytes("/proc/meminfo", "MemAvailable") / 1e6
+    # places of the document index: every document once per epoch
     places = n_epochs * args.documents
     fitting = {
         "arrays": GRID_BYTES * places / 1e9 < 0.8 * free_gb,
         "tiled": TILED_BYTES * places / 1e9 < free_gb,
     }
+    # the first side that fits into memory, None if none does: Megatron's code, else the tiled variant
     other = next((side for side, fits in fitting.items() if fits), None)
     sides = [side for side in SIDES if side not in fitting or side == other]
     records: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    # alternating, so that a change of the machine's load affects all sides
     for _ in range(args.repeat):
         for side in sides:
             records[side].append(run_side(args, prefix, side, n_epochs))
@@ -264,6 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure all sides, and print the ratios."""
     args = build_parser().parse_args(argv)
     if args.side:
+        # "read:epoch" -> ("read", "epoch"); "epoch" -> ("", "epoch")
         kind, _, side = args.side.rpartition(":")
         record = (
             read_side(side, args.prefix, args.seq_len)

@@ -61,11 +61,13 @@ def measure_command(command: Sequence[str]) -> Cost:
     watcher = threading.Thread(target=watch)
     watcher.start()
     assert process.stdout is not None, "stdout is a pipe"
+    # read to its end before waiting: a command that fills the pipe would wait for this process forever
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)  # includes the CPU time of ended children
     wall_s = time.perf_counter() - begin
     stop.set()
     watcher.join()
+    # wait4 has reaped the process, so Popen must not wait for an id that may have been reused
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise OSError(f"{' '.join(command)}: exit status {process.returncode}")
@@ -76,6 +78,7 @@ def process_tree(pid: int) -> Iterator[int]:
     """Yield the ids of a process and all its descendants."""
     yield pid
     try:
+        # the kernel lists children by the thread that started them, not by process
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in (thread / "children").read_text().split():
                 yield from process_tree(int(child))
@@ -86,6 +89,8 @@ def process_tree(pid: int) -> Iterator[int]:
 def resident_mb(pid: int) -> float:
     """Return the resident memory of one process in MB; 0 if it has ended."""
     try:
+        # the second field is the resident size in pages; a page shared by two processes counts twice in the
+        # sum
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except OSError:
         return 0.0
@@ -99,6 +104,7 @@ def load_encoder(model: str, side: str) -> None:
     if side == "fastokens":
         import fastokens
 
+        # returns (ids uint32, offsets uint64) of all texts as bytes
         flat = fastokens.Tokenizer.from_json_str(inner.to_str()).encode_batch_flat
         _WORKER["batch"] = lambda texts: split_ids(*flat(texts))
     else:
@@ -108,6 +114,7 @@ def load_encoder(model: str, side: str) -> None:
 
 def split_ids(ids: bytes, offsets: bytes) -> list[np.ndarray]:
     """Split the ids of all texts by their offsets."""
+    # offsets [0, 3, 5] of two texts: the inner bounds [3] split the ids
     bounds = np.frombuffer(offsets, np.uint64).astype(np.int64)
     return np.split(np.frombuffer(ids, np.uint32), bounds[1:-1])
 
@@ -120,6 +127,7 @@ def encode_document(line: bytes) -> list[int]:
 def encode_documents(lines: list[bytes]) -> list[np.ndarray]:
     """Encode a batch of documents and return their ids as arrays."""
     texts = [json.loads(line)["text"] for line in lines]
+    # uint16 halves the bytes that are pickled back to the parent; a vocabulary above 65,536 would not fit
     return [np.asarray(ids, dtype=np.uint16) for ids in _WORKER["batch"](texts)] if texts else []
 
 
@@ -138,11 +146,13 @@ def run_other_side(side: str, source: str, model: str, n_workers: int, out: str)
     """Run another implementation completely, in this process and its pool."""
     tokenizer = load_hf_tokenizer(model)
     with (
+        # spawn: threads that a library has started do not exist in a forked process
         multiprocessing.get_context("spawn").Pool(n_workers, load_encoder, (model, side)) as pool,
         IndexedWriter(out, dtype_for(tokenizer.n_tokens)) as writer,
         open(source, "rb") as file,
     ):
         if side == "tokenizers":
+            # imap returns results in input order, so the .bin is comparable; 25 lines per message
             for ids in pool.imap(encode_document, file, 25):
                 writer.add_document([*ids, tokenizer.eod_id])
         else:
@@ -189,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for _ in range(args.repeat):
             remove_dataset(out / "ours_text_document")  # otherwise the command would skip the finished work
             costs.append(measure_command(ours))
+        # the median by CPU time, since wall time depends on the load
         our_cost = sorted(costs, key=lambda cost: cost.cpu_s)[len(costs) // 2]
         tokens = IndexedTokens(out / "ours_text_document")
         print(

@@ -40,6 +40,7 @@ def gemm_rate(size: int = 512, repeats: int = 20) -> float:
     left, right = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
     best = float("inf")
+    # the best, not the mean: other load can only make a product slower
     for _ in range(repeats):
         begin = time.perf_counter()
         torch.mm(left, right, out=out)
@@ -82,6 +83,7 @@ def time_steps(
     timings: list[list[float]] = [[] for _ in engines]
     for _ in range(steps + 3):
         tokens = np.minimum(rng.zipf(1.3, (batch, seq_len + 1)), n_tokens - 1)
+        # the batch is made outside the timed part, once for all engines
         task = objective.corrupt(tokens, np.arange(batch))
         for engine, seconds in zip(engines, timings, strict=True):
             begin = time.thread_time()
@@ -123,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.seq_len,
             args.steps,
         )
+        # before and after the steps, since the clock rate of a CPU changes with its load and temperature
         peak = max(peak, gemm_rate())
     print(
         f"{describe_machine()}; a product of 512 x 512 x 512 runs at {peak / 1e9:.0f} GFLOP/s on one thread"

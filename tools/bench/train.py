@@ -83,9 +83,11 @@ def build_their_step(dtype: str) -> Step:
     )
     ours = Gpt(SHAPE)
     init_weights(ours, seed=0)
+    # the head is tied to the embedding, but a strict load requires its name in the state
     state = export_llama_names(ours.state_dict())
     model.load_state_dict({"lm_head.weight": ours.embedding.weight} | state)
     del ours, state
+    # decay for matrices only, as ours: a decay of the norms' gains would be another optimizer
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     gains = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
@@ -103,6 +105,7 @@ def build_their_step(dtype: str) -> Step:
         ids = torch.from_numpy(tokens)
         with torch.autocast("cpu", products, enabled=products != torch.float32):
             logits = model(input_ids=ids[:, :-1]).logits
+            # logits [B, S, V] in bfloat16 under autocast; the loss in float32
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIM.grad_clip)
@@ -126,17 +129,21 @@ def run_side(args: argparse.Namespace) -> None:
 def run_rounds(step: Step, batch: int) -> None:
     """Run n steps for each line `n` of standard input, and print their cost as a line of JSON."""
     rng = np.random.default_rng(0)
+    # Protocol: one line "n" in, one line of JSON out. A side waits for its turn in the read, and the
+    # compiled code and the optimizer's state remain between rounds.
     for line in sys.stdin:
         losses = []
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             # Zipf-distributed, so that the model can learn the frequencies
+            # drawn within the time of both sides, from the same seed: the losses are comparable
             tokens = np.minimum(rng.zipf(1.3, (batch, SEQ + 1)), SHAPE.n_tokens - 1)
             losses.append(step(tokens))
         record = {
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
             "losses": losses,
+            # Linux reports KiB
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         print(json.dumps(record), flush=True)
@@ -166,6 +173,7 @@ def compare_sides(dtype: str, args: argparse.Namespace) -> None:
                 if not line:
                     raise OSError(f"{side}: the process ended. Its error message is above.")
                 records[side].append(json.loads(line))
+    # a side reads its standard input without end, so it must be killed
     finally:
         for process in sides.values():
             process.kill()
@@ -175,6 +183,7 @@ def compare_sides(dtype: str, args: argparse.Namespace) -> None:
 
 def print_comparison(dtype: str, args: argparse.Namespace, records: dict[str, list[dict]]) -> None:
     """Print the medians over the timed rounds."""
+    # [1:] skips the untimed round
     tokens = args.batch * SEQ * args.steps
     rate = {
         side: {
@@ -192,6 +201,7 @@ def print_comparison(dtype: str, args: argparse.Namespace, records: dict[str, li
     ours, theirs = rate["ours"], rate["theirs"]
     import small_models  # in the same folder
 
+    # FLOPs per token x tokens per second; the product has the same threads, so the share is comparable
     flops = flops_per_token_executed(SHAPE, SEQ, True, 1.0) * ours["wall_s"]
     torch.set_num_threads(args.threads)
     products = small_models.gemm_rate(1024)

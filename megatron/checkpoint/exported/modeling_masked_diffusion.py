@@ -54,6 +54,7 @@ class Norm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
+        # float32 also in a bfloat16 model: bfloat16 has only 8 significant bits
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
@@ -64,6 +65,7 @@ class Attention(nn.Module):
         super().__init__()
         width, head, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = head
+        # heads H, key heads G, head width K: each key head serves H / G neighbouring query heads
         self.n_sharing = config.num_attention_heads // config.num_key_value_heads
         self.q_proj = nn.Linear(width, config.num_attention_heads * head, bias=bias)
         self.k_proj = nn.Linear(width, config.num_key_value_heads * head, bias=bias)
@@ -74,9 +76,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None) -> Tensor:
         def split_heads(projected: Tensor) -> Tensor:
+            # [B, S, H K] -> [B, S, H, K] -> [B, H, S, K]
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         def rotate(tensor: Tensor) -> Tensor:
+            # Channels i and i + K / 2 are one pair (a, b), rotated to (a cos - b sin, b cos + a sin). cos and
+            # sin [S, K] broadcast over [B, H, S, K].
             first, second = tensor.chunk(2, dim=-1)
             return (tensor * cos + torch.cat([-second, first], dim=-1) * sin).to(tensor.dtype)
 
@@ -84,9 +89,11 @@ class Attention(nn.Module):
             rotate(self.q_norm(split_heads(self.q_proj(x)))),
             rotate(self.k_norm(split_heads(self.k_proj(x)))),
         )
+        # [B, G, S, K] -> [B, H, S, K]: head h reads key head h // n_sharing
         k, v = (
             tensor.repeat_interleave(self.n_sharing, dim=1) for tensor in (k, split_heads(self.v_proj(x)))
         )
+        # [B, H, S, K]; no causal mask: every position attends to all visible ones
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
@@ -135,6 +142,7 @@ class Body(nn.Module):
         # angles in float64: in float32 their error grows with the position
         pair = torch.arange(0, width, 2, dtype=torch.float64, device=tokens.device)
         positions = torch.arange(tokens.shape[1], dtype=torch.float64, device=tokens.device)
+        # [S, 1] * [K / 2] -> [S, K / 2], repeated for both halves of a head -> [S, K]
         angle = (positions[:, None] * theta ** -(pair / width)).repeat(1, 2)
         cos, sin = angle.cos().float(), angle.sin().float()
         x = self.embed_tokens(tokens)
@@ -148,6 +156,7 @@ class MaskedDiffusionLm(PreTrainedModel):
 
     config_class = MaskedDiffusionConfig
     base_model_prefix = "model"
+    # copy -> source: a saved model has only the embedding
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
@@ -170,8 +179,10 @@ class MaskedDiffusionLm(PreTrainedModel):
         **kwargs: object,
     ) -> MaskedLMOutput:
         """Return logits [B, S, V]. attention_mask [B, S]: 0 at positions to ignore; labels: -100 ignored."""
+        # [B, S] -> [B, 1, 1, S], broadcast over heads and queries
         visible = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
         logits = self.lm_head(self.model(input_ids, visible))
+        # mean over the labels that are not -100, cross_entropy's default ignore_index
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
 
@@ -184,14 +195,18 @@ class MaskedDiffusionLm(PreTrainedModel):
         mask_id, steps = self.config.mask_token_id, steps or max_new_tokens
         tokens = F.pad(input_ids, (0, max_new_tokens), value=mask_id)
         # number of unmasked tokens after each step, as even as integers allow
+        # example: 5 tokens in 2 steps: edges = [0, 2, 5], so 2 tokens are unmasked, then 3
         edges = [max_new_tokens * i // steps for i in range(steps + 1)]
         for first, end in zip(edges[:-1], edges[1:], strict=True):
             hidden = tokens == mask_id
+            # Rows from n_tokens on are [MASK] and padding: they are cut off, so no step can predict [MASK].
+            # Both results are [B, S].
             confidence, likeliest = (
                 self(tokens).logits[..., : self.config.n_tokens].float().softmax(-1).max(-1)
             )
             # known positions get confidence -1, so topk selects masked ones
             most_confident = confidence.masked_fill(~hidden, -1).topk(end - first, dim=-1).indices
+            # indices [B, end - first] -> mask [B, S]
             accepted = torch.zeros_like(hidden).scatter(-1, most_confident, True)
             tokens = torch.where(accepted, likeliest, tokens)
         return tokens

@@ -38,6 +38,8 @@ class FileCase:
     def make(self, rng: random.Random) -> Files:
         """Return one mutated file."""
         name = rng.choice(list(self.mutators))
+        # One file only: if all were mutated, the first refusal would hide the readers of the others. Always
+        # from the valid content, so that an input depends on its random numbers alone.
         return {name: self.mutators[name](rng, self.valid[name])}
 
     def passes(self, files: Files) -> int:
@@ -52,6 +54,7 @@ class FileCase:
             if self.seal is not None:
                 self.seal()
             return self.read_all()
+        # also after an error: the next input must find valid files
         finally:
             for name in files:
                 (self.folder / name).write_bytes(self.valid[name])
@@ -69,6 +72,7 @@ class WordCase:
     def make(self, rng: random.Random) -> Files:
         """Return a mutated word; one in twenty is unchanged."""
         word = rng.choice(self.words).encode("utf-8", "surrogatepass")
+        # valid words show that the target still accepts something
         return {"word": word if rng.random() < 0.05 else self.mutator(rng, word)}
 
     def passes(self, files: Files) -> int:
@@ -83,6 +87,7 @@ class WordCase:
 def is_intact(name: str, content: bytes) -> bool:
     """Return whether content is of the container format of the name's suffix."""
     try:
+        # the suffix of ".metadata" is "metadata"; other suffixes are text, which must be valid UTF-8
         return bool(_CHECKS.get(name.rpartition(".")[2], _is_text)(content))
     except Exception:
         return False
@@ -118,6 +123,7 @@ def _is_gzip(content: bytes) -> bool:
 
 
 def _is_zst(content: bytes) -> bool:
+    # the magic number of a Zstandard frame, 0xFD2FB528 in little endian
     return content[:4] == b"\x28\xb5\x2f\xfd"
 
 
@@ -140,6 +146,7 @@ _CHECKS: dict[str, Check] = {
     "json": _is_json,
     "jsonl": _is_json_lines,
     "yaml": _is_yaml,
+    # 9 bytes of magic, then version 1 as a little-endian int64
     "idx": lambda content: content[:17] == b"MMIDIDX\0\0\1\0\0\0\0\0\0\0",
     "safetensors": _is_safetensors,
     "gz": _is_gzip,
@@ -147,6 +154,8 @@ _CHECKS: dict[str, Check] = {
     "parquet": _is_parquet,
     "tar": _is_tar,
     "pt": _is_zip,
+    # a pickle begins with PROTO (80) and ends with STOP (".")
     "metadata": lambda content: content[:1] == b"\x80" and content[-1:] == b".",
+    # the header of llama2.c
     "bin": lambda content: len(content) >= 28,
 }

@@ -17,6 +17,7 @@ from fuzzing.cases import FileCase
 from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import EXTREMES, VALUES, mutate_bytes, mutate_fields, mutate_json, mutate_tree
 
+# Small, so that an input takes milliseconds. 50 ids in 64 rows: the padding of the vocabulary is not 0.
 SHAPE = {
     "d_model": 16,
     "n_heads": 2,
@@ -41,6 +42,8 @@ def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
     parts = [content[at:end] for (_, _, at), end in zip(places, ends, strict=True)]
     at, kind = rng.randrange(len(parts)), rng.randrange(8)
     if kind <= 2:
+        # Opcodes with an argument are few, so they are chosen directly. PUT and GET have a place of the memo
+        # as argument; these, and opcodes such as GLOBAL, are replaced by another opcode of the same file.
         with_arg = [i for i, (_, arg, _) in enumerate(places) if isinstance(arg, int | str | float)]
         at = rng.choice(with_arg)
         name, arg = places[at][0].name, places[at][1]
@@ -62,6 +65,7 @@ def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
             # the opcode of a string: its pickle without protocol, memo and stop
             parts[at] = pickle.dumps(rng.choice(words), 2)[2:-1].rstrip(b"q\x00") or b"N"
         else:
+            # a pickle of protocol 2 is 80 02, opcodes, "."; [2:-1] are the opcodes of the number
             number = rng.choice([value for value in EXTREMES if isinstance(value, int)])
             parts[at] = pickle.dumps(number if rng.random() < 0.6 else arg + rng.choice((-1, 1, 8)), 2)[2:-1]
     elif kind == 3:
@@ -72,10 +76,14 @@ def mutate_pickle(rng: random.Random, content: bytes) -> bytes:
         other = rng.randrange(len(parts))
         parts[at], parts[other] = parts[other], parts[at]
     elif kind == 6:
+        # None, 1, containers, marks, POP, and the opcodes that act on the stack: REDUCE calls, BUILD sets the
+        # state, STACK_GLOBAL imports, BINPERSID loads a storage. Most find operands of another type than
+        # expected.
         parts[at] = rng.choice(
             (b"N", b"K\x01", b"}", b"]", b")", b"(", b"0", b"R", b"b", b"s", b"u", b"e", b"\x93", b"Q")
         )
     else:
+        # the fifth and sixth import os.system, which a reader of weights must refuse; "2" is DUP
         parts.insert(
             at, rng.choice((b"N", b"(", b"}", b"0", b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"2"))
         )
@@ -88,6 +96,7 @@ def mutate_torch(rng: random.Random, content: bytes) -> bytes:
         return mutate_bytes(rng, content)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         records = {info.filename: archive.read(info) for info in archive.infolist()}
+    # the archive is written anew below, so the CRC of a mutated record is valid and its content is read
     inner = next(name for name in records if name.endswith("data.pkl"))
     name = inner if rng.random() < 0.75 else rng.choice(list(records))
     if name == inner:
@@ -97,6 +106,7 @@ def mutate_torch(rng: random.Random, content: bytes) -> bytes:
     else:
         records[name] = mutate_bytes(rng, records[name])
     buffer = io.BytesIO()
+    # torch stores records without compression
     with zipfile.ZipFile(
         buffer, "w", zipfile.ZIP_DEFLATED if rng.random() < 0.05 else zipfile.ZIP_STORED
     ) as archive:
@@ -107,11 +117,13 @@ def mutate_torch(rng: random.Random, content: bytes) -> bytes:
 
 def mutate_safetensors(rng: random.Random, content: bytes) -> bytes:
     """Mutate the header as a tree in two of three cases, else bytes, mostly near the header."""
+    # a safetensors file is: length of the header in 8 bytes, the header as JSON, the tensors
     size = int.from_bytes(content[:8], "little")
     if rng.random() < 0.67:
         header = mutate_json(rng, content[8 : 8 + size])
         return struct.pack("<Q", len(header)) + header + content[8 + size :]
     if rng.random() < 0.8:
+        # the length and the header only: a changed number of a tensor is never an error
         return mutate_bytes(rng, content[: 8 + size]) + content[8 + size :]
     return mutate_bytes(rng, content)
 
@@ -121,6 +133,7 @@ def mutate_meta(rng: random.Random, content: bytes) -> bytes:
     from megatron.checkpoint import layout
 
     if rng.random() < 0.2:
+        # the checksum no longer matches; the other cases get past it to the checks of the values
         return mutate_json(rng, content)
     meta = json.loads(content)
     meta.pop(layout.META_CHECKSUM)
@@ -148,6 +161,7 @@ def write_full(folder: Path) -> Path:
 
     from megatron.checkpoint import store
 
+    # a checkpoint with 4 parts, as training writes it: weights, moments, schedule and state
     model = make_model()
     state = model.state_dict()
     moments = {
@@ -179,6 +193,8 @@ class CheckpointCase(FileCase):
 
     def read(self, files: dict[str, bytes]) -> None:
         """Read as in FileCase, with updated checksums."""
+        # Sealing also changes meta.json. It is restored even if it is not the mutated file, or the next input
+        # would have a stale checksum.
         meta = self.folder / "meta.json"
         whole = meta.read_bytes()
         try:
@@ -195,6 +211,7 @@ class CheckpointCase(FileCase):
 
 def _check_weights(weights: Any) -> None:
     """Build the model of the weights. Raise WrongAnswerError if it is too large for the small file."""
+    # A file of some KB cannot contain 10 million parameters: the reader would have trusted a damaged header.
     model = weights.build_model()
     if sum(parameter.numel() for parameter in model.parameters()) > 10_000_000:
         raise WrongAnswerError("got a model of more than 10 million parameters from a small file")
@@ -228,6 +245,7 @@ def open_sharded(folder: Path) -> FileCase:
         _check_weights(load_weights(path))
         store.load_checkpoint(path)
 
+    # .metadata is a plain pickle; the .distcp files contain the tensors at the offsets that it lists
     mutators: dict[str, Any] = {".metadata": mutate_pickle, "meta.json": mutate_meta}
     mutators |= {part.name: mutate_bytes for part in path.glob("*.distcp")}
     mutators |= {part.name: mutate_torch for part in path.glob("*.pt")}
@@ -253,6 +271,7 @@ def open_huggingface(folder: Path) -> FileCase:
     tensors = load_file(folder / "two" / "model.safetensors")
     (folder / "two" / "model.safetensors").unlink()
     names, mapping = sorted(tensors), {}
+    # every second tensor in each file, so that the tensors of a layer are in both
     for i, part in enumerate((names[::2], names[1::2])):
         save_file(
             {name: tensors[name] for name in part}, folder / "two" / f"part{i}.safetensors", {"format": "pt"}
@@ -285,6 +304,8 @@ def open_llama2c(folder: Path) -> FileCase:
         weights = read_llama2c(path)
         _check_weights(weights)
         embedding = weights.state["embedding.weight"]
+        # after the header of 7 int32 comes the embedding, [n_tokens, d_model] float32: an accepted file must
+        # give exactly these values
         expected = np.fromfile(path, "<f4", embedding.shape[1] * weights.config.n_tokens, offset=28)
         if embedding[: weights.config.n_tokens].flatten().numpy().tobytes() != expected.tobytes():
             raise WrongAnswerError("got an embedding that differs from the file")
@@ -301,6 +322,7 @@ def open_megatron(folder: Path) -> FileCase:
     path = folder / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
     path.parent.mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("7\n")
+    # d_model 16, 2 heads of 8: linear_qkv has 3 x 2 x 8 = 48 rows. SwiGLU of width 32: fc1 has 2 x 32 = 64.
     shapes = {
         "embedding.word_embeddings.weight": [64, 16], "decoder.final_layernorm.weight": [16],
         "decoder.layers.0.input_layernorm.weight": [16], "decoder.layers.0.pre_mlp_layernorm.weight": [16],
@@ -319,6 +341,8 @@ def open_megatron(folder: Path) -> FileCase:
 
     def save_bytes(args: Any, shapes: Any, **more: Any) -> bytes:
         model = {
+            # type(n) is int: True is also an int, but not a dimension. A mutated shape of 2^40 is saved as a
+            # list.
             name: torch.zeros(shape) if isinstance(shape,
             list) and all(type(n) is int and 0 <= n < 99 for n in shape)
             else shape for name, shape in shapes.items()

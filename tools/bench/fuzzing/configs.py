@@ -10,6 +10,7 @@ from fuzzing.corpora import write_dataset
 from fuzzing.harness import FuzzTarget, WrongAnswerError
 from fuzzing.mutate import EXTREMES, VALUES, mutate_text, mutate_yaml
 
+# {{ and }} are braces after str.format; {folder} is the folder of the target
 RUN = """name: small
 dist: {{dtype: float32}}
 dataset: {{path_train: {folder}/train, path_eval: {folder}/held, seq_len: 8, batch_size: 2, num_workers: 0}}
@@ -73,6 +74,7 @@ by: source
 adaptive: {rule: ado, every_steps: 10, delay_steps: 8}
 weights: {"*": 1}
 """
+# existing keys, keys that do not exist, sections without a key, and no key
 KEYS = (
     "name", "dist.dtype", "dist.tensor", "dist.pipeline", "dist.timeout_s", "dataset.seq_len",
     "dataset.batch_size",
@@ -118,6 +120,7 @@ def open_runs(folder: Path) -> FileCase:
 
     def read() -> None:
         config = read_config(path)
+        # a resolved configuration that is read again must give the same run
         if build_config(config_to_dict(config)) != config:
             raise WrongAnswerError("the resolved configuration resolves to a different one")
         plan = plan_run(config)
@@ -146,6 +149,7 @@ def open_words(folder: Path) -> WordCase:
         "optim.lr=1e-3",
         "misc.seed=5",
     )
+    # `and None`: a configuration is not empty, and `read` would return it as counts of outcomes
     return WordCase(words, mutate, lambda word: read_config(path, [word]) and None)
 
 
@@ -159,6 +163,7 @@ def open_studies(folder: Path) -> FileCase:
         write_dataset(folder / name)
 
     def read() -> None:
+        # two runs in one folder would overwrite each other's checkpoints
         folders = [run.folder for run in expand_study(read_study_plan(path))]
         if len(set(folders)) != len(folders):
             raise WrongAnswerError(f"two runs have the same folder: {folders}")
@@ -177,6 +182,7 @@ def open_specs(folder: Path) -> FileCase:
     def read() -> None:
         for name in names:
             spec = read_spec(folder / name)
+            # values that are computed when they are read, and so may raise only here
             spec.make_query(), spec.compute_sha256(), spec.by, spec.adaptive, spec.counts_tokens, spec.catalog
 
     return FileCase(folder, dict.fromkeys(names, mutate_yaml), read)
@@ -184,9 +190,11 @@ def open_specs(folder: Path) -> FileCase:
 
 def _parse_amount(word: str) -> Fraction | None:
     """Parse an amount with `decimal`; None for an invalid one."""
+    # exact: a Fraction of "0.1" is 1/10 and not the nearest float
     factor = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(word[-1:].upper())
     try:
         value = Decimal((word[:-1] if factor else word).strip())
+        # 1e999999999 is a valid Decimal, but its Fraction would have a billion digits
         return Fraction(value) * (factor or 1) if value.is_finite() and abs(value.adjusted()) < 1000 else None
     except InvalidOperation:
         return None
@@ -227,6 +235,7 @@ def open_addresses(folder: Path) -> WordCase:
     from megatron.mixture.service import ListenOptions
 
     def read(word: str) -> None:
+        # the kind may be mutated too; then the word is read as variables of a launcher
         kind, _, rest = word.partition("|")
         if kind == "location":
             check_location(rest)

@@ -22,6 +22,7 @@ def write_dataset(prefix: Path, seed: int = 0, eod: bool = True) -> None:
     }  # fmt: skip
     with IndexedWriter(prefix, np.dtype(np.uint16), sidecar) as writer:
         for _ in range(12):
+            # 1 to 8 ids, each 1 to 49: id 0 is the end of a document
             writer.add_document(rng.integers(1, 50, rng.integers(1, 9)))
 
 
@@ -31,6 +32,7 @@ def reference_documents(prefix: Path) -> list[list[int]]:
     # 9 bytes of magic, 8 of version; then dtype code, counts, lengths, byte offsets, document bounds
     code, n_sequences, n_bounds = struct.unpack_from("<BQQ", content, 17)
     dtype = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}[code]
+    # 34 = 9 + 8 + 1 + 8 + 8 bytes of header; a length has 4 bytes, an offset 8
     sizes = struct.unpack_from(f"<{n_sequences}i", content, 34)
     pointers = struct.unpack_from(f"<{n_sequences}q", content, 34 + 4 * n_sequences)
     bounds = struct.unpack_from(f"<{n_bounds}q", content, 34 + 12 * n_sequences)
@@ -38,6 +40,7 @@ def reference_documents(prefix: Path) -> list[list[int]]:
     sequences = [
         np.frombuffer(data, dtype, size, at).tolist() for size, at in zip(sizes, pointers, strict=True)
     ]
+    # bounds [0, 2, 3]: document 0 is sequences 0 and 1, document 1 is sequence 2
     spans = zip(bounds, bounds[1:], strict=False)
     return [[token for sequence in sequences[begin:end] for token in sequence] for begin, end in spans]
 
@@ -51,12 +54,14 @@ def open_indexes(folder: Path) -> FileCase:
 
     def read() -> None:
         opened = IndexedTokens(prefix)
+        # the reference follows every length and offset of the index: the reader must refuse it or agree
         documents = [opened.get_document(i).tolist() for i in range(len(opened.document_tokens))]
         expected = reference_documents(prefix)
         if documents != expected:
             raise WrongAnswerError(f"got {documents}, expected {expected}")
         opened.check_ids(opened.tokens[:100].astype(np.int64))
 
+    # version, dtype, sequences, bounds, then 12 lengths, 12 offsets and 13 bounds; after 9 bytes of magic
     form = "<QBQQ" + "i" * 12 + "q" * 12 + "q" * 13
     return FileCase(folder, {"train.idx": mutate_fields(form, 9), "train.bin": mutate_bytes}, read)
 
@@ -112,8 +117,10 @@ def _compare_ids(folder: Path) -> None:
 
     tokenizer = load_tokenizer_by_name(str(folder))
     texts = [word for word in WORDS if word]
+    # the library may accept a damaged file and fail only at the first text
     tokenizer.encode_batch(texts)
     fast, reason = build_fast_bpe(tokenizer)
+    # the C++ encoder may refuse a tokenizer that it does not support, but must state why
     if fast is None and not reason:
         raise WrongAnswerError("got no encoder and no reason")
     if fast is None:
@@ -154,6 +161,7 @@ def open_other_tokenizers(folder: Path) -> FileCase:
         input=str(folder / "text"), model_prefix=str(folder / "sp"), vocab_size=400, hard_vocab_limit=False,
         minloglevel=2, byte_fallback=True,
     )  # fmt: skip
+    # llama2.c: the maximum length, then (score, length, bytes) of each token. 6 is the length of "<0x00>".
     pieces = [
         b"<unk>",
         b"<s>",
@@ -165,6 +173,7 @@ def open_other_tokenizers(folder: Path) -> FileCase:
         b"ab",
         b" a",
     ]
+    # falling scores: earlier pieces are merged first
     records = b"".join(struct.pack("<fi", -float(i), len(piece)) + piece for i, piece in enumerate(pieces))
     (folder / "t.bin").write_bytes(struct.pack("<i", 6) + records)
 

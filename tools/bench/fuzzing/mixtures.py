@@ -21,6 +21,8 @@ CONDITIONS = (
     "(language = 'en' AND stars > 2) OR (language = 'de' AND NOT good)", "stars + 1 > 3", "score = 0.25",
     "language = 'O''Neil'", "tokens > 1", "stars = '5'", "stars IN (1, 2, NULL)", "language NOT LIKE '%x%'",
 )  # fmt: skip
+# Conditions are part of a SQL query. These read files or the environment, end the statement, or use functions
+# that are not allowed or not deterministic: each must be refused, or be harmless.
 ATTACKS = (
     "read_text('/etc/hostname') IS NOT NULL", "(SELECT 1)", "; DROP TABLE files", "1=1 --",
     "/* x */ good", "$1 = 1",
@@ -47,6 +49,7 @@ def write_records(path: Path) -> None:
                 "score": rng.randrange(8) / 4, "day": f"2024-02-{rng.randrange(1, 29):02}",
                 "tags": ["a", "b", "c"][: rng.randrange(4)],
             }  # fmt: skip
+            # a tenth of the values are missing: NULL, for which a comparison is neither true nor false
             present = {key: value for key, value in record.items() if rng.random() < 0.9}
             file.write(json.dumps({"text": "word " * rng.randrange(1, 9) + str(i), **present}) + "\n")
 
@@ -74,6 +77,7 @@ def open_conditions(folder: Path) -> WordCase:
         try:
             return int(Query().where(condition).run(opened).n_documents.sum())
         except ValueError as error:
+            # an error for the user of a query, but here the count 0
             if "no document satisfies" in str(error):
                 return 0
             raise
@@ -81,6 +85,7 @@ def open_conditions(folder: Path) -> WordCase:
     def read(word: str) -> None:
         n_true = count_matches(word)
         try:
+            # SQL has three truth values: a, NOT a and a IS NULL must partition the documents
             parts = n_true, count_matches(f"NOT ({word})"), count_matches(f"({word}) IS NULL")
         except ValueError:
             return  # `a = 1 --` is valid alone but not within brackets
@@ -119,10 +124,13 @@ def open_registered(folder: Path) -> FileCase:
     write_dataset(folder / "f")
     write_parquet_columns(folder / "f.parquet", {"stars": np.arange(12), "language": ["en"] * 12})
     properties = read_properties(["language AS language category", "stars AS stars integer"])
+    # a dataset is registered by its .bin; the other three files are read with it
     inputs = {"f.idx": "f.bin", "f.json": "f.bin", "f.parquet": "f.bin"}
     catalog = Catalog(folder / "catalog.duckdb", n_threads=1)
 
     def read() -> None:
+        # Find the mutated file. The first call comes from the constructor of FileCase, before `case` is set:
+        # then nothing is mutated, and `else` returns.
         for name, content in case.valid.items() if case else ():
             if (folder / name).read_bytes() != content:
                 break
@@ -137,6 +145,7 @@ def open_registered(folder: Path) -> FileCase:
                 or len(listed) < min(registered.n_broken, 1000)
             ):
                 raise WrongAnswerError(f"got {registered}, {len(listed)} broken lines listed")
+        # the next input must register all files again, so the corpus is removed even after an error
         finally:
             if any(corpus.name == "c" for corpus in catalog.list_corpora()):
                 catalog.remove("c")
@@ -189,9 +198,11 @@ def open_messages(folder: Path) -> WordCase:
             desk.handle_action("report", body, "fuzz")
         else:
             answer = desk.stream_chunks(body, "fuzz")
+            # range first: zip stops at it without requesting a fourth table
             for _, table in zip(range(3), answer, strict=False):
                 if len(table) > 64:
                     raise WrongAnswerError(f"got {len(table)} rows in a table")
+            # runs the generator's `finally`, which counts the request
             answer.close()
         (
             desk.handle_action("status", b"", "fuzz"),

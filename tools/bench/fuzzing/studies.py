@@ -22,10 +22,12 @@ LAW = {
                  "derived": {"a_exponent": [0.4, 0.6]}},
     "standard_error": {name: 0.03 * value for name, value in TRUTH.items()},
     "derived": {"a_exponent": 0.56, "b_exponent": 0.44}, "spread": 0.01, "noise": {"dof": 10, "n_groups": 15},
+    # one list per constant, each as long as n_bootstrap
     "replicates": {name: [value * scale for scale in (0.97, 1.0, 1.02)] for name, value in TRUTH.items()},
     "warnings": ["few runs"], "table": {"path": "table.csv", "sha256": ""}, "residual": "log", "fixed": [],
     "identified": True, "not_identified": {}, "held_out": {}, "lack_of_fit": {},
 }  # fmt: skip
+# Logs of other programs with what is hard in them: separators in numbers, a validation line, a loss of NaN.
 TITAN = """[titan] size: 1,234,567 total parameters
 [titan] sequence length 2048, global batch size 8, total steps 30
 [titan] step:  1  loss:  9.42770  grad_norm: 1.2
@@ -58,6 +60,7 @@ def write_run(folder: Path, name: str, n_params: int, train_tokens: int, objecti
         "train_flops": 6.0 * n_params * train_tokens, "flops_6nd": 6.0 * n_params * train_tokens,
         "flops_convention": "exact matmuls, forward and backward",
     }  # fmt: skip
+    # on the law exactly, so that a report of the valid study can fit and draw it
     loss = TRUTH["E"] + TRUTH["A"] / n_params ** TRUTH["alpha"] + TRUTH["B"] / train_tokens ** TRUTH["beta"]
     result = {
         "identity": plan["identity"], "loss": loss, "loss_se": 0.012, "n_tokens_scored": 65_536, "step": 10,
@@ -66,6 +69,7 @@ def write_run(folder: Path, name: str, n_params: int, train_tokens: int, objecti
         "hardware": "2 CPU cores", "torch": "2.13.0", "git": "0123abc",
     }  # fmt: skip
     lines: list[dict[str, Any]] = []
+    # losses fall to the final one as 1 / step
     for step in range(1, 11):
         point = {"step": step, "tokens": step * plan["tokens_per_step"], "loss": loss + 3 / step}
         lines.append(
@@ -115,8 +119,10 @@ def open_run_folders(folder: Path) -> FileCase:
         write_table(rows, folder / "table.csv")
         write_table_parquet(rows, folder / "table.parquet")
         read_last_metrics(folder / "runs/md")
+        # the table must return each loss bit for bit: the CSV has enough digits
         losses = [float(cell) for cell in read_table(folder / "table.csv")["loss"] if cell]
         expected = [row["loss"] for row in rows if row["loss"] is not None]
+        # NaN differs from itself
         if losses != expected and not any(map(math.isnan, losses)):
             raise WrongAnswerError(f"table.csv: got the losses {losses}, expected {expected}")
 
@@ -156,6 +162,7 @@ def open_frontiers(folder: Path) -> FileCase:
     from megatron.scaling.blind_record import BlindPrediction, load_blind
     from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
 
+    # 5 budgets x 4 sizes around the optimum of each, with D = C / 6N: [20] each
     C = np.repeat(np.geomspace(1e10, 1e12, 5), 4)
     N = np.sqrt(C) / 5 * np.tile([0.5, 0.9, 1.4, 2.5], 5)
     L = 1.9 + 120 / N**0.33 + 900 / (C / (6 * N)) ** 0.42
@@ -174,6 +181,7 @@ def open_frontiers(folder: Path) -> FileCase:
         C = 0.5 * law.C[1]
         optimum = law.optimum(C)
         law.predict_run(optimum.N, C), law.interval("size_exponent")
+        # a mutation of the white space only is accepted, and the content is equal
         if load_blind(folder) != blind:
             raise WrongAnswerError("a modified blind.json was accepted")
         if "not trained yet" not in check_blind(folder).summary:
@@ -218,6 +226,7 @@ def open_laws(folder: Path) -> FileCase:
 
     def read() -> None:
         law = Law.load(path)
+        # float64 scalars: an extreme exponent gives Inf or NaN, where Python's floats raise OverflowError
         p = {name: np.float64(value) for name, value in law.params.items()}
         is_chinchilla = law.form == "chinchilla"
         expected = p["E"] + p["A"] / 1e6 ** p["alpha"] + p["B"] / 1e7 ** p["beta"] if is_chinchilla else None
@@ -233,6 +242,7 @@ def open_laws(folder: Path) -> FileCase:
 
 def _reference_table(content: bytes, is_packed: bool) -> dict[str, list[str]] | None:
     """Read the columns of a table with Python's csv module."""
+    # newline="" below: csv itself must see the line ends inside quoted cells
     text = (gzip.decompress(content) if is_packed else content).decode("utf-8-sig")
     header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
     return {name: [line[i] for line in lines] for i, name in enumerate(header)}

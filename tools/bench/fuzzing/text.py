@@ -15,6 +15,7 @@ from fuzzing.cases import FileCase
 from fuzzing.harness import Files, FuzzTarget, RefusedError, WrongAnswerError
 from fuzzing.mutate import EXTREMES, ODD_BYTES, mutate_bytes, mutate_json_lines, mutate_text, mutate_tree
 
+# a call of the encoder opens files and writes a shard; a batch divides this cost by 16
 BATCH_LINES = 16
 WORDS = (
     "plain words of a small text", "it's 'quoted', don't", "  two  blanks\t\ttab\n\nlines\r\n",
@@ -23,11 +24,15 @@ WORDS = (
     "\u00a0\u2003\u3000",
     "e\u0301 \u0323\u0307 combining", "\u0000nul", "ﬀ ligature Ω Å", "\ufeffbom", "\u2028\u2029", "",
 )  # fmt: skip
+# A pair of surrogates is one character; alone, swapped or repeated they are not. JSON allows only these
+# escapes: \" \\ \/ \b \f \n \r \t \uXXXX.
 ESCAPES = (
     "\\n", "\\u0000", "\\ud83d\\ude00", "\\ud800", "\\udc00", "\\udc00\\ud800",
     "\\ud800\\ud800\\udc00", "\\uFFFF",
     "\\/", "\\x41", "\\u12g4", "\\u12", "\\", "\\\"", "\\ud83d\\n", "\\uD83D\\u0041",
 )  # fmt: skip
+# JSON's grammar forbids a leading zero or plus, a bare point and hexadecimal. Python's json accepts NaN and
+# Infinity. 5,000 digits are more than int() converts (4,300).
 NUMBERS = (
     "0", "-0", "01", "+1", "1.", ".5", "1e", "1e5", "1E+400", "-1e-400", "9" * 400, "9" * 5000, "NaN",
     "Infinity",
@@ -43,15 +48,18 @@ def generate_line(rng: random.Random) -> bytes:
                         for _ in range(rng.randrange(30)))  # fmt: skip
     quoted = json.dumps(text, ensure_ascii=rng.random() < 0.5)
     if rng.random() < 0.3:
+        # from 1: after the opening quote
         at = rng.randrange(1, len(quoted))
         quoted = quoted[:at] + rng.choice(ESCAPES) + quoted[at:]
     value = {
         0: lambda: rng.choice(NUMBERS),
         1: lambda: json.dumps(rng.choice((None, True, [], {}, [1, {"text": "in"}], "x", {"text": "in"}))),
+        # 70 is more than the 64 levels of the C++ reader; with depth - 1 one bracket is missing
         2: lambda: "[" * (depth := rng.choice((1, 30, 70, 500, 3000))) + "]" * rng.choice((depth, depth - 1)),
         3: lambda: '{"a":' * (depth := rng.choice((1, 20, 60))) + "1" + "}" * depth,
     }[rng.randrange(4)]()
     blank = rng.choice(("", " ", "\t", "  ", "\r", "\x0b", "\x00")) if rng.random() < 0.2 else ""
+    # te\u0078t is another spelling of text: then the key is there twice, and the last value counts
     name = rng.choice(("n", "texts", "tex", "te\\u0078t", "text"))
     fields = [f'"text"{blank}:{blank}{quoted}', f'"{name}": {value}']
     rng.shuffle(fields)
@@ -78,6 +86,7 @@ def mutate_line(rng: random.Random, line: bytes) -> bytes:
     if kind == 8:
         tree = mutate_tree(rng, {"text": rng.choice(WORDS), "meta": {"text": "x", "n": [1, 2.5]}})
         return json.dumps(tree, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
+    # a number instead of the text: not a document, whatever the number
     return json.dumps({"text": rng.choice(EXTREMES), "n": rng.choice(EXTREMES)}).encode()
 
 
@@ -85,6 +94,7 @@ def reference_text(line: bytes) -> str | None:
     """Return the text of a line according to Python's json; None if it is not a document."""
     try:
         # the project does not evaluate numbers outside the text
+        # parse_int=float: int() raises ValueError above 4,300 digits, float() gives Inf
         record = json.loads(line.decode("utf-8-sig"), parse_int=float, parse_float=lambda word: 0.0)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         return None
@@ -110,6 +120,7 @@ class Lines:
         tokenizer = load_hf_tokenizer(str(folder))
         self.folder, self.library = folder, tokenizer.inner
         fast = FastEncoder(build_fast_bpe(tokenizer)[0])
+        # a compressed file is a stream without a known length, and takes other code than a plain one
         self.sides = {
             "C++ file": ("in.jsonl", fast), "C++ stream": ("in.jsonl.gz", fast),
             "Python": ("in.jsonl", LibraryEncoder(tokenizer)),
@@ -121,6 +132,7 @@ class Lines:
     def make(self, rng: random.Random) -> Files:
         """Return a block of mutated lines."""
         lines = (mutate_line(rng, generate_line(rng)) for _ in range(BATCH_LINES))
+        # a newline inside a line would make two of it, and the batch would not have BATCH_LINES inputs
         return {"in.jsonl": b"\n".join(line.replace(b"\n", b" ") for line in lines)}
 
     def passes(self, files: Files) -> int:
@@ -132,6 +144,7 @@ class Lines:
         content = files["in.jsonl"]
         (self.folder / "in.jsonl").write_bytes(content)
         (self.folder / "in.jsonl.gz").write_bytes(gzip.compress(content, 1))
+        # blank lines are skipped but counted: i is the number of the line in the file, from 0
         texts = [(i, reference_text(line)) for i, line in enumerate(content.split(b"\n")) if line.strip()]
         good = [text for _, text in texts if text is not None]
         bad = [i for i, text in texts if text is None]
@@ -154,6 +167,7 @@ class Lines:
         if done.error or done.damage:
             raise WrongAnswerError(f"{name}: got {done.error or done.damage}, expected rejected lines")
         lengths = np.fromfile(self.shards.lengths_path(0, "text"), "<i4")
+        # lengths [3, 1, 2] cut after 3, 4 and 6: three documents and an empty rest, which [:-1] drops
         ids = np.split(np.fromfile(self.shards.ids_path(0, "text"), "<u2"), np.cumsum(lengths))[:-1]
         rejects = self.shards.rejects_path(0).read_text().splitlines()
         return [row.tolist() for row in ids], [json.loads(line)["line"] for line in rejects]
@@ -168,6 +182,7 @@ def train_tokenizer(folder: Path) -> None:
 
 def write_tar(path: Path, n: int = 4) -> None:
     """Write a WebDataset of texts, each with JSON metadata."""
+    # USTAR: one header of 512 bytes for each member, without the extension headers of the default format
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for i in range(n):
             for name, content in ((f"{i:03}.txt", f"text {i}"), (f"{i:03}.json", json.dumps({"stars": i}))):
@@ -181,11 +196,15 @@ def mutate_tar(rng: random.Random, content: bytes) -> bytes:
     if rng.random() < 0.33:
         return mutate_bytes(rng, content)
     data = bytearray(content)
+    # a block is a header, content or the zeros at the end: 8 of the 20 blocks of `write_tar` are headers
     at = 512 * rng.randrange(max(1, len(data) // 512))
     # (offset, bytes) of name, mode, uid, size, mtime, type, link, magic, version, owner and prefix
+    # the size is there twice, as it determines where the next header is
     begin, n = rng.choice(((0, 100), (100, 8), (108, 8), (124, 12), (124, 12), (136, 12), (156, 1),
     (157, 100),
                            (257, 6), (263, 2), (265, 32), (345, 155)))  # fmt: skip
+    # octal digits; base-256 numbers, which begin with the byte 80; signs; paths out of the folder; type
+    # letters
     field = rng.choice((
         b"0" * (n - 1), b"7" * (n - 1), b"\x80" + b"\xff" * (n - 1), b"\x80" + bytes(max(0,
         n - 2)) + b"\x09", b"-1", b"",
@@ -201,6 +220,8 @@ def mutate_tar(rng: random.Random, content: bytes) -> bytes:
 def mutate_packed(pack: Any, lines: bytes) -> Any:
     """Return a mutator that changes the content of a compressed file in half of the cases, else its bytes."""
 
+    # Damage of the compressed bytes ends in the decompressor. Damage before the compression reaches the
+    # reader of lines behind it.
     def mutate(rng: random.Random, content: bytes) -> bytes:
         if rng.random() < 0.5:
             return pack(mutate_json_lines(rng, lines))
@@ -234,6 +255,7 @@ def open_packed(folder: Path) -> FileCase:
     def read() -> None:
         for name in names:
             path = folder / name
+            # only the mutated file is read
             if path.read_bytes() == case[name]:
                 continue
             done = encode_piece(InputPiece(path, 0, path.stat().st_size), 0, shards, settings, encoder)

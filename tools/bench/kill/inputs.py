@@ -16,6 +16,8 @@ from megatron.data.indexed_writer import IndexedWriter
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ROOT / "tools"
 N_TOKENS = 200
+# 60 steps with a checkpoint every third one: 20 writes in a few seconds, so that kills often hit one. The
+# model is so small that a step takes milliseconds.
 TRAIN = (
     *("dataset.seq_len=32", "dataset.batch_size=24", "dist.dtype=float32", "dist.cpu_only=true"),
     *("model.d_model=32", "model.n_heads=2", "model.n_layers=2", "optim.lr=0.01", "misc.n_threads=1"),
@@ -71,6 +73,7 @@ class Inputs:
         path = self.folder / "documents.jsonl"
         rng = np.random.default_rng(0)
         words = np.array(["red", "fish", "blue", "document", "12", "one", "two\n", "über", "data"])
+        # a document has two of 500 random pieces of 200 words: 80,000 draws instead of 16 million
         pieces = [" ".join(words[rng.integers(len(words), size=200)]) for _ in range(500)]
         with path.open("w") as file:
             for i in range(40_000):
@@ -86,6 +89,7 @@ class Inputs:
         rng = np.random.default_rng(0)
         lines = ["n_params,train_tokens,loss"]
         for flops in np.geomspace(1e17, 1e20, 5):
+            # Around the optimum N* = 0.09 C^0.5; D = C / 6N from C = 6 N D. 0.2 % of noise.
             for n in 0.09 * flops**0.5 * np.array([0.4, 0.8, 1.5, 3.0]):
                 loss = 1.8 + 480 / n**0.35 + 2080 / (flops / 6 / n) ** 0.37
                 lines.append(f"{n},{flops / 6 / n},{loss * np.exp(0.002 * rng.standard_normal())}")
@@ -131,6 +135,8 @@ class Inputs:
                     length = int(rng.integers(20, 60))
                     noise = rng.integers(0, 3, length)
                     writer.add_document(
+                        # Each id is the previous one plus 3, with noise of -2 to 2, modulo 200. A model
+                        # learns this quickly, so that a run that resumed from wrong weights has another loss.
                         (int(rng.integers(N_TOKENS)) + 3 * np.arange(length) + noise) % N_TOKENS
                     )
         return prefixes
@@ -152,6 +158,7 @@ class Inputs:
 
     def study(self, out: Path) -> Path:
         """Write a study of six runs, four of which branch from trunks."""
+        # out is FOLDER/JOB/work: one file for each job, outside the folder that is compared
         path = self.folder / f"study-{out.parent.name}.in.yaml"
         train, held_out = self.corpora
         path.write_text(STUDY.format(out=out, train=train, held_out=held_out))

@@ -22,6 +22,7 @@ def preprocess_job(inputs: Inputs, work: Path, n_workers: int) -> Job:
     words = ("--input", inputs.lines, "--output-prefix", "out", "--root", work, "--workers", n_workers)
     words += ("--tokenizer-model", inputs.tokenizer, "--append-eod", "--quiet")
     targets = (ALL,) if n_workers == 1 else (ALL, PARENT, CHILD)
+    # the sidecar is written last, and the folder of shards exists only until they are joined
     final, writing = ["out_text_document.json"], ["*.partial*", ".out.shards"]
     command = tool_command("preprocess_data_many_cores", *words)
     return Job(
@@ -53,6 +54,7 @@ def train_job(inputs: Inputs, work: Path, name: str, n_ranks: int, *changes: str
     command = tool_command("pretrain", *words)
     if n_ranks > 1:
         command = tool_command("start_ranks", n_ranks, command[1], *words)
+    # with two ranks: PARENT is start_ranks, CHILD one of the ranks
     targets = (ALL,) if n_ranks == 1 else (ALL, PARENT, CHILD)
     return Job(name, command, work, read_outcome, ["result.json"], targets=targets)
 
@@ -67,6 +69,8 @@ def train_deepspeed_job(inputs: Inputs, work: Path) -> Job:
 def sweep_job(inputs: Inputs, work: Path, name: str, n_copies: int) -> Job:
     """Job of a study of six runs, two at a time."""
     command = tool_command("sweep", inputs.study(work), "--jobs", "2")
+    # PARENT twice: the runs of a killed sweep continue for a while, and the next sweep must not start them
+    # again
     targets = (PARENT,) if n_copies > 1 else (ALL, PARENT, PARENT, CHILD)
     return Job(
         name, command, work, read_outcome, ["runs/*/result.json"],
@@ -77,6 +81,7 @@ def sweep_job(inputs: Inputs, work: Path, name: str, n_copies: int) -> Job:
 def register_job(inputs: Inputs, work: Path) -> Job:
     """Job that registers text files in a catalog."""
     command = tool_command("register_corpus", work / "catalog.duckdb", *inputs.register_words)
+    # DuckDB's write-ahead log contains transactions that are not yet in the database file
     writing = ["*.partial*", "*.wal"]
     return Job("register", command, work, read_outcome, ["catalog.duckdb"], writing=writing)
 
@@ -140,6 +145,7 @@ def report_job(inputs: Inputs, work: Path) -> Job:
         ),
         tool_command("make_report", work),
     )
+    # one command for the three, so that a kill may hit any of them and the restart repeats all
     command = ["bash", "-c", " && ".join(shlex.join(step) for step in steps)]
     return Job("report", command, work, read_outcome, ["report.html"], lambda work: copy_folder(study, work))
 

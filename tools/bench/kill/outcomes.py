@@ -12,6 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINT = re.compile(r"\d{8}-\d{6}-\d{6}")
+# Keys that differ from run to run although the results are equal: times, and what is derived from them,
+# memory, and the commit and date of the code. Losses and gradient norms are not among them.
 VOLATILE = {
     "elapsed_s",
     "wall_s",
@@ -30,6 +32,7 @@ VOLATILE_META = {
     "files",
     "sha256",
 }  # meta.json: number of restarts, and hashes of files that contain times
+# patterns that are replaced in JSON before it is parsed
 RANDOM_NAMES = (
     (CHECKPOINT, "TIME"),
     (re.compile(r"tasks-\w{8}"), "TASKS"),  # a temporary folder
@@ -46,6 +49,8 @@ def read_outcome(work: Path) -> dict[str, str]:
     for path in sorted(work.rglob("*")):
         parts = [names.get(work.joinpath(*path.relative_to(work).parts[: i + 1]), part)
                  for i, part in enumerate(path.relative_to(work).parts)]  # fmt: skip
+        # A run that was restarted twice has three event files, which all become "events" in the key, so the
+        # number of starts is not a difference.
         outcome[EVENTS.sub("events", "/".join(parts))] = "folder" if path.is_dir() else _summarize_file(path)
     return outcome
 
@@ -56,6 +61,7 @@ def _checkpoint_names(work: Path) -> dict[Path, str]:
     for path in work.rglob("*"):
         if path.is_dir() and CHECKPOINT.search(path.name):
             meta = path / "meta.json"
+            # the name contains the time of the write; the step identifies the same checkpoint in both runs
             step = json.loads(meta.read_text())["step"] if meta.is_file() else "no meta.json"
             names[path] = CHECKPOINT.sub(f"step-{step}", path.name)
     return names
@@ -63,15 +69,19 @@ def _checkpoint_names(work: Path) -> dict[Path, str]:
 
 def _summarize_file(path: Path) -> str:
     if path.name in PRESENT or EVENTS.fullmatch(path.name):
+        # logs and event files contain one part for each start, so their content cannot be equal
         return "present"
     if path.name == "iter_state_dict.pt":
         import torch
 
+        # this file stores the training time next to the step and the random states, so its bytes always
+        # differ
         state = torch.load(path, weights_only=True)
         return _hash_content(
             repr([(key, _to_plain(value)) for key, value in sorted(state.items()) if key not in VOLATILE])
         )
     if path.suffix == ".yaml":
+        # a stored configuration may contain the path of a checkpoint
         return _hash_content(CHECKPOINT.sub("TIME", path.read_text()))
     if path.suffix in (".json", ".jsonl"):
         dropped = VOLATILE | VOLATILE_META if path.name == "meta.json" else VOLATILE
@@ -86,6 +96,7 @@ def _summarize_file(path: Path) -> str:
         stripped = [
             strip_keys(entry, dropped)
             for entry in entries
+            # the number of these lines depends on how often the run was started
             if not (isinstance(entry, dict) and entry.get("kind") == "memory")
         ]
         return _hash_content(json.dumps(stripped, sort_keys=True))
@@ -93,6 +104,7 @@ def _summarize_file(path: Path) -> str:
         with path.open(newline="") as file:
             return _hash_content(json.dumps([strip_keys(row) for row in csv.DictReader(file)]))
     if path.suffix == ".duckdb":
+        # the pages of a database file depend on the order of its transactions; its content must be equal
         return _hash_content(_describe_catalog(path))
     return _hash_content(path.read_bytes())
 

@@ -38,11 +38,16 @@ class Client(threading.Thread):
     def _read_chunks(self) -> None:
         from megatron.mixture.remote import Connection, RemoteChunks
 
+        # The client must survive the time between a kill and the moment when the next server listens. It
+        # repeats a request without an answer for 120 s.
         with Connection(self.location, patience_s=120.0) as connection:
             source = RemoteChunks(connection, "slim")
             for chunk in range(N_CHUNKS):
                 table = source.read(chunk, 1)
+                # a server that resumed with other weights or at another position would return other documents
                 self.digests.append(hashlib.sha256(repr(table.to_pydict()).encode()).hexdigest())
+                # Domain k has a loss of 1 + k c / 8 nats per token in chunk c, so the weights change
+                # during the run. If a restarted server lost a report, later chunks would have other weights.
                 tokens = np.full(len(source.names), 10.0)
                 source.report(chunk, tokens * (1.0 + np.arange(len(source.names)) * chunk / 8), tokens)
                 time.sleep(PACE_S)
@@ -58,8 +63,10 @@ class ServerTrials:
         """Run the job undisturbed. Raise RuntimeError if that fails."""
         self.inputs, self.work, self.rng, self.logs = inputs, work, rng, logs
         self.tally = Tally("mixture-server")
+        # made before the clock starts, since the moments of the kills are drawn from the duration
         _ = inputs.catalog
         start = time.monotonic()
+        # without a kill
         self.expected = self._serve_client("whole", 0)
         self.duration_s = time.monotonic() - start
         if self.tally.faults or self.tally.leftovers:
@@ -69,6 +76,7 @@ class ServerTrials:
         """Run trials until `n_kills` kills have hit."""
         while self.tally.n_hits < n_kills and self.tally.n_trials < 3 * n_kills + 3:
             name = str(self.tally.n_trials)
+            # faults that exist before this trial; the files of a trial that adds one are copied
             n_before = len(self.tally.faults) + len(self.tally.leftovers)
             outcome = self._serve_client(name, min(self.rng.choice((2, 3)), n_kills - self.tally.n_hits))
             self.tally.n_trials += 1
@@ -84,6 +92,8 @@ class ServerTrials:
 
     def _wait_for_moment(self, client: Client, n_read: int) -> None:
         """Return after a random time, or a random time after a chunk of the current server."""
+        # Kills at a random time may hit a server during its start, before it has served anything. The others
+        # wait for a chunk of the current server, and so hit it while it serves or stores a report.
         if self.rng.random() < 0.3:
             client.join(self.rng.uniform(0, self.duration_s / 2))
             return
@@ -98,6 +108,8 @@ class ServerTrials:
         self.work.mkdir(parents=True)
         mixture = self.inputs.write_mixture(self.work, MORE)
         log = self.logs / f"mixture-server.{name}.log"
+        # Every server of a trial listens on the same port. The reservation keeps it from other processes
+        # between the death of a server and the start of the next.
         with reserve_port() as port:
             words = tool_command("mixture_server", mixture, "--port", port)
             server, client = RunningCommand(words, log), Client(port)
@@ -112,10 +124,12 @@ class ServerTrials:
                 self.tally.phases["work" if len(client.digests) > n_read else "start"] += 1
                 self.tally.targets[ALL] += 1
                 self.tally.n_restarts += 1
+                # the new server must restore the weights from the log of reports
                 server = RunningCommand(words, log)
             client.join(LIMIT_S)
             if client.error is not None or client.is_alive():
                 self.tally.faults.append(f"{name}: the client failed: {client.error or 'it hangs'}")
+            # on SIGTERM an orderly end with status 0, unlike the kills above
             server.process.terminate()
             if (status := server.wait(GONE_S)) != 0:
                 self.tally.faults.append(f"{name}: the server ended with {status} after SIGTERM: see {log}")

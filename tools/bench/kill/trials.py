@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MARK = "KILLS_TRIAL"  # environment variable of all processes of a trial, which identifies them
 LIMIT_S = 240.0  # a command that takes longer hangs
 GONE_S = 60.0  # time for the other processes to end after one of them was killed
+# a partial file of a small job exists for a few milliseconds
 POLL_S = 0.002
 PHASES = ("start", "work", "write", "end")
 ALL, PARENT, CHILD = "all", "parent", "child"
@@ -80,6 +81,8 @@ class RunningCommand:
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
         self.mark = uuid.uuid4().hex
+        # One mark for each start: a trial starts the same command several times, and the orphans of an
+        # earlier start must not count as processes of a later one.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), MARK: self.mark}
         environment["TMPDIR"] = str(
             log.parent
@@ -95,11 +98,14 @@ class RunningCommand:
 
         Descendants are identified by MARK in their environment, also after their parent has ended.
         """
+        # A process group is not enough: start_ranks gives each rank a new session, and an orphan has another
+        # parent. All of them inherit the environment.
         marker = f"{MARK}={self.mark}".encode()
         pids = []
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
                 try:
+                    # a zombie has no memory any more: its environ is empty, so it does not match below
                     environment = Path(entry.path, "environ").read_bytes()
                 except OSError:
                     continue
@@ -112,20 +118,25 @@ class RunningCommand:
         if target == CHILD:
             # the resource tracker only cleans up, so killing it does not test the command
             children = [pid for pid in self.list_pids() if pid != self.process.pid and not _is_tracker(pid)]
+            # polled after the children were listed: the list is of no use if the command ended meanwhile
             if self.process.poll() is not None:
                 return False
             if children:
                 _send_signal(rng.choice(sorted(children)), signal.SIGKILL)
                 return True
+            # no child has started yet: the kill must hit something, so all processes are killed
             target = ALL
         if target == PARENT:
             self.process.send_signal(signal.SIGKILL)
         else:
             self.end()
+        # a status other than -9 means that the command ended before the signal: this kill missed
         return self.process.wait(GONE_S) == -signal.SIGKILL
 
     def end(self) -> None:
         """Kill all processes. They are stopped first, so that none reacts to the end of another."""
+        # A batch system kills all processes at the same moment. With SIGKILL alone, a parent would see its
+        # first child die, and would have time to clean up and to write an error.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.list_pids():
                 _send_signal(pid, number)
@@ -173,6 +184,7 @@ def list_files(work: Path) -> dict[str, tuple[int, int]]:
                 status = os.stat(path)
             except FileNotFoundError:  # removed or renamed by the command in the meantime
                 continue
+            # a folder's time changes when an entry is added, renamed or removed, also if no file grows
             files[os.path.relpath(path, work)] = (status.st_size, status.st_mtime_ns)
     return files
 
@@ -192,9 +204,12 @@ def match_paths(files: dict[str, tuple[int, int]], globs: Sequence[str]) -> set[
 def phase_of(job: Job, before: dict[str, tuple[int, int]]) -> str:
     """Return the phase in which a command was killed, derived from its files: one of `PHASES`."""
     now = list_files(job.work)
+    # Compared after the kill. If only a child was killed, the others still run and write, so the phase is
+    # then an approximation.
     changed = {path: sizes for path, sizes in now.items() if before.get(path) != sizes}
     if not changed:
         return "start"
+    # a leftover of an earlier kill that this start did not touch is not in `changed`
     if match_paths(changed, job.writing):
         return "write"
     return "end" if all(list(job.work.glob(pattern)) for pattern in job.final) else "work"
@@ -208,6 +223,7 @@ class Trials:
         self.job, self.rng, self.logs = job, rng, logs
         self.tally = Tally(job.name)
         self._prepare_work()
+        # the moments of the kills are drawn from this duration, so it includes the start of the interpreter
         start = time.monotonic()
         status = self._run_to_end("whole")
         self.duration_s = time.monotonic() - start
@@ -221,6 +237,8 @@ class Trials:
 
     def run(self, n_kills: int) -> Tally:
         """Run trials until `n_kills` kills have hit, or until too many have missed."""
+        # A command that is faster than its first run is missed often. For 10 kills at most 33 trials are run,
+        # so a command that never gets hit ends as a fault and not as an endless loop.
         while self.tally.n_hits < n_kills and self.tally.n_trials < 3 * n_kills + 3:
             self._run_trial(min(self.rng.choice((1, 2)), n_kills - self.tally.n_hits))
         if self.tally.n_hits < n_kills:
@@ -231,6 +249,7 @@ class Trials:
         return self.logs / f"{self.job.name}.{name}.log"
 
     def _prepare_work(self) -> None:
+        # the folder has the same path in each trial, because commands store paths in their files
         shutil.rmtree(self.job.work, ignore_errors=True)
         self.job.work.mkdir(parents=True)
         self.job.prepare(self.job.work)
@@ -245,6 +264,7 @@ class Trials:
         """
         (started,) = self._start(name, 1)
         status = started.wait(LIMIT_S)
+        # 5 s for helpers such as the resource tracker to end; a hung command is ended without a delay
         self._check_gone([started], name, 5.0 if status is not None else 0.0)
         return status
 
@@ -259,15 +279,18 @@ class Trials:
         name = str(self.tally.n_trials)
         self.tally.n_trials += 1
         self._prepare_work()
+        # faults and leftovers of this trial are those that come after these
         n_faults = len(self.tally.faults) + len(self.tally.leftovers)
         status = None
         for _ in range(n_kills):
             status = self._kill_once(name)
+            # status 0: the kill missed, or the command replaced its killed child and succeeded
             self.tally.n_restarts += status != 0
             if status == 0:
                 break
         if status != 0:
             status = self._run_to_end(name)
+        # compared also after a failed last start: the difference shows what the failure left
         outcome = self.job.outcome(self.job.work)
         is_equal = outcome == self.expected
         # a kill after the last write leaves a complete output, which such commands refuse to overwrite
@@ -279,6 +302,7 @@ class Trials:
             self.tally.n_equal += 1
         else:
             self.tally.faults.append(f"{name}: {describe_difference(self.expected, outcome)}")
+        # the next trial deletes the work folder, so the files of a failed trial are copied to the logs
         if len(self.tally.faults) + len(self.tally.leftovers) > n_faults:
             shutil.copytree(self.job.work, self.logs / f"{self.job.name}.{name}", symlinks=True)
 
@@ -287,6 +311,7 @@ class Trials:
 
         Return 0 if it succeeded before or despite the kill.
         """
+        # before the start, so that changes are those of this start and not of an earlier one
         before = list_files(self.job.work)
         started = self._start(name, self.job.n_copies)
         first, others = started[0], started[1:]
@@ -298,11 +323,14 @@ class Trials:
             self.tally.targets[target] += 1
         else:
             self.tally.n_missed += 1
+        # After the loss of a child the parent must end or recover within the limit. A parent that was hit has
+        # already been waited for.
         status = first.wait(LIMIT_S if target == CHILD or not was_hit else 0)
         if status is None:
             self.tally.faults.append(
                 f"{name}: hangs after target '{target}' was killed: see {self._log_path(name)}"
             )
+        # the other copies must not depend on the killed one: a lock that is not released would block them
         for other in others:
             if (theirs := other.wait(LIMIT_S)) != 0:
                 self.tally.faults.append(f"{name}: the other process ended with {theirs}")
@@ -313,11 +341,15 @@ class Trials:
 
     def _wait_for_moment(self, started: RunningCommand, before: dict[str, tuple[int, int]]) -> None:
         """Return at a random moment of the run's duration, or when a partially written file appears."""
+        # Uniform moments rarely hit a write: one of 10 ms in a run of 10 s is hit once in a thousand kills.
+        # So half of the kills wait for a partial file, half of these from the start and half from a random
+        # moment, since the first write of a run may differ from later ones.
         for_write = self.rng.random() < 0.5
         delay_s = self.rng.uniform(0, self.duration_s)
         started.wait(delay_s * (self.rng.random() < 0.5) if for_write else delay_s)
         if not for_write:
             return
+        # a partial file that an earlier kill left is no sign of a write by this start
         present = match_paths(before, self.job.writing)
         while started.process.poll() is None:
             if match_paths(list_files(self.job.work), self.job.writing) - present:
