@@ -22,7 +22,7 @@ from tests.guide_commands import (
     inline_commands,
     tool_module,
 )
-from tests.scaling.synthetic_study import write_study
+from tests.report.synthetic_study import write_study
 
 LIMIT_S = 300  # for one command, on a busy machine
 TREE = ("examples_scaling/", "utils/", "tools/", "megatron/", "csrc/", "tests/")
@@ -250,7 +250,7 @@ def write_tables(folder: Path) -> None:
         "C,N_opt,SE\n1e18,1.1e8,1e7\n1e19,3e8,2e7\n1e20,1e9,9e7\n1e21,3e9,2e8\n"
     )
     (folder / "published.csv").write_text("params,train_tokens,val_loss\n" + "\n".join(theirs) + "\n")
-    from megatron.scaling.law import Law
+    from megatron.laws.law import Law
 
     params = {"E": 1.8, "A": 480.0, "B": 2000.0, "alpha": 0.35, "beta": 0.36}
     diffusion = {**params, "E": 1.6, "R_D": 15.0}

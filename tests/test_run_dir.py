@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import (
-    atomic_path,
-    explain_disk_full,
-    read_json,
-    read_last_metrics,
-    read_metrics,
-    write_atomic,
-)
+from megatron.io import atomic_path, explain_disk_full, read_json, write_atomic
+from megatron.run_dir import read_last_metrics, read_metrics
 
 FULL = Path("/dev/full")  # every write fails as on a full disk
 

@@ -20,7 +20,7 @@ PHRASES = re.compile(r"\b(by itself|(?:is|are|was|were) told|is no number)\b")
 # this file lists the phrases; licences and lock files are not ours
 NOT_PROSE = ("tests/test_style.py",)
 # exported to Hugging Face folders, where it stands alone
-ALONE = "megatron/checkpoint/exported/"
+ALONE = "megatron/checkpoint/convert/exported/"
 
 
 def sources(*tops: str) -> list[Path]:

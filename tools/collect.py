@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.scaling.downstream_scores import add_score_columns, read_scores, write_scores
-from megatron.scaling.format import (
+from megatron.report.study_data import SCORES
+from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
+from megatron.study.format import (
     NOT_KNOWN,
     format_count,
     format_digits,
@@ -24,9 +25,8 @@ from megatron.scaling.format import (
     format_loss,
     join_list,
 )
-from megatron.scaling.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
-from megatron.scaling.study import SCORES
-from megatron.scaling.table import Row, read_runs, write_table, write_table_parquet
+from megatron.study.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
+from megatron.study.table import Row, read_runs, write_table, write_table_parquet
 
 SHOWN = {
     "run": lambda row: row["run"],

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.run_dir import replace_nonfinite
-from megatron.scaling.cells import Side, find_side
-from megatron.scaling.difference_text import describe_difference, describe_floor, format_text_table
-from megatron.scaling.differences import LEVEL, Difference, compare_best, compare_runs, estimate_noise_floors
-from megatron.scaling.law import Law
-from megatron.scaling.study import read_study
-from megatron.scaling.table import Row, read_rows
+from megatron.io import replace_nonfinite
+from megatron.laws.law import Law
+from megatron.report.difference_text import describe_difference, describe_floor, format_text_table
+from megatron.report.study_data import read_study
+from megatron.study.cells import Side, find_side
+from megatron.study.differences import LEVEL, Difference, compare_best, compare_runs, estimate_noise_floors
+from megatron.study.table import Row, read_rows
 
 DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
 

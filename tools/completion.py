@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megatron.command import create_parser, load_tool, report_error, run_main
 from megatron.config.reference import list_sections
-from megatron.run_dir import write_atomic
+from megatron.io import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = "FILE"  # placeholder for the value of an option without choices

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
 from megatron.config.reference import PAGE, render_reference
-from megatron.run_dir import write_atomic
+from megatron.io import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 

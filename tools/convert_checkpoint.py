@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert, and print the path and a summary of the result."""
     args = build_parser().parse_args(argv)
-    from megatron.checkpoint.convert import (
+    from megatron.checkpoint.convert.formats import (
         convert_checkpoint,
     )  # imported after parsing, so that --help does not load torch
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import add_action, create_parser, install_stop_handlers, report_error, run_main
-from megatron.data.hub_assets import (
+from megatron.text.hub_assets import (
     STYLES,
     TEXT_DATASETS,
     TOKENIZER_FILES,
@@ -29,7 +29,7 @@ from megatron.data.hub_assets import (
     fetch_folder,
     fetch_text,
 )
-from megatron.data.parse_counts import parse_count
+from megatron.text.parse_counts import parse_count
 
 FOLDERS = {
     "tokenizer": (TOKENIZER_FILES, TOKENIZER_REQUIRED),
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _download_assets(args: argparse.Namespace) -> None:
-    from megatron.data.hub_download import (
+    from megatron.text.hub_download import (
         HubRepository,
     )  # imported after parsing: the HTTP client is slow to import
 

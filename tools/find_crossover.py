@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.scaling.crossover import crossover
-from megatron.scaling.law import Law
+from megatron.laws.crossover import crossover
+from megatron.laws.law import Law
 
 
 def build_parser() -> argparse.ArgumentParser:

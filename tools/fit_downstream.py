@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.scaling.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
-from megatron.scaling.law import Law
-from megatron.scaling.selection import Columns, Selection, optional_column_of, select_runs
-from megatron.scaling.table import SCORE_PREFIX, read_table
+from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
+from megatron.laws.law import Law
+from megatron.study.selection import Columns, Selection, optional_column_of, select_runs
+from megatron.study.table import SCORE_PREFIX, read_table
 
 TASK = "task"  # column of tables with a row for each run and task
 

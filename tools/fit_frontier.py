@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main, shorten_path
-from megatron.scaling.blind import check_blind, predict_blind
-from megatron.scaling.blind_record import BLIND
-from megatron.scaling.compute_law import ComputeLaw
-from megatron.scaling.frontier_table import choose_compute, describe_frontier, format_frontier_table
-from megatron.scaling.ladder import STUDY, blind_budget, expand_grids, read_study_plan
-from megatron.scaling.selection import Columns
-from megatron.scaling.study_frontier import COMPUTE_LAW, FrontierRuns, read_study_runs, read_table_runs
+from megatron.laws.compute_law import ComputeLaw
+from megatron.study.blind import check_blind, predict_blind
+from megatron.study.blind_record import BLIND
+from megatron.study.frontier_table import choose_compute, describe_frontier, format_frontier_table
+from megatron.study.ladder import STUDY, blind_budget, expand_grids, read_study_plan
+from megatron.study.selection import Columns
+from megatron.study.study_frontier import COMPUTE_LAW, FrontierRuns, read_study_runs, read_table_runs
 
 
 def parse_flops(word: str) -> float:

@@ -17,19 +17,20 @@ from typing import Any
 import numpy as np
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.run_dir import replace_nonfinite, write_json
-from megatron.scaling.approaches import APPROACH_NAMES, compare_approaches
-from megatron.scaling.envelope import curves_from_runs, fit_envelope
-from megatron.scaling.fit import fit_law
-from megatron.scaling.forms import FORM
-from megatron.scaling.holdout import compare_forms, score_holdout
-from megatron.scaling.isoflop import fit_isoflop
-from megatron.scaling.law import Law
-from megatron.scaling.law_text import summarise_law
-from megatron.scaling.priors import parse_prior
-from megatron.scaling.profile import PROFILED_COORDINATES, profile_constant
-from megatron.scaling.proposal import propose_runs, rows_from_table
-from megatron.scaling.selection import (
+from megatron.io import replace_nonfinite, write_json
+from megatron.laws.approaches import APPROACH_NAMES, compare_approaches
+from megatron.laws.envelope import curves_from_runs, fit_envelope
+from megatron.laws.fit import fit_law
+from megatron.laws.fitting.priors import parse_prior
+from megatron.laws.fitting.profile import PROFILED_COORDINATES, profile_constant
+from megatron.laws.forms import FORM
+from megatron.laws.holdout import compare_forms, score_holdout
+from megatron.laws.isoflop import fit_isoflop
+from megatron.laws.law import Law
+from megatron.laws.law_text import summarise_law
+from megatron.laws.stack import StackedLaw, stack_laws, summarize_stack
+from megatron.study.proposal import propose_runs, rows_from_table
+from megatron.study.selection import (
     Columns,
     Selection,
     column_of,
@@ -37,8 +38,7 @@ from megatron.scaling.selection import (
     optional_column_of,
     select_runs,
 )
-from megatron.scaling.stack import StackedLaw, stack_laws, summarize_stack
-from megatron.scaling.table import read_table
+from megatron.study.table import read_table
 
 
 def build_parser() -> argparse.ArgumentParser:

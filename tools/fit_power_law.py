@@ -14,8 +14,8 @@ import numpy as np
 
 from megatron.command import create_parser, report_error, run_main
 from megatron.config.presets import suggest_nearest
-from megatron.scaling.power_law import fit_power
-from megatron.scaling.table import read_table
+from megatron.laws.power_law import fit_power
+from megatron.study.table import read_table
 
 LEVEL = 0.95
 

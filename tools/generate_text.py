@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     import torch  # imported after parsing, so that --help does not load it
 
-    from megatron.checkpoint.convert import read_any
-    from megatron.evaluation.sampling import Sampling
-    from megatron.evaluation.text import TextGenerator
+    from megatron.checkpoint.convert.formats import read_any
+    from megatron.generation.completions import TextGenerator
+    from megatron.generation.sampling import Sampling
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.scaling import summary, verdict
-from megatron.scaling.export import export_figures
-from megatron.scaling.law import Law
-from megatron.scaling.report import make_colours, make_figures, write_report
-from megatron.scaling.study import Study, read_study
+from megatron.laws.law import Law
+from megatron.report import summary, verdict
+from megatron.report.export import export_figures
+from megatron.report.report import make_colours, make_figures, write_report
+from megatron.report.study_data import Study, read_study
 
 
 def build_parser() -> argparse.ArgumentParser:

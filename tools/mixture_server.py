@@ -80,7 +80,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def print_addresses(port: int, metrics_port: int | None, host: str, metrics_host: str) -> None:
     """Print the addresses of the server. Callers wait for the last line, that of the chunks."""
-    from megatron.mixture.access import format_address
+    from megatron.mixture.serve.access import format_address
 
     if metrics_port is not None:
         print(f"metrics on http://{format_address(metrics_host, metrics_port)}/metrics", flush=True)
@@ -92,9 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve mixtures, or print the status of a server."""
     args = parse_args(argv)
     # imported after parsing, so that --help does not load these libraries
-    from megatron.mixture.access import check_private, read_token
-    from megatron.mixture.remote import Connection
-    from megatron.mixture.service import ListenOptions, serve
+    from megatron.mixture.serve.access import check_private, read_token
+    from megatron.mixture.serve.remote import Connection
+    from megatron.mixture.serve.service import ListenOptions, serve
 
     try:
         for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.config.count import flops_per_token, n_non_embedding, n_params
 from megatron.config.presets import load_model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import merge_sections, parse_override
-from megatron.scaling.conventions import training_flops_per_token
+from megatron.plan.conventions import training_flops_per_token
+from megatron.plan.count import flops_per_token, n_non_embedding, n_params
 
 GPT2_TOKENS = 50257
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.run_dir import write_atomic
-from megatron.scaling.design import (
+from megatron.io import write_atomic
+from megatron.laws.design import (
     CRITERIA,
     Designer,
     ExpectedErrors,
@@ -25,9 +25,9 @@ from megatron.scaling.design import (
     build_simple_designs,
     generate_candidates,
 )
-from megatron.scaling.format import format_count
-from megatron.scaling.law import PUBLISHED, Law
-from megatron.scaling.selection import Columns, select_runs
+from megatron.laws.law import PUBLISHED, Law
+from megatron.study.format import format_count
+from megatron.study.selection import Columns, select_runs
 
 NOISE = 0.005  # spread of a run's log loss, if the law has none
 PRIOR = "Besiroglu et al. 2024"  # default prior law

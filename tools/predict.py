@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.scaling.forms import FORM
-from megatron.scaling.law import Law
-from megatron.scaling.prediction import (
+from megatron.laws.forms import FORM
+from megatron.laws.law import Law
+from megatron.laws.prediction import (
     OptimumPrediction,
     Prediction,
     check_positive,
     predict_optimum,
     predict_run,
 )
-from megatron.scaling.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
-from megatron.scaling.stack import StackedLaw, is_stack
+from megatron.laws.stack import StackedLaw, is_stack
+from megatron.study.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
 
 NO_INTERVAL = "no interval: the law has no bootstrap replicates"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.data.corpus import prepare_corpus
-from megatron.data.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE
+from megatron.text.corpus import prepare_corpus
+from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Sequence
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.config.mixture_use import ResolvedMixture, mixture_folder
 from megatron.mixture.spec import prepare_mixture
+from megatron.plan.mixture_use import ResolvedMixture, mixture_folder
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import add_action, create_parser, positive_int, report_error, run_main
-from megatron.data.token_counts import TokenCounter
-from megatron.mixture.catalog import Catalog, RegistrationResult
-from megatron.mixture.properties import PRESETS, TYPES, read_properties
-from megatron.mixture.tars import MAX_SAMPLE_BYTES
+from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
+from megatron.mixture.catalog.properties import PRESETS, TYPES, read_properties
+from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
+from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TokenizerSpec
 

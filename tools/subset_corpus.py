@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
-from megatron.data.output_names import parse_output_prefix
-from megatron.data.parse_counts import parse_count, parse_count_or_fraction
-from megatron.data.subset import (
+from megatron.io import explain_disk_full
+from megatron.text.output_names import parse_output_prefix
+from megatron.text.parse_counts import parse_count, parse_count_or_fraction
+from megatron.text.subset import (
     CountingEncoder,
     DocumentSelection,
     SubsetResult,
@@ -24,7 +25,6 @@ from megatron.data.subset import (
     subset_dataset,
     subset_text,
 )
-from megatron.run_dir import explain_disk_full
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe
 from megatron.tokenizer.kinds import load_tokenizer

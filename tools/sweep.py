@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
-from megatron.scaling.blind_record import load_blind
-from megatron.scaling.ladder import PlannedRun, expand_study, read_study_plan
-from megatron.scaling.price import GPU_MFU, Speed, estimate_speed
-from megatron.scaling.price_table import format_price_table
-from megatron.scaling.sweep import SweepOptions, count_jobs, run_sweep, time_study
+from megatron.study.blind_record import load_blind
+from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.study.price import GPU_MFU, Speed, estimate_speed
+from megatron.study.price_table import format_price_table
+from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.command import create_parser, positive_int, report_error, run_main, shorten_path
 from megatron.config.cli_choices import METHODS, WINDOWS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
-from megatron.run_dir import write_json
+from megatron.io import write_json
 
 if TYPE_CHECKING:  # so that --help does not load torch
     from megatron.evaluation.held_out import HeldOutScoring
@@ -123,7 +123,7 @@ def _score_models(
 ) -> list[Path | None]:
     """Score the models and return the path of each result; None for a model whose loss is NaN or Inf."""
     from megatron.evaluation.held_out import score_held_out
-    from megatron.evaluation.nonfinite_scores import NonFiniteError
+    from megatron.generation.nonfinite_scores import NonFiniteError
 
     paths: list[Path | None] = []
     for model in models:

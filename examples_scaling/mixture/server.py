@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.remote import Connection, RemoteChunks
+from megatron.mixture.serve.remote import Connection, RemoteChunks
 
 SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
 

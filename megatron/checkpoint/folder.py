@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatron.checkpoint.layout import PARTIAL
-from megatron.io import LockedError, OwnerFile, lock_descriptor
+from megatron.file_lock import LockedError, OwnerFile, lock_descriptor
 
 
 @contextmanager

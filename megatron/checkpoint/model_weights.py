@@ -13,10 +13,10 @@ from megatron.checkpoint import store
 from megatron.checkpoint.folder import atomic_folder, compute_sha256
 from megatron.checkpoint.layout import FILES, META, RESTORE, CheckpointInfo, find_checkpoints, read_meta_json
 from megatron.checkpoint.torch_file import load_torch_file
-from megatron.config.datapaths import read_corpora, read_sidecar
 from megatron.config.schema import ModelConfig
 from megatron.log import get_logger
 from megatron.model.gpt import Gpt
+from megatron.plan.datapaths import read_corpora, read_sidecar
 from megatron.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)

@@ -9,11 +9,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from omegaconf import OmegaConf
 
 from megatron.config.check import check_checkpoint, check_model, check_objective, check_optim
-from megatron.config.datapaths import SYNTHETIC, read_corpora, read_sidecar
 from megatron.config.engines import check_engine
 from megatron.config.hf import shape_from_hf
 from megatron.config.length import check_length
-from megatron.config.mixture_use import read_resolved
 from megatron.config.parallelism import check_parallelism
 from megatron.config.presets import (
     SIZES_FILE,
@@ -33,6 +31,8 @@ from megatron.config.yaml_file import (
     parse_override,
     read_yaml,
 )
+from megatron.plan.datapaths import SYNTHETIC, read_corpora, read_sidecar
+from megatron.plan.mixture_use import read_resolved
 
 MAX_FLOAT = 1e300  # largest magnitude of a setting, so that sums and products of settings are finite
 # keys from which others are computed before the types of all keys are checked

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron.config.weighted_round_robin import WeightedRoundRobin
 from megatron.data.samples import Samples
+from megatron.plan.weighted_round_robin import WeightedRoundRobin
 
 
 class Blend:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.config.sidecar import read_sidecar
+from megatron.plan.sidecar import read_sidecar
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

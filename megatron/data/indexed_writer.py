@@ -16,7 +16,7 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION
-from megatron.run_dir import open_exclusive
+from megatron.file_lock import open_exclusive
 
 PARTIAL_SUFFIX = ".partial"
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last

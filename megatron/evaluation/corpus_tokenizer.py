@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron.checkpoint.model_weights import Weights
-from megatron.config.datapaths import WeightedCorpus
 from megatron.data.indexed import IndexedTokens
 from megatron.evaluation.windows import TextIds
 from megatron.log import get_logger
 from megatron.parallel.collectives import any_rank
 from megatron.parallel.world import World
+from megatron.plan.datapaths import WeightedCorpus
 from megatron.tokenizer.kinds import Tokenizer, load_tokenizer_by_name
 
 log = get_logger(__name__)

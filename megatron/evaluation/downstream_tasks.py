@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.convert import read_any
+from megatron.checkpoint.convert.formats import read_any
 from megatron.evaluation.harness import (
     Results,
     find_mismatch,
@@ -17,10 +17,11 @@ from megatron.evaluation.harness import (
 )
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
+from megatron.io import read_json, replace_nonfinite, write_atomic
 from megatron.log import get_logger
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
-from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, read_json, replace_nonfinite, write_atomic
+from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS
 
 log = get_logger(__name__)
 

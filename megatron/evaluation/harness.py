@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from megatron.evaluation.likelihood import Request
 from megatron.evaluation.local_tasks import write_local_tasks
-from megatron.evaluation.nonfinite_scores import CAUSE, NonFiniteError, NonFiniteRequestError
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.evaluation.sampling import Sampling
+from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError, NonFiniteRequestError
+from megatron.generation.sampling import Sampling
 from megatron.tokenizer.hub_cache import find_hub_error
 
 if TYPE_CHECKING:

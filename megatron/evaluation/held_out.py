@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from megatron.checkpoint.convert import read_any
+from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import WINDOWS
-from megatron.config.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
 from megatron.data.indexed import IndexedTokens
-from megatron.data.text_readers import write_parquet_columns
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
     compute_autoregressive_loss,
@@ -28,14 +26,17 @@ from megatron.evaluation.corpus_tokenizer import (
     load_byte_tokenizer,
     resolve_text_ids,
 )
-from megatron.evaluation.nonfinite_scores import CAUSE, NonFiniteError
 from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
-from megatron.evaluation.trained_length import check_trained_length
+from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError
+from megatron.generation.trained_length import check_trained_length
+from megatron.io import read_json, write_json
 from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
-from megatron.run_dir import TENSORBOARD, read_json, write_json
+from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
+from megatron.run_dir import TENSORBOARD
+from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
 from megatron.tokenizer.vocabulary import VocabularyRows
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.kernels.linear_cross_entropy import linear_log_p
 from megatron.model.gpt import Gpt
-from megatron.objective.linear_cross_entropy import linear_log_p
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 

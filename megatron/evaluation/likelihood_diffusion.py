@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.likelihood import (
     Likelihoods,
     ProgressCallback,
@@ -24,9 +23,10 @@ from megatron.evaluation.likelihood import (
     compute_hidden_at,
     truncate_left,
 )
-from megatron.evaluation.sampling import Sampling
+from megatron.generation.generate_diffusion import generate_diffusion
+from megatron.generation.sampling import Sampling
+from megatron.kernels.linear_cross_entropy import linear_log_p
 from megatron.model.gpt import Gpt
-from megatron.objective.linear_cross_entropy import linear_log_p
 from megatron.objective.sample_noise import Purpose, make_generator
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World

@@ -8,13 +8,13 @@ import torch
 
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import METHODS
-from megatron.evaluation.generate import stream_tokens
-from megatron.evaluation.generate_diffusion import generate_diffusion
 from megatron.evaluation.likelihood import Likelihoods, ProgressCallback, Request, score_autoregressive
 from megatron.evaluation.likelihood_diffusion import decode_greedily, score_bound, score_left_to_right
-from megatron.evaluation.nonfinite_scores import check_log_p
-from megatron.evaluation.sampling import Sampling
-from megatron.evaluation.text import TextGenerator
+from megatron.generation.completions import TextGenerator
+from megatron.generation.generate import stream_tokens
+from megatron.generation.generate_diffusion import generate_diffusion
+from megatron.generation.nonfinite_scores import check_log_p
+from megatron.generation.sampling import Sampling
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 

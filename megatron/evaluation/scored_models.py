@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.huggingface import CONFIG_FILE as HUGGINGFACE
+from megatron.checkpoint.convert.huggingface import CONFIG_FILE as HUGGINGFACE
 from megatron.checkpoint.layout import META, PARTIAL, find_checkpoints
-from megatron.run_dir import CHECKPOINTS, read_json
+from megatron.io import read_json
+from megatron.run_dir import CHECKPOINTS
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatron.config.mixture_use import mixture_folder
 from megatron.data.indexed import IndexedTokens
-from megatron.data.text_readers import replace_lone_surrogates
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
+from megatron.mixture.catalog.query import QueryResult, SourceFile
+from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
 from megatron.mixture.chunk import ChunkUnits, Position
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
 from megatron.mixture.lazy_imports import connect_scratch, import_duckdb, import_pyarrow
 from megatron.mixture.lru_cache import LruCache
-from megatron.mixture.parquet import GROUP_CACHE_BYTES, ParquetTexts
-from megatron.mixture.query import QueryResult, SourceFile
 from megatron.mixture.spans import SpanFiles
 from megatron.mixture.spec import MixtureSpec, build_chunk_weights, read_spec
-from megatron.mixture.tars import TAR_SUFFIXES, samples_to_arrow
+from megatron.plan.mixture_use import mixture_folder
+from megatron.text.text_readers import replace_lone_surrogates
 
 CHUNK_DOCUMENTS = 512
 AT_ONCE_CHUNKS = 16  # chunks per read

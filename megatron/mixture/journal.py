@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from megatron.io import LockedError, lock_descriptor
+from megatron.file_lock import LockedError, lock_descriptor
+from megatron.io import read_json, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import WeightLog, WeightRule
 from megatron.mixture.chunk import Position, quantize_weights
 from megatron.mixture.distributor import Distributor
-from megatron.run_dir import read_json, write_json
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 RULE_SAVE_INTERVAL = 100  # observations between two saved states of the rule; at most so many are repeated

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from megatron.config.mixture_use import mixture_folder, read_resolved
 from megatron.data.indexed import IndexedTokens, check_ids
 from megatron.mixture.adaptive import WeightLog
+from megatron.mixture.catalog.query import QueryResult
 from megatron.mixture.chunk import ChunkUnits, Position, UnitOrder
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.lru_cache import LruCache
-from megatron.mixture.query import QueryResult
 from megatron.mixture.spec import DOCUMENTS, build_step_weights, read_spec
+from megatron.plan.mixture_use import mixture_folder, read_resolved
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time

@@ -24,22 +24,22 @@ from typing import Any
 
 import numpy as np
 
-from megatron.config.datapaths import compare_eods, read_sidecar
-from megatron.config.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import PreprocessOptions, preprocess
-from megatron.io import wait_for_lock
+from megatron.file_lock import wait_for_lock
+from megatron.io import write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
+from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
-from megatron.mixture.query import Query, QueryResult, SourceFile
 from megatron.mixture.spec_check import check_spec
-from megatron.mixture.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.weights import WeightSchedule, compute_weights
-from megatron.run_dir import write_json
+from megatron.plan.datapaths import compare_eods, read_sidecar
+from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
+from megatron.text.preprocess import PreprocessOptions, preprocess
 
 DOCUMENTS, TOKENS = "documents.arrow", "tokens"
 

@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from megatron.config.parametrization import attention_multiplier
 from megatron.config.schema import ModelConfig
-from megatron.model.cpu_attention import cpu_attention, is_cpu_attention_faster
-from megatron.model.dropout import attend_with_dropout
+from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
+from megatron.kernels.dropout import attend_with_dropout
 from megatron.model.kv_cache import LayerCache
 from megatron.model.norm import RmsNorm
 from megatron.model.rotary import apply_rotary
+from megatron.plan.parametrization import attention_multiplier
 
 # Queries per block in `_attend_in_blocks`: small enough to skip many masked keys, large enough for an
 # efficient matrix product.

@@ -2,12 +2,12 @@
 
 from torch import Tensor, nn
 
-from megatron.config.parametrization import residual_multiplier
 from megatron.config.schema import ModelConfig
 from megatron.model.attention import Attention, gather_positions
 from megatron.model.kv_cache import LayerCache
 from megatron.model.mlp import Mlp
 from megatron.model.norm import build_residual_norm
+from megatron.plan.parametrization import residual_multiplier
 
 
 class Block(nn.Module):

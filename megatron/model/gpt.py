@@ -3,14 +3,14 @@
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from megatron.config.parametrization import logit_multiplier
 from megatron.config.schema import ModelConfig
+from megatron.kernels.dropout import derive_layer_key
 from megatron.model.attention_mask import build_attention_mask, document_numbers, positions_in_document
 from megatron.model.block import Block
-from megatron.model.dropout import derive_layer_key
 from megatron.model.kv_cache import KvCache
 from megatron.model.norm import build_residual_norm
 from megatron.model.rotary import rotary_at_positions, rotary_table
+from megatron.plan.parametrization import logit_multiplier
 
 
 class Gpt(nn.Module):

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from megatron.config.parametrization import find_parameter_rule
 from megatron.model.gpt import Gpt
+from megatron.plan.parametrization import find_parameter_rule
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
-from megatron.model import cpu_norm
+from megatron.kernels import cpu_norm
 
 
 class RmsNorm(nn.Module):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.objective.linear_cross_entropy import VocabularyShard, linear_cross_entropy, linear_nll
+from megatron.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy, linear_nll
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from megatron.config.parametrization import find_parameter_rule
 from megatron.config.schema import ModelConfig, OptimConfig
+from megatron.plan.parametrization import find_parameter_rule
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-import megatron.model.cpu_attention  # noqa: F401  registers an operator listed below
+import megatron.kernels.cpu_attention  # noqa: F401  registers an operator listed below
 
 # results saved by `selective`: matrix products and attention take nearly all of the forward's time
 SAVED_OPERATORS = [

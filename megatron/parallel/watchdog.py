@@ -26,8 +26,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron.config.launcher import Ranks
 from megatron.log import get_logger
+from megatron.rank_env import Ranks
 
 STORE_TIMEOUT_S = 3.0  # timeout of one store operation
 BEAT_INTERVAL_S = (0.25, 1.0)  # minimum and maximum interval between beats

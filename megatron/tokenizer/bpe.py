@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron.io import atomic_path
 from megatron.log import get_logger
-from megatron.run_dir import atomic_path
 from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, EodMixin, find_eod, read_configured_eos
 from megatron.tokenizer.hub_cache import find_cached_file, find_hub_error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.config.yaml_file import is_single_line
-from megatron.run_dir import read_json
+from megatron.io import read_json
 
 EOD_NAMES = ("<|endoftext|>", "<eod>", "</s>", "<|end_of_text|>")
 CONFIG = "tokenizer_config.json"

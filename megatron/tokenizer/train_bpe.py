@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from megatron.run_dir import read_json, write_json
+from megatron.io import read_json, write_json
 from megatron.tokenizer.bpe import EOD_NAMES, BpeTokenizer
 
 TRAINING_RECORD = "training.json"

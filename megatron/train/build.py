@@ -7,11 +7,7 @@ from typing import Any
 import torch
 
 from megatron.checkpoint.model_weights import copy_weights, load_weights
-from megatron.config.datapaths import SYNTHETIC, read_corpora
-from megatron.config.exposure import Exposure
-from megatron.config.plan import RunPlan
 from megatron.config.schema import RunConfig
-from megatron.config.weighted_round_robin import WeightedRoundRobin
 from megatron.data.batches import Batches, SampleSource
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
@@ -19,9 +15,9 @@ from megatron.data.megatron_order import MegatronSamples
 from megatron.data.prefetch import PREFETCH_FACTOR
 from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
-from megatron.engine.deepspeed_config import build_deepspeed_config, merge_user_config
+from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, merge_user_config
 from megatron.engine.interface import Engine
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.mixture.source import MixtureSamples
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
@@ -31,6 +27,10 @@ from megatron.objective.task import Objective
 from megatron.optim.adamw import build_adamw
 from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 from megatron.parallel.world import World
+from megatron.plan.datapaths import SYNTHETIC, read_corpora
+from megatron.plan.exposure import Exposure
+from megatron.plan.run_plan import RunPlan
+from megatron.plan.weighted_round_robin import WeightedRoundRobin
 from megatron.run_dir import CHECKPOINTS
 
 
@@ -95,7 +95,7 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
     """Build the engine of a configuration around a model. Raises ValueError for unsupported settings."""
     if config.dist.engine == "torch":
         return TorchEngine(model, causal=objective.causal, dist=config.dist, optim=config.optim, world=world)
-    from megatron.engine.deepspeed_zero import DeepSpeedEngine  # imported on demand: slow
+    from megatron.engine.deepspeed.deepspeed_zero import DeepSpeedEngine  # imported on demand: slow
 
     settings = build_deepspeed_settings(config, world)
     assert settings is not None, "dist.engine is deepspeed"

@@ -12,21 +12,13 @@ from megatron.checkpoint.layout import find_checkpoints
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict, write_config
 from megatron.evaluation.validate import HeldOutLoss, validate
+from megatron.io import write_json
 from megatron.log import get_logger
 from megatron.objective.task import Task
 from megatron.parallel.collectives import any_rank, barrier
 from megatron.parallel.watchdog import mark_phase
 from megatron.revision import code_revision
-from megatron.run_dir import (
-    CONFIG,
-    METRICS,
-    PLAN,
-    RESULT,
-    lock_run,
-    read_metrics,
-    truncate_metrics,
-    write_json,
-)
+from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics, truncate_metrics
 from megatron.train.build import Run, build_schedule, choose_microbatch_rows
 from megatron.train.feed import open_feed
 from megatron.train.feedback import Feedback

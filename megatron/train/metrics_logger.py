@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.config.count import flops_per_token_executed, flops_per_token_mfu
-from megatron.config.exposure import Exposure
-from megatron.config.hardware import compute_mfu, peak_tflops
-from megatron.config.plan import RunPlan
 from megatron.config.schema import RunConfig
 from megatron.engine.interface import StepReport
 from megatron.evaluation.validate import HeldOutLoss
+from megatron.io import replace_nonfinite
 from megatron.log import get_logger
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
-from megatron.run_dir import METRICS, replace_nonfinite
+from megatron.plan.count import flops_per_token_executed, flops_per_token_mfu
+from megatron.plan.exposure import Exposure
+from megatron.plan.hardware import compute_mfu, peak_tflops
+from megatron.plan.run_plan import RunPlan
+from megatron.run_dir import METRICS
 from megatron.train.feedback import DomainStats
 from megatron.train.memory_usage import format_memory_line, gather_peaks, measure_memory
 from megatron.train.nonfinite_monitor import NonFiniteMonitor

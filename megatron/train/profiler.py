@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.parallel.world import World
-from megatron.run_dir import PROFILE, write_atomic
+from megatron.run_dir import PROFILE
 
 log = get_logger(__name__)
 N_ROWS = 30  # in the table next to the trace

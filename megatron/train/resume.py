@@ -8,12 +8,12 @@ import torch
 
 from megatron.checkpoint import store
 from megatron.checkpoint.layout import find_checkpoints
-from megatron.config.datapaths import SYNTHETIC
-from megatron.config.plan import RunPlan
 from megatron.config.read import config_to_dict
 from megatron.log import get_logger
 from megatron.mixture.source import MixtureSamples
 from megatron.parallel.collectives import broadcast_string
+from megatron.plan.datapaths import SYNTHETIC
+from megatron.plan.run_plan import RunPlan
 from megatron.train.branch import check_branch
 from megatron.train.build import Run
 from megatron.train.state import TrainState

@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from megatron.config.plan import RunPlan
 from megatron.config.read import config_to_dict
 from megatron.config.schema import RunConfig
+from megatron.plan.run_plan import RunPlan
 from megatron.run_dir import TENSORBOARD
 
 NOT_PLOTTED = ("elapsed_s",)

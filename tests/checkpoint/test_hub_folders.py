@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron.checkpoint.convert import convert_checkpoint, read_any
-from megatron.checkpoint.exported.modeling_masked_diffusion import MaskedDiffusionConfig
-from megatron.checkpoint.huggingface import read_huggingface
+from megatron.checkpoint.convert.exported.modeling_masked_diffusion import MaskedDiffusionConfig
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.huggingface import read_huggingface
 from megatron.config.hf_checkpoint import DEFAULTS, DIFFUSION_TYPE, read_hf_config
 
 with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests

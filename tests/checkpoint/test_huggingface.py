@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert_checkpoint, read_any
-from megatron.checkpoint.huggingface import read_huggingface, write_huggingface
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.huggingface import read_huggingface, write_huggingface
 from megatron.checkpoint.model_weights import Weights, load_weights, save_weights
-from megatron.evaluation.generate import generate
-from megatron.evaluation.generate_diffusion import generate_diffusion
-from megatron.evaluation.sampling import Sampling
+from megatron.generation.generate import generate
+from megatron.generation.generate_diffusion import generate_diffusion
+from megatron.generation.sampling import Sampling
 from megatron.model.gpt import Gpt
 
 with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests

@@ -5,10 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.checkpoint.llama2c import deinterleave_rows, interleave_rows, read_llama2c, write_llama2c
-from megatron.config.count import n_params
-from megatron.evaluation.generate import generate
-from megatron.evaluation.sampling import Sampling
+from megatron.checkpoint.convert.llama2c import (
+    deinterleave_rows,
+    interleave_rows,
+    read_llama2c,
+    write_llama2c,
+)
+from megatron.generation.generate import generate
+from megatron.generation.sampling import Sampling
+from megatron.plan.count import n_params
 from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
 
 # the output of llama2.c's run.c for `stories260K.bin -z tok512.bin -t 0 -n 64 -i "Once upon a time"`

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.convert import read_any
-from megatron.checkpoint.megatron_layouts import read_megatron
+from megatron.checkpoint.convert.formats import read_any
+from megatron.checkpoint.convert.megatron_layouts import read_megatron
 from megatron.model.gpt import Gpt
 
 Tensors = dict[str, Tensor]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert_checkpoint, read_any
-from megatron.checkpoint.megatron_args import read_objective
-from megatron.checkpoint.megatron_layouts import read_megatron
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.megatron_args import read_objective
+from megatron.checkpoint.convert.megatron_layouts import read_megatron
 from megatron.model.gpt import Gpt
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, write_deepspeed, write_megatron_lm
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, reshard, sharded, store
-from megatron.checkpoint.convert import convert_checkpoint
+from megatron.checkpoint.convert.formats import convert_checkpoint
 from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}

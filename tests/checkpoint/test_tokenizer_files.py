@@ -10,10 +10,10 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from megatron.checkpoint.convert import convert_checkpoint, read_any
-from megatron.checkpoint.huggingface import write_huggingface
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.huggingface import write_huggingface
+from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights
-from megatron.checkpoint.tokenizer_files import write_tokenizer
 from megatron.evaluation.harness import build_hf_model, harness_model
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.model.gpt import Gpt

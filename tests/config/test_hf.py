@@ -2,10 +2,10 @@
 
 import pytest
 
-from megatron.config.count import n_params
 from megatron.config.hf import shape_from_hf
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
+from megatron.plan.count import n_params
 
 
 def build_model_config(hf_config: dict, **more: object) -> ModelConfig:

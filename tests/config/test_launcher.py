@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.config.launcher import (
+from megatron.rank_env import (
     FIRST_PORT,
     N_PORTS,
     Ranks,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from megatron.config.identity import trunk_identity
 from megatron.config.length import DECAY_FRACTION, count_decay_steps, count_steps, count_warmup_steps
-from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.config.schema import DatasetConfig, LrSchedulerConfig
+from megatron.plan.identity import trunk_identity
+from megatron.plan.run_plan import plan_run
 
 DATA = DatasetConfig(seq_len=10, batch_size=8)  # 80 tokens per step
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.identity import HASHED_SECTIONS, run_identity
-from megatron.config.plan import plan_run
 from megatron.config.read import build_config, config_to_dict, read_config, write_config
 from megatron.config.schema import RunConfig
+from megatron.plan.identity import HASHED_SECTIONS, run_identity
+from megatron.plan.run_plan import plan_run
 
 SHAPE = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
 

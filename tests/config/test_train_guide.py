@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.launcher import ranks_from_environment
 from megatron.config.parallelism import build_layout
 from megatron.config.read import read_config
 from megatron.config.schema import DistConfig
+from megatron.rank_env import ranks_from_environment
 
 SMALL = "examples_scaling/training/small.yaml"
 

@@ -7,10 +7,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from megatron.config.plan import plan_run
 from megatron.config.read import read_config, write_config
 from megatron.config.schema import RunConfig
-from megatron.scaling.ladder import expand_study, read_study_plan
+from megatron.plan.run_plan import plan_run
+from megatron.study.ladder import expand_study, read_study_plan
 from tests.wrong_values import READ_S, generate_wrong_texts, read_refusal
 
 N = 150

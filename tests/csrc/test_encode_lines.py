@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megatron import _csrc
-from megatron.data.text_readers import parse_text
+from megatron.text.text_readers import parse_text
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from megatron.tokenizer.train_bpe import train_bpe

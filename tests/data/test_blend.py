@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.weighted_round_robin import WeightedRoundRobin
 from megatron.data.batches import Batches
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.samples import Samples
+from megatron.plan.weighted_round_robin import WeightedRoundRobin
 
 SIZES = (101, 41, 1001)  # tokens: 10, 4 and 100 samples of 10
 WEIGHTS = [Fraction("0.5"), Fraction("0.125"), Fraction("0.375")]

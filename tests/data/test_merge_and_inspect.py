@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data import merge as merge_module
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import find_faults, summarize_lengths
-from megatron.data.merge import merge_datasets
-from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.text import merge as merge_module
+from megatron.text.merge import merge_datasets
+from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 
 DOCUMENTS = {"a": [[1, 2, 3], [], [4]], "b": [[], [5, 6]], "c": [[7] * 9]}

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data import preprocess as module
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.text import preprocess as module
+from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
 

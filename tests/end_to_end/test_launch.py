@@ -13,7 +13,8 @@ import pytest
 from megatron.checkpoint import layout
 from megatron.command import load_tool
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import PLAN, RESULT, read_json, read_metrics
+from megatron.io import read_json
+from megatron.run_dir import PLAN, RESULT, read_metrics
 from tests.conftest import free_port
 
 TRAINING = "examples_scaling/training"

@@ -13,8 +13,8 @@ import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.run_dir import RESULT, lock_run, read_metrics
-from megatron.scaling.ladder import expand_study, read_study_plan
-from megatron.scaling.local import Device, LocalLauncher
+from megatron.study.ladder import expand_study, read_study_plan
+from megatron.study.launchers.local import Device, LocalLauncher
 
 N_TOKENS = 100
 STUDY = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatron.config.schema import DistConfig, OptimConfig
-from megatron.engine.deepspeed_config import (
+from megatron.engine.deepspeed.deepspeed_config import (
     OVERRIDABLE,
     _iterate_leaves,
     build_deepspeed_config,

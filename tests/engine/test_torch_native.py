@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.engine.loss_scale import BACKOFF, INITIAL_SCALE, LossScale
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.torch.loss_scale import BACKOFF, INITIAL_SCALE, LossScale
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from megatron.data.text_readers import write_parquet_columns
 from megatron.evaluation.compare import compare_documents, paired_bootstrap
+from megatron.text.text_readers import write_parquet_columns
 
 N = 400
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert_checkpoint, read_any
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.evaluation import harness as harness_module
@@ -18,7 +18,7 @@ from megatron.evaluation.harness import build_hf_model as hf_model_of
 from megatron.evaluation.harness import format_results, harness_model, merge_results, open_tasks, score_task
 from megatron.evaluation.local_tasks import LOCAL_TASKS
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.evaluation.sampling import Sampling
+from megatron.generation.sampling import Sampling
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 from megatron.model.rotary import rotary_at_positions

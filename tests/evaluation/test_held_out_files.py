@@ -14,8 +14,8 @@ from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation import corpus_tokenizer, held_out
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
-from megatron.evaluation.nonfinite_scores import NonFiniteError
 from megatron.evaluation.scored_models import find_models
+from megatron.generation.nonfinite_scores import NonFiniteError
 from megatron.model.gpt import Gpt
 from megatron.parallel.world import World
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert_checkpoint, read_any
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.text_readers import read_parquet_columns
 from megatron.evaluation.corpus_loss import (
     compute_autoregressive_loss,
     compute_bound_loss,
@@ -31,6 +30,7 @@ from megatron.evaluation.windows import (
 from megatron.model.gpt import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
+from megatron.text.text_readers import read_parquet_columns
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

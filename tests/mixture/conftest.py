@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
 
 LANGUAGES = ("C", "Go", "Python")
 PROPERTIES = ("meta.language AS language category", "meta.stars AS stars integer")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.mixture.service import RequestHandler
+from megatron.mixture.serve.service import RequestHandler
 
 rng = np.random.default_rng()
 stream_chunks = RequestHandler.stream_chunks

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.flight
 import pytest
 
-from megatron.mixture.access import (
+from megatron.mixture.serve.access import (
     check_location,
     check_token,
     format_address,
@@ -22,9 +22,9 @@ from megatron.mixture.access import (
     read_token,
     strip_brackets,
 )
-from megatron.mixture.proxy import CONTINUATION, DATA, HEADERS, PREFACE, RequestMeter, make_tls_context
-from megatron.mixture.remote import Connection, RemoteChunks
-from megatron.mixture.service import ListenOptions
+from megatron.mixture.serve.proxy import CONTINUATION, DATA, HEADERS, PREFACE, RequestMeter, make_tls_context
+from megatron.mixture.serve.remote import Connection, RemoteChunks
+from megatron.mixture.serve.service import ListenOptions
 
 GOOD = "0123456789abcdef"
 
@@ -171,7 +171,7 @@ def test_a_certificate_that_does_not_match_its_key_is_refused_in_one_sentence(tm
 
 
 def write_large(folder: Path) -> Path:
-    from megatron.mixture.catalog import Catalog
+    from megatron.mixture.catalog.catalog import Catalog
 
     text = "".join(json.dumps({"text": f"{i} " + "w" * 20_000}) + "\n" for i in range(4000))
     (folder / "large.jsonl").write_text(text)
@@ -207,7 +207,7 @@ def test_an_unread_response_keeps_only_one_piece_in_memory(tmp_path: Path, start
 def test_requests_beyond_the_limit_of_unread_responses_are_retried(tmp_path: Path, start, root: Path) -> None:
     script = tmp_path / "few.py"
     script.write_text(
-        "import runpy, sys\nimport megatron.mixture.service as service\nservice.MAX_ANSWERS = 2\n"
+        "import runpy, sys\nimport megatron.mixture.serve.service as service\nservice.MAX_ANSWERS = 2\n"
         f"sys.path.insert(0, {str(root)!r})\nrunpy.run_path({str(root / 'tools' / 'mixture_server.py')!r}, "
         "run_name='__main__')\n"
     )
@@ -252,7 +252,7 @@ def test_a_request_for_a_chunk_that_takes_forever_does_not_delay_others(mixture:
 )
 def test_an_invalid_chunk_number_is_refused(mixture: Path, first: object) -> None:
     from megatron.mixture.document_chunks import DocumentChunks
-    from megatron.mixture.service import parse_request
+    from megatron.mixture.serve.service import parse_request
 
     with DocumentChunks(mixture) as source:
         request = {"mixture": "code", "identity": source.identity, "first": first, "n": 1}

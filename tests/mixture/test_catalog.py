@@ -15,11 +15,11 @@ import pyarrow.parquet
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture import records
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog import records
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import Property, read_properties, read_property
+from megatron.mixture.catalog.query import Query
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.properties import Property, read_properties, read_property
-from megatron.mixture.query import Query
 from tests.mixture.conftest import PROPERTIES, write_lines
 
 SOURCES = {  # of the sample, as in data/INDEX.md
@@ -255,7 +255,7 @@ def test_a_description_bins_numbers_and_dates_unnests_lists_and_counts_omitted_v
 KILLED_AT = """
 import os, signal, sys
 from megatron.mixture import catalog, records, small_files
-from megatron.mixture.properties import read_properties
+from megatron.mixture.catalog.properties import read_properties
 path, files, moment = sys.argv[1], sys.argv[2:-2], int(sys.argv[-2])
 left, records.BLOCK_BYTES, small_files.BATCH_FILES = [moment], 1000, int(sys.argv[-1])
 def count_calls(fetch_rows):

@@ -7,9 +7,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.query import Query
 from megatron.mixture.lazy_imports import connect_scratch, fetch_rows
-from megatron.mixture.query import Query
 
 SECRET = "a line of another file"
 HOSTILE = {

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import MixtureDataset
-from megatron.mixture.content import hash_content
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.content import hash_content
+from megatron.mixture.catalog.query import Query, QueryResult
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.query import Query, QueryResult
+from megatron.mixture.serve.client import MixtureDataset
 from megatron.mixture.source import MixtureSamples
 from megatron.mixture.spec import prepare_mixture
 from megatron.mixture.titan import TitanLoader

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.expression import Condition, field
-from megatron.mixture.properties import read_properties
-from megatron.mixture.query import Query
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.expression import Condition, field
+from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog.query import Query
 
 PROPERTIES = (
     "s AS s category",

@@ -5,7 +5,7 @@ import pyarrow
 import pytest
 
 from megatron import _csrc
-from megatron.mixture.intervals import TOKENS_COLUMN, GatheredDocuments
+from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
 
 
 def slow_intervals(domain: list[int], file: list[int], row: list[int]) -> list[tuple[int, int, int, int]]:

@@ -17,8 +17,8 @@ from megatron.mixture.adaptive import NotReadyError, WeightLog
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.journal import RULE_SAVE_INTERVAL, RULE_SUFFIX, Journal, Learner
-from megatron.mixture.remote import Connection, LossReports, RemoteChunks
-from megatron.mixture.service import RequestHandler
+from megatron.mixture.serve.remote import Connection, LossReports, RemoteChunks
+from megatron.mixture.serve.service import RequestHandler
 
 EVERY, DELAY, SIZE = 4, 6, 32
 NAMES = ("a", "b")

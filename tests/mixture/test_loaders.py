@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import PADDING, Chunk, MixtureDataset, pack_windows
+from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.hugging_face import hugging_face
+from megatron.mixture.serve.client import PADDING, Chunk, MixtureDataset, pack_windows
+from megatron.mixture.serve.hugging_face import hugging_face
 from megatron.mixture.source import MixtureSamples
 from megatron.mixture.spec import prepare_mixture
 from megatron.mixture.titan import TitanLoader

@@ -2,7 +2,7 @@
 
 import re
 
-from megatron.mixture.metrics import BOUNDS_S, ServerCounts
+from megatron.mixture.serve.metrics import BOUNDS_S, ServerCounts
 
 
 class Clock:

@@ -14,12 +14,12 @@ import pytest
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture import catalog as catalog_module
-from megatron.mixture import parquet, records
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog import catalog as catalog_module
+from megatron.mixture.catalog import parquet, records
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.lru_cache import LruCache
-from megatron.mixture.properties import read_properties
 from megatron.mixture.source import DomainStream
 from megatron.mixture.spans import SpanFiles
 from megatron.mixture.spec import prepare_mixture

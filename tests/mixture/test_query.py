@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
-from megatron.mixture.query import Query, QueryResult
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog.query import Query, QueryResult
 from tests.mixture.conftest import LANGUAGES
 
 

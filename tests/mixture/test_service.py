@@ -23,11 +23,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Chunk, MixtureDataset
+from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.remote import Connection, RemoteChunks
-from megatron.mixture.service import ListenOptions, parse_request, serve
+from megatron.mixture.serve.client import Chunk, MixtureDataset
+from megatron.mixture.serve.remote import Connection, RemoteChunks
+from megatron.mixture.serve.service import ListenOptions, parse_request, serve
 
 SIZE = 512  # documents of a chunk
 LATE = Path(__file__).with_name("server_with_random_waits.py")
@@ -279,8 +279,8 @@ def test_a_killed_client_resumes_after_its_last_checkpoint(mixture, start, tmp_p
     code = (
         "import json, sys, time\n"
         "from pathlib import Path\n"
-        "from megatron.mixture.client import MixtureDataset\n"
-        "from megatron.mixture.remote import Connection, RemoteChunks\n"
+        "from megatron.mixture.serve.client import MixtureDataset\n"
+        "from megatron.mixture.serve.remote import Connection, RemoteChunks\n"
         "source, saved = RemoteChunks(Connection(sys.argv[1]), 'code'), Path(sys.argv[2])\n"
         "dataset = MixtureDataset(lambda: source)\n"
         "if saved.is_file(): dataset.load_state_dict(json.loads(saved.read_text()))\n"

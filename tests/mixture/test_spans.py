@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.remote import Connection, RemoteChunks
+from megatron.mixture.serve.remote import Connection, RemoteChunks
 from megatron.mixture.spans import SpanFiles
 
 

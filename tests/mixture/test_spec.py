@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron.mixture.catalog.expression import field
+from megatron.mixture.catalog.query import Query
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.expression import field
-from megatron.mixture.query import Query
 from tests.wrong_values import READ_S, generate_wrong_texts, read_refusal
 
 N = 150
@@ -102,7 +102,7 @@ def test_the_message_names_the_invalid_key(catalog: Path, line: str, sentence: s
 
 
 def test_the_depth_of_a_python_condition_is_limited_too(catalog: Path) -> None:
-    from megatron.mixture.catalog import Catalog
+    from megatron.mixture.catalog.catalog import Catalog
 
     condition = field("stars") == 1
     for _ in range(20_000):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from megatron.mixture.client import Chunk, MixtureDataset
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.hugging_face import hugging_face
+from megatron.mixture.serve.client import Chunk, MixtureDataset
+from megatron.mixture.serve.hugging_face import hugging_face
 
 SIZE = 64
 N_DOCUMENTS = 3000  # in the fixture `mixture`

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from megatron.mixture import records
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import MixtureDataset
+from megatron.mixture.catalog import records
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog.tars import iter_samples, read_sample
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.hugging_face import hugging_face
-from megatron.mixture.properties import read_properties
+from megatron.mixture.serve.client import MixtureDataset
+from megatron.mixture.serve.hugging_face import hugging_face
 from megatron.mixture.spec import prepare_mixture
-from megatron.mixture.tars import iter_samples, read_sample
 
 PROPERTIES = ("width AS width integer", "lang AS lang category", "__key__ AS key")
 LONG = "a/" + "very_long_directory/" * 8 + "name"  # more than the 100 bytes of a plain header

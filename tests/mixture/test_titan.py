@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.spec import prepare_mixture
 from megatron.mixture.titan import TitanLoader, titan_config
 

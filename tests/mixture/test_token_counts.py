@@ -11,12 +11,12 @@ import pytest
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.preprocess import PreprocessOptions, preprocess
-from megatron.data.token_counts import TokenCounter
-from megatron.mixture.catalog import Catalog
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog.query import Query
 from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.properties import read_properties
-from megatron.mixture.query import Query
+from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.kinds import TokenizerSpec
 from tests.mixture.test_tars import write_tar
 

@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 
 from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from megatron.config.datapaths import compare_eods
-from megatron.config.sidecar import read_sidecar
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import find_faults
-from megatron.data.merge import merge_datasets
-from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.plan.datapaths import compare_eods
+from megatron.plan.sidecar import read_sidecar
+from megatron.text.merge import merge_datasets
+from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.encoder import build_fast_bpe
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer

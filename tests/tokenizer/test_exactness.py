@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 

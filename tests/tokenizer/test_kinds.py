@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, normalizers
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.preprocess import PreprocessOptions, preprocess
+from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer import bpe
 from megatron.tokenizer.bpe import BpeTokenizer, Gpt2Tokenizer, build_gpt2_tokenizer, load_hf_tokenizer
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatron.checkpoint.convert import read_any
+from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import save_weights
 from megatron.config.schema import ModelConfig
 from megatron.model.gpt import Gpt

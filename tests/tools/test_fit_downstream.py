@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.scaling.fit import fit_law
-from megatron.scaling.forms import FORM
+from megatron.laws.fit import fit_law
+from megatron.laws.forms import FORM
 
 
 def run_tool(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.scaling.law import Law
-from megatron.scaling.selection import Columns, select_runs
+from megatron.laws.law import Law
+from megatron.study.selection import Columns, select_runs
 
 
 def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:

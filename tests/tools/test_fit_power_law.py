@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.scaling.power_law import fit_power
+from megatron.laws.power_law import fit_power
 
 X = np.geomspace(1e18, 1e21, 6)
 SE = np.array([0.02, 0.1, 0.05, 0.03, 0.08, 0.04])

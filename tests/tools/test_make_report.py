@@ -15,7 +15,7 @@ def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def study(root, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    run_tool(root, "tests/scaling/synthetic_study.py", folder).check_returncode()
+    run_tool(root, "tests/report/synthetic_study.py", folder).check_returncode()
     return folder
 
 

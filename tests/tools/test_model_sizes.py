@@ -29,7 +29,7 @@ def test_every_name_is_listed_with_the_parameter_count_of_the_built_model(listed
     done = listed()
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == list(load_model_sizes())
-    for row in rows[::9]:  # tests/config/test_count.py builds all of them
+    for row in rows[::9]:  # tests/plan/test_count.py builds all of them
         with torch.device("meta"):
             model = Gpt(
                 ModelConfig(**load_model_sizes()[row[0]], n_tokens=50257, vocab_rows=padded_rows(50257))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron.scaling.law import PUBLISHED, Law
+from megatron.laws.law import PUBLISHED, Law
 
 
 def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:

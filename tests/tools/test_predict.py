@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.scaling.fit import fit_law
-from megatron.scaling.forms import FORM
+from megatron.laws.fit import fit_law
+from megatron.laws.forms import FORM
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.mixture.source import MixtureSamples
 
 rng = np.random.default_rng(int(os.environ.get("RANK", "0")) + 100 * os.getpid())

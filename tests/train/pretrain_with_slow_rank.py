@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from megatron.checkpoint import store
-from megatron.engine.deepspeed_zero import DeepSpeedEngine
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.deepspeed.deepspeed_zero import DeepSpeedEngine
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.objective.autoregressive import Autoregressive
 
 rank, seconds, what = os.environ.get("SLOW", "-1:0:nothing").split(":")

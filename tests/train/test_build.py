@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from megatron.config.parallelism import ParallelLayout
-from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.parallel.world import World
+from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
 from megatron.train.build import build_run, choose_microbatch_rows
 

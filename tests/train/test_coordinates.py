@@ -10,7 +10,7 @@ from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 from megatron.optim.adamw import build_adamw
-from megatron.scaling.plot_coordinates import CoordinateSweep
+from megatron.report.figures.plot_coordinates import CoordinateSweep
 from megatron.train.coordinates import QUANTITIES, measure_coordinates
 
 WIDTHS, DEPTHS = [32, 64, 128, 256], [2, 4, 8, 16]
@@ -129,7 +129,7 @@ def test_multipliers_are_applied_as_in_the_table() -> None:
 
 
 def test_every_group_uses_the_scheduled_rate_times_its_scale(tmp_path: Any) -> None:
-    from megatron.engine.torch_native import TorchEngine
+    from megatron.engine.torch.torch_native import TorchEngine
     from megatron.objective.autoregressive import Autoregressive
     from megatron.parallel.world import World
     from megatron.train.coordinates import make_text

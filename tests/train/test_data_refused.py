@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.data.indexed import check_ids
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.plan.run_plan import plan_run
 from megatron.train.build import open_held_out_samples, open_train_samples
 
 SHAPE = {"d_model": 16, "n_heads": 2, "n_layers": 1}

@@ -10,9 +10,9 @@ import torch
 
 from megatron.checkpoint import layout
 from megatron.checkpoint.preempt import StopMonitor
-from megatron.config.plan import plan_run
 from megatron.config.read import read_config
 from megatron.parallel.world import World
+from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
 from megatron.train.feed import open_feed

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert import convert_checkpoint
+from megatron.checkpoint.convert.formats import convert_checkpoint
 from megatron.checkpoint.model_weights import load_weights
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.config.plan import plan_run
 from megatron.config.read import build_config
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.interface import StepReport
@@ -21,6 +20,7 @@ from megatron.evaluation.validate import validate
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task
 from megatron.parallel.world import World
+from megatron.plan.run_plan import plan_run
 from megatron.revision import git_revision
 from megatron.run_dir import read_metrics
 from megatron.train.memory_usage import explain_oom, format_memory_line

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from megatron.checkpoint.preempt import StopMonitor
-from megatron.config.plan import plan_run
 from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.source import MixtureSamples
 from megatron.mixture.spec import prepare_mixture
 from megatron.parallel.world import World
+from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
 from megatron.train.loop import train

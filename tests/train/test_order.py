@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from megatron.checkpoint import layout
-from megatron.config.plan import plan_run
 from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
+from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import open_train_samples
 

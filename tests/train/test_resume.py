@@ -10,9 +10,9 @@ import torch
 
 from megatron.checkpoint import layout, store
 from megatron.checkpoint.preempt import StopMonitor
-from megatron.config.plan import plan_run
 from megatron.config.read import config_to_dict, read_config
 from megatron.parallel.world import World
+from megatron.plan.run_plan import plan_run
 from megatron.revision import code_revision
 from megatron.run_dir import METRICS
 from megatron.train.build import Run, build_run, build_schedule

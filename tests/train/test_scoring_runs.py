@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.text_readers import read_parquet_columns
 from megatron.run_dir import read_metrics
+from megatron.text.text_readers import read_parquet_columns
 from tests.conftest import free_port
 
 RunTool = Callable[..., subprocess.CompletedProcess[str]]

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.plan import plan_run
 from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
 from megatron.data.indexed import IndexedTokens
+from megatron.plan.run_plan import plan_run
 from megatron.run_dir import RESULT, read_metrics
 from megatron.train.build import open_train_samples
 

@@ -25,12 +25,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron.checkpoint import layout, sharded, store
-from megatron.checkpoint.convert import convert_checkpoint, read_any
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.huggingface import read_huggingface
+from megatron.checkpoint.convert.megatron_layouts import read_megatron
+from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.dcp_metadata import read_metadata
-from megatron.checkpoint.huggingface import read_huggingface
-from megatron.checkpoint.megatron_layouts import read_megatron
 from megatron.checkpoint.model_weights import load_weights
-from megatron.checkpoint.pickled_tensors import read_pickled_tensors
 from tests.trust.conftest import seal
 from tests.trust.hostile_pickles import EXHAUSTING, RUN_BY, RunsWhenRead, run_by
 

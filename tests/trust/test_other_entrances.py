@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from megatron.config.datapaths import read_corpora
 from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
+from megatron.io import read_json
+from megatron.laws.law import Law
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog.tars import iter_samples
 from megatron.mixture.spec import read_spec
-from megatron.mixture.tars import iter_samples
-from megatron.run_dir import read_json
-from megatron.scaling.ladder import read_study_plan
-from megatron.scaling.law import Law
-from megatron.scaling.table import read_run, read_table
+from megatron.plan.datapaths import read_corpora
+from megatron.study.ladder import read_study_plan
+from megatron.study.table import read_run, read_table
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 from tests.trust.hostile_pickles import RunsWhenRead
 

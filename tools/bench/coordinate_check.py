@@ -20,7 +20,7 @@ import torch
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig
-from megatron.scaling.plot_coordinates import CoordinateSweep, write_coordinate_page
+from megatron.report.figures.plot_coordinates import CoordinateSweep, write_coordinate_page
 from megatron.train.coordinates import QUANTITIES, measure_coordinates
 
 PARAMETRIZATIONS = ("standard", "mup", "completep")

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.run_dir import write_json
-from megatron.scaling.fit import fit_law
-from megatron.scaling.forms import chinchilla
-from megatron.scaling.frontier import optimal_frontier
-from megatron.scaling.law import Law
+from megatron.io import write_json
+from megatron.laws.fit import fit_law
+from megatron.laws.forms import chinchilla
+from megatron.laws.frontier import optimal_frontier
+from megatron.laws.law import Law
 
 LEVEL = 0.95
 # 97.5 % quantile of the normal distribution: 95 % are within Z standard errors

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from megatron.checkpoint.convert import read_any
-from megatron.checkpoint.huggingface import write_huggingface
+from megatron.checkpoint.convert.formats import read_any
+from megatron.checkpoint.convert.huggingface import write_huggingface
+from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights
-from megatron.checkpoint.tokenizer_files import write_tokenizer
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from megatron.command import create_parser, positive_int, run_main
-from megatron.run_dir import write_json
-from megatron.scaling.fit import fit_law
-from megatron.scaling.holdout import HoldoutScore, select_largest
-from megatron.scaling.stack import stack_laws
+from megatron.io import write_json
+from megatron.laws.fit import fit_law
+from megatron.laws.holdout import HoldoutScore, select_largest
+from megatron.laws.stack import stack_laws
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "laws"
 CORPORA = {"c4_original": "C4", "rpj": "RedPajama", "rw_original": "RefinedWeb"}

@@ -22,8 +22,8 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from megatron.command import create_parser, positive_int, run_main
-from megatron.scaling.fit import fit_law
-from megatron.scaling.selection import Columns, select_runs
+from megatron.laws.fit import fit_law
+from megatron.study.selection import Columns, select_runs
 
 # starts of (log A, log B, log E, alpha, beta): 6 x 6 x 5 x 5 x 5 = 4,500
 GRID = (

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from megatron.checkpoint.huggingface import write_huggingface
+from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.model_weights import Weights
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
-from megatron.evaluation.generate import generate
-from megatron.evaluation.sampling import Sampling
+from megatron.generation.generate import generate
+from megatron.generation.sampling import Sampling
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 

@@ -36,14 +36,14 @@ import numpy as np
 
 from megatron.command import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.content import hash_content
+from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.content import hash_content
+from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog.query import Query
 from megatron.mixture.distributor import ConstantWeights, Distributor
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.lazy_imports import import_pyarrow
-from megatron.mixture.properties import read_properties
-from megatron.mixture.query import Query
-from megatron.mixture.remote import Connection, RemoteChunks
+from megatron.mixture.serve.remote import Connection, RemoteChunks
 
 LANGUAGES = ("C", "Go", "Java", "JavaScript", "Python", "Rust", "Scala", "TypeScript")
 LICENCES = ("apache-2.0", "bsd", "gpl-3.0", "mit")

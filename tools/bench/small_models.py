@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from megatron.command import create_parser, positive_int, run_main
-from megatron.config.count import flops_per_token_executed, n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
+from megatron.plan.count import flops_per_token_executed, n_params
 
 HEADS = {16: 2, 32: 2, 48: 3}  # by d_model; other widths have heads of 32 channels
 LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")

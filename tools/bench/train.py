@@ -24,15 +24,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from megatron.checkpoint.huggingface import export_llama_names
+from megatron.checkpoint.convert.huggingface import export_llama_names
 from megatron.command import create_parser, positive_int, run_main
-from megatron.config.count import flops_per_token_executed, n_params
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.engine.torch_native import TorchEngine
+from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
 from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
+from megatron.plan.count import flops_per_token_executed, n_params
 
 SHAPE = ModelConfig(d_model=256, d_ff=640, d_head=64, n_heads=4, n_layers=8, n_tokens=16000, vocab_rows=16384)
 SEQ = 512

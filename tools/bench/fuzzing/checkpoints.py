@@ -263,8 +263,8 @@ def open_huggingface(folder: Path) -> FileCase:
     """Open config.json, weights in one file, and weights in two files with an index."""
     from safetensors.torch import load_file, save_file
 
-    from megatron.checkpoint.convert import read_any
-    from megatron.checkpoint.huggingface import write_huggingface
+    from megatron.checkpoint.convert.formats import read_any
+    from megatron.checkpoint.convert.huggingface import write_huggingface
 
     for name in ("one", "two"):
         write_huggingface(_make_weights(vocab_rows=50), folder / name)
@@ -295,7 +295,7 @@ def open_llama2c(folder: Path) -> FileCase:
     """Open a llama2.c file: a header of seven integers, then floats."""
     import numpy as np
 
-    from megatron.checkpoint.llama2c import read_llama2c, write_llama2c
+    from megatron.checkpoint.convert.llama2c import read_llama2c, write_llama2c
 
     path = folder / "model.bin"
     write_llama2c(_make_weights(vocab_rows=50), path)
@@ -317,7 +317,7 @@ def open_megatron(folder: Path) -> FileCase:
     """Open a checkpoint of Megatron-LM, and mutate its arguments, tensor names and file."""
     import torch
 
-    from megatron.checkpoint.megatron_layouts import read_megatron
+    from megatron.checkpoint.convert.megatron_layouts import read_megatron
 
     path = folder / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
     path.parent.mkdir(parents=True)

@@ -110,8 +110,8 @@ PIECES = (
 
 def open_runs(folder: Path) -> FileCase:
     """Open a run's YAML, which is checked and planned."""
-    from megatron.config.plan import plan_run
     from megatron.config.read import build_config, config_to_dict, read_config
+    from megatron.plan.run_plan import plan_run
 
     path = folder / "run.yaml"
     path.write_text(RUN.format(folder=folder))
@@ -155,7 +155,7 @@ def open_words(folder: Path) -> WordCase:
 
 def open_studies(folder: Path) -> FileCase:
     """Open a study's YAML, which is expanded into its runs."""
-    from megatron.scaling.ladder import expand_study, read_study_plan
+    from megatron.study.ladder import expand_study, read_study_plan
 
     path = folder / "study.yaml"
     path.write_text(STUDY.format(folder=folder))
@@ -202,7 +202,7 @@ def _parse_amount(word: str) -> Fraction | None:
 
 def open_amounts(folder: Path) -> WordCase:
     """Open amounts, compared with Python's decimal."""
-    from megatron.data.parse_counts import parse_count, parse_count_or_fraction
+    from megatron.text.parse_counts import parse_count, parse_count_or_fraction
 
     def read(word: str) -> None:
         share = parse_count_or_fraction(word)
@@ -219,20 +219,20 @@ def open_amounts(folder: Path) -> WordCase:
 
 def open_addresses(folder: Path) -> WordCase:
     """Open hosts, ports, locations, lists of hosts, and the variables of launchers."""
-    from megatron.config.launcher import (
-        LAUNCHERS,
-        TORCHRUN_VARIABLES,
-        parse_first_host,
-        ranks_from_environment,
-    )
-    from megatron.mixture.access import (
+    from megatron.mixture.serve.access import (
         check_location,
         check_token,
         format_address,
         is_loopback,
         strip_brackets,
     )
-    from megatron.mixture.service import ListenOptions
+    from megatron.mixture.serve.service import ListenOptions
+    from megatron.rank_env import (
+        LAUNCHERS,
+        TORCHRUN_VARIABLES,
+        parse_first_host,
+        ranks_from_environment,
+    )
 
     def read(word: str) -> None:
         # the kind may be mutated too; then the word is read as variables of a launcher

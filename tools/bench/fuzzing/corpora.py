@@ -68,8 +68,8 @@ def open_indexes(folder: Path) -> FileCase:
 
 def open_sidecars(folder: Path) -> FileCase:
     """Open sidecars and data-path files, and values computed from them."""
-    from megatron.config.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_corpora
-    from megatron.config.sidecar import parse_eod_use, read_sidecar
+    from megatron.plan.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_corpora
+    from megatron.plan.sidecar import parse_eod_use, read_sidecar
 
     for i, name in enumerate(("a", "b")):
         write_dataset(folder / name, i)

@@ -59,9 +59,9 @@ def open_conditions(folder: Path) -> WordCase:
 
     The documents for which one is true, false and unknown must add up to all documents.
     """
-    from megatron.mixture.catalog import Catalog
-    from megatron.mixture.properties import read_properties
-    from megatron.mixture.query import Query
+    from megatron.mixture.catalog.catalog import Catalog
+    from megatron.mixture.catalog.properties import read_properties
+    from megatron.mixture.catalog.query import Query
 
     write_records(folder / "a.jsonl")
     properties = read_properties([
@@ -108,9 +108,9 @@ def open_registered(folder: Path) -> FileCase:
     """Open files for registration: plain and compressed JSON lines, parquet, tars, datasets."""
     import zstandard
 
-    from megatron.data.text_readers import write_parquet_columns
-    from megatron.mixture.catalog import Catalog
-    from megatron.mixture.properties import read_properties
+    from megatron.mixture.catalog.catalog import Catalog
+    from megatron.mixture.catalog.properties import read_properties
+    from megatron.text.text_readers import write_parquet_columns
 
     write_records(folder / "a.jsonl")
     lines = (folder / "a.jsonl").read_bytes()
@@ -167,10 +167,10 @@ def open_registered(folder: Path) -> FileCase:
 
 def open_messages(folder: Path) -> WordCase:
     """Open requests, reports and actions, as passed to the server's request handler."""
-    from megatron.mixture.catalog import Catalog
+    from megatron.mixture.catalog.catalog import Catalog
+    from megatron.mixture.catalog.properties import read_properties
     from megatron.mixture.document_chunks import DocumentChunks
-    from megatron.mixture.properties import read_properties
-    from megatron.mixture.service import RequestHandler
+    from megatron.mixture.serve.service import RequestHandler
 
     write_records(folder / "a.jsonl")
     with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:

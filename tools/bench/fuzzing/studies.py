@@ -107,8 +107,8 @@ def write_study(folder: Path) -> list[str]:
 def open_run_folders(folder: Path) -> FileCase:
     """Open run folders as collect.py reads them."""
     from megatron.run_dir import read_last_metrics
-    from megatron.scaling.downstream_scores import add_score_columns, read_scores
-    from megatron.scaling.table import read_runs, read_table, write_table, write_table_parquet
+    from megatron.study.downstream_scores import add_score_columns, read_scores
+    from megatron.study.table import read_runs, read_table, write_table, write_table_parquet
 
     names = write_study(folder)
     scores = "runs/ar-200000-500000/downstream/bench/ar/results.json"
@@ -136,8 +136,8 @@ def open_run_folders(folder: Path) -> FileCase:
 
 def open_reports(folder: Path) -> FileCase:
     """Open a study as the report reads it."""
-    from megatron.scaling.report import render_page
-    from megatron.scaling.study import read_study
+    from megatron.report.report import render_page
+    from megatron.report.study_data import read_study
 
     names = write_study(folder)
 
@@ -158,9 +158,9 @@ def open_frontiers(folder: Path) -> FileCase:
     """Open compute_law.json and blind.json, and values computed from them."""
     import numpy as np
 
-    from megatron.scaling.blind import check_blind
-    from megatron.scaling.blind_record import BlindPrediction, load_blind
-    from megatron.scaling.compute_law import ComputeLaw, fit_compute_law
+    from megatron.laws.compute_law import ComputeLaw, fit_compute_law
+    from megatron.study.blind import check_blind
+    from megatron.study.blind_record import BlindPrediction, load_blind
 
     # 5 budgets x 4 sizes around the optimum of each, with D = C / 6N: [20] each
     C = np.repeat(np.geomspace(1e10, 1e12, 5), 4)
@@ -194,7 +194,7 @@ def open_stacks(folder: Path) -> FileCase:
     """Open stacked_law.json, and predictions from it."""
     import numpy as np
 
-    from megatron.scaling.stack import StackedLaw, stack_laws
+    from megatron.laws.stack import StackedLaw, stack_laws
 
     N = np.repeat(np.geomspace(1e5, 1e7, 5), 5)
     D = np.tile(np.geomspace(1e6, 1e8, 5), 5) * 1.1 ** np.arange(25)
@@ -218,8 +218,8 @@ def open_laws(folder: Path) -> FileCase:
     """Open law.json, and values computed from it."""
     import numpy as np
 
-    from megatron.scaling.frontier import frontier_bands, optimal_frontier
-    from megatron.scaling.law import Law
+    from megatron.laws.frontier import frontier_bands, optimal_frontier
+    from megatron.laws.law import Law
 
     path = folder / "law.json"
     path.write_text(json.dumps(LAW))
@@ -250,8 +250,8 @@ def _reference_table(content: bytes, is_packed: bool) -> dict[str, list[str]] | 
 
 def open_tables(folder: Path) -> FileCase:
     """Open plain and compressed CSV tables, with facts and renamed columns."""
-    from megatron.scaling.importers import read_external_logs, read_facts
-    from megatron.scaling.table import read_table
+    from megatron.study.importers import read_external_logs, read_facts
+    from megatron.study.table import read_table
 
     (folder / "t.csv").write_text(TABLE)
     (folder / "u.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
@@ -281,8 +281,8 @@ def open_logs(folder: Path) -> FileCase:
     """Open logs of torchtitan and Megatron, and TensorBoard events."""
     from torch.utils.tensorboard import SummaryWriter
 
-    from megatron.scaling.importers import read_external_logs
-    from megatron.scaling.table import write_table, write_table_parquet
+    from megatron.study.importers import read_external_logs
+    from megatron.study.table import write_table, write_table_parquet
 
     (folder / "titan.log").write_text(TITAN)
     (folder / "megatron.log").write_text(MEGATRON)

@@ -111,8 +111,8 @@ class Lines:
     n_inputs = BATCH_LINES
 
     def __init__(self, folder: Path, whole: bool = True) -> None:
-        from megatron.data.shard_writer import EncodeSettings
-        from megatron.data.shards import ShardFolder
+        from megatron.text.shard_writer import EncodeSettings
+        from megatron.text.shards import ShardFolder
         from megatron.tokenizer.bpe import load_hf_tokenizer
         from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, build_fast_bpe
 
@@ -159,8 +159,8 @@ class Lines:
         return {"accepted": BATCH_LINES - len(bad), "refused": len(bad)}
 
     def _encode_file(self, name: str, encoder: Any) -> tuple[list[list[int]], list[int]]:
-        from megatron.data.encode_piece import encode_piece
-        from megatron.data.text_readers import InputPiece
+        from megatron.text.encode_piece import encode_piece
+        from megatron.text.text_readers import InputPiece
 
         path = self.folder / name
         done = encode_piece(InputPiece(path, 0, path.stat().st_size), 0, self.shards, self.settings, encoder)
@@ -234,10 +234,10 @@ def open_packed(folder: Path) -> FileCase:
     """Open compressed and columnar files, encoded as in preprocessing."""
     import zstandard
 
-    from megatron.data.encode_piece import encode_piece
-    from megatron.data.shard_writer import EncodeSettings
-    from megatron.data.shards import ShardFolder
-    from megatron.data.text_readers import InputPiece, write_parquet_columns
+    from megatron.text.encode_piece import encode_piece
+    from megatron.text.shard_writer import EncodeSettings
+    from megatron.text.shards import ShardFolder
+    from megatron.text.text_readers import InputPiece, write_parquet_columns
     from megatron.tokenizer.bpe import load_hf_tokenizer
     from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 

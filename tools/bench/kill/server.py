@@ -36,7 +36,7 @@ class Client(threading.Thread):
             self.error = error
 
     def _read_chunks(self) -> None:
-        from megatron.mixture.remote import Connection, RemoteChunks
+        from megatron.mixture.serve.remote import Connection, RemoteChunks
 
         # The client must survive the time between a kill and the moment when the next server listens. It
         # repeats a request without an answer for 120 s.

@@ -1,0 +1,1 @@
+"""Conversion of checkpoints: Hugging Face, Megatron, llama2.c."""

@@ -1,0 +1,1 @@
+"""Engine of plain PyTorch: FSDP2, tensor, context and pipeline parallelism."""

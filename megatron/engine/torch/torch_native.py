@@ -1,0 +1,171 @@
+"""The torch engine: training steps for every parallel layout and precision."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.config.schema import DistConfig, OptimConfig
+from megatron.engine.interface import StepReport
+from megatron.engine.torch import full_state
+from megatron.engine.torch.loss_scale import LossScale
+from megatron.engine.torch.passes import build_passes
+from megatron.engine.torch.rank_weights import RankWeights
+from megatron.model.gpt import Gpt
+from megatron.objective.task import Task
+from megatron.optim.adamw import build_fused_adamw, step_optimizer
+from megatron.parallel.collectives import sum_over_group
+from megatron.parallel.dtensor import to_local
+from megatron.parallel.mesh import build_mesh
+from megatron.parallel.world import World
+
+
+class TorchEngine:
+    """Float32 weights and updates, products in `dist.dtype`, gradients summed over ranks in float32."""
+
+    def __init__(
+        self, model: Gpt, *, causal: bool, dist: DistConfig, optim: OptimConfig, world: World
+    ) -> None:
+        """Parallelize an initialized model in place. Collective."""
+        self.world, self.grad_clip = world, optim.grad_clip
+        # full shapes: sharding changes those of the parameters
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.mesh = build_mesh(world, sharded=uses_fsdp(dist, world))
+        self.passes = build_passes(model, causal, dist, world, self.mesh)
+        self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
+        self.optimizer = build_fused_adamw(self.weights.local_tensors, optim, model.config)
+        self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
+
+    def _autocast_context(self) -> AbstractContextManager[None]:
+        dtype = self.passes.autocast
+        return torch.autocast(self.world.device.type, dtype, enabled=dtype != torch.float32)
+
+    def _slice_task(self, task: Task) -> Task:
+        """Return the positions of a task that this rank computes, on its device."""
+        if self.world.layout.context > 1:
+            width = task.inputs.shape[1] // self.world.layout.context
+            begin = self.world.coordinate.context * width
+            task = task.slice_positions(begin, begin + width)
+            # slices are new tensors in pageable memory, whose copy to the GPU would block the host
+            task = task.pin_memory() if self.world.device.type == "cuda" else task
+        return task.to(self.world.device)
+
+    def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:
+        """Take one optimizer step; the loss is the mean over all tokens of all ranks."""
+        tasks = [self._slice_task(task) for task in microbatches]
+        count = sum(task.count for task in tasks)
+        # created on the device: a copy from pageable memory would synchronize with all queued work
+        tokens = torch.full((), count, dtype=torch.float64, device=self.world.device)
+        # each rank's loss is sum(nats) / (tokens of all ranks): the gradients then add up to that of the mean
+        share = 1.0 / sum_over_group(tokens, self.mesh.samples)
+        if self.loss_scale is not None:
+            share = share * self.loss_scale.scale
+        with self._autocast_context():
+            total = self.passes.backward(tasks, share)
+        grad_norm = self._update_weights(lr)
+        # tensor ranks compute equal losses and one of them reports: the sum over ranks counts tokens once
+        counted = float(self.passes.has_loss)
+        return StepReport(
+            loss_sum=total * counted, count=count if self.passes.has_loss else 0, grad_norm=grad_norm
+        )
+
+    def _update_weights(self, lr: float) -> Tensor:
+        """Clip and update; return the norm before clipping. A gradient with NaN or Inf changes no weight."""
+        gradients = self.weights.move_gradients()
+        norm = self.weights.gradient_norm(gradients)
+        is_finite = norm.isfinite()
+        # Unscaling, clipping and skipping are all passed to the optimizer as one divisor and a flag on the
+        # device: gradient / (scale max(1, norm / grad_clip)). The host never waits for the norm.
+        divisor = torch.ones_like(norm)
+        if self.loss_scale is not None:
+            # a copy: `update` below changes the scale in place, but this step's gradients have the old one
+            divisor = self.loss_scale.scale.double()
+            norm = norm / divisor
+            self.loss_scale.update(is_finite)
+        if self.grad_clip > 0:
+            # the reciprocal of torch's clip_grad_norm_: min(1, grad_clip / (norm + 1e-6))
+            divisor = divisor * ((norm + 1e-6) / self.grad_clip).clamp(min=1.0)
+        step_optimizer(self.optimizer, lr, divisor, is_finite)
+        self.weights.drop_gradients()
+        return norm.float()
+
+    @torch.no_grad()
+    def score(self, task: Task) -> tuple[Tensor, int]:
+        """Return (nats of each sample, float64 [B], tokens).
+
+        Each token is counted on one rank of the model.
+        """
+        task = self._slice_task(task)
+        with self._autocast_context():
+            nats = self.passes.score(task)
+        counted = float(self.passes.has_loss)
+        return nats * counted, task.count if self.passes.has_loss else 0
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the full state on rank 0, {} elsewhere; see `full_state`. Collective."""
+        state = full_state.collect_state(self.weights, self.optimizer, self.shapes)
+        if state and self.loss_scale is not None:
+            state["optim"]["loss_scale"] = self.loss_scale.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Load rank 0's full state, saved in any layout.
+
+        Collective. Raises ValueError for another model's.
+        """
+        full_state.distribute_state(state, self.weights, self.optimizer, self.shapes)
+        if self.loss_scale is not None:
+            self.loss_scale.load(state.get("optim", {}).get("loss_scale"), self.world)
+
+    def sharded_state(self) -> dict[str, Any]:
+        """Return this rank's tensors in the structure of `state_dict`, sharded ones as DTensors, for DCP.
+
+        The tensors share memory with the engine: writing to them changes the model.
+        """
+        self.weights.refresh()
+        model = {name: self.weights.wrap_as_dtensor(name, tensor.detach()) for name, tensor in self.weights}
+        state = {
+            name: {
+                # the step count is a scalar and equal on all ranks
+                kind: self.weights.wrap_as_dtensor(name, value) if value.ndim else value
+                for kind, value in self.optimizer.state[tensor].items()
+            }
+            for name, tensor in self.weights
+        }
+        optim: dict[str, Any] = {"state": state}
+        if self.loss_scale is not None:
+            optim["loss_scale"] = self.loss_scale.state_dict()
+        return {"model": model, "optim": optim}
+
+    @torch.no_grad()
+    def load_sharded_state(self, state: dict[str, Any]) -> None:
+        """Load the result of `sharded_state` filled by DCP, or that of another run with the same layout."""
+        current = self.sharded_state()
+        for name, target in current["model"].items():
+            _copy_in_place(target, state["model"][name])
+        for name, moments in current["optim"]["state"].items():
+            for kind, target in moments.items():
+                _copy_in_place(target, state["optim"]["state"][name][kind])
+        if self.loss_scale is not None:
+            self.loss_scale.load(state["optim"].get("loss_scale"), None)
+
+
+def _copy_in_place(target: Tensor, source: Tensor) -> None:
+    """Copy source to target, unless both share memory."""
+    target, source = to_local(target), to_local(source)
+    if target.data_ptr() != source.data_ptr():
+        target.copy_(source)
+
+
+def uses_fsdp(config: DistConfig, world: World) -> bool:
+    """Return whether FSDP2 manages the weights: in all stages but zero0, and with DTensors.
+
+    DDP does not support the DTensors of tensor parallelism. A zero0 pipeline sums its gradients itself and
+    needs neither. Offloading is a feature of FSDP2, on a single rank as well.
+    """
+    if world.n_ranks == 1:
+        return config.cpu_offload
+    by_ddp = world.layout.tensor == 1 or world.layout.pipeline > 1
+    return config.sharding_stage != "zero0" or not by_ddp

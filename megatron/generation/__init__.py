@@ -1,0 +1,1 @@
+"""Text from autoregressive and masked-diffusion models."""

@@ -1,0 +1,1 @@
+"""Fast paths, each behind one function that chooses its implementation."""

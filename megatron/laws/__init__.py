@@ -1,0 +1,1 @@
+"""Scaling laws: forms, fits, intervals, frontiers, predictions. Needs numpy and scipy only."""

@@ -1,0 +1,371 @@
+"""Law of the compute-optimal frontier from isoFLOP runs: the best N at C FLOPs, and its loss.
+
+A sum of powers in N and D is a claim about the whole plane. To choose a model for the next budget, less is
+needed: how the loss depends on N around the best N of each budget, and how the best N and its loss change
+with C. Runs of several sizes at several budgets are fitted with the form of frontier_form.py by least squares
+of log L. The law contains no irreducible loss, and extrapolates to LARGEST_STEP times the largest budget at
+most.
+
+Intervals are Student's t from the linearised fit. A misfit of the form is part of the scatter.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtri, stdtrit
+
+from megatron.io import replace_nonfinite, write_json
+from megatron.laws.fitting.frontier_drift import Continuation, continue_frontier
+from megatron.laws.fitting.frontier_form import (
+    CONSTANTS,
+    is_at_edge,
+    log_loss,
+    log_loss_slopes,
+    search_constants,
+)
+from megatron.laws.fitting.lack_of_fit import LackOfFit, check_lack_of_fit
+from megatron.laws.isoflop import split_budgets
+from megatron.laws.law_fields import is_number
+
+MIN_RUNS, MIN_BUDGETS, MIN_SIZES = len(CONSTANTS) + 3, 4, 3
+LARGEST_STEP = 10.0  # times the largest budget; further out a quadratic in log C is not reliable
+LEVEL = 0.95
+EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest fitted one
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Compute-optimal use of C FLOPs: N parameters, D tokens and the loss in nats per token, with intervals.
+
+    N_interval, D_interval and confidence are intervals of the optimum; predictive is the interval of the
+    measured loss of one new run there.
+    """
+
+    C: float
+    N: float
+    D: float
+    loss: float
+    level: float
+    N_interval: tuple[float, float]
+    D_interval: tuple[float, float]
+    confidence: tuple[float, float]
+    predictive: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RunPrediction:
+    """Predicted loss (nats a token) of one new run of N parameters at C FLOPs, with predictive interval."""
+
+    C: float
+    N: float
+    loss: float
+    level: float
+    predictive: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeLaw:
+    """A fitted frontier. Saved as compute_law.json.
+
+    params          values of frontier_form.CONSTANTS, at C0 = `centre` FLOPs
+    covariance      [7, 7] of params in that order
+    spread          standard deviation of log L of single runs around the fit, dof degrees of freedom
+    tokens          (intercept, slope) of log(C / (N D)) against log N: FLOPs a parameter and token
+    not_identified  {constant: reason}; empty where the runs identify every constant
+    lack_of_fit     test against runs that differ only in their seed (lack_of_fit.LackOfFit); {} without them
+    C, N            ranges of the runs
+    beyond          continuation of the frontier beyond the largest budget: fields of
+                    frontier_drift.Continuation; {}: the form continues
+    """
+
+    params: dict[str, float]
+    covariance: list[list[float]]
+    centre: float
+    spread: float
+    dof: int
+    n_runs: int
+    n_budgets: int
+    C: tuple[float, float]
+    N: tuple[float, float]
+    tokens: tuple[float, float]
+    runs: list[str] = field(default_factory=list)
+    lack_of_fit: dict[str, Any] = field(default_factory=dict)
+    not_identified: dict[str, str] = field(default_factory=dict)
+    table: dict[str, str] = field(default_factory=dict)
+    beyond: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def identified(self) -> bool:
+        """True if the runs identify every constant."""
+        return not self.not_identified
+
+    def loss(self, N: ArrayLike, C: ArrayLike) -> np.ndarray:
+        """Return the fitted loss, nats per token, of N parameters trained with C FLOPs; broadcasts."""
+        theta, x = self._theta_vector(), self._centred_log_compute(C)
+        value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
+        if self.beyond:
+            continuation = Continuation(**self.beyond)
+            # the continuation changes the level of the frontier, and the shape around it in log N stays
+            step = continuation.evaluate(theta, x) - log_loss(theta, x, theta[3] + theta[4] * x)
+            value = value + np.where(x > continuation.edge + EDGE_TOLERANCE, step, 0.0)
+        return np.exp(value)
+
+    def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
+        """Return the confidence interval of constant `name`."""
+        i = CONSTANTS.index(name)
+        half = self._t_quantile(level) * math.sqrt(max(self.covariance[i][i], 0.0))
+        return self.params[name] - half, self.params[name] + half
+
+    def predict_run(self, N: float, C: float, level: float = LEVEL) -> RunPrediction:
+        """Predict one run. Raises ValueError beyond LARGEST_STEP times the largest budget."""
+        self._check_compute(C)
+        value = float(self.loss(N, C))
+        half = self._loss_half_width(N, C, level, self.spread**2)
+        return RunPrediction(C, N, value, level, (value * math.exp(-half), value * math.exp(half)))
+
+    def optimum(self, C: float, level: float = LEVEL) -> Optimum:
+        """Predict the best N and D at C FLOPs and the loss there. Raises ValueError as `predict_run`."""
+        self._check_compute(C)
+        x = float(self._centred_log_compute(C))
+        log_n = self.params["log_size"] + self.params["size_exponent"] * x
+        # gradient of log N* = log_size + size_exponent x by the 7 constants
+        of_size = np.array([0, 0, 0, 1, x, 0, 0])
+        half_n = self._half_width(of_size, level)
+        N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
+        ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
+        # confidence without, predictive with the variance of a single run
+        inner, outer = (self._loss_half_width(N, C, level, extra) for extra in (0.0, self.spread**2))
+        # the ends of D are swapped: at fixed C the largest N has the fewest tokens
+        return Optimum(
+            C, N, self.tokens_of(N, C), loss, level, ends,
+            (self.tokens_of(ends[1], C), self.tokens_of(ends[0], C)),
+            (loss * math.exp(-inner), loss * math.exp(inner)),
+            (loss * math.exp(-outer), loss * math.exp(outer)),
+        )  # fmt: skip
+
+    @property
+    def steepening(self) -> str:
+        """Warning where the curvature is significantly below 0, otherwise ""."""
+        if not self.interval("curvature")[1] < 0:
+            return ""
+        return (
+            "The loss falls ever faster over these budgets, which no power law does. Beyond the largest "
+            "budget the last slope continues, and intervals include a drift of it."
+        )
+
+    def tokens_of(self, N: float, C: float) -> float:
+        """Return D of N parameters at C FLOPs, by the FLOP count of the fitted runs."""
+        # FLOPs per parameter and token depend on the size: attention and embeddings have different shares
+        return C / (N * math.exp(self.tokens[0] + self.tokens[1] * math.log(N)))
+
+    def save(self, path: str | Path) -> None:
+        """Write compute_law.json atomically; null stands for NaN."""
+        write_json(Path(path), replace_nonfinite(asdict(self) | {"identified": self.identified}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ComputeLaw":
+        """Read a compute_law.json. Raises FileNotFoundError, or ValueError for any other file."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file. Run tools/fit_frontier.py to write it.")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+            _check_content(values)
+            for name in ("C", "N", "tokens"):
+                values[name] = (float(values[name][0]), float(values[name][1]))
+            return cls(**values)
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: got no compute law ({error!r}). Run tools/fit_frontier.py to write it again."
+            ) from error
+
+    def _theta_vector(self) -> np.ndarray:
+        return np.array([self.params[name] for name in CONSTANTS])
+
+    def _centred_log_compute(self, C: ArrayLike) -> np.ndarray:
+        return np.log(np.asarray(C, dtype=float) / self.centre)
+
+    def _t_quantile(self, level: float) -> float:
+        return float(stdtrit(self.dof, (1 + level) / 2)) if self.dof else float(ndtri((1 + level) / 2))
+
+    def _half_width(self, gradient: np.ndarray, level: float, extra: float = 0.0) -> float:
+        # delta method, g' V g; rounding may leave a variance of 0 slightly negative
+        variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
+        return self._t_quantile(level) * math.sqrt(max(variance, 0.0) + extra)
+
+    def _loss_half_width(self, N: float, C: float, level: float, extra: float) -> float:
+        """Return the half-width of log L of N parameters at C FLOPs.
+
+        `extra` is a variance to add, as of a single run.
+        """
+        x = float(self._centred_log_compute(C))
+        gradient = log_loss_slopes(self._theta_vector(), np.array([x]), np.log([N]))[0]
+        if self.beyond and x > self.beyond["edge"] + EDGE_TOLERANCE:
+            # beyond the largest budget the continuation replaces the level, slope and curvature of the
+            # frontier
+            gradient[:3] = 0.0
+            extra += Continuation(**self.beyond).variance(x)
+        return self._half_width(gradient, level, extra)
+
+    def _check_compute(self, C: float) -> None:
+        if not (math.isfinite(C) and 0 < C <= LARGEST_STEP * self.C[1] * (1 + 1e-9)):
+            raise ValueError(
+                f"C: got {C:.3g} FLOPs, expected at most {LARGEST_STEP:g} times the largest fitted budget, "
+                f"{self.C[1]:.3g}. Train a larger budget first."
+            )
+
+
+def fit_compute_law(
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    C: ArrayLike,
+    runs: Sequence[str] = (),
+) -> ComputeLaw:
+    """Fit n runs by least squares of log L: N parameters, D tokens, L nats per token, C FLOPs, each [n].
+
+    Raises ValueError for fewer than MIN_RUNS runs, or fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
+    """
+    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
+    _check_runs(N, D, L, C)
+    centre = float(np.exp(np.log(C).mean()))
+    x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
+    theta, basis = search_constants(x, log_n, y)
+    residual = y - log_loss(theta, x, log_n)
+    # [n, 7] @ [7, p]: the slopes by the p free directions
+    jacobian = log_loss_slopes(theta, x, log_n) @ basis
+    n_free = basis.shape[1]
+    dof = len(y) - n_free
+    spread = float(np.sqrt((residual**2).sum() / dof))
+    # least squares in the free directions; rows of constants that are not free are 0
+    covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
+    test = check_lack_of_fit(residual, np.stack([N, D], axis=-1), n_free)
+    # polyfit returns the highest power first
+    slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
+    law = ComputeLaw(
+        params=dict(zip(CONSTANTS, map(float, theta), strict=True)),
+        covariance=covariance.tolist(),
+        centre=centre,
+        spread=spread,
+        dof=dof,
+        n_runs=len(y),
+        n_budgets=len(split_budgets(C)),
+        C=(float(C.min()), float(C.max())),
+        N=(float(N.min()), float(N.max())),
+        tokens=(float(intercept), float(slope)),
+        runs=list(runs),
+        lack_of_fit=test.as_dict() if test is not None else {},
+        not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
+        beyond=continue_frontier(theta, basis, x, log_n, y).as_dict(),
+    )
+    return law
+
+
+def _find_not_identified(
+    theta: np.ndarray, covariance: np.ndarray, dof: int, N: np.ndarray, C: np.ndarray, centre: float
+) -> dict[str, str]:
+    """Return {constant: reason} for constants that these runs do not identify."""
+    reasons = {}
+    # CONSTANTS[5:] are alpha and beta
+    for name, value, edge_reached in zip(CONSTANTS[5:], theta[5:], is_at_edge(theta), strict=True):
+        if edge_reached:
+            reasons[name] = f"{name} is at the edge of its search range, {value:.3g}."
+    error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    reach = float(stdtrit(dof, (1 + LEVEL) / 2))
+    if reach * error[4] > 0.5:
+        reasons["size_exponent"] = f"size_exponent has a 95 % interval of +-{reach * error[4]:.2f}."
+    outside = []
+    for rows in split_budgets(C):
+        # log N* at the geometric mean of the budget
+        best = theta[3] + theta[4] * math.log(float(np.exp(np.log(C[rows]).mean())) / centre)
+        if not math.log(N[rows].min()) <= best <= math.log(N[rows].max()):
+            outside.append(f"{C[rows].mean():.2g}")
+    # fewer than MIN_BUDGETS - 1 = 3 budgets have their best N among the trained sizes
+    if len(outside) > len(split_budgets(C)) - MIN_BUDGETS + 1:
+        reasons["log_size"] = f"The best N is outside the range of sizes at {', '.join(outside)} FLOPs."
+    return reasons
+
+
+def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> None:
+    for name, values in (("N", N), ("D", D), ("loss", L), ("C", C)):
+        if values.ndim != 1 or values.shape != N.shape:
+            raise ValueError(f"{name}: got shape {values.shape}, expected ({N.size},)")
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError(f"{name}: got {values[~(np.isfinite(values) & (values > 0))][0]}, expected > 0")
+    usable = [rows for rows in split_budgets(C) if len(np.unique(N[rows])) >= MIN_SIZES] if len(C) else []
+    if len(N) < MIN_RUNS or len(usable) < MIN_BUDGETS:
+        raise ValueError(
+            f"frontier: got {len(N)} runs and {len(usable)} budgets of {MIN_SIZES} sizes or more, expected "
+            f"{MIN_RUNS} runs and {MIN_BUDGETS} budgets. Train several sizes at equal FLOPs."
+        )
+
+
+def _check_content(values: dict[str, Any]) -> None:
+    """Check the types of stored values, before anything is computed from them. Raises ValueError."""
+    params, matrix = values["params"], values["covariance"]
+    # `is_valid and ...` is short-circuit: later lines may use values whose types earlier lines have checked
+    is_valid = isinstance(params, dict) and set(params) == set(CONSTANTS)
+    is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in params.values())
+    is_valid = is_valid and params["alpha"] > 0 and params["beta"] > 0
+    is_valid = is_valid and isinstance(matrix, list) and len(matrix) == len(CONSTANTS)
+    for row in matrix if is_valid else ():
+        is_valid = (
+            is_valid and isinstance(row, list) and len(row) == len(CONSTANTS) and all(map(is_number, row))
+        )
+    for name in ("C", "N", "tokens"):
+        ends = values[name]
+        is_valid = is_valid and isinstance(ends, list) and len(ends) == 2
+        is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in ends)
+    for name in ("centre", "spread"):
+        is_valid = is_valid and is_number(values[name]) and 0 <= values[name] < math.inf
+    is_valid = (
+        is_valid and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
+    )
+    for name in ("dof", "n_runs", "n_budgets"):
+        is_valid = is_valid and type(values[name]) is int and 0 <= values[name] < 10**9
+    is_valid = is_valid and _has_valid_texts(values) and _is_continuation(values.get("beyond", {}))
+    if not is_valid:
+        raise ValueError("a field is missing or of a wrong type")
+
+
+def _has_valid_texts(values: dict[str, Any]) -> bool:
+    """Return whether reasons, table, runs and lack_of_fit have the types that `fit_compute_law` writes."""
+    reasons, table, runs = (values.get(name, {}) for name in ("not_identified", "table", "runs"))
+    is_valid = isinstance(reasons, dict) and isinstance(table, dict)
+    is_valid = is_valid and set(reasons) <= set(CONSTANTS)
+    is_valid = is_valid and all(isinstance(v, str) for v in (*reasons.values(), *table.values()))
+    is_valid = is_valid and (not runs or isinstance(runs, list) and all(isinstance(v, str) for v in runs))
+    test = values.get("lack_of_fit", {})
+    if not is_valid or test == {}:
+        return is_valid and test == {}
+    if not (isinstance(test, dict) and set(test) == {f.name for f in fields(LackOfFit)}):
+        return False
+    numbers = [test[name] for name in ("statistic", "p_value", "noise", "misfit")]
+    is_valid = all(is_number(v) and 0 <= v < math.inf for v in numbers) and isinstance(test["passes"], bool)
+    dof = test["dof"]
+    return is_valid and isinstance(dof, list) and len(dof) == 2 and all(type(v) is int and v > 0 for v in dof)
+
+
+def _is_continuation(value: Any) -> bool:
+    """Return whether a value is {} or has the fields of a Continuation as finite numbers."""
+    if value == {}:
+        return True
+    names = {f.name for f in fields(Continuation)}
+    if not isinstance(value, dict) or set(value) != names:
+        return False
+    matrix = value["covariance"]
+    if not (isinstance(matrix, list) and len(matrix) == 2 and all(isinstance(row, list) for row in matrix)):
+        return False
+    # edge, level, slope, drift and a matrix [2, 2]: 8 numbers
+    numbers = [value[name] for name in names - {"covariance"}] + [number for row in matrix for number in row]
+    if len(numbers) != 8 or not all(is_number(number) and math.isfinite(number) for number in numbers):
+        return False
+    (a, b), (_, c) = matrix
+    return value["drift"] >= 0 and a >= 0 and c >= 0 and b * b <= a * c * (1 + 1e-9)  # positive semidefinite

@@ -1,0 +1,305 @@
+"""Optimal design: the set of runs within a budget with the smallest errors of extrapolated N* and L*.
+
+The information of a run about the constants is the outer product of the slopes of log Lhat at it, over the
+variance of the log loss of a run (linear design theory, at the constants of a prior law). A set is grown run
+by run, then runs are exchanged one by one while that improves it (Fedorov's exchange). The design assumes
+that the form of the law is true: add a few runs that test it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron.laws.fitting.surface import (
+    RunPoints,
+    constants_from_theta,
+    evaluate_log_loss,
+    theta_from_constants,
+)
+from megatron.laws.frontier import optimal_frontier
+from megatron.laws.law import Law, optimum_exponents_from
+
+CRITERIA = ("c", "D")
+RIDGE = 1e-9  # of the information of all candidates; makes the first few runs comparable
+STEP = 1e-4  # of theta, for finite differences of N* and L*
+MAX_PASSES = 20
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """Candidate or chosen runs, each float64 [n]: N parameters, D tokens, U of them unique."""
+
+    N: np.ndarray
+    D: np.ndarray
+    U: np.ndarray
+
+    @property
+    def flops(self) -> np.ndarray:
+        """Training FLOPs, 6 N D [n]."""
+        return 6 * self.N * self.D
+
+    def select(self, rows: np.ndarray | Sequence[int]) -> "RunSet":
+        """Return the runs at indices `rows`."""
+        return RunSet(self.N[rows], self.D[rows], self.U[rows])
+
+
+@dataclass(frozen=True)
+class ExpectedErrors:
+    """Expected standard errors from a set of runs: of ln N* and ln L* at the target, and of a in N* ~ C^a."""
+
+    n_runs: int
+    flops: float
+    log_size: float
+    log_loss: float
+    a_exponent: float
+
+
+class Designer:
+    """Design of runs for the constants of one prior law.
+
+    `noise` is the standard deviation of log loss of a run.
+    """
+
+    def __init__(self, law: Law, target_flops: float, noise: float, done: RunSet | None = None) -> None:
+        """Set up the design for optima at `target_flops`; runs in `done` add information and cost nothing.
+
+        Raises ValueError for a target or noise that is not above 0.
+        """
+        for name, value in (("target", target_flops), ("noise", noise)):
+            if not 0 < value < np.inf:
+                raise ValueError(f"{name}: got {value}, expected a number above 0")
+        self.law, self.target, self.noise = law, target_flops, noise
+        # theta depends on the centre (surface.py): the target is the centre for all sets of runs
+        best = optimal_frontier(law, target_flops)
+        centre = RunPoints.from_columns(best.N, best.D, best.L)
+        self._centre = centre
+        self.theta = theta_from_constants(law.form, law.params, centre)
+        self._target_gradients = self._compute_target_gradients()
+        self.prior_information = (
+            np.zeros((len(self.theta),) * 2) if done is None else self.information(done).sum(axis=0)
+        )
+
+    def information(self, runs: RunSet) -> np.ndarray:
+        """Return the information matrix [n, p, p] of each run."""
+        x, y = np.log(runs.N), np.log(runs.D)
+        # the slopes do not depend on log L, for which 0 stands
+        points = RunPoints(x, y, np.minimum(np.log(runs.U), y), np.zeros_like(x), *self._origin())
+        # [n, p], then outer products [n, p, p]; information of independent runs adds up
+        slopes = evaluate_log_loss(self.law.form, self.theta[None], points)[1][0]
+        return slopes[:, :, None] * slopes[:, None, :] / self.noise**2
+
+    def _origin(self) -> tuple[float, float, float, float]:
+        c = self._centre
+        return c.x0, c.y0, c.log_ratio0, c.log_repeats0
+
+    def _compute_target_gradients(self) -> np.ndarray:
+        """Return derivatives [3, p] of ln N*, ln L* and the exponent a by theta, as central differences."""
+        rows = []
+        # The step is large against the resolution of log N* in search_frontier, about 2e-7: the last of its
+        # five grids has steps of log(1e4) (2.5 / 80)^4 / 40.
+        for step in STEP * np.eye(len(self.theta)):
+            ends = []
+            for sign in (1, -1):
+                moved = constants_from_theta(self.law.form, (self.theta + sign * step)[None], self._centre)
+                params = {name: float(value[0]) for name, value in moved.items()}
+                law = Law(form=self.law.form, params=params, objective=0.0, huber_delta=1.0, n_runs=0)
+                best = optimal_frontier(law, self.target)
+                ends.append([np.log(best.N[0]), np.log(best.L[0]), float(optimum_exponents_from(params)[0])])
+            rows.append((np.array(ends[0]) - ends[1]) / (2 * STEP))
+        return np.array(rows).T
+
+    def variances(self, information: np.ndarray) -> np.ndarray:
+        """Return the variances [..., 3] of ln N*, ln L* and a, for information [..., p, p].
+
+        Inf where a gradient is not in the range of the information, which then does not determine the
+        quantity.
+        """
+        # With S = diag(scale): information = S scaled S, so g' information^-1 g = (g / s)' scaled^-1 (g / s).
+        scale = np.sqrt(np.maximum(np.einsum("...ii->...i", information), 1e-300))
+        scaled = information / (scale[..., :, None] * scale[..., None, :])
+        # scaled to a unit diagonal, so that the condition number does not depend on the units of constants
+        inverse = np.linalg.pinv(scaled, rcond=1e-14, hermitian=True)
+        gradients = self._target_gradients / scale[..., None, :]
+        variances = np.einsum("...kp,...pq,...kq->...k", gradients, inverse, gradients)
+        # pinv ignores the null space of the information: a gradient with a part in it has infinite variance
+        unreached = gradients - np.einsum("...kp,...pq,...qr->...kr", gradients, inverse, scaled)
+        not_determined = np.abs(unreached).max(axis=-1) > 1e-3 * np.abs(gradients).max(axis=-1)
+        return np.where(not_determined, np.inf, variances)
+
+    def criterion(self, information: np.ndarray, kind: str) -> np.ndarray:
+        """Return the criterion [...] to minimise: "c" ln var N* + ln var L*, "D" -ln det information."""
+        if kind == "D":
+            return -np.linalg.slogdet(information)[1]
+        inverse = np.linalg.inv(information)  # the ridge of `choose` keeps it regular
+        variances = np.einsum(
+            "kp,...pq,kq->...k", self._target_gradients[:2], inverse, self._target_gradients[:2]
+        )
+        # a sum of logs: halving either variance counts the same, whatever their sizes
+        return np.log(np.maximum(variances, 1e-300)).sum(axis=-1)
+
+    def expect(self, runs: RunSet) -> ExpectedErrors:
+        """Return the expected errors from this set together with the runs already done."""
+        errors = np.sqrt(self.variances(self.prior_information + self.information(runs).sum(axis=0)))
+        return ExpectedErrors(len(runs.N), float(runs.flops.sum()), *map(float, errors))
+
+    def evaluate(self, runs: RunSet, kind: str = "c") -> float:
+        """Return the criterion of a set of runs; Inf where it does not determine a quantity."""
+        information = self.prior_information + self.information(runs).sum(axis=0)
+        if kind == "c":
+            return float(np.log(self.variances(information)[:2]).sum())
+        sign, log_determinant = np.linalg.slogdet(information)
+        return -float(log_determinant) if sign > 0 else np.inf
+
+    def propose(
+        self,
+        candidates: RunSet,
+        baselines: Sequence[RunSet],
+        budget_flops: float,
+        n_runs: int,
+        kind: str = "c",
+        repeats: int = 1,
+    ) -> RunSet:
+        """Choose from the candidates and the runs of the baselines.
+
+        The result is never worse than an affordable baseline.
+        """
+        pool = concatenate_run_sets([candidates, *baselines])
+        designs = [self.choose(pool, budget_flops, n_runs, kind, repeats)]
+        designs += [
+            runs for runs in baselines if 0 < len(runs.N) <= n_runs and runs.flops.sum() <= budget_flops
+        ]
+        return min(designs, key=lambda runs: self.evaluate(runs, kind))
+
+    def choose(
+        self, candidates: RunSet, budget_flops: float, n_runs: int, kind: str = "c", repeats: int = 1
+    ) -> RunSet:
+        """Choose at most `n_runs` candidates, each at most `repeats` times, within the budget.
+
+        Raises ValueError for an unknown criterion, or a budget below the cost of the cheapest candidate.
+        """
+        if kind not in CRITERIA:
+            raise ValueError(f"criterion: got '{kind}', expected one of {', '.join(CRITERIA)}")
+        cost, information = candidates.flops, self.information(candidates)
+        if not n_runs > 0 or cost.min() > budget_flops:
+            raise ValueError(
+                f"budget: got {budget_flops:.3g} FLOPs for {n_runs} runs, expected {cost.min():.3g} or more "
+                f"for the cheapest of {len(cost)} candidates. Raise the budget or allow smaller sizes."
+            )
+        # fewer runs than constants have singular information; the ridge is too small to affect the final set
+        ridge = RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
+        base = self.prior_information + ridge
+        chosen: list[int] = []
+
+        def find_addition(others: list[int]) -> tuple[int, float]:
+            """Return (index of the best candidate to add to `others`, criterion with it).
+
+            Returns (-1, Inf) if none fits.
+            """
+            left = budget_flops - cost[others].sum()
+            # the next run may cost more than an equal share, but enough must remain for the cheapest of the
+            # others
+            rest = (n_runs - len(others) - 1) * cost.min()
+            # that is cost <= max(left - rest, cheapest)
+            allowed = (cost <= left - min(rest, left - cost.min())) & (
+                np.bincount(others, minlength=len(cost)) < repeats
+            )
+            if not allowed.any():
+                return -1, np.inf
+            rows = np.flatnonzero(allowed)
+            # all m candidates at once, [m, p, p]
+            values = self.criterion(base + information[others].sum(axis=0) + information[rows], kind)
+            i = int(values.argmin())
+            return int(rows[i]), float(values[i])
+
+        while len(chosen) < n_runs:
+            i, value = find_addition(chosen)
+            if i < 0:
+                break
+            chosen.append(i)
+        # Fedorov's exchange: replace each run in turn by the best candidate, until a pass improves nothing
+        for _ in range(MAX_PASSES):
+            before = value
+            for place in range(len(chosen)):
+                others = chosen[:place] + chosen[place + 1 :]
+                i, tried = find_addition(others)
+                # run `place` itself is among the candidates, so the criterion cannot become worse
+                if i >= 0 and tried < value - 1e-9:
+                    chosen, value = [*others, i], tried
+            if value > before - 1e-6:
+                break
+        order = sorted(chosen, key=lambda i: cost[i])
+        return candidates.select(np.array(order))
+
+
+def generate_candidates(
+    largest_flops: float,
+    ratios: tuple[float, float] = (4.0, 400.0),
+    sizes: Sequence[float] | None = None,
+    unique: float | None = None,
+    span: float = 300.0,
+) -> RunSet:
+    """Return candidates: every size at ten D/N of `ratios`, of at most `largest_flops` each.
+
+    N spans a factor of `span` unless `sizes` are given. Runs of more than `unique` tokens repeat them.
+    """
+    # 6 N (r N) = FLOPs: the smallest D/N has the largest N
+    top = np.sqrt(largest_flops / (6 * ratios[0]))
+    N = np.geomspace(top / span, top, 18) if sizes is None else np.array(sizes, dtype=float)
+    n, ratio = (v.ravel() for v in np.meshgrid(N, np.geomspace(*ratios, 10), indexing="ij"))
+    d = n * ratio
+    is_affordable = 6 * n * d <= largest_flops * (1 + 1e-9)
+    if not is_affordable.any():
+        raise ValueError(
+            f"budget: got {largest_flops:.3g} FLOPs for the largest run, expected enough for {N.min():.3g} "
+            f"parameters at D/N {ratios[0]:g}. Raise the budget or the share of one run."
+        )
+    n, d = n[is_affordable], d[is_affordable]
+    return RunSet(n, d, d if unique is None else np.minimum(d, unique))
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of every run: largest FLOPs, range of D/N, and the available sizes N (None: any)."""
+
+    largest_flops: float
+    ratios: tuple[float, float] = (4.0, 400.0)
+    sizes: Sequence[float] | None = None
+
+    def apply(self, runs: RunSet) -> RunSet:
+        """Move runs to the nearest available size at equal compute, and return those within the limits."""
+        n, compute = runs.N, runs.flops
+        if self.sizes is not None:
+            sizes = np.asarray(self.sizes, dtype=float)
+            n = sizes[np.abs(np.log(n[:, None] / sizes)).argmin(axis=1)]
+        d = compute / (6 * n)
+        slack = 1 + 1e-9
+        is_allowed = (compute <= self.largest_flops * slack) & (d <= self.ratios[1] * n * slack)
+        is_allowed &= d * slack >= self.ratios[0] * n
+        # D has changed with N: a run without repetition stays one, U = D, and others keep U if D is not below
+        # it
+        share = (runs.U / runs.D)[is_allowed]
+        unique = np.where(share < 1, np.minimum(runs.U[is_allowed], d[is_allowed]), d[is_allowed])
+        return RunSet(n[is_allowed], d[is_allowed], unique)
+
+
+def concatenate_run_sets(parts: Sequence[RunSet]) -> RunSet:
+    """Concatenate several sets of runs."""
+    return RunSet(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("N", "D", "U")))
+
+
+def build_simple_designs(budget_flops: float, n_runs: int, unique: float | None = None) -> dict[str, RunSet]:
+    """Build common designs, scaled to the budget: a ladder at D/N = 20, three ladders, isoFLOP slices."""
+    steps = np.geomspace(1 / 100, 1, n_runs)
+    ladder = [(c, 20.0) for c in steps]
+    three = [(c, r) for c in np.geomspace(1 / 100, 1, max(2, n_runs // 3)) for r in (5.0, 20.0, 80.0)]
+    slices = [(c, r) for c in (1 / 27, 1 / 9, 1 / 3, 1) for r in np.geomspace(2.5, 160, max(3, n_runs // 4))]
+    designs = {}
+    for name, points in (("ladder, D/N 20", ladder), ("D/N 5, 20, 80", three), ("isoFLOP slices", slices)):
+        share, ratio = np.array(points).T
+        # the points of a design share the budget in proportion to their C, whose largest is 1
+        flops = share * budget_flops / share.sum()
+        n = np.sqrt(flops / (6 * ratio))
+        d = n * ratio
+        designs[name] = RunSet(n, d, d if unique is None else np.minimum(d, unique))
+    return designs

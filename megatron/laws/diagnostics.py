@@ -1,0 +1,138 @@
+"""Diagnostics of a fitted law: which constants the runs identify, and warnings about design and fit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron.laws.forms import FORM, chinchilla
+
+EDGES = (0.02, 2.5)  # range of plausible exponents; one outside has diverged
+NOTHING = 1e-6  # of the loss: a term below this share has no effect
+EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
+COEFFICIENTS = ("A", "B", "a", "b", "c", "K", "Nc", "Dc")
+WIDE = {
+    "coefficient": 1e3,
+    "decay": 10.0,
+}  # ratio of the ends of an interval above which a constant is not identified
+WIDE_EXPONENT = 0.5  # the same for an exponent: half-width of the interval over the value
+WIDE_FLOOR = 0.15  # the same for E: half-width of the interval over the lowest loss
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Constants that the runs do not identify (constant -> reason), and warnings about design and fit.
+
+    `identified` is None without bootstrap replicates if no other check fails.
+    """
+
+    not_identified: dict[str, str]
+    warnings: list[str]
+    identified: bool | None
+
+
+def diagnose(
+    form: str,
+    N: np.ndarray,
+    D: np.ndarray,
+    U: np.ndarray | None,
+    params: Mapping[str, float],
+    replicates: Mapping[str, Sequence[float]],
+    fixed: Mapping[str, float],
+    lowest_loss: float,
+    n_free: int | None = None,
+) -> Diagnosis:
+    """Diagnose a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not checked.
+
+    `n_free` is the number of fitted constants, by default all that are not in `fixed`.
+    """
+    reasons, warnings = _check_design(form, N, D, U, len(params) - len(fixed) if n_free is None else n_free)
+    if "A" in params:
+        vanished, more = _find_vanished_terms(N, D, params)
+        warnings += more
+        # the right operand of | wins: a reason from the design replaces one from the constants
+        reasons = vanished | reasons
+    for name in EXPONENTS:
+        if name in params and not _is_within_edges(params[name]):
+            reasons[name] = (
+                f"{name} = {params[name]:.3g} is at the edge of the search range: the form may not fit."
+            )
+    reasons = _check_replicates(params, replicates, lowest_loss) | reasons
+    reasons = {name: reason for name, reason in reasons.items() if name not in fixed}
+    identified = False if reasons else (True if replicates else None)
+    return Diagnosis(reasons, warnings + list(dict.fromkeys(reasons.values())), identified)
+
+
+def _check_design(
+    form: str, N: np.ndarray, D: np.ndarray, U: np.ndarray | None, n_free: int
+) -> tuple[dict[str, str], list[str]]:
+    reasons, warnings = {}, []
+    names = FORM[form].constants
+    size_constants = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in names]
+    token_constants = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in names]
+    if len(N) < 3 * n_free:
+        warnings.append(f"{len(N)} runs for {n_free} constants: too few for reliable intervals.")
+    if np.ptp(np.log(D / N)) < 0.1:
+        reason = "All runs have the same D/N: on a single ray the effects of N and D cannot be separated."
+        reasons |= dict.fromkeys((*size_constants, *token_constants), reason)
+    for axis, values, constants in (("N", N, size_constants), ("D", D, token_constants)):
+        if len(np.unique(values)) < 3:
+            reason = f"{len(np.unique(values))} values of {axis}: its exponent needs three or more."
+            reasons |= dict.fromkeys(constants, reason)
+    if U is not None and FORM[form].needs_unique and (D <= U * 1.001).all():
+        reason = "No run repeats any text: what repetition costs is not identified."
+        reasons |= dict.fromkeys(
+            [name for name in ("R_D", "R_N", "K", "g", "h", "c", "gamma", "delta") if name in names], reason
+        )
+    return reasons, warnings
+
+
+def _is_within_edges(exponent: float) -> bool:
+    return EDGES[0] < exponent < EDGES[1]
+
+
+def _find_vanished_terms(
+    N: np.ndarray, D: np.ndarray, params: Mapping[str, float]
+) -> tuple[dict[str, str], list[str]]:
+    reasons, warnings = {}, []
+    loss = chinchilla(params, N, D)
+    for name, exponent, x, letter in (("A", "alpha", N, "N"), ("B", "beta", D, "D")):
+        if (params[name] * x ** -params[exponent] < NOTHING * loss).all():
+            reason = (
+                f"{name} is 0 or nearly 0: in these runs the loss does not fall with {letter}, and "
+                f"{exponent} is undetermined."
+            )
+            reasons |= {name: reason, exponent: reason}
+    if params["E"] < NOTHING * loss.min():
+        warnings.append(
+            "E = 0: these runs show no floor of the loss, so extrapolation beyond them is unreliable."
+        )
+    return reasons, warnings
+
+
+def _check_replicates(
+    params: Mapping[str, float], replicates: Mapping[str, Sequence[float]], lowest_loss: float
+) -> dict[str, str]:
+    reasons = {}
+    for name, values in replicates.items():
+        # a constant that is fixed has the same value in all replicates
+        if not len(values) or np.ptp(values) == 0:
+            continue
+        low, high = np.quantile(values, [0.025, 0.975])
+        span = f"ranges from {low:.2g} to {high:.2g} in the bootstrap: it is not identified."
+        if name in COEFFICIENTS and low <= 0 < high:
+            reasons[name] = f"{name} may be 0 in the bootstrap: it is not identified."
+        elif name in COEFFICIENTS and low > 0 and high / low > WIDE["coefficient"]:
+            reasons[name] = (
+                f"{name} ranges over a factor of {high / low:.0e} in the bootstrap: it is not identified."
+            )
+        elif name in ("R_D", "R_N") and high / low > WIDE["decay"]:
+            reasons[name] = f"{name}* {span}"
+        elif name in EXPONENTS and (
+            not (_is_within_edges(low) and _is_within_edges(high))
+            or high - low > 2 * WIDE_EXPONENT * params[name]
+        ):
+            reasons[name] = f"{name} {span}"
+        elif name == "E" and high - low > 2 * WIDE_FLOOR * lowest_loss:
+            reasons[name] = f"E {span}"
+    return reasons

@@ -1,0 +1,258 @@
+"""Curves from loss to downstream error or accuracy of a task, and the chain N, D -> loss -> score.
+
+error     eps - k exp(-gamma L)                        Gadre et al., arXiv 2403.08540, eq. 5
+accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top <= 1; the floor is
+          chance where that is known
+
+At a fixed gamma, or (s, L0), both are linear in the other constants, so least squares are minimised over a
+grid of these and then by a local search. A measured score scatters around its curve by the residuals of the
+fit, and at least by the binomial error of the number of questions of the task.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import least_squares
+
+from megatron.laws.law import Law, expanded_level
+
+CONSTANTS = {"error": ("eps", "k", "gamma"), "accuracy": ("floor", "top", "s", "L0")}
+CHANCE = {  # accuracy of random guessing, by the number of choices; 0: the answer is generated
+    "arc_challenge": 0.25, "arc_easy": 0.25, "boolq": 0.5, "copa": 0.5, "hellaswag": 0.25, "lambada": 0.0,
+    "lambada_openai": 0.0, "mmlu": 0.25, "openbookqa": 0.25, "piqa": 0.5, "sciq": 0.25, "winogrande": 0.5,
+}  # fmt: skip
+N_DRAWS = 20  # draws of noise per pair of replicates
+
+
+@dataclass(frozen=True)
+class DownstreamCurve:
+    """A fitted curve from loss to a score. `replicates` are the constants of each bootstrap replicate.
+
+    spread       unbiased standard deviation of measured scores around the curve
+    dof          degrees of freedom of `spread`
+    chance       fixed floor; None: the floor is fitted
+    n_questions  number of questions of the task, for the binomial error; None: unknown
+    """
+
+    kind: str
+    params: dict[str, float]
+    n_runs: int
+    replicates: dict[str, np.ndarray] = field(default_factory=dict)
+    spread: float = 0.0
+    dof: int = 1
+    chance: float | None = None
+    n_questions: int | None = None
+
+    def score(self, L: ArrayLike) -> np.ndarray:
+        """Return the score at a loss of L nats per token; broadcasts."""
+        return evaluate_score(self.kind, self.params, L)
+
+    def score_sd(self, value: ArrayLike) -> np.ndarray:
+        """Return the standard deviation of a measured score whose expectation is `value`; broadcasts."""
+        value = np.clip(np.asarray(value, dtype=float), 0.0, 1.0)
+        # the larger of the two: the spread of the fit contains the binomial error of its own scores
+        binomial = value * (1 - value) / self.n_questions if self.n_questions else np.zeros_like(value)
+        return np.sqrt(np.maximum(self.spread**2, binomial))
+
+
+def chance_of_task(task: str) -> float | None:
+    """Return the chance accuracy of a task by its name before any "-" (hellaswag-first200).
+
+    Returns None if it is unknown.
+    """
+    return CHANCE.get(task.partition("-")[0])
+
+
+def evaluate_score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.ndarray:
+    """Evaluate the formula of `kind`; broadcasts."""
+    L = np.asarray(L, dtype=float)
+    if kind == "error":
+        return params["eps"] - params["k"] * np.exp(-params["gamma"] * L)
+    return params["floor"] + (params["top"] - params["floor"]) / (
+        1 + np.exp(params["s"] * (L - params["L0"]))
+    )
+
+
+def fit_downstream(
+    L: ArrayLike,
+    scores: ArrayLike,
+    kind: str = "error",
+    n_bootstrap: int = 200,
+    seed: int = 0,
+    chance: float | None = None,
+    n_questions: int | None = None,
+) -> DownstreamCurve:
+    """Fit `scores` [n] of one task on losses L [n] by least squares; an accuracy is a share, 0 to 1.
+
+    `chance` fixes the floor of an accuracy. `n_questions` gives each score a binomial error.
+
+    Raises ValueError for an unknown kind, values that are not finite or no shares, a chance outside 0 to 1 or
+    for kind "error", or too few different losses.
+    """
+    if kind not in CONSTANTS:
+        raise ValueError(f"kind: got '{kind}', expected one of {', '.join(CONSTANTS)}")
+    L, scores = _validate_scores(L, scores, kind)
+    if chance is not None and (kind != "accuracy" or not 0 <= chance < 1):
+        raise ValueError(f"chance: got {chance} for an {kind}, expected 0 to 1 for an accuracy")
+    if n_questions is not None and n_questions < 1:
+        raise ValueError(f"n_questions: got {n_questions}, expected 1 or more")
+    names = CONSTANTS[kind]
+    n_free = len(names) - (chance is not None)
+    if len(np.unique(L)) <= n_free:
+        raise ValueError(
+            f"downstream: got {len(np.unique(L))} different losses for {n_free} constants, expected more"
+        )
+    best = _fit_constants(L, scores, kind, chance)
+    rng = np.random.default_rng(seed)
+    fits = []
+    for rows in rng.integers(0, len(L), (n_bootstrap, len(L))):
+        if len(np.unique(L[rows])) > n_free:
+            fits.append(_fit_constants(L[rows], scores[rows], kind, chance))
+    replicates = (
+        {name: np.array([constants[i] for constants in fits]) for i, name in enumerate(names)} if fits else {}
+    )
+    params = dict(zip(names, map(float, best), strict=True))
+    dof = len(L) - n_free
+    spread = float(np.sqrt(((evaluate_score(kind, params, L) - scores) ** 2).sum() / dof))
+    return DownstreamCurve(kind, params, len(L), replicates, spread, dof, chance, n_questions)
+
+
+def _validate_scores(L: ArrayLike, scores: ArrayLike, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    L, scores = (np.asarray(v, dtype=float).ravel() for v in (L, scores))
+    if len(L) != len(scores) or not (np.isfinite(L).all() and np.isfinite(scores).all()):
+        raise ValueError(
+            f"downstream: got {len(L)} losses and {len(scores)} scores, expected equally many finite numbers"
+        )
+    wrong = scores[(scores < 0) | (scores > 1)] if kind == "accuracy" else scores[:0]
+    if len(wrong):
+        raise ValueError(f"accuracy: got {wrong[0]:g}, expected shares of right answers from 0 to 1")
+    return L, scores
+
+
+def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None = None) -> np.ndarray:
+    """Return the least-squares constants in the order of CONSTANTS.
+
+    Variable projection: `bent` are the nonlinear constants, (gamma,) or (s, L0), and `linear` solves for the
+    others at each. The exponential has its origin at the lowest loss, so that it is of order 1.
+    """
+    if kind == "error":
+        grid = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
+    else:
+        middles = np.linspace(L.min(), L.max(), 15)
+        # steepness s relative to the range of losses
+        grid = [(s, middle) for s in np.geomspace(0.2, 30, 15) / max(np.ptp(L), 1e-9) for middle in middles]
+
+    def shape(bent: np.ndarray) -> np.ndarray:
+        if kind == "error":
+            return -np.exp(-bent[0] * (L - L.min()))
+        # exp(709) is the largest in float64
+        return 1 / (1 + np.exp(np.clip(bent[0] * (L - bent[1]), -500, 500)))
+
+    def linear(bent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        form = shape(bent)
+        if kind == "accuracy":
+            floor, gain = _fit_bounded_line(form, y, chance)
+            return np.array([floor, gain]), floor + gain * form - y
+        basis = np.column_stack([np.ones_like(L), form])
+        coefficients, *_ = np.linalg.lstsq(basis, y, rcond=None)
+        return coefficients, basis @ coefficients - y
+
+    # the residuals of the projected problem depend on `bent` only: best grid point, then a local search
+    start = min(grid, key=lambda bent: float((linear(np.array(bent))[1] ** 2).sum()))
+    # a list times a bool: [gamma >= 1e-4] for an error, [s >= 1e-6, L0 free] for an accuracy
+    low = [1e-4] * (kind == "error") + [1e-6, -np.inf] * (kind != "error")
+    polished = least_squares(
+        lambda bent: linear(bent)[1],
+        np.array(start),
+        bounds=(low, np.inf),
+        xtol=1e-15,
+        ftol=1e-15,
+        gtol=1e-15,
+    )
+    bent = polished.x
+    (level, size), _ = linear(bent)
+    if kind == "error":
+        # shape has its origin at the lowest loss: k exp(-gamma L) = size exp(-gamma (L - L_min))
+        return np.array([level, size * np.exp(bent[0] * L.min()), bent[0]])
+    return np.array([level, level + size, *bent])
+
+
+def _fit_bounded_line(form: np.ndarray, y: np.ndarray, chance: float | None) -> tuple[float, float]:
+    """Fit floor + gain * form [n] to y by least squares with 0 <= floor, 0 <= gain, floor + gain <= 1.
+
+    Returns (floor, gain). The feasible set is a triangle: the optimum is inside, or on one of its three
+    edges, where it is a fit in one variable. With `chance` the floor is fixed.
+    """
+
+    def slope(x: np.ndarray, of: np.ndarray, most: float) -> float:
+        square = float(x @ x)
+        return min(max(float(x @ of) / square, 0.0), most) if square > 0 else 0.0
+
+    if chance is not None:
+        return chance, slope(form, y - chance, 1 - chance)
+    # the free line; it is the optimum if it is inside the triangle
+    off = form - form.mean()
+    square = float(off @ off)
+    if square > 0:
+        gain = float(off @ y) / square
+        floor = float(y.mean() - gain * form.mean())
+        if floor >= 0 and gain >= 0 and floor + gain <= 1:
+            return floor, gain
+    # Edges: floor = 0; gain = 0, where the best floor is the mean; floor + gain = 1, where 1 - score is gain
+    # (1 - form). Clipping `slope` to [0, most] includes the corners.
+    at_top = slope(1 - form, 1 - y, 1.0)
+    edges = [(0.0, slope(form, y, 1.0)), (float(y.mean()), 0.0), (1 - at_top, at_top)]
+    return min(edges, key=lambda edge: float(((edge[0] + edge[1] * form - y) ** 2).sum()))
+
+
+def predict_score(
+    law: Law,
+    downstream: DownstreamCurve,
+    N: ArrayLike,
+    D: ArrayLike,
+    U: ArrayLike = np.inf,
+    level: float = 0.95,
+    kind: str = "predictive",
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predict (score, low, high) for N parameters after D tokens, through the loss; NaN without replicates.
+
+    kind  "predictive": interval for the measured score of one new run, from the replicates of both fits
+          (paired by index), the scatter of a run's loss around the law, and that of a score around its curve.
+          "confidence": interval for the value of the two curves, from the replicates alone.
+    Intervals of an accuracy are clipped to 0 and 1. Raises ValueError for another kind.
+    """
+    if kind not in ("predictive", "confidence"):
+        raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
+    value = downstream.score(law.loss(N, D, U))
+    if not law.replicates or not downstream.replicates:
+        return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
+    n = min(len(next(iter(law.replicates.values()))), len(next(iter(downstream.replicates.values()))))
+    N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
+    extra = tuple(range(1, N.ndim + 1))
+    # [n, ...]; the two bootstraps are independent, so any pairing of their replicates is a joint draw
+    losses = law.losses(N, D, U)[:n]
+    params = {name: values[:n] for name, values in downstream.replicates.items()}
+    if kind == "predictive":
+        rng = np.random.default_rng(0)
+        # N_DRAWS draws of noise for each pair of replicates; a fixed seed makes predictions reproducible
+        losses = np.repeat(losses, N_DRAWS, axis=0)
+        params = {name: np.repeat(values, N_DRAWS) for name, values in params.items()}
+        dof = law.noise["dof"] if law.noise else np.inf
+        losses = losses * np.exp(law.spread * _draw_t(rng, dof, losses.shape))
+    params = {name: np.expand_dims(values, extra) for name, values in params.items()}
+    scores = evaluate_score(downstream.kind, params, losses)
+    if kind == "predictive":
+        scores = scores + downstream.score_sd(scores) * _draw_t(rng, downstream.dof, scores.shape)
+    if downstream.kind == "accuracy":
+        scores = np.clip(scores, 0.0, 1.0)
+    wide = expanded_level(level, min(downstream.n_runs, law.n_units or downstream.n_runs))
+    low, high = np.quantile(scores, [(1 - wide) / 2, (1 + wide) / 2], axis=0)
+    return value, low, high
+
+
+def _draw_t(rng: np.random.Generator, dof: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw from Student's t, as standard deviations are estimated; from the normal for infinite `dof`."""
+    return rng.standard_t(dof, shape) if np.isfinite(dof) else rng.standard_normal(shape)

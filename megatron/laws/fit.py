@@ -1,0 +1,400 @@
+"""Fit a scaling law to runs, with bootstrap intervals.
+
+Bootstrap replicates are random weightings of the same runs, and all of them are refitted at once. Integer
+weights from drawing with replacement omit a third of the runs. With few runs that loses more information than
+sampling does: at 15 runs the constants of such replicates scatter 1.6 times as far as those of new sets of
+runs. So the weights are fractional and none is 0 (Dirichlet: Rubin, Annals of Statistics 1981; Xu et al.,
+American Statistician 2020).
+
+Chinchilla's form has a fast fit (varpro.py). Other forms, and Chinchilla's with fixed or tied constants,
+priors, or residuals in nats, are fitted by fit_form.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from megatron.laws.diagnostics import diagnose
+from megatron.laws.fitting.fit_form import bootstrap_theta, build_search_box, fit_theta
+from megatron.laws.fitting.fit_problem import Problem
+from megatron.laws.fitting.huber import CentredRuns
+from megatron.laws.fitting.lack_of_fit import LackOfFit, check_lack_of_fit
+from megatron.laws.fitting.newton import Minima
+from megatron.laws.fitting.noise import Noise, estimate_noise, orthonormal_basis
+from megatron.laws.fitting.priors import Prior, prior_scale
+from megatron.laws.fitting.surface import RunPoints, constants_from_theta, theta_from_constants
+from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
+from megatron.laws.forms import FORM
+from megatron.laws.law import Law, expanded_level, optimum_exponents_from
+
+LEVEL = 0.95
+TIED = ("alpha", "beta", "alpha_N", "alpha_D", "gamma", "delta")  # exponents that may be fitted as one
+
+
+@dataclass(frozen=True)
+class _FitResult:
+    """Constants, objective, constants of the replicates, and warnings about convergence."""
+
+    params: dict[str, float]
+    objective: float
+    replicates: dict[str, np.ndarray]
+    warnings: list[str]
+
+
+def fit_law(
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    *,
+    U: ArrayLike | None = None,
+    form: str = "chinchilla",
+    huber_delta: float = 1e-3,
+    n_bootstrap: int = 1000,
+    seed: int = 0,
+    weights: np.ndarray | None = None,
+    groups: ArrayLike | None = None,
+    run_weights: ArrayLike | None = None,
+    loss_se: ArrayLike | None = None,
+    residual: str = "log",
+    fixed: Mapping[str, float] | None = None,
+    tied: Mapping[str, str] | None = None,
+    priors: Sequence[Prior] = (),
+) -> Law:
+    """Fit `form` to n runs: N parameters, D tokens, L nats per token, U unique tokens, each [n].
+
+    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3). Intervals are
+    percentiles over `n_bootstrap` random weightings of runs, expanded for the number of runs.
+
+    huber_delta   width of the Huber loss; a very large one gives least squares
+    weights       [replicates, n] weightings to use instead of random ones, such as counts of how often each
+                  run was drawn; their percentiles are not expanded
+    groups        [n] labels of rows that share a model, a trunk or a seed: such rows have one bootstrap
+                  weight, and their noise has a common part
+    run_weights   [n] factors of each run's term; `spread` is then that of a run of weight 1
+    loss_se       [n] standard errors of L by the held-out text that all runs share (NaN: unknown), for
+                  predictions on another text
+    residual      "log", or "nats" for residuals L - Lhat
+    fixed         constants that are not fitted, with their values
+    tied          exponents that have the value of another, {"alpha": "beta"}
+    priors        weighted against the runs by the noise that a fit without them estimates; each replicate
+                  draws new means of the priors
+
+    Raises ValueError for an unknown form or setting, a form that needs U without it, values that are not
+    positive numbers, or too few distinct runs.
+    """
+    _check_settings(form, residual, U, huber_delta, n_bootstrap, seed)
+    fixed, tied = dict(fixed or {}), dict(tied or {})
+    _check_ties(form, tied, fixed)
+    _check_priors(form, priors, fixed)
+    n_free = len(FORM[form].constants) - len(fixed) - len(tied)
+    N, D, L, *rest = _validate_columns(n_free, N, D, L, *([] if U is None else [U]))
+    unique = rest[0] if rest else None
+    group_indices = None if groups is None else _validate_groups(groups, len(N), n_free)
+    is_sampled = weights is None
+    weights = (
+        _draw_weights(len(N), n_bootstrap, seed, group_indices)
+        if is_sampled
+        else _validate_weights(weights, len(N))
+    )
+    unit_weights = np.ones(len(N)) if run_weights is None else _validate_weights([run_weights], len(N))[0]
+    weights = weights * unit_weights  # bootstrap weights multiply the weights of the fit
+    points, ties = RunPoints.from_columns(N, D, L, unique), tuple(sorted(tied.items()))
+    problem = Problem(form, points, huber_delta, residual == "nats", ties)
+    if priors:
+        problem = _scale_priors(problem, tuple(priors), fixed, group_indices, unit_weights)
+        # parametric bootstrap of the priors: each replicate has their means shifted by a standard normal draw
+        prior_shifts = np.random.default_rng([seed, 1]).standard_normal((len(weights), len(priors)))
+        result = _fit_any_form(
+            problem, np.append(unit_weights, np.zeros(len(priors))), np.hstack([weights, prior_shifts]), fixed
+        )
+    elif form == "chinchilla" and residual == "log" and not fixed and not tied:
+        result = _fit_chinchilla(CentredRuns.from_columns(N, D, L), unit_weights, weights, huber_delta)
+    else:
+        result = _fit_any_form(problem, unit_weights, weights, fixed)
+    a, b = optimum_exponents_from(result.params)
+    # scatter is of log L, also for a fit in nats, and around the runs alone, without priors
+    problem = Problem(form, points, huber_delta, ties=ties)
+    noise, lack_of_fit = _estimate_scatter(problem, result.params, fixed, group_indices, unit_weights)
+    diagnosis = diagnose(form, N, D, unique, result.params, result.replicates, fixed, float(L.min()), n_free)
+    return Law(
+        form=form,
+        params=result.params,
+        objective=result.objective,
+        huber_delta=huber_delta,
+        n_runs=len(N),
+        ranges=_compute_ranges(N, D, L, unique),
+        interval=_compute_interval(
+            result.replicates, seed if is_sampled else None, noise.n_groups, len(N) if is_sampled else None
+        ),
+        standard_error={name: float(v.std(ddof=1)) for name, v in result.replicates.items() if len(v) > 1},
+        derived={"a_exponent": float(a), "b_exponent": float(b)},
+        replicates={name: v.tolist() for name, v in result.replicates.items()},
+        warnings=result.warnings + diagnosis.warnings,
+        residual=residual,
+        fixed=sorted(fixed),
+        tied=tied,
+        priors=[asdict(prior) for prior in priors],
+        spread=noise.sigma,
+        text_error=_summarize_text_error(L, loss_se),
+        noise=noise.as_dict(),
+        lack_of_fit=lack_of_fit.as_dict() if lack_of_fit else {},
+        identified=diagnosis.identified,
+        not_identified=diagnosis.not_identified,
+    )
+
+
+def _scale_priors(
+    problem: Problem,
+    priors: tuple[Prior, ...],
+    fixed: dict[str, float],
+    group_indices: np.ndarray | None,
+    run_weights: np.ndarray,
+) -> Problem:
+    """Return the problem with priors, whose scale is the noise around a fit without them."""
+    without_priors = _fit_any_form(problem, run_weights, np.empty((0, len(run_weights))), fixed)
+    noise, _ = _estimate_scatter(
+        replace(problem, in_nats=False), without_priors.params, fixed, group_indices, run_weights
+    )
+    sigma = noise.sigma
+    if problem.in_nats:  # log L has sigma, L about sigma times its geometric mean
+        sigma *= float(np.exp(problem.points.log_loss.mean()))
+    scale = prior_scale(sigma, problem.delta)
+    if noise.n_groups and noise.sigma > 0:  # rows that share noise determine the constants less well
+        rows = len(run_weights) / noise.n_groups
+        scale *= (rows * noise.between**2 + noise.within**2) / (noise.between**2 + noise.within**2)
+    return replace(problem, priors=priors, prior_scale=scale)
+
+
+def _check_ties(form: str, tied: Mapping[str, str], fixed: Mapping[str, float]) -> None:
+    exponents = [name for name in TIED if name in FORM[form].constants]
+    for follower, leader in tied.items():
+        for name in (follower, leader):
+            if name not in exponents:
+                raise ValueError(
+                    f"tied: got {follower}={leader}, expected two exponents of {form} "
+                    f"({', '.join(exponents) or 'it has none to tie'})"
+                )
+        if follower == leader or leader in tied or follower in fixed:
+            raise ValueError(
+                f"tied: got {follower}={leader}, where {follower if follower in fixed else leader} is "
+                "already tied or fixed. Tie each exponent once, to a free or fixed one."
+            )
+
+
+def _check_priors(form: str, priors: Sequence[Prior], fixed: Mapping[str, float]) -> None:
+    names = [prior.name for prior in priors]
+    for name in names:
+        if name not in FORM[form].constants:
+            raise ValueError(
+                f"prior: got '{name}', which is not a constant of {form}, expected one of "
+                f"{', '.join(FORM[form].constants)}"
+            )
+        if name in fixed or names.count(name) > 1:
+            raise ValueError(
+                f"prior of {name}: got it twice or fixed too, expected one value or prior per constant"
+            )
+
+
+def _estimate_scatter(
+    problem: Problem,
+    params: dict[str, float],
+    fixed: Mapping[str, float],
+    group_indices: np.ndarray | None,
+    run_weights: np.ndarray,
+) -> tuple[Noise, LackOfFit | None]:
+    """Return the scatter of single runs around the fit in log L, and the lack-of-fit test by repeated runs.
+
+    Residuals are scaled to a run of weight 1 by the root of the weight; runs of weight 0 are omitted. The
+    test is None without repeated runs, or with different weights.
+    """
+    points = problem.points
+    theta = theta_from_constants(problem.form, params, points)
+    log_loss, slopes = problem.evaluate_log_loss(theta[None])
+    box = build_search_box(problem, fixed)
+    is_used = run_weights > 0
+    root_weights = np.sqrt(run_weights[is_used])
+    residual = root_weights * (points.log_loss - log_loss[0])[is_used]
+    slopes = root_weights[:, None] * slopes[0][is_used][:, box.low < box.high]  # [used, free]
+    group_indices = None if group_indices is None else group_indices[is_used]
+    basis = orthonormal_basis(slopes)
+    remainder = residual - basis @ (basis.T @ residual)
+    noise = estimate_noise(residual, slopes, group_indices, (points.x + points.y)[is_used])
+    # repeats with different weights have different variances: there is no pure error
+    if (root_weights != root_weights[0]).any():
+        return noise, None
+    cells = np.column_stack([points.x, points.y, points.u])[is_used]
+    return noise, check_lack_of_fit(remainder, cells, basis.shape[1])
+
+
+def _fit_chinchilla(
+    runs: CentredRuns, unit_weights: np.ndarray, weights: np.ndarray, delta: float
+) -> _FitResult:
+    best = fit_chinchilla(runs, unit_weights[None], delta)
+    boot = bootstrap_chinchilla(runs, best.phi[0], weights, delta) if len(weights) else None
+    params = {name: float(value) for name, value in runs.to_constants(best.phi[0]).items()}
+    replicates = runs.to_constants(boot.phi) if boot else {}
+    return _FitResult(params, float(best.objective[0]), replicates, _warn_unconverged(best, boot))
+
+
+def _fit_any_form(
+    problem: Problem, unit_weights: np.ndarray, weights: np.ndarray, fixed: dict[str, float]
+) -> _FitResult:
+    best = fit_theta(problem, unit_weights, fixed)
+    boot = bootstrap_theta(problem, best.phi, weights, fixed) if len(weights) else None
+    params = constants_from_theta(problem.form, best.phi[:1], problem.points)
+    params = {name: float(value[0]) for name, value in params.items()} | fixed
+    replicates = constants_from_theta(problem.form, boot.phi, problem.points) if boot else {}
+    objective = float(best.objective[0])
+    if problem.priors:  # report the sum over runs, without the terms of the priors
+        runs = replace(problem, priors=())
+        objective = float(runs.objective(best.phi[:1], unit_weights[None, : len(problem.points.x)])[0])
+    return _FitResult(params, objective, replicates, _warn_unconverged(best, boot))
+
+
+def _warn_unconverged(best: Minima, boot: Minima | None) -> list[str]:
+    warnings = []
+    if not best.converged[0]:
+        warnings.append("The fit did not converge: the runs hardly determine these constants.")
+    n_unconverged = 0 if boot is None else int((~boot.converged).sum())
+    if boot is not None and n_unconverged:
+        # these replicates determine the constants least: without them intervals would be too narrow
+        warnings.append(
+            f"{n_unconverged} of {len(boot.converged)} replicates did not converge; the intervals include "
+            "them."
+        )
+    return warnings
+
+
+def _check_settings(
+    form: str, residual: str, U: ArrayLike | None, huber_delta: float, n_bootstrap: int, seed: int
+) -> None:
+    if form not in FORM:
+        raise ValueError(f"form: got '{form}', expected one of {', '.join(FORM)}")
+    if residual not in ("log", "nats"):
+        raise ValueError(f"residual: got '{residual}', expected one of log, nats")
+    if FORM[form].needs_unique and U is None:
+        raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
+    if not 0 < huber_delta < np.inf:  # false for NaN too
+        raise ValueError(
+            f"huber_delta: got {huber_delta}, expected a positive number. 1e3 is in effect least squares."
+        )
+    for name, value in (("n_bootstrap", n_bootstrap), ("seed", seed)):
+        if value < 0:
+            raise ValueError(f"{name}: got {value}, expected 0 or more")
+
+
+def _summarize_text_error(L: np.ndarray, loss_se: ArrayLike | None) -> dict[str, float | int]:
+    """Return the medians of the standard errors of losses [n] on one text, in nats and of log L."""
+    if loss_se is None:
+        return {}
+    errors = np.asarray(loss_se, dtype=float).ravel()
+    if len(errors) != len(L):
+        raise ValueError(f"loss_se: got {len(errors)} values, expected one for each of {len(L)} runs")
+    has_error = ~np.isnan(errors)
+    if not has_error.any():
+        return {}
+    if not (np.isfinite(errors[has_error]) & (errors[has_error] >= 0)).all():
+        raise ValueError("loss_se: got a negative or infinite value, expected 0 or more, or NaN")
+    return {
+        "loss_se": float(np.median(errors[has_error])),
+        "relative": float(np.median(errors[has_error] / L[has_error])),
+        "n_runs": int(has_error.sum()),
+    }
+
+
+def _draw_weights(
+    n_runs: int, n_bootstrap: int, seed: int, group_indices: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw weights of the runs, float64 [n_bootstrap, n_runs], 1 on average, uniform on the simplex.
+
+    `group_indices` [n_runs] int: groups 0, 1, ..., whose rows have one weight (block bootstrap).
+    """
+    n_units = n_runs if group_indices is None else int(group_indices.max()) + 1
+    weights = n_units * np.random.default_rng(seed).dirichlet(np.ones(n_units), n_bootstrap)
+    return weights if group_indices is None else weights[:, group_indices]
+
+
+def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
+    """Return group indices 0, 1, ... [n_runs] of labels [n_runs]. Raises ValueError for too few groups."""
+    labels = np.asarray(groups).ravel()
+    if len(labels) != n_runs:
+        raise ValueError(f"groups: got {len(labels)} labels, expected one for each of {n_runs} runs")
+    names, group_indices = np.unique(labels, return_inverse=True)
+    if len(names) <= n_free:
+        raise ValueError(
+            f"groups: got {len(names)} groups, expected more than the {n_free} constants of the form. "
+            "Train more independent runs, or fix constants with --fix."
+        )
+    return group_indices
+
+
+def _validate_weights(weights: ArrayLike, n_runs: int) -> np.ndarray:
+    weights = np.asarray(weights, dtype=float)
+    if weights.ndim != 2 or weights.shape[1] != n_runs:
+        raise ValueError(
+            f"weights: got shape {weights.shape}, expected [replicates, {n_runs}], one column per run"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any(axis=1).all():
+        raise ValueError(
+            "weights: got a negative or infinite weight or a replicate of zeros, expected 0 or more, one "
+            "above 0"
+        )
+    return weights
+
+
+def _validate_columns(n_free: int, *columns: ArrayLike) -> list[np.ndarray]:
+    values = [np.asarray(column, dtype=float).ravel() for column in columns]
+    if len({len(v) for v in values}) != 1:
+        raise ValueError(
+            f"{'N, D and L' if len(values) == 3 else 'N, D, L and U'}: got "
+            f"{', '.join(str(len(v)) for v in values)} values, expected equally many"
+        )
+    for name, v in zip("NDLU", values, strict=False):
+        wrong = np.flatnonzero(~np.isfinite(v) | (v <= 0))
+        if len(wrong):
+            raise ValueError(f"{name}, run {wrong[0] + 1}: got {v[wrong[0]]}, expected a positive number")
+    design = np.stack([values[0], values[1], *values[3:]])
+    n_distinct = len(np.unique(design, axis=1).T)
+    if n_distinct <= n_free:
+        raise ValueError(
+            f"runs: got {n_distinct} distinct ({'N, D' if len(values) == 3 else 'N, D, U'}) for {n_free} "
+            f"constants, expected {n_free + 1} or more. Add sizes or budgets."
+        )
+    return values
+
+
+def _compute_ranges(
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None
+) -> dict[str, list[float]]:
+    """Return [minimum, maximum] of each column."""
+    columns = {"N": N, "D": D, "L": L} | ({} if U is None else {"U": U})
+    return {name: [float(values.min()), float(values.max())] for name, values in columns.items()}
+
+
+def _compute_interval(
+    replicates: dict[str, np.ndarray], seed: int | None, n_groups: int | None, n_runs: int | None
+) -> dict[str, object]:
+    """Return percentiles of replicates, expanded for the number of groups or runs (None: weights given)."""
+    if not replicates:
+        return {}
+    n_units = n_groups or n_runs  # None for given weights without groups: the level is not expanded
+    level = expanded_level(LEVEL, n_units)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    a, b = optimum_exponents_from(replicates)
+    return {
+        "level": LEVEL,
+        "method": "bootstrap by the weights given, percentiles"
+        if n_units is None
+        else f"bootstrap of weights over {n_units} {'groups of ' if n_groups else ''}runs, percentiles "
+        "expanded for their number",
+        "n_units": n_units,
+        "n_bootstrap": len(a),
+        "seed": seed,
+        "params": {name: np.quantile(v, tails).tolist() for name, v in replicates.items()},
+        "derived": {
+            "a_exponent": np.quantile(a, tails).tolist(),
+            "b_exponent": np.quantile(b, tails).tolist(),
+        },
+    }

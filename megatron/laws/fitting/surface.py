@@ -1,0 +1,278 @@
+"""log Lhat of every form and its exact first derivatives, for many sets of constants at once.
+
+A fit searches over theta: logs of what must be positive, with N and D centred at their geometric means N0 and
+D0. So the log of a term and its exponent are nearly independent.
+
+    a, b, e     logs of the terms of N and of D at the centre (A / N0^alpha, B / D0^beta), and of the floor E
+    r_D, r_N    logs of R_D* and R_N*
+    k, g, h     log of the over-repetition term at its own centre, and its exponents
+    l, c        `bounded`: logs of L0 - E, and of the third term of h at the centre; a and b are terms of h
+    s, t        `kaplan`: alpha_N log(Nc / N0) and alpha_D log(Dc / D0)
+
+R sets of constants, n runs, p coordinates of theta.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron.laws.forms import FORM
+
+EXPONENT, LOG_TERM, LOG_R = (0.01, 5.0), (-60.0, 60.0), (-9.2, 20.7)  # R* is in [1e-4, 1e9]
+MAX_LOG_REPEATS = 230.0  # clips N / N_U and D / U of a trial step far outside the plausible range, before exp
+# exp(-60) is about 1e-26 nats per token: a term at its lower bound has vanished.
+BOX = {
+    "a": LOG_TERM, "b": LOG_TERM, "e": LOG_TERM, "k": LOG_TERM, "s": LOG_TERM, "t": LOG_TERM,
+    "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT, "alpha_N": EXPONENT, "alpha_D": EXPONENT,
+    "r_D": LOG_R, "r_N": LOG_R, "g": (-5.0, 10.0), "h": (0.0, 10.0),
+    "l": (-9.0, 9.0), "c": LOG_TERM, "gamma": (-5.0, 5.0), "delta": (-5.0, 5.0),
+}  # fmt: skip
+# Order of the coordinates of theta. Starts rely on it (fit_form._complete_start): over_repetition is
+# chinchilla followed by k, g, h.
+THETA = {
+    "chinchilla": ("e", "a", "b", "alpha", "beta"),
+    "data_constrained": ("e", "a", "b", "alpha", "beta", "r_D", "r_N"),
+    "repeated_data": ("e", "a", "b", "alpha", "beta", "r_D"),
+    "excess_params": ("e", "a", "b", "alpha", "beta", "r_N"),
+    "over_repetition": ("e", "a", "b", "alpha", "beta", "k", "g", "h"),
+    "bounded": ("e", "l", "a", "b", "c", "alpha", "beta", "gamma", "delta"),
+    "kaplan": ("s", "t", "alpha_N", "alpha_D"),
+    "over_training": ("e", "a", "b", "eta"),
+}
+
+
+@dataclass(frozen=True)
+class RunPoints:
+    """Logs x, y, u of N, D, U and log L of n runs, float64 [n] with U at most D, and the centres of logs."""
+
+    x: np.ndarray
+    y: np.ndarray
+    u: np.ndarray
+    log_loss: np.ndarray
+    x0: float
+    y0: float
+    log_ratio0: float  # means of log(N/U) and log(D/U - 1) over the runs that repeat text
+    log_repeats0: float
+
+    @classmethod
+    def from_columns(
+        cls, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None
+    ) -> "RunPoints":
+        """Build from plain values [n]: N parameters, D tokens, L nats/token, U unique tokens (None: D)."""
+        x, y = np.log(N), np.log(D)
+        u = y if U is None else np.minimum(np.log(U), y)
+        # D / U - 1, exact also where D is just above U
+        repeats = np.expm1(y - u)
+        again = repeats > 0
+        wide, often = (x - u)[again], np.log(repeats[again])
+        centres = [float(v.mean()) if len(v) else 0.0 for v in (wide, often)]
+        return cls(x, y, u, np.log(L), float(x.mean()), float(y.mean()), *centres)
+
+
+def evaluate_log_loss(form: str, theta: np.ndarray, at: RunPoints) -> tuple[np.ndarray, np.ndarray]:
+    """Return (log Lhat [R, n], its derivatives [R, n, p]) at theta [R, p]."""
+    # [R, 1] each, so that a term of x [n] is [R, n]
+    value = {name: theta[:, i, None] for i, name in enumerate(THETA[form])}
+    log_loss, slopes = {"kaplan": _evaluate_kaplan, "bounded": _evaluate_bounded}.get(form, _sum_of_powers)(
+        value, at
+    )
+    derivatives = np.empty((*log_loss.shape, len(THETA[form])))
+    for i, name in enumerate(THETA[form]):
+        derivatives[:, :, i] = slopes[name]
+    return log_loss, derivatives
+
+
+def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return (log Lhat, {coordinate: derivative}) of the forms that are a sum of exponentials in theta.
+
+    Each term T = exp(linear in theta) has dT/d coordinate = T times the coefficient of the coordinate, and
+    d log Lhat = sum of dT / Lhat.
+    """
+    alpha = value.get("alpha", value.get("eta"))
+    beta = value.get("beta", value.get("eta"))
+    x, of_x = _effective_log_params(value, alpha, beta, at)
+    y, of_y = at.y - at.y0, {}
+    if "r_D" in value:
+        # U is data, so the derivative by log U is not needed
+        y, of_r, _ = _decay_logs(at.u, at.y, value["r_D"])
+        y, of_y = y - at.y0, {"r_D": of_r}
+    # x = log N' - log N0 and y = log D' - log D0: exp(a) and exp(b) are terms at the centre of the runs
+    n_term, d_term = np.exp(value["a"] - alpha * x), np.exp(value["b"] - beta * y)
+    floor = np.exp(value["e"])
+    total = floor + n_term + d_term
+    of_n, of_d = ("alpha", "beta") if "alpha" in value else ("eta", "eta")
+    # d exp(a - alpha x) / d alpha = -x exp(...); with one exponent eta both terms add to its slope
+    slopes = {"e": floor, "a": n_term, "b": d_term, of_n: -x * n_term}
+    slopes[of_d] = slopes.get(of_d, 0.0) - y * d_term
+    # chain rule through log N' and log D', which depend on R_N*, R_D* and, through N_U, on a, b, alpha, beta
+    for name, slope in of_x.items():
+        slopes[name] = slopes.get(name, 0.0) - alpha * slope * n_term
+    for name, slope in of_y.items():
+        slopes[name] = slopes.get(name, 0.0) - beta * slope * d_term
+    if "k" in value:
+        repeats = np.expm1(at.y - at.u)
+        is_repeated = repeats > 0
+        # log(D/U - 1) is -Inf for runs without repetition: log 1 replaces it, and their penalty is set to 0
+        log_ratio = at.x - at.u - at.log_ratio0
+        log_repeats = np.log(np.where(is_repeated, repeats, 1.0)) - at.log_repeats0
+        penalty = np.where(
+            is_repeated, np.exp(value["k"] + value["g"] * log_ratio + value["h"] * log_repeats), 0.0
+        )
+        total = total + penalty
+        slopes |= {"k": penalty, "g": log_ratio * penalty, "h": log_repeats * penalty}
+    return np.log(total), {name: slope / total for name, slope in slopes.items()}
+
+
+def _effective_log_params(
+    value: dict[str, np.ndarray], alpha: np.ndarray, beta: np.ndarray, at: RunPoints
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return (log N' centred [R, n], {coordinate: derivative}); N' = N unless the form has an R_N*."""
+    if "r_N" not in value:
+        return at.x - at.x0, {}
+    # N_U solves alpha A / N^alpha = beta B / U^beta, so
+    # alpha log N_U = log(alpha / beta) + log A - log B + beta log U.
+    a, b = value["a"] + alpha * at.x0, value["b"] + beta * at.y0  # logs of A and B
+    enough = (np.log(alpha / beta) + a - b + beta * at.u) / alpha  # log of forms.optimal_params_for(U)
+    x, of_r, of_enough = _decay_logs(np.minimum(enough, at.x), at.x, value["r_N"])
+    # where N is not above that optimum nothing decays, and N' does not depend on it
+    of_enough = np.where(enough < at.x, of_enough, 0.0) / alpha
+    # alpha times the derivatives of log N_U by the coordinates; the factor 1 / alpha is in of_enough
+    by = {
+        "a": 1.0,
+        "b": -1.0,
+        "alpha": 1 / alpha + at.x0 - enough,
+        "beta": at.u - 1 / beta - at.y0,
+    }
+    return x - at.x0, {"r_N": of_r} | {name: of_enough * slope for name, slope in by.items()}
+
+
+def _decay_logs(
+    unique: np.ndarray, total: np.ndarray, log_at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the log of forms.effective_count, and its derivatives by `log_at` and by `unique`.
+
+    `unique`, `total` and `log_at` are logs. With r = total / unique - 1 repeats and R = exp(log_at),
+    log(U + U R (1 - exp(-r / R))) = unique + log1p(R (1 - exp(-r / R))).
+    """
+    repeats = np.expm1(np.clip(total - unique, 0.0, MAX_LOG_REPEATS))
+    # As R grows, R (1 - exp(-r / R)) tends to r, so D' tends to D. At R = 1e9 and r = 1 a plain
+    # 1 - exp(-1e-9) has only 7 correct digits, so expm1 is used.
+    at = np.exp(log_at)
+    left = np.exp(-repeats / at)
+    grown = -at * np.expm1(-repeats / at)
+    # log1p(grown): d grown / d log R = grown - r exp(-r / R), and d r / d log U = -(1 + r)
+    of_at = (grown - repeats * left) / (1 + grown)
+    of_unique = 1 - left * (1 + repeats) / (1 + grown)
+    return unique + np.log1p(grown), of_at, of_unique
+
+
+def _evaluate_kaplan(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return (log Lhat, {coordinate: derivative}) of `kaplan`: a log-sum-exp of its two terms.
+
+    log L = alpha_D log(exp(of_n / alpha_D) + exp(of_d / alpha_D)), with
+    of_n = s - alpha_N x and of_d = t - alpha_D y.
+    """
+    x, y = at.x - at.x0, at.y - at.y0
+    alpha = value["alpha_D"]
+    of_n, of_d = value["s"] - value["alpha_N"] * x, value["t"] - alpha * y
+    both = np.logaddexp(of_n / alpha, of_d / alpha)
+    share = np.exp(of_n / alpha - both)  # softmax weight of the N term
+    # The product rule for alpha_D: both + alpha_D d both / d alpha_D, where of_d contains -alpha_D y.
+    slopes = {
+        "s": share,
+        "t": 1 - share,
+        "alpha_N": -x * share,
+        "alpha_D": both - (share * of_n + (1 - share) * of_d) / alpha - y * (1 - share),
+    }
+    return alpha * both, slopes
+
+
+def _evaluate_bounded(
+    value: dict[str, np.ndarray], at: RunPoints
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return (log Lhat, {coordinate: derivative}) of `bounded`: E + (L0 - E) (1 - 1 / (1 + h))."""
+    x, y, u = at.x - at.x0, at.y - at.y0, at.u - at.y0
+    # a trial step may overflow: its loss is then NaN, and the objective Inf rejects it
+    with np.errstate(over="ignore", invalid="ignore"):
+        of_n, of_d = np.exp(value["a"] - value["alpha"] * x), np.exp(value["b"] - value["beta"] * y)
+        of_u = np.exp(value["c"] + value["gamma"] * x - value["delta"] * u)
+        above = 1 + of_n + of_d + of_u
+        floor, span = np.exp(value["e"]), np.exp(value["l"])
+        # 1 - 1 / (1 + h), since h / (1 + h) is Inf / Inf where h overflows
+        total = floor + span * (1 - 1 / above)
+        steep = span / above**2  # d total / d h
+    slopes = {"e": floor, "l": total - floor, "a": steep * of_n, "b": steep * of_d, "c": steep * of_u}
+    slopes |= {"alpha": -x * slopes["a"], "beta": -y * slopes["b"]}
+    slopes |= {"gamma": x * slopes["c"], "delta": -u * slopes["c"]}
+    return np.log(total), {name: slope / total for name, slope in slopes.items()}
+
+
+def constants_from_theta(form: str, theta: np.ndarray, at: RunPoints) -> dict[str, np.ndarray]:
+    """Return the constants of the form in its own units, each [R], from theta [R, p]."""
+    value = dict(zip(THETA[form], theta.T, strict=True))
+    if form == "kaplan":
+        return {
+            "Nc": np.exp(value["s"] / value["alpha_N"] + at.x0),
+            "Dc": np.exp(value["t"] / value["alpha_D"] + at.y0),
+            "alpha_N": value["alpha_N"],
+            "alpha_D": value["alpha_D"],
+        }
+    alpha, beta = (value.get(name, value.get("eta")) for name in ("alpha", "beta"))
+    # a coefficient far from the runs may be beyond float64; it is then Inf, and diagnostics warn about it
+    with np.errstate(over="ignore"):
+        params = {
+            "E": np.exp(value["e"]),
+            "A": np.exp(value["a"] + alpha * at.x0),
+            "B": np.exp(value["b"] + beta * at.y0),
+            "alpha": alpha,
+            "beta": beta,
+        }
+        if form == "bounded":
+            # c N^gamma / U^delta is exp(c) at the centre (N0, D0); log U has the centre of log D
+            third = np.exp(value["c"] - value["gamma"] * at.x0 + value["delta"] * at.y0)
+            params |= {"a": params["A"], "b": params["B"], "c": third, "L0": params["E"] + np.exp(value["l"])}
+            params |= {name: value[name] for name in ("gamma", "delta")}
+            return {name: params[name] for name in FORM[form].constants}
+        # the term is b 6^(-eta/2) D^-eta, so b = B 6^(eta/2)
+        if "eta" in value:
+            return {"E": params["E"], "a": params["A"], "b": params["B"] * 6 ** (alpha / 2), "eta": alpha}
+        params |= {f"R_{axis}": np.exp(value[f"r_{axis}"]) for axis in "DN" if f"r_{axis}" in value}
+        if "k" in value:
+            centre = value["g"] * at.log_ratio0 + value["h"] * at.log_repeats0
+            params |= {"K": np.exp(value["k"] - centre), "g": value["g"], "h": value["h"]}
+    return {name: params[name] for name in FORM[form].constants}
+
+
+def theta_from_constants(form: str, params: dict[str, float], at: RunPoints) -> np.ndarray:
+    """Return theta [p] of constants in their own units, the inverse of `constants_from_theta`.
+
+    Coefficients of 0 become 1e-300, and theta is clipped to the bounds of the search.
+    """
+    # `in` a string of names with one letter each; log(1e-300) = -690 is then clipped to the bound of -60
+    p = {name: max(value, 1e-300) if name in "EABKabc" else value for name, value in params.items()}
+    if form == "kaplan":
+        s, t = p["alpha_N"] * (np.log(p["Nc"]) - at.x0), p["alpha_D"] * (np.log(p["Dc"]) - at.y0)
+        value = {"s": s, "t": t, "alpha_N": p["alpha_N"], "alpha_D": p["alpha_D"]}
+    else:
+        if form == "over_training":
+            a, b, alpha, beta = p["a"], p["b"] * 6 ** (-p["eta"] / 2), p["eta"], p["eta"]
+        else:
+            a, b, alpha, beta = p.get("A", p.get("a")), p.get("B", p.get("b")), p["alpha"], p["beta"]
+        value = {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
+        value |= {"alpha": alpha, "beta": beta, "eta": alpha}
+        value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}
+        if "K" in p:
+            centre = p["g"] * at.log_ratio0 + p["h"] * at.log_repeats0
+            value |= {"k": np.log(p["K"]) + centre, "g": p["g"], "h": p["h"]}
+        if form == "bounded":
+            centre = p["gamma"] * at.x0 - p["delta"] * at.y0
+            value |= {"c": np.log(p["c"]) + centre, "gamma": p["gamma"], "delta": p["delta"]}
+            value["l"] = np.log(max(p["L0"] - p["E"], 1e-300))
+    low, high = search_bounds(form)
+    return np.clip([value[name] for name in THETA[form]], low, high)
+
+
+def search_bounds(form: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds (low, high) [p] of the search."""
+    low, high = np.array([BOX[name] for name in THETA[form]]).T
+    return low, high

@@ -1,0 +1,190 @@
+"""Chinchilla's second approach: the minimum of a parabola of loss against log N at each compute.
+
+Hoffmann et al. (arXiv 2203.15556, section 3.2). A parabola is symmetric and a loss surface is not, so the
+minimum is biased, more so for a wider range of sizes (arXiv 2603.22339). Only sizes within WINDOW of the
+minimum are fitted. approaches.py estimates the remaining bias and compares with the parametric fit.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from megatron.laws.power_law import PowerLaw, fit_power
+
+SAME_COMPUTE = 0.1  # runs whose log C differ by less belong to one budget
+MIN_SIZES = 4
+WINDOW = 2.5  # in log N around the minimum; runs further away bias the parabola
+MAX_ROUNDS = 10  # rounds of moving the window with the minimum
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """Parabola of one budget: C FLOPs, N, D, L [n] of its runs, minimum of L = c0 + c1 x + c2 x^2, x = log N.
+
+    log_se   standard error of log N_best
+    at_edge  whether the minimum is outside the range of sizes
+    used     [n] bool: runs within WINDOW, to which the parabola was fitted
+    """
+
+    C: float
+    N: np.ndarray
+    D: np.ndarray
+    L: np.ndarray
+    coefficients: np.ndarray
+    N_best: float
+    D_best: float
+    L_best: float
+    log_se: float
+    at_edge: bool
+    used: np.ndarray
+
+
+@dataclass(frozen=True)
+class IsoFlop:
+    """Parabolas of all budgets, power laws N_best = k C^a (size), D_best = k C^b (tokens), and warnings."""
+
+    parabolas: list[Parabola]
+    size: PowerLaw | None
+    tokens: PowerLaw | None
+    warnings: list[str]
+
+
+def fit_isoflop(
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    C: ArrayLike,
+    loss_se: ArrayLike | None = None,
+    window: float = WINDOW,
+) -> IsoFlop:
+    """Fit a parabola to each budget of n runs, weighted by 1 / loss_se^2; C FLOPs by any one convention.
+
+    Runs further than `window` in log N from the minimum are not fitted, but at least MIN_SIZES sizes are.
+    Budgets with fewer than MIN_SIZES sizes, and those without a minimum, are omitted with a warning.
+
+    Raises ValueError where no budget remains.
+    """
+    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
+    weights = np.ones_like(L) if loss_se is None else 1 / np.asarray(loss_se, dtype=float) ** 2
+    warnings: list[str] = []
+    parabolas, n_few = [], 0
+    for rows in split_budgets(C):
+        name = f"At {np.exp(np.log(C[rows]).mean()):.2e} FLOPs"
+        if len(np.unique(N[rows])) < MIN_SIZES:
+            n_few += 1
+            continue
+        parabola = fit_window(N[rows], D[rows], L[rows], C[rows], weights[rows], window)
+        if parabola is None:
+            warnings.append(f"{name} the losses have no minimum in N: the budget is omitted.")
+            continue
+        if parabola.at_edge:
+            warnings.append(
+                f"{name} the minimum, N = {parabola.N_best:.3g}, is at the edge of the sizes or beyond: "
+                "add sizes on that side."
+            )
+        parabolas.append(parabola)
+    if n_few:
+        warnings.append(
+            f"{n_few} of {len(split_budgets(C))} budgets have fewer than {MIN_SIZES} sizes and are omitted."
+        )
+    if not parabolas:
+        raise ValueError(
+            f"isoFLOP: got no budget of {len(split_budgets(C))} with {MIN_SIZES} sizes and a minimum, "
+            "expected one. Train several sizes at equal FLOPs, or fit the parametric law."
+        )
+    inner = [parabola for parabola in parabolas if not parabola.at_edge]
+    size = tokens = None
+    if len(inner) > 1:
+        # A parabola may pass through few runs by chance and have an error near 0: the floor is half the
+        # median error.
+        errors = np.array([parabola.log_se for parabola in inner])
+        errors = np.maximum(errors, 0.5 * np.median(errors))
+        compute = [parabola.C for parabola in inner]
+        size = fit_power(compute, [parabola.N_best for parabola in inner], errors)
+        tokens = fit_power(compute, [parabola.D_best for parabola in inner], errors)
+    else:
+        warnings.append("Fewer than two budgets have their minimum inside the range of sizes: no power law.")
+    return IsoFlop(parabolas, size, tokens, warnings)
+
+
+def split_budgets(C: np.ndarray) -> list[np.ndarray]:
+    """Return indices of the runs of each budget, in increasing C.
+
+    Gaps in log C above SAME_COMPUTE separate them.
+    """
+    # C = [1e15, 3e15, 1.02e15]: order = [0, 2, 1], cuts = [2], budgets [0, 2] and [1]
+    order = np.argsort(C, kind="stable")
+    cuts = np.flatnonzero(np.diff(np.log(C[order])) > SAME_COMPUTE) + 1
+    return np.split(order, cuts)
+
+
+def fit_window(
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, window: float
+) -> Parabola | None:
+    """Fit a parabola to the runs within `window` in log N of its minimum; None where it has no minimum.
+
+    The window starts at the run of least loss and moves with the minimum until its runs do not change.
+    """
+    x = np.log(N)
+    centre, used, parabola = float(x[L.argmin()]), np.zeros(len(N), dtype=bool), None
+    # a window may alternate between two sets of runs; MAX_ROUNDS ends that
+    for _ in range(MAX_ROUNDS):
+        distance = np.abs(x - centre)
+        # n_sizes never decreases along the sorted distances, so a binary search finds the first one that
+        # suffices
+        near = np.unique(distance)
+        n_sizes = [len(np.unique(N[distance <= reach])) for reach in near]
+        # the smallest distance that includes MIN_SIZES different sizes
+        min_reach = near[np.searchsorted(n_sizes, MIN_SIZES)]
+        inside = distance <= max(window, min_reach)
+        if (inside == used).all():
+            break
+        used = inside
+        parabola = fit_parabola(N, D, L, C, weights, used)
+        if parabola is None:
+            return None
+        centre = float(np.clip(np.log(parabola.N_best), x.min(), x.max()))
+    return parabola
+
+
+def fit_parabola(
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, used: np.ndarray
+) -> Parabola | None:
+    """Fit a weighted least-squares parabola to the runs `used` [n] bool; None where it has no minimum."""
+    order = np.argsort(N, kind="stable")
+    runs = {"N": N[order], "D": D[order], "L": L[order], "used": used[order]}
+    N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
+    x = np.log(N)
+    middle = np.average(x, weights=weights)
+    # x is centred for conditioning; the coefficients are expanded to uncentred x at the end
+    basis = np.vander(x - middle, 3, increasing=True)
+    # rows times the root of their weight: plain least squares of these are the weighted ones
+    root = np.sqrt(weights)[:, None]
+    coefficients, *_ = np.linalg.lstsq(basis * root, L * root[:, 0], rcond=None)
+    _, slope, bend = coefficients
+    if bend <= 0:
+        return None
+    vertex = -slope / (2 * bend)
+    residual = L - basis @ coefficients
+    # residual variance of a run of weight 1: the weights need to be right only up to a factor
+    spread = (weights * residual**2).sum() / max(len(L) - 3, 1)
+    covariance = spread * np.linalg.inv((basis * weights[:, None]).T @ basis)
+    # delta method for the vertex -slope / (2 bend)
+    gradient = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)])  # d vertex / d coefficients
+    log_se = float(np.sqrt(gradient @ covariance @ gradient))
+    best, compute = float(np.exp(middle + vertex)), float(np.exp(np.log(C).mean()))
+    ratio = float(np.exp(np.log(C / (N * D)).mean()))  # FLOPs per parameter and token of these runs
+    first, last = x.min(), x.max()
+    return Parabola(
+        **runs,
+        C=compute,
+        coefficients=np.array(
+            [coefficients[0] - slope * middle + bend * middle**2, slope - 2 * bend * middle, bend]
+        ),
+        N_best=best,
+        D_best=compute / (ratio * best),
+        L_best=float(coefficients[0] - slope**2 / (4 * bend)),
+        log_se=log_se,
+        at_edge=not first < middle + vertex < last,
+    )

@@ -1,0 +1,62 @@
+"""Text of a fitted law for the terminal: formula, constants with intervals, noise, tests and warnings."""
+
+import numpy as np
+
+from megatron.laws.fitting.noise import Trend
+from megatron.laws.holdout import format_held_out
+from megatron.laws.law import Law
+
+
+def summarise_law(law: Law) -> str:
+    """Format the law in one line, then each constant with its interval, then the warnings."""
+    lines = [f"{law.formula()}  ({law.n_runs} runs)"]
+    if law.identified is False:
+        names = ", ".join(name for name in law.params if name in law.not_identified)
+        lines.append(
+            f"  NOT IDENTIFIED by these runs: {names or 'the design'}. Do not quote these constants."
+        )
+    intervals = {**law.interval.get("params", {}), **law.interval.get("derived", {})}
+    for name, value in {**law.params, **law.derived}.items():
+        low, high = intervals.get(name, (None, None))
+        mark = "  not identified" if name in law.not_identified else ""
+        interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
+        lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
+    lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
+    lines += [f"  prior: {prior['name']} = {prior['mean']:g} +- {prior['spread']:g}" for prior in law.priors]
+    if law.text_error and "E" in law.params and law.replicates:
+        # E is a floor of the loss on this text. All runs share the sampling error of the text, so their
+        # scatter does not contain it, and E on other text has a wider interval.
+        low, high = law.floor_interval(text="new")
+        lines.append(
+            f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats; E on a new text "
+            f"95 % [{low:.4g}, {high:.4g}]"
+        )
+    if law.noise:
+        lines.append(
+            f"  noise of one run: {100 * law.spread:.2g} % of the loss, "
+            f"{law.noise['dof']:.0f} degrees of freedom"
+        )
+        lines += _describe_trend(law)
+    if law.lack_of_fit:
+        tested = law.lack_of_fit
+        verdict = "agrees with them" if tested["passes"] else "DOES NOT FIT them"
+        lines.append(
+            f"  repeated runs differ by {100 * tested['noise']:.2g} %; the form {verdict} "
+            f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
+            f"misfit {100 * tested['misfit']:.2g} %)"
+        )
+    lines += format_held_out(law.held_out)
+    return "\n".join(lines + [f"  warning: {warning}" for warning in law.warnings])
+
+
+def _describe_trend(law: Law) -> list[str]:
+    """Return a line on how the scatter of runs changes with compute; none if it is constant."""
+    trend = law.noise.get("trend")
+    if not trend:
+        return []
+    # at both ends of x = log(N D), beyond which the scatter is constant (noise.Trend)
+    sigma, _ = Trend(**trend).evaluate(np.array([trend["low"], trend["high"]]))
+    return [
+        f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "
+        f"{100 * sigma[1]:.2g} % at the largest (p = {trend['p_value']:.2g})"
+    ]

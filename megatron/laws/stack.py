@@ -1,0 +1,382 @@
+"""Stack of several forms of a law in one prediction, weighted by their errors of extrapolation.
+
+A part of the runs with the most compute is held out, each form is fitted to the others, and its errors on the
+held-out runs are measured. This is repeated for several parts. Weights are inverse mean squares of those
+errors (Bates and Granger, Operational Research Quarterly 1969). A prediction is the mixture of the predictive
+distributions of the forms, so that its interval includes their disagreement. No form is exact beyond the
+runs: errors that the spread of the mixture does not explain grow with the distance log(C / C_max). So an
+error is added whose standard deviation is proportional to that distance, with the factor measured on the
+held-out parts.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from megatron.io import replace_nonfinite, write_json
+from megatron.laws.fit import fit_law
+from megatron.laws.fitting.mixed_interval import build_component, mixture_quantiles
+from megatron.laws.forms import FORM
+from megatron.laws.frontier import search_frontier
+from megatron.laws.holdout import format_held_out, select_largest
+from megatron.laws.law import Law
+from megatron.laws.law_fields import check_stack
+
+SHARES = (0.1, 0.2, 0.3, 0.4)  # shares of the runs, those of most compute, that are held out in turn
+PLAIN_FORMS = ("chinchilla", "over_training", "kaplan")
+REPETITION_FORMS = ("repeated_data", "over_repetition", "data_constrained")
+CUT_REPLICATES = 100
+N_OPTIMA = 200  # replicates of each form whose optimum is searched
+MIN_LEFT_OUT = 2
+MIN_DISTANCE = 0.1  # RMS of log(C / C_max) of a part, below which it is not an extrapolation
+MIN_ERROR = 1e-4  # of log L: lower limit of the RMS error of a form
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Forms fitted without the `n_left_out` runs of most compute, and their errors on those.
+
+    distance  log(C / largest C of the fitted runs) of each held-out run
+    error     {form: log(measured / predicted)} of each held-out run
+    variance  {form: variance of log L of one run, as estimated by its fit} of each held-out run
+    """
+
+    share: float
+    n_left_out: int
+    distance: np.ndarray
+    error: dict[str, np.ndarray]
+    variance: dict[str, np.ndarray]
+
+    def rms(self) -> dict[str, float]:
+        """Return the root mean square error of each form, in log L."""
+        return {form: float(np.sqrt((values**2).mean())) for form, values in self.error.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedLaw:
+    """Laws of several forms and their weights. Saved as stacked_law.json.
+
+    laws            {form: its law, fitted to all runs}
+    weights         {form: its share}, whose sum is 1
+    growth          standard deviation of log L per unit of log(C / largest_compute) beyond the runs
+    growth_dof      degrees of freedom of `growth`: number of held-out parts
+    largest_compute largest 6 N D of the runs, FLOPs
+    cuts            {"share", "n_left_out", "rms": {form: in log L}} of each held-out part
+    refused         {form: reason for which it is not in the stack}
+    """
+
+    laws: dict[str, Law]
+    weights: dict[str, float]
+    growth: float
+    growth_dof: float
+    largest_compute: float
+    cuts: list[dict[str, Any]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    n_runs: int = 0
+    ranges: dict[str, list[float]] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    filter: dict[str, Any] = field(default_factory=dict)
+    table: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    held_out: dict[str, Any] = field(default_factory=dict)
+
+    def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
+        """Return the weighted geometric mean of the losses of the forms, nats per token.
+
+        Arguments broadcast as in Law.loss.
+        """
+        # the geometric mean, since errors and weights are of log L
+        return np.exp(sum(w * np.log(self.laws[form].loss(N, D, U)) for form, w in self.weights.items()))
+
+    def distance(self, N: ArrayLike, D: ArrayLike) -> np.ndarray:
+        """Return log(6 N D / largest_compute), or 0 within the range of the runs."""
+        compute = 6 * np.asarray(N, dtype=float) * np.asarray(D, dtype=float)
+        return np.maximum(np.log(compute / self.largest_compute), 0.0)
+
+    def predict(
+        self,
+        N: ArrayLike,
+        D: ArrayLike,
+        U: ArrayLike = np.inf,
+        level: float = 0.95,
+        kind: str = "predictive",
+        text: str = "same",
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (loss, low, high) as Law.predict; low and high are quantiles of the mixture of the forms.
+
+        Both kinds include the error of extrapolation. Raises ValueError as Law.predict.
+        """
+        N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
+        value = self.loss(N, D, U)
+        if not all(law.replicates for law in self.laws.values()):
+            return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
+        flat = [values.ravel() for values in (N, D, U)]
+        # 0 within the range of the runs: the mixture is then not widened
+        growth = self.growth * self.distance(*flat[:2])
+        components = [
+            build_component(self.laws[form], weight, *flat, kind, text).widen(growth, self.growth_dof)
+            for form, weight in self.weights.items()
+        ]
+        ends = mixture_quantiles(components, [(1 - level) / 2, (1 + level) / 2])
+        low, high = (np.exp(end).reshape(value.shape) for end in ends)
+        return value, low, high
+
+    def formula(self) -> str:
+        """Return the forms with their weights in one line."""
+        shares = ", ".join(f"{100 * weight:.0f} % {form}" for form, weight in self.weights.items())
+        return f"log L = weighted mean of {shares}"
+
+    def save(self, path: str | Path) -> None:
+        """Write stacked_law.json atomically."""
+        content = {name: value for name, value in vars(self).items() if name != "laws"}
+        laws = {form: law.to_dict() for form, law in self.laws.items()}
+        write_json(Path(path), replace_nonfinite({"formula": self.formula()} | content | {"laws": laws}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "StackedLaw":
+        """Read a stacked_law.json. Raises FileNotFoundError, or ValueError for another file."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: got no such file. tools/fit_law.py --stack writes one.")
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            check_stack(stored)
+            laws = {form: Law.from_dict(law) for form, law in stored["laws"].items()}
+            values = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+            for form, law in laws.items():
+                if law.form != form:
+                    raise ValueError(f"laws: got form '{law.form}' under the name '{form}'")
+            return cls(**(values | {"laws": laws}))
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
+            raise ValueError(
+                f"{path}: not a stack of laws ({reason}). Fit it again with tools/fit_law.py --stack."
+            ) from error
+
+
+def is_stack(path: str | Path) -> bool:
+    """Return whether a file is JSON with the keys of stacked_law.json. Values are not checked."""
+    try:
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(stored, dict) and "laws" in stored and "weights" in stored
+
+
+def stack_laws(
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    *,
+    U: ArrayLike | None = None,
+    forms: Sequence[str] | None = None,
+    shares: Sequence[float] = SHARES,
+    groups: ArrayLike | None = None,
+    loss_se: ArrayLike | None = None,
+    huber_delta: float = 1e-3,
+    n_bootstrap: int = 1000,
+    seed: int = 0,
+) -> StackedLaw:
+    """Fit `forms` to n runs, weight them by their errors on the runs of most compute, and stack them.
+
+    Arguments are as for fit_law. Default `forms` are chinchilla, over_training and kaplan; with runs that
+    repeat text (U below D) also repeated_data, over_repetition and data_constrained. `shares` of the runs are
+    held out in turn. A form that cannot be fitted to every part is omitted, and its reason stored in
+    `refused`. Raises ValueError where no form or no part remains, and as fit_law.
+    """
+    N, D, L = (np.asarray(values, dtype=float).ravel() for values in (N, D, L))
+    columns = {"N": N, "D": D, "L": L, "U": None if U is None else np.asarray(U, dtype=float).ravel()}
+    columns |= {"groups": None if groups is None else np.asarray(groups).ravel()}
+    if forms is None:
+        repeats = U is not None and bool((np.asarray(U) < 0.999 * D).any())
+        forms = PLAIN_FORMS + (REPETITION_FORMS if repeats else ())
+    _check_forms(forms, shares)
+    laws, refused = {}, {}
+    for form in forms:
+        try:
+            laws[form] = fit_law(
+                **_columns_for_form(columns, form),
+                form=form,
+                loss_se=loss_se,
+                huber_delta=huber_delta,
+                n_bootstrap=n_bootstrap,
+                seed=seed,
+            )
+        except ValueError as error:
+            refused[form] = str(error)
+    cuts = _fit_without_largest(columns, list(laws), shares, huber_delta, seed, refused)
+    laws = {form: law for form, law in laws.items() if form not in refused}
+    if not laws or not cuts:
+        reasons = "; ".join(refused.values()) or "every part leaves too few runs"
+        raise ValueError(f"stack: got no form that fits without the largest runs ({reasons}). Add runs.")
+    weights = _compute_weights(cuts, list(laws))
+    return StackedLaw(
+        laws=laws,
+        weights=weights,
+        growth=_estimate_growth(cuts, weights),
+        growth_dof=float(len(cuts)),
+        largest_compute=float(6 * (N * D).max()),
+        cuts=[{"share": cut.share, "n_left_out": cut.n_left_out, "rms": cut.rms()} for cut in cuts],
+        refused=refused,
+        n_runs=len(N),
+        ranges=next(iter(laws.values())).ranges,
+        warnings=_collect_warnings(laws),
+    )
+
+
+def _check_forms(forms: Sequence[str], shares: Sequence[float]) -> None:
+    for form in forms:
+        if form not in FORM:
+            raise ValueError(f"forms: got '{form}', expected some of {', '.join(FORM)}")
+    if not forms or len(set(forms)) < len(forms):
+        raise ValueError(f"forms: got {', '.join(forms) or 'none'}, expected each form once, one or more")
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise ValueError(f"shares: got {list(shares)}, expected numbers between 0 and 1")
+
+
+def _columns_for_form(columns: Mapping[str, np.ndarray | None], form: str) -> dict[str, np.ndarray | None]:
+    """Return the columns on which a form is fitted; U is None for a form without repetition."""
+    return columns if FORM[form].needs_unique else dict(columns) | {"U": None}
+
+
+def _fit_without_largest(
+    columns: Mapping[str, np.ndarray | None],
+    forms: Sequence[str],
+    shares: Sequence[float],
+    huber_delta: float,
+    seed: int,
+    refused: dict[str, str],
+) -> list[Cut]:
+    """Fit each form without each part of the largest runs.
+
+    A form that fails for any part is added to `refused`.
+    """
+    n_runs = len(columns["N"])
+    # 12 runs: the shares give 1, 2, 4 and 5 runs, so sizes = [2, 4, 5]; 100 runs: [10, 20, 30, 40]
+    sizes = sorted({max(MIN_LEFT_OUT, round(share * n_runs)) for share in shares})
+    cuts = []
+    for size in (size for size in sizes if size < n_runs):
+        is_out = select_largest(columns["N"], columns["D"], size)
+        inner, outer = (
+            {name: None if v is None else v[rows] for name, v in columns.items()}
+            for rows in (~is_out, is_out)
+        )
+        compute = inner["N"] * inner["D"]
+        # 0 or more, since `outer` contains the runs of most compute
+        distance = np.log(outer["N"] * outer["D"] / compute.max())
+        errors, variances = {}, {}
+        for form in (form for form in forms if form not in refused):
+            try:
+                law = fit_law(
+                    **_columns_for_form(inner, form),
+                    form=form,
+                    huber_delta=huber_delta,
+                    n_bootstrap=CUT_REPLICATES,
+                    seed=seed,
+                )
+            except ValueError as error:
+                refused[form] = f"without the {size} largest runs: {error}"
+                continue
+            unique = np.inf if outer["U"] is None else outer["U"]
+            at = (outer["N"], outer["D"], unique)
+            errors[form] = np.log(outer["L"] / law.loss(*at))
+            # variance of the law (over replicates) plus variance of a single run
+            variances[form] = (
+                np.log(law.losses(*at)).var(axis=0) + law.noise_at(outer["N"], outer["D"])[0] ** 2
+            )
+        cuts.append(Cut(size / n_runs, size, distance, errors, variances))
+    return cuts
+
+
+def _compute_weights(cuts: Sequence[Cut], forms: Sequence[str]) -> dict[str, float]:
+    """Return weights of the forms by inverse mean squared errors, each cut with equal weight.
+
+    The largest weight is first.
+    """
+    # the floor MIN_ERROR keeps a form with errors of 0 from having all of the weight
+    square = {form: np.mean([cut.rms()[form] ** 2 for cut in cuts]) + MIN_ERROR**2 for form in forms}
+    whole = sum(1 / value for value in square.values())
+    return {form: float(1 / square[form] / whole) for form in sorted(forms, key=lambda form: square[form])}
+
+
+def _estimate_growth(cuts: Sequence[Cut], weights: Mapping[str, float]) -> float:
+    """Return the standard deviation of log L per unit of distance not explained by the mixture's spread.
+
+    sqrt(sum max(mean(e^2) - variance of the mixture, 0) / sum mean(distance^2)), sums over cuts. A part whose
+    runs are hardly beyond the others has no information on growth and is skipped.
+    """
+    # E[error^2] = between + within + growth^2 distance^2, for the error of the mean of the forms. A cut with
+    # smaller errors adds 0 to the sum, not a negative value.
+    beyond = far = 0.0
+    for cut in cuts:
+        error = sum(weight * cut.error[form] for form, weight in weights.items())
+        between = sum(weight * (cut.error[form] - error) ** 2 for form, weight in weights.items())
+        within = sum(weight * cut.variance[form] for form, weight in weights.items())
+        square = float((cut.distance**2).mean())
+        if square > MIN_DISTANCE**2:
+            beyond += max(float((error**2 - between - within).mean()), 0.0)
+            far += square
+    return float(np.sqrt(beyond / far)) if far else 0.0
+
+
+def _collect_warnings(laws: Mapping[str, Law]) -> list[str]:
+    """Return the warnings of the laws, each with its form in front."""
+    return [f"{form}: {warning}" for form, law in laws.items() for warning in law.warnings]
+
+
+def stacked_bands(
+    stack: StackedLaw,
+    C: float,
+    level: float = 0.95,
+    flops_per_param_token: float = 6.0,
+    U: float | None = None,
+) -> dict[str, tuple[float, float]]:
+    """Return confidence intervals (low, high) of the optimal N and D at C: quantiles over all replicates.
+
+    The replicates of a form share its weight. NaN if a law has no replicates.
+    """
+    ends = (math.nan, math.nan)
+    if not all(law.replicates for law in stack.laws.values()):
+        return {"N": ends, "D": ends}
+    values, shares = [], []
+    for form, weight in stack.weights.items():
+        law = stack.laws[form]
+        # evenly spaced over the replicates, both ends included: 5 of 1000 are 0, 250, 500, 749 and 999
+        rows = np.linspace(0, law.n_replicates() - 1, min(N_OPTIMA, law.n_replicates())).round().astype(int)
+        for row in rows:
+            frontier = search_frontier(
+                law.replicate(row), C, np.inf if U is None else U, flops_per_param_token
+            )
+            values.append(math.log(frontier.N[0]))
+            shares.append(weight / len(rows))
+    # weighted quantiles: cumulative weights of the sorted values
+    order = np.argsort(values)
+    below = np.cumsum(np.array(shares)[order])
+    places = [np.searchsorted(below, share) for share in ((1 - level) / 2, (1 + level) / 2)]
+    # the sum of all weights may round to less than a share near 1: `min` keeps the index in range
+    low, high = (float(np.exp(values[order[min(place, len(order) - 1)]])) for place in places)
+    product = C / flops_per_param_token  # N D, so the largest N has the smallest D
+    return {"N": (low, high), "D": (product / high, product / low)}
+
+
+def summarize_stack(stack: StackedLaw) -> str:
+    """Return text with the weights and errors of the forms, refused forms, held-out runs and warnings."""
+    lines = [f"{stack.formula()}  ({stack.n_runs} runs)"]
+    sizes = ", ".join(str(cut["n_left_out"]) for cut in stack.cuts)
+    lines.append(f"  form              weight  RMS error (%) without the {sizes} largest runs")
+    for form, weight in stack.weights.items():
+        errors = "".join(f"{100 * cut['rms'][form]:8.2f}" for cut in stack.cuts)
+        lines.append(f"  {form:<18}{weight:>6.2f}{errors}")
+    lines.append(
+        f"  beyond C = {stack.largest_compute:.3g} FLOPs: {100 * stack.growth:.2g} % more deviation for each "
+        "factor of e in compute"
+    )
+    lines += [f"  refused: {form}: {reason}" for form, reason in stack.refused.items()]
+    lines += format_held_out(stack.held_out)
+    return "\n".join(lines + [f"  warning: {warning}" for warning in stack.warnings])

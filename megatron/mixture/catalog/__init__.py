@@ -1,0 +1,1 @@
+"""Catalog of documents and their properties in DuckDB, and queries over it."""

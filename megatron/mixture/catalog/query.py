@@ -1,0 +1,393 @@
+"""Queries over a catalog: the documents that satisfy conditions, in domains, as intervals in Arrow.
+
+A condition is SQL over the properties, or a Python expression (`expression`). SQL is parsed and not trusted:
+only comparisons, logic and the functions listed here are allowed, and every column must be a property of a
+corpus.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.config.presets import suggest_nearest
+from megatron.data.indexed_writer import PARTIAL_SUFFIX
+from megatron.io import atomic_path
+from megatron.log import get_logger
+from megatron.mixture.catalog.catalog import Catalog, Corpus
+from megatron.mixture.catalog.content import hash_content
+from megatron.mixture.catalog.expression import Condition
+from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
+from megatron.mixture.catalog.properties import quote_identifier
+from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
+from megatron.text.text_readers import iter_blocks
+
+ALLOWED_FUNCTIONS = frozenset(
+    ["+", "-", "*", "/", "%", "||", "~~", "!~~", "~~*", "!~~*", "lower", "upper", "trim", "length", "len"]
+    + ["contains", "starts_with", "ends_with", "prefix", "suffix", "substr", "substring", "regexp_matches"]
+    + ["list_contains", "list_value", "abs", "round", "coalesce", "year", "month", "day", "hash"]
+)
+LOGIC_CLASSES = frozenset(["COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "CASE"])
+ALLOWED_CLASSES = LOGIC_CLASSES | {"COLUMN_REF", "CONSTANT", "FUNCTION", "CAST"}
+COMPRESSED = (".gz", ".zst")
+BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
+BATCH_ROWS = 1 << 17
+MAX_DEPTH = 200  # of nested expressions
+INTERVALS = ("domain", "file", "begin", "end")
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Conditions over corpora of a catalog. A document must satisfy all of them."""
+
+    corpora: tuple[str, ...] = ()  # empty: all
+    conditions: tuple[str | Condition, ...] = ()
+
+    def where(self, condition: str | Condition) -> "Query":
+        """Return this query with one more condition: SQL, or an expression of `field`s."""
+        return Query(self.corpora, (*self.conditions, condition))
+
+    def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "QueryResult":
+        """Return the documents in domains, one for each combination of the properties `by`.
+
+        Raises ValueError for an invalid condition, for an unknown column (with the nearest name), if no
+        document satisfies the conditions, and if tokens are to be counted and a document has no count.
+        """
+        corpora = [catalog.get_corpus(name) for name in self.corpora] or catalog.list_corpora()
+        kinds = {
+            prop.name: prop.kind for corpus in corpora for prop in corpus.properties
+        } | BUILTIN_PROPERTIES
+        for name in by:
+            if name not in kinds:
+                raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
+            if kinds[name] == "list":
+                raise ValueError(
+                    f"domains: '{name}' is a list, but a document belongs to one domain. Remove it from by."
+                )
+        where, given = _build_where(catalog, self.conditions, kinds)
+        columns = [f", {quote_identifier(name)}" for name in by] + [
+            f', tokens AS "{TOKENS_COLUMN}"'
+        ] * count_tokens
+        n_most = catalog.count_documents(corpora)
+        batches = _select_documents(catalog, corpora, sorted(kinds), "".join(columns), where, given)
+        gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by))
+        if not gathered.domains:
+            condition_text = " AND ".join(map(str, self.conditions)) or "that"
+            raise ValueError(f"{catalog.path}: no document satisfies {condition_text}")
+        if gathered.n_without_tokens:
+            raise ValueError(
+                f"{catalog.path}: tokens of {gathered.n_without_tokens:,} of {len(gathered.domain):,} "
+                "documents are not counted. Register them with --tokenizer-model, or let weights count "
+                "documents (count: documents)."
+            )
+        domains, tokens, used, table = gathered.compute_intervals()
+        files = _load_files(catalog)
+        n_tokens = tuple(tokens) if count_tokens else None
+        return QueryResult(tuple(by), domains, tuple(files[id] for id in used), table, n_tokens)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file as it was when it was registered."""
+
+    id: int
+    path: str
+    text_key: str
+    n_bytes: int
+    mtime_ns: int
+    n_documents: int
+    sha256: str | None = None
+
+    def verify(self) -> None:
+        """Raise ValueError if the content differs, even if size and modification time are equal."""
+        path = self.check_unchanged()
+        if self.sha256 is None:
+            raise ValueError(f"{path}: was registered without a checksum. Register it again with --verify.")
+        if hash_content(path) != self.sha256:
+            raise ValueError(
+                f"{path}: got other content than was registered, with the same size and modification time. "
+                "Restore the file, or register it again with --verify."
+            )
+
+    def check_unchanged(self) -> Path:
+        """Return the path.
+
+        Raises FileNotFoundError, or ValueError if size or modification time are not as registered.
+        """
+        path = Path(self.path)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path}: is in the catalog but missing on disk. Restore it, or register the corpus again."
+            )
+        status = path.stat()
+        if (status.st_size, status.st_mtime_ns) != (self.n_bytes, self.mtime_ns):
+            raise ValueError(f"{path}: has changed since it was registered. Register it again.")
+        return path
+
+    def unpack(self, folder: Path) -> Path:
+        """Return a path that allows random access: the file, or its content, decompressed into `folder`."""
+        path = self.check_unchanged()
+        if not path.name.endswith(COMPRESSED):
+            return path
+        # a changed file has another name here, so that an old content is never read in its place
+        plain = folder / "unpacked" / f"{self.id}-{self.mtime_ns}"
+        if not plain.is_file():
+            plain.parent.mkdir(parents=True, exist_ok=True)
+            # several processes may unpack it
+            partial = plain.with_name(f"{plain.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+            try:
+                with partial.open("wb") as sink:
+                    for block in iter_blocks(path):
+                        sink.write(block)
+                # atomic: other processes see the complete file or none
+                partial.rename(plain)
+            finally:
+                partial.unlink(missing_ok=True)
+        return plain
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """Documents in domains. Rows of a file are those of its documents, counted from 0.
+
+    by          the properties that define a domain
+    domains     their values, a tuple for each domain, in the order of the values
+    files       the files that contain the documents
+    intervals   Arrow table: domain int32, file int32 (index into `files`), begin and end int64 (rows);
+                sorted by domain, file and row
+    n_tokens    tokens of each domain, if they were requested
+    """
+
+    by: tuple[str, ...]
+    domains: tuple[tuple[Any, ...], ...]
+    files: tuple[SourceFile, ...]
+    intervals: Any
+    n_tokens: tuple[int, ...] | None = None
+
+    def get_column(self, name: str) -> np.ndarray:
+        """Return one column of the intervals, without a copy."""
+        return self.intervals.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+
+    @property
+    def n_documents(self) -> np.ndarray:
+        """Number of documents of each domain, int64."""
+        lengths = self.get_column("end") - self.get_column("begin")
+        counts = np.zeros(len(self.domains), dtype=np.int64)
+        # not +=, which would add only one of several intervals of the same domain
+        np.add.at(counts, self.get_column("domain"), lengths)
+        return counts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the domains: their values joined by a slash."""
+        return tuple("/".join(map(str, values)) or "all" for values in self.domains)
+
+    def compute_identity(self) -> str:
+        """Return a hash, 64 hex digits, of the documents and their domains.
+
+        It covers the content of the files as registered, but not the folders that contain them.
+        """
+        sums = hashlib.sha256(
+            json.dumps([self.by, self.domains, self._list_contents()], default=str).encode()
+        )
+        for name in INTERVALS:
+            sums.update(np.ascontiguousarray(self.get_column(name)).data)
+        return sums.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the result as one Arrow file, atomically."""
+        arrow = import_pyarrow()
+        meta = {"by": self.by, "domains": self.domains, "files": [vars(file) for file in self.files],
+                "n_tokens": self.n_tokens}  # fmt: skip
+        table = self.intervals.replace_schema_metadata({"mixture": json.dumps(meta, default=str)})
+        with (
+            atomic_path(path) as partial,
+            arrow.OSFile(str(partial), "wb") as sink,
+            arrow.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
+
+    @classmethod
+    def load(cls, path: Path) -> "QueryResult":
+        """Load a result that `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
+        arrow = import_pyarrow()
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such query result")
+        try:
+            with arrow.memory_map(str(path)) as source, arrow.ipc.open_file(source) as reader:
+                # the columns are pages of the map: nothing is copied, and only what is used is read
+                return cls.from_table(reader.read_all())
+        except (arrow.ArrowException, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}: not a query result ({str(error).splitlines()[0]}). Run the query again."
+            ) from error
+
+    @classmethod
+    def from_table(cls, table: Any) -> "QueryResult":
+        """Return the result from a table of intervals whose schema metadata contains the rest."""
+        meta = json.loads(table.schema.metadata[b"mixture"])
+        files = tuple(SourceFile(**file) for file in meta["files"])
+        domains = tuple(tuple(values) for values in meta["domains"])
+        n_tokens = meta.get("n_tokens") and tuple(meta["n_tokens"])
+        return cls(tuple(meta["by"]), domains, files, table.replace_schema_metadata(None), n_tokens)
+
+    def warn_missing_checksums(self, catalog: Path) -> None:
+        """Log a warning if an older catalog has no checksums of files."""
+        n = sum(file.sha256 is None for file in self.files)
+        if n:
+            log.warning(
+                "%s: %d of %d files were registered without checksums. An edit that keeps the size is not "
+                "detected once it is registered again. Register them again with --verify.",
+                catalog, n, len(self.files),
+            )  # fmt: skip
+
+    def _list_contents(self) -> list[tuple[str | int, ...]]:
+        return [
+            (Path(file.path).name, file.n_bytes) + (() if file.sha256 is None else (file.sha256,))
+            for file in self.files
+        ]
+
+
+def _build_where(
+    catalog: Catalog, conditions: Sequence[str | Condition], kinds: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """Return all conditions in SQL, and the values of its parameters."""
+    parts, parameters = ["true"], {}
+    for condition in conditions:
+        try:
+            parts.append(_build_condition(catalog, condition, kinds, parameters))
+        except RecursionError:
+            raise _make_depth_error(condition) from None
+    return " AND ".join(parts), parameters
+
+
+def _build_condition(
+    catalog: Catalog, condition: Any, kinds: Mapping[str, str], parameters: dict[str, Any]
+) -> str:
+    if isinstance(condition, str):
+        try:
+            condition.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"where {condition!r}: got characters that are not UTF-8. Correct them."
+            ) from None
+        _check_sql_condition(catalog, condition, sorted(kinds))
+        # the newline ends a comment, which would otherwise hide the closing parenthesis
+        return f"({condition}\n)"
+    if not isinstance(condition, Condition):
+        raise ValueError(f"where {condition!r}: expected SQL, or a condition on a field.")
+    for name in condition.property_names():
+        if name not in kinds:
+            raise _make_unknown_error(str(condition), name, sorted(kinds))
+    return condition.to_sql(kinds, parameters)
+
+
+def _make_depth_error(condition: Any) -> ValueError:
+    shown = f"{condition[:60]}..." if isinstance(condition, str) else "a Condition"
+    return ValueError(
+        f"where {shown!r}: got more than {MAX_DEPTH} nested levels, expected fewer. Simplify it."
+    )
+
+
+def _make_unknown_error(condition: str, name: str, columns: Sequence[str]) -> ValueError:
+    near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)[0]
+    return ValueError(
+        f"where {condition!r}: no property '{name}'; did you mean '{near}'? "
+        f"known: {', '.join(columns)} (write text in single quotes)"
+    )
+
+
+def _check_sql_condition(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
+    """Raise ValueError unless the text is one plain condition over known columns."""
+    # DuckDB parses the condition and returns the syntax tree as JSON; only allowed nodes may remain. It
+    # binds and executes nothing, so that no table t needs to exist.
+    ((serialized,),) = fetch_rows(
+        catalog.connection, "SELECT json_serialize_sql(?)", [f"SELECT 1 FROM t WHERE {condition}"]
+    )
+    parsed = json.loads(serialized)
+    if parsed["error"]:
+        raise ValueError(f"where {condition!r}: {parsed['error_message']}")
+    nodes = [statement["node"] for statement in parsed["statements"]]
+    # `true; SELECT 1` has two nodes, `true UNION SELECT 1` one of another type
+    if len(nodes) != 1 or nodes[0].get("type") != "SELECT_NODE" or nodes[0]["where_clause"] is None:
+        raise ValueError(f"where {condition!r}: expected one condition.")
+    rest = ("modifiers", "group_expressions", "having", "qualify", "sample")
+    # `true ORDER BY 1`, `true LIMIT 1`, `true GROUP BY a`
+    if any(nodes[0].get(name) for name in rest):
+        raise ValueError(f"where {condition!r}: expected a condition and nothing after it.")
+    for node in _iter_expressions(nodes[0]["where_clause"], condition):
+        kind = node["class"]
+        if kind not in ALLOWED_CLASSES:
+            raise ValueError(
+                f"where {condition!r}: {kind.lower().replace('_', ' ')} is not allowed in a condition."
+            )
+        if kind == "FUNCTION" and node["function_name"] not in ALLOWED_FUNCTIONS:
+            near = suggest_nearest(node["function_name"], sorted(ALLOWED_FUNCTIONS))
+            raise ValueError(
+                f"where {condition!r}: function '{node['function_name']}' is not allowed; {near}"
+            )
+        if kind == "COLUMN_REF":
+            name = node["column_names"][0].lower()
+            # a qualified name (t.x, or a field of a struct) could be another column than the checked one
+            if name not in columns or len(node["column_names"]) > 1:
+                raise _make_unknown_error(condition, ".".join(node["column_names"]), columns)
+
+
+def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
+    """Yield every expression of a parsed condition. Raises ValueError if they are nested too deeply."""
+    # a stack instead of recursion, because the depth is chosen by the author of the condition
+    rest = [(tree, 0)]
+    while rest:
+        part, depth = rest.pop()
+        # an expression is a node with "class"; the depth counts these, not the levels of JSON
+        if isinstance(part, dict):
+            if "class" in part:
+                depth += 1
+                yield part
+            rest += [(child, depth) for child in part.values()]
+        elif isinstance(part, list):
+            rest += [(child, depth) for child in part]
+        if depth > MAX_DEPTH:
+            raise _make_depth_error(condition)
+
+
+def _select_documents(
+    catalog: Catalog, corpora: Sequence[Corpus], columns: Sequence[str], extra_columns: str, where: str,
+    parameters: dict[str, Any],
+) -> Iterator[Any]:  # fmt: skip
+    """Yield (file, row, extra columns) of the documents that satisfy `where`, as Arrow batches."""
+    parts = []
+    for corpus in corpora:
+        available = {prop.name for prop in corpus.properties} | {"tokens", "size"}
+        # All corpora get the same columns, so that they can be united; a missing property is NULL.
+        # chr(39) is the quote, which an f-string before Python 3.12 cannot contain in an expression.
+        columns_sql = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
+        columns_sql += [
+            quote_identifier(name) if name in available else f"NULL AS {quote_identifier(name)}"
+            for name in columns
+            if name != "corpus"
+        ]
+        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {corpus.table}")
+    statement = f"SELECT file, row{extra_columns} FROM ({' UNION ALL '.join(parts)}) WHERE {where}"
+    try:
+        yield from catalog.connection.sql(statement, params=parameters or None).to_arrow_reader(BATCH_ROWS)
+    except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
+        raise ValueError(f"where {' '.join(where.split())}: {str(error).splitlines()[0]}") from error
+
+
+def _load_files(catalog: Catalog) -> dict[int, SourceFile]:
+    sums = "sha256" if catalog.has_checksums else "NULL"
+    records = fetch_rows(
+        catalog.connection,
+        f"SELECT files.id, path, text_key, bytes, mtime_ns, n_documents, {sums} FROM files "
+        "JOIN corpora ON corpora.id = files.corpus",
+    )
+    return {record[0]: SourceFile(*record) for record in records}

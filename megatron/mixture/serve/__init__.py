@@ -1,0 +1,1 @@
+"""Server and clients of mixtures over Arrow Flight."""

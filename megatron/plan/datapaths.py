@@ -1,0 +1,215 @@
+"""Reader of data-path files: lines of `weight path-prefix`, as in Megatron-DeepSpeed."""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megatron.plan.sidecar import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
+from megatron.plan.sidecar import read_eod_use
+from megatron.plan.sidecar import read_sidecar as read_sidecar
+
+SUFFIX = ".txt"
+FULL_WEIGHT = Fraction(1)
+IDX_HEADER = struct.Struct("<9sQB")  # header of an .idx: magic, version, dtype code
+# Megatron's codes: 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8 uint16; 6 and 7 are floating point, no token
+# ids
+BYTES_PER_DTYPE_CODE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+
+
+@dataclass(frozen=True)
+class WeightedCorpus:
+    """One .bin/.idx dataset and its weight. Only the proportions of weights count."""
+
+    prefix: str
+    weight: Fraction
+
+
+def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
+    """Return the corpora of a data-path file (.txt), or the single corpus of a prefix.
+
+    Raises FileNotFoundError or ValueError with file and line for an unusable data-path file.
+    """
+    if not str(path).endswith(SUFFIX):
+        return (WeightedCorpus(str(path), FULL_WEIGHT),)
+    return read_data_paths(Path(path))
+
+
+def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
+    """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
+
+    A line may be quoted. `#` begins a comment at the start of a line or after a space. `$NAME` and `~` are
+    expanded. A prefix is relative to the working directory, or else to the folder of the file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such data-path file")
+    corpora: list[WeightedCorpus] = []
+    seen: dict[Path, str] = {}
+    lines = list(_read_lines(path))
+    for location, line in lines:
+        # location is "file:line", for error messages
+        weight, written = _parse_line(line, location, is_only_line=len(lines) == 1)
+        prefix = _find_prefix(written, path.parent, location)
+        resolved = Path(prefix).resolve()  # detects one dataset under two names
+        if resolved in seen:
+            raise ValueError(
+                f"{location}: {prefix} is on {seen[resolved]} already. Give it once, with one weight."
+            )
+        seen[resolved] = f"line {location.rpartition(':')[2]}"
+        corpora.append(WeightedCorpus(prefix, weight))
+        compare_tokenizers(corpora[0].prefix, prefix, location)
+    if not corpora:
+        raise ValueError(f"{path}: got no corpus, expected lines such as: 0.7 data/c4_text_document")
+    return tuple(corpora)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
+    try:
+        # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: got bytes that are not UTF-8 ({error}), expected lines of: weight path-prefix"
+        ) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        # the leading space makes a `#` at the start of a line a comment too
+        content = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
+        if len(content) > 1 and content[0] == content[-1] and content[0] in "\"'":
+            content = content[1:-1].strip()
+        if content:
+            yield f"{path}:{number}", content
+
+
+def _parse_line(line: str, location: str, is_only_line: bool) -> tuple[Fraction, str]:
+    """Return (weight, prefix). The only line of a file may omit the weight.
+
+    A Fraction keeps 0.3 exactly three tenths, so that shares are exact.
+    """
+    # at most one split: a path may contain spaces
+    words = line.split(maxsplit=1)
+    if len(words) == 1:
+        if is_only_line:
+            return FULL_WEIGHT, words[0]
+        raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
+    try:
+        # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises ZeroDivisionError
+        weight = Fraction(words[0])
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{location}: got weight {words[0]!r}, expected: number path-prefix") from None
+    if weight <= 0:
+        raise ValueError(
+            f"{location}: got weight {words[0]}, expected a number above 0. "
+            "Remove the line to omit the corpus."
+        )
+    return weight, words[1].strip("\"'")
+
+
+def _find_prefix(written: str, folder: Path, location: str) -> str:
+    """Return the prefix of the existing .bin/.idx dataset that a line names."""
+    requested = os.path.expanduser(os.path.expandvars(written))
+    # expandvars leaves the name of an unset variable in the text
+    if "$" in requested:
+        raise ValueError(f"{location}: {written} contains an environment variable that is not set")
+    requested = requested.removesuffix(".bin").removesuffix(".idx")  # the name of either file is accepted too
+    # an absolute path gives the same place twice, because folder / absolute is the absolute path
+    places = list(dict.fromkeys((requested, str(folder / requested))))
+    for prefix in places:
+        if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
+            return prefix
+    if " " in requested:
+        raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected one corpus per line")
+    if requested != written.removesuffix(".bin").removesuffix(".idx"):
+        places = [written]  # the value of a variable may be a secret, so messages contain only its name
+    raise FileNotFoundError(
+        f"{location}: no dataset {' or '.join(f'{place}.bin/.idx' for place in places)}. "
+        "Create it with tools/preprocess_data_many_cores.py, or correct the path."
+    )
+
+
+def compare_tokenizers(first: str, other: str, location: str) -> None:
+    """Raise ValueError if the sidecars of two datasets record different tokenizers.
+
+    A dataset without a record is compatible with all tokenizers.
+    """
+    first_record, other_record = _read_tokenizer_record(first), _read_tokenizer_record(other)
+    for key in ("sha256", "n_tokens"):
+        if (
+            first_record.get(key) is not None
+            and other_record.get(key) is not None
+            and first_record[key] != other_record[key]
+        ):
+            raise ValueError(
+                f"{location}: {other} has another tokenizer than {first} "
+                f"({key} {str(other_record[key])[:12]}, not {str(first_record[key])[:12]}). "
+                "Use the same tokenizer for both."
+            )
+
+
+def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
+    """Return warnings about datasets that end documents differently or do not record how they end them.
+
+    Raises ValueError if the records of two datasets differ, unless `allow_mixed`.
+    """
+    uses = [(prefix, read_eod_use(prefix)) for prefix in prefixes if prefix != SYNTHETIC]
+    recorded = [(prefix, use) for prefix, use in uses if use is not None]
+    warnings = []
+    for prefix, use in recorded[1:]:
+        first, expected = recorded[0]
+        if use == expected:
+            continue
+        difference = f"{prefix}: got {use}, expected {expected} as in {first}."
+        if not allow_mixed:
+            raise ValueError(
+                f"{difference} Tokenise both with the same --append-eod and --eod-token, "
+                "or set dataset.mixed_eod=true to mix them."
+            )
+        warnings.append(difference)
+    if len(uses) > 1:
+        warnings += [
+            f"{prefix}: no sidecar that records how its documents end. "
+            "Check that they end as in the other datasets."
+            for prefix, use in uses
+            if use is None
+        ]
+    return tuple(warnings)
+
+
+def _read_tokenizer_record(prefix: str) -> dict[str, Any]:
+    if not Path(f"{prefix}.json").is_file():
+        return {}  # a dataset written by another program
+    record = read_sidecar(prefix).get("tokenizer")
+    return record if isinstance(record, dict) else {}
+
+
+def count_corpus_tokens(prefix: str | Path) -> int:
+    """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
+
+    Datasets of other programs have no sidecar. Raises ValueError for a sidecar without the number and for an
+    index of another format than MMIDIDX 1, and FileNotFoundError if there is neither.
+    """
+    if prefix == SYNTHETIC or Path(f"{prefix}.json").is_file():
+        n_tokens = read_sidecar(prefix).get("tokens")
+        if not isinstance(n_tokens, int):
+            raise ValueError(
+                f"{prefix}.json: got tokens {n_tokens!r}, expected a number. Preprocess the corpus again."
+            )
+        return n_tokens
+    if not Path(f"{prefix}.idx").is_file():
+        raise FileNotFoundError(
+            f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, "
+            "as tools/preprocess_data_many_cores.py writes it"
+        )
+    with Path(f"{prefix}.idx").open("rb") as file:
+        header = file.read(IDX_HEADER.size)  # may be shorter; the padding below fails the check
+    magic, version, code = IDX_HEADER.unpack(header.ljust(IDX_HEADER.size, b"\0"))
+    if magic != b"MMIDIDX\0\0" or version != 1 or code not in BYTES_PER_DTYPE_CODE:
+        raise ValueError(
+            f"{prefix}.idx: got another format, expected an MMIDIDX index of version 1. "
+            "Preprocess the corpus again."
+        )
+    # the .bin is a plain array of ids, so its size gives their number without reading the index
+    return Path(f"{prefix}.bin").stat().st_size // BYTES_PER_DTYPE_CODE[code]

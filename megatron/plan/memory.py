@@ -1,0 +1,69 @@
+"""Estimate of the memory that a run needs on one device, for packing runs onto devices."""
+
+from megatron.config.schema import DistConfig, ModelConfig, RunConfig
+from megatron.plan.count import n_params
+
+PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
+MAX_LOGITS = 1 << 26  # elements of the head's output per chunk on a GPU (kernels/linear_cross_entropy.py)
+LOGIT_BYTES = 12  # logits, their softmax and their gradient in float32
+
+
+def estimate_memory(config: RunConfig, n_ranks: int = 1) -> float:
+    """Return the bytes on one device of a run over `n_ranks` data-parallel ranks."""
+    return _state_bytes(config, n_ranks) + activation_bytes(config, n_ranks) + PROCESS_BYTES
+
+
+def _state_bytes(config: RunConfig, n_ranks: int) -> float:
+    """Return the bytes of float32 weights, gradients and AdamW moments, sharded by dist.sharding_stage."""
+    n, dist = n_params(config.model), config.dist
+    # hybrid sharding: states are split within a group and replicated across groups
+    split = dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else n_ranks
+    # "zero3" and "zero3_hybrid": the digit is character 4
+    stage = int(dist.sharding_stage[4])
+    # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both moments
+    # Example: N = 1e9 is 16 GB on one rank. With zero1 on 8 ranks: 4 + 4 + 8/8 = 9 GB, and 2 GB of bfloat16
+    # copies.
+    weights, gradients, moments = (4.0 * n, 4.0 * n, 8.0 * n)
+    # ZeRO stages are cumulative: 1 shards moments, 2 also gradients, 3 also weights
+    if stage >= 1:
+        moments /= split
+    if stage >= 2:
+        gradients /= split
+    if stage >= 3:
+        weights /= split
+    cast = 0.0 if dist.dtype == "float32" else 2.0 * n  # low-precision copies for the matrix products
+    return weights + gradients + moments + cast
+
+
+def activation_bytes(config: RunConfig, n_ranks: int = 1) -> float:
+    """Return the bytes that the backward pass of one microbatch reads: saved tensors of blocks and head."""
+    share = max(1, config.dataset.batch_size // n_ranks)
+    # without microbatches all samples of the rank are in one pass
+    rows = min(config.dataset.microbatch_size or share, share)
+    tokens = rows * config.dataset.seq_len
+    model, dist = config.model, config.dist
+    per_block = block_bytes(model, dist)
+    per_token = model.n_layers * per_block
+    if (
+        dist.activation_checkpointing == "full"
+    ):  # inputs of all blocks, and the tensors of one recomputed block
+        per_token = model.n_layers * 4.0 * model.d_model + per_block
+    # Unchunked logits can exceed all activations of a small model: V = 50,304 at 16,384 tokens are 8.2e8
+    # logits, 9.9 GB. Chunks limit that to 2^26 logits, 0.8 GB.
+    logits = min(float(tokens) * model.vocab_rows, MAX_LOGITS) * LOGIT_BYTES
+    # outside the blocks: two float32 vectors of width d_model per token
+    return tokens * (per_token + 8.0 * model.d_model) + logits
+
+
+def block_bytes(model: ModelConfig, dist: DistConfig) -> float:
+    """Return the bytes per token that one block saves for its backward pass.
+
+    In float32: 2 vectors of width d_model, 6 of width n_heads * d_head, and 4 of width d_ff. Under autocast,
+    those of heads and feed-forward take 2 bytes per element, and norms save both precisions.
+    """
+    # Example in float32: D = H K = 768 and F = 2,048 give 6,144 + 18,432 + 32,768 = 57,344 bytes per token
+    # and block. 12 blocks at 8,192 tokens: 5.6 GB.
+    heads = model.n_heads * model.d_head
+    if dist.dtype == "float32":
+        return 8.0 * model.d_model + 24.0 * heads + 16.0 * model.d_ff
+    return 14.0 * model.d_model + 12.0 * heads + 8.0 * model.d_ff

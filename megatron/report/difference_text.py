@@ -1,0 +1,142 @@
+"""Sentences and tables about differences and noise floors, for the terminal and the page of a study."""
+
+from collections.abc import Sequence
+from html import escape
+
+from megatron.report.study_data import Study
+from megatron.study.differences import (
+    Difference,
+    NoiseFloor,
+    compare_best,
+    compare_repeated,
+    estimate_noise_floors,
+)
+from megatron.study.format import (
+    OBJECTIVE_NAMES,
+    format_digits,
+    format_interval,
+    format_loss,
+    format_plural,
+    format_with_interval,
+)
+
+MAX_ROWS = 12  # in one table of the page
+HEADS = ("A", "B", "seeds", "loss A", "loss B", "A - B (nats)", "A - B (%)", "A is")
+
+
+def describe_floor(objective: str, floor: NoiseFloor) -> str:
+    """Return the noise floor in one sentence."""
+    name = OBJECTIVE_NAMES.get(objective, objective)
+    inside = format_interval(floor.interval, lambda end: format_digits(100 * end, 2))
+    dof = format_plural(round(floor.dof), "degree") + " of freedom"
+    if floor.source == "seeds":
+        start = f"Noise floor: {name} runs that differ in their seed alone scatter by"
+        source = f"{format_plural(floor.n_runs, 'run')} of {format_plural(floor.n_cells, 'cell')}"
+    else:
+        start = f"Noise floor: no cell has several seeds; {name} runs scatter around the law by"
+        source = format_plural(floor.n_runs, "run")
+    text = (
+        ""
+        if floor.text_se is None
+        else "; the error of a loss over samples of the held-out text, "
+        f"{format_digits(floor.text_se, 2)} nats, is shared by runs scored on one text and "
+        "no part of their difference"
+    )
+    return (
+        f"{start} {format_digits(100 * floor.sigma, 2)} % of the loss ({100 * floor.level:g} %: {inside}; "
+        f"{dof}, {source}){text}."
+    )
+
+
+def describe_difference(difference: Difference) -> str:
+    """Return a difference in one sentence that claims no more than its verdict."""
+    nats, percent = abs(difference.difference), 100 * abs(difference.relative)
+    side = "lower" if difference.difference < 0 else "higher"
+    size = f"{format_digits(nats, 2)} nats ({format_digits(percent, 2)} %)"
+    if difference.interval is None:
+        return f"Not decided: {difference.a} has the {side} held-out loss by {size}. {difference.reason}"
+    inside = format_interval(difference.interval, lambda end: format_digits(end, 2))
+    corrected = (
+        f", corrected for {difference.n_comparisons} comparisons" if difference.n_comparisons > 1 else ""
+    )
+    basis = (
+        f"{100 * difference.level:g} % interval of the difference {inside} nats, Student's t with "
+        f"{format_digits(difference.dof, 2)} degrees of freedom{corrected}"
+    )
+    if difference.text_se is not None:
+        basis += f"; the paired error over documents, {format_digits(difference.text_se, 2)} nats, is in it"
+    if difference.verdict == "undecided":
+        need = difference.n_seeds_to_decide
+        more = f" About {need} seeds of each would decide a difference of this size." if need else ""
+        return f"Undecided: {difference.a} is {side} by {size}, within the noise ({basis}).{more}"
+    pair = f"{difference.a} is {difference.verdict} than {difference.b}"
+    return f"{pair}: its held-out loss is {side} by {size} ({basis})."
+
+
+def format_cells(difference: Difference) -> tuple[str, ...]:
+    """Return a difference as the columns of HEADS."""
+    nats = format_digits(difference.difference, 2)
+    percent = format_digits(100 * difference.relative, 2)
+    if difference.interval is not None and difference.relative_interval is not None:
+        nats = format_with_interval(
+            difference.difference, difference.interval, lambda end: format_digits(end, 2)
+        )
+        ends = [100 * end for end in difference.relative_interval]
+        percent = format_with_interval(100 * difference.relative, ends, lambda end: format_digits(end, 2))
+    seeds = f"{difference.n_a}, {difference.n_b}"
+    losses = (format_loss(difference.loss_a), format_loss(difference.loss_b))
+    return (difference.a, difference.b, seeds, *losses, nats, percent, difference.verdict)
+
+
+def format_text_table(differences: Sequence[Difference]) -> str:
+    """Return a table for a terminal, with columns padded to their widest cell."""
+    rows = [HEADS, *map(format_cells, differences)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def render_differences(study: Study) -> str:
+    """Return the section "Differences" of the page; empty without a noise floor or anything to compare."""
+    rows = study.finished_rows()
+    floors = estimate_noise_floors(rows, study.laws)
+    repeated = [difference for difference in compare_repeated(rows, laws=study.laws) if difference.interval]
+    best = [
+        difference
+        # the correction is for all pairs of the group, so showing fewer of them does not change an interval
+        for group in compare_best(rows, laws=study.laws)
+        for difference in group[:MAX_ROWS]
+        if difference.interval
+    ]  # fmt: skip
+    if not floors or not (repeated or best):
+        return ""
+    words = "".join(
+        f'<p class="small">{escape(describe_floor(name, floor))}</p>' for name, floor in floors.items()
+    )
+    tables = ""
+    for title, differences in (
+        ("Cells of several seeds, mean losses, corrected for the number of pairs", repeated),
+        ("The lowest loss at each compute against the others, corrected for all pairs of that compute", best),
+    ):
+        if differences:
+            more = len(differences) - MAX_ROWS
+            left = f" ({more} more: tools/compare_runs.py)" if more > 0 else ""
+            tables += f'<p class="small">{escape(title)}{left}.</p>' + _render_table(
+                differences[:MAX_ROWS], title
+            )
+    return f"<h2>Differences</h2>{words}{tables}"
+
+
+def _render_table(differences: Sequence[Difference], title: str) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADS)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in map(format_cells, differences)
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

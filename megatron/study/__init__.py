@@ -1,0 +1,1 @@
+"""Studies: ladder, price, launching, result tables, selection of runs."""

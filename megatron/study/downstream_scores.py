@@ -1,0 +1,129 @@
+"""Downstream scores of a study's runs: reading them, scores.csv, and columns of the study's table."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from megatron.config.yaml_file import is_single_line
+from megatron.io import read_json, write_atomic
+from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
+from megatron.study.table import SCORE_PREFIX, Row, read_table
+
+# the first of these that a task has is its score; all are shares of correct answers
+METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score of one run on one task.
+
+    task        name of the task, with the settings that change scores: hellaswag-first200, copa-mc32
+    kind        accuracy, for `downstream_curve.fit_downstream`
+    checkpoint  the run's last checkpoint, whose loss is in the table
+    """
+
+    run: str
+    task: str
+    score: float
+    kind: str
+    se: float | None
+    metric: str
+    checkpoint: str
+
+
+COLUMNS = [f.name for f in fields(Score)]
+
+
+def read_scores(study_dir: Path, rows: Sequence[Row]) -> list[Score]:
+    """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of `rows`.
+
+    Only checkpoints at a run's last step count, because the table has no loss for earlier ones.
+    Raises ValueError for a damaged file.
+    """
+    scores = []
+    for row in rows:
+        if row["status"] == "done" and row["path"]:
+            run = study_dir / row["path"]
+            # the last step, from result.json; None matches no checkpoint (_read_results)
+            end = (read_json(run / RESULT) or {}).get("step")
+            for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
+                # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the
+                # checkpoint
+                scores += [Score(row["run"], *result, path.parts[-3]) for result in _read_results(path, end)]
+    # of several results for one task the last path counts
+    return list({(score.run, score.task): score for score in scores}.values())
+
+
+def _read_results(path: Path, end: Any) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """Yield (task, score, kind, error, metric) of each task of a results.json of step `end`.
+
+    Raises ValueError for values of other types.
+    """
+    content = read_json(path) or {}
+    # every table and its keys are checked, since a results.json can come from another program
+    tables = [content, *(content.get(name, {}) for name in ("config", "group_subtasks", "results"))]
+    tables += [*content["results"].values()] if isinstance(content.get("results"), dict) else []
+    subtasks = content["group_subtasks"].values() if isinstance(content.get("group_subtasks"), dict) else []
+    if not all(isinstance(value, dict) and all(map(is_single_line, value)) for value in tables) or not all(
+        isinstance(value, list) for value in subtasks
+    ):
+        raise ValueError(
+            f"{path}: got other types or names of several lines, expected objects under config, "
+            "group_subtasks and results. Evaluate the run again, or delete the file."
+        )
+    about = content.get("config", {})
+    if about.get("step") is None or about["step"] != end:
+        return
+    # label: the settings in the folder's name, such as ar-first200
+    label = path.parts[-2].split("-")
+    if about.get("objective") == "autoregressive":  # has only one scoring method, so its name is omitted
+        label = [word for word in label if word != "ar"]
+    # subtasks of a group are already in the group's score
+    parts = {str(name) for of in subtasks for name in of}
+    for task, metrics in content.get("results", {}).items():
+        # keys of lm-evaluation-harness are "metric,filter"
+        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none", "acc_stderr": "acc_stderr,none"}
+        columns = {key.partition(",")[0]: key for key in metrics}
+        # acc_norm before acc: its normalisation by length is the usual metric where a task has both
+        metric = next((name for name in METRICS if _is_number(metrics.get(columns.get(name)))), None)
+        if metric is None or task in parts:
+            continue
+        error = metrics.get(columns.get(f"{metric}_stderr"))
+        error = error if _is_number(error) else None
+        yield "-".join([task, *label]), metrics[columns[metric]], "accuracy", error, metric
+
+
+def _is_number(value: Any) -> bool:
+    # lm-evaluation-harness writes "N/A" for an error that it does not estimate
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def add_score_columns(rows: Sequence[Row], scores: Sequence[Score]) -> list[Row]:
+    """Return the rows with an added column `score_<task>` for each of their scores."""
+    columns: dict[str, dict[str, float]] = {}
+    for score in scores:
+        columns.setdefault(score.run, {})[SCORE_PREFIX + score.task] = score.score
+    return [row | columns.get(row["run"], {}) for row in rows]
+
+
+def write_scores(scores: Sequence[Score], path: Path) -> bool:
+    """Write scores.csv atomically. Return False without writing if the file has other columns."""
+    if path.is_file() and list(_read_header(path)) != COLUMNS:
+        return False
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    table.writerows(["" if cell is None else cell for cell in astuple(score)] for score in scores)
+    write_atomic(path, text.getvalue())
+    return True
+
+
+def _read_header(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_table(path)
+    except ValueError:  # damaged: not written by this function
+        return {}

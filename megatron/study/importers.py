@@ -1,0 +1,358 @@
+"""Importers for the results of other programs: logs, TensorBoard, Weights & Biases exports, CSV.
+
+torchtitan    "step:  100  loss:  6.42770 ...", with or without ANSI colours, and validation lines if present
+megatron      " iteration 100/ 5000 | consumed samples: ... | lm loss: 9.7E+00 | ...", and validation lines
+tensorboard   a folder with events.out.tfevents files
+wandb         a chart exported as CSV: Step, then "run - metric" columns
+csv           one run per row, with columns renamed by a map
+
+A log rarely contains N or the tokens per step. Values that a log lacks are given as `facts`.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.config.presets import suggest_nearest
+from megatron.study.table import COLUMNS, NUMBERS, Row, read_table
+
+KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
+FINAL_SHARE = 0.02  # last share of the training losses, averaged if there is no held-out loss
+MAX_ANNEALED_RATE = 0.3  # share of the peak learning rate; a run that ends above it was not annealed
+# 3, .5, 1,234.5, 9.7E+00, nan, inf; commas group thousands
+NUMBER = r"([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf)"
+ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+FACTS = (
+    "n_params",
+    "tokens_per_step",
+    "train_tokens",
+    "unique_tokens",
+    "seq_len",
+    "objective",
+    "size",
+    "seed",
+)
+TITAN = {
+    # the lookbehind keeps "validate step: 100" out of the training losses
+    "train": re.compile(rf"(?<!validate )step:\s*(\d+)\s+loss:\s*{NUMBER}"),
+    "validation": re.compile(rf"validate step:\s*(\d+)\s+loss:\s*{NUMBER}"),
+    "n_params": re.compile(r"size:\s*([\d,]+) total parameters"),
+    "seq_len": re.compile(r"sequence length\s+(\d+)"),
+    "batch": re.compile(r"global batch size\s+(\d+)"),
+    "n_steps": re.compile(r"total steps\s+(\d+)"),
+}
+MEGATRON = {
+    "train": re.compile(rf"iteration\s+(\d+)/\s*(\d+)\s*\|.*?lm loss:\s*{NUMBER}"),
+    "validation": re.compile(rf"validation loss at iteration (\d+).*?lm loss value:\s*{NUMBER}"),
+    "samples": re.compile(r"consumed samples:\s*(\d+)"),
+    "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
+    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0): 1100"
+    "n_params": re.compile(r"number of parameters on .*?rank \((\d+), ?(\d+)\):\s*(\d+)"),
+    "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(\d+)"),
+}
+# tags of torchtitan first, then of Megatron, then common ones; the first that a run has is read
+TRAIN_TAGS = ("loss_metrics/global_avg_loss", "lm-loss-training/lm loss", "lm loss", "train/loss", "loss")
+HELD_OUT_TAGS = ("validation_metrics/loss", "lm loss validation", "validation/loss", "val/loss", "eval/loss")
+RATE_TAGS = ("lr", "learning-rate/learning-rate", "learning-rate", "train/lr")
+
+
+@dataclass
+class RunLog:
+    """Contents of one log. Losses in nats per token, by step."""
+
+    run: str
+    path: Path
+    train: dict[int, float] = field(default_factory=dict)
+    held_out: dict[int, float] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    n_steps: int | None = None
+    samples: int | None = None
+
+
+def parse_number(text: str) -> float:
+    """Parse a number such as 1,234.5 or 9.7E+00."""
+    return float(text.replace(",", ""))
+
+
+def read_external_logs(
+    paths: Sequence[Path], kind: str, facts: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]
+) -> list[Row]:
+    """Return one row per run, with the keys of table.COLUMNS and `note`.
+
+    facts    values by run name; those under "" apply to every run
+    columns  our column name -> column of a csv, such as {"loss": "val_loss"}
+
+    Raises FileNotFoundError for a missing file. Raises ValueError for an unknown kind, fact or column, or a
+    file without a run.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")
+    for run, run_facts in facts.items():
+        for name in set(run_facts) - set(FACTS):
+            raise ValueError(
+                f"facts{f' of {run}' if run else ''}: '{name}'; {suggest_nearest(name, list(FACTS))}"
+            )
+    rows: list[Row] = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such file. Give the logs or exports of finished runs.")
+        if kind == "csv":
+            rows += _read_csv_rows(path, columns, facts)
+            continue
+        trails = list(READERS[kind](path))
+        if not any(trail.train or trail.held_out for trail in trails):
+            raise ValueError(f"{path}: got no loss, expected the output of {kind}. Check --from.")
+        rows += [make_row(trail, facts) for trail in trails if trail.train or trail.held_out]
+    return rows
+
+
+def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Return the row of one log.
+
+    The loss is the last held-out loss, or else the mean of the last training losses, as stated in `note`.
+    """
+    # facts of a run override those of all runs, and both override values from the log
+    merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
+    row: Row = dict.fromkeys(COLUMNS) | {"run": trail.run, "path": str(trail.path)}
+    row |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
+    row["objective"] = row["objective"] or "autoregressive"
+    last = max([*trail.train, *trail.held_out])
+    notes = []
+    if trail.held_out:
+        row["loss"] = trail.held_out[max(trail.held_out)]
+    else:
+        losses = [trail.train[step] for step in sorted(trail.train)]
+        # Example: of 1,000 logged losses the mean of the last ceil(0.02 x 1000) = 20. One training loss is of
+        # one batch and much noisier than a held-out loss.
+        row["loss"] = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
+        notes.append("Training loss: the log has no held-out loss.")
+    if trail.rates:
+        # Cosine to 10 % and decay to 0 count as annealed, a constant rate does not.
+        row["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
+    if row["train_tokens"] is None:
+        # Samples are preferred to steps: a batch size that grows during the run is counted correctly.
+        if trail.samples and merged.get("seq_len"):
+            row["train_tokens"] = trail.samples * merged["seq_len"]
+        elif merged.get("tokens_per_step"):
+            row["train_tokens"] = last * merged["tokens_per_step"]
+        else:
+            notes.append("Number of tokens unknown: give --set tokens_per_step=N.")
+    if row["n_params"] is None:
+        notes.append("N unknown: give --set n_params=N.")
+    row["status"] = "done"
+    # a log that ends before its planned steps is not from a finished run
+    if trail.n_steps and last < trail.n_steps:
+        row["status"] = "failed"
+        notes.append(f"It ends at step {last:,} of {trail.n_steps:,}.")
+    if not math.isfinite(row["loss"]):
+        row["status"], row["loss"] = "failed", None
+        notes.append("It diverged.")
+    _fill_derived(row)
+    return row | {"note": " ".join(notes)}
+
+
+def _fill_derived(row: Row) -> None:
+    """Fill in the columns that follow from N, D and U."""
+    N, D, U = (row[name] for name in ("n_params", "train_tokens", "unique_tokens"))
+    if D and U:
+        row["epochs"] = row["epochs"] or D / U
+    if N and D:
+        # C = 6 N D is the fallback: the exact convention needs the model's shape
+        row["flops_6nd"] = 6.0 * N * D
+        row["train_flops"] = row["train_flops"] or row["flops_6nd"]
+
+
+def _run_name(path: Path) -> str:
+    return path.stem if path.is_file() else path.name
+
+
+def _read_torchtitan(path: Path) -> Iterator[RunLog]:
+    """Read one torchtitan log."""
+    trail, batch = RunLog(_run_name(path), path), None
+    for line in _read_lines(path):
+        line = ANSI_COLOURS.sub("", line)
+        # a step that is logged again after a restart replaces the earlier value
+        for kind, losses in (("train", trail.train), ("validation", trail.held_out)):
+            if match := TITAN[kind].search(line):
+                losses[int(match[1])] = parse_number(match[2])
+        if match := TITAN["n_params"].search(line):
+            trail.facts["n_params"] = int(parse_number(match[1]))
+        if match := TITAN["seq_len"].search(line):
+            trail.facts["seq_len"] = int(match[1])
+        if match := TITAN["batch"].search(line):
+            batch = int(match[1])
+        if match := TITAN["n_steps"].search(line):
+            trail.n_steps = int(match[1])
+    if batch and "seq_len" in trail.facts:
+        trail.facts["tokens_per_step"] = batch * trail.facts["seq_len"]
+    yield trail
+
+
+def _read_megatron(path: Path) -> Iterator[RunLog]:
+    """Read one log of Megatron-LM or Megatron-DeepSpeed. N is the sum over the model ranks that it lists."""
+    trail = RunLog(_run_name(path), path)
+    parts: dict[tuple[str, str], int] = {}
+    for line in _read_lines(path):
+        if match := MEGATRON["train"].search(line):
+            trail.train[int(match[1])] = parse_number(match[3])
+            trail.n_steps = int(match[2])
+            if samples := MEGATRON["samples"].search(line):
+                trail.samples = int(samples[1])
+            if rate := MEGATRON["rate"].search(line):
+                trail.rates.append(parse_number(rate[1]))
+        elif match := MEGATRON["validation"].search(line):
+            trail.held_out[int(match[1])] = parse_number(match[2])
+        elif match := MEGATRON["n_params"].search(line):
+            # each (tensor, pipeline) rank logs its share once or several times, so shares are stored by
+            # rank
+            parts[match[1], match[2]] = int(match[3])
+        elif match := MEGATRON["seq_len"].search(line):
+            trail.facts["seq_len"] = int(match[1])
+    if parts:
+        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel ranks replicate, are counted
+        # on each of them.
+        trail.facts["n_params"] = sum(parts.values())
+    yield trail
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from file
+
+
+def _read_tensorboard(path: Path) -> Iterator[RunLog]:
+    """Read every folder of event files under `path`. This is the only use of TensorBoard's reader."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # a resumed run has several event files in one folder: they are read as one run
+    folders = sorted({file.parent for file in path.rglob("events.out.tfevents.*")})
+    for folder in folders:
+        # size_guidance 0 disables the reservoir sampling, which would drop steps
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+        events.Reload()
+        tags = events.Tags()["scalars"]
+
+        # default arguments bind the loop variables at definition
+        def read_series(
+            candidates: Sequence[str], events: Any = events, tags: Sequence[str] = tags
+        ) -> dict[int, float]:
+            tag = next((name for name in candidates if name in tags), None)
+            return {} if tag is None else {event.step: event.value for event in events.Scalars(tag)}
+
+        name = folder.parent.name if folder.name == "tensorboard" else folder.name
+        trail = RunLog(name, folder, read_series(TRAIN_TAGS), read_series(HELD_OUT_TAGS))
+        # sorted by step: the last value decides whether the run was annealed
+        trail.rates = [value for _, value in sorted(read_series(RATE_TAGS).items())]
+        yield trail
+
+
+def _read_wandb(path: Path) -> Iterator[RunLog]:
+    """Read a chart's CSV: Step, "run - metric", "run - metric__MIN", "run - metric__MAX", the next run."""
+    table = read_table(path)
+    step = next((name for name in ("Step", "_step", "trainer/global_step") if name in table), None)
+    if step is None:
+        raise ValueError(
+            f"{path}: got no column 'Step', expected a chart exported as CSV from Weights & Biases."
+        )
+    trails: dict[str, RunLog] = {}
+    for name, cells in table.items():
+        if name == step or name.endswith(("__MIN", "__MAX")):
+            continue
+        # the last " - " separates run and metric: names of runs can contain " - " too
+        run, _, metric = name.rpartition(" - ")
+        if "loss" not in metric.lower():
+            continue
+        trail = trails.setdefault(run or path.stem, RunLog(run or path.stem, path))
+        held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
+        losses = trail.held_out if held_out else trail.train
+        for i, (at, cell) in enumerate(zip(table[step], cells, strict=True), 1):
+            # a CSV of several runs interleaves their steps, so empty cells are normal
+            if cell.strip():
+                try:
+                    losses[int(float(at))] = float(cell)
+                except (ValueError, OverflowError):
+                    raise ValueError(
+                        f"{path}, row {i}: got step '{at[:20]}' and {name} '{cell[:20]}', expected numbers. "
+                        "Export the chart again."
+                    ) from None
+    yield from trails.values()
+
+
+READERS = {
+    "torchtitan": _read_torchtitan,
+    "megatron": _read_megatron,
+    "tensorboard": _read_tensorboard,
+    "wandb": _read_wandb,
+}
+
+
+def _read_csv_rows(
+    path: Path, columns: Mapping[str, str], facts: Mapping[str, Mapping[str, Any]]
+) -> list[Row]:
+    """Return one row per line of a CSV, with columns named by `columns` or by our own names."""
+    table = read_table(path)
+    for column, header in columns.items():
+        if column not in COLUMNS:
+            raise ValueError(f"--map {column}: {suggest_nearest(column, COLUMNS)}")
+        if header not in table:
+            raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, list(table))}")
+    # our column -> column of the file; columns that the file lacks are omitted and stay None
+    names = {name: columns.get(name, name) for name in COLUMNS if columns.get(name, name) in table}
+    if "loss" not in names:
+        raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
+    rows = []
+    for i in range(len(next(iter(table.values()), []))):
+        row: Row = dict.fromkeys(COLUMNS) | {"run": f"{path.stem}-{i + 1}", "path": str(path)}
+        for column, header in names.items():
+            row[column] = _parse_cell(table[header][i], column, f"{path}, row {i + 1}, {header}")
+        # here facts override the cells of the table, as they override values from a log in make_row
+        merged = dict(facts.get("", {})) | dict(facts.get(str(row["run"]), {}))
+        row |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
+        row["objective"] = row["objective"] or "autoregressive"
+        row["status"] = row["status"] or ("done" if row["loss"] is not None else "failed")
+        _fill_derived(row)
+        rows.append(row | {"note": "" if row["loss"] is not None else "It has no loss."})
+    return rows
+
+
+def _parse_cell(text: str, name: str, where: str) -> Any:
+    """Return a cell as the type of its column; None if it is empty or not finite."""
+    if not text.strip():
+        return None
+    if name not in NUMBERS:
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{where}: got '{text}', expected a number. Correct the cell.") from None
+    # a diverged run has nan in its table: it becomes a row without a loss, not an error
+    return value if math.isfinite(value) else None
+
+
+def read_facts(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a CSV with a column `run` and columns of facts. Return facts by run."""
+    table = read_table(path)
+    if "run" not in table:
+        raise ValueError(f"{path}: no column 'run'; {suggest_nearest('run', list(table))}")
+    facts: dict[str, dict[str, Any]] = {}
+    for i, run in enumerate(table["run"]):
+        cells = {name: table[name][i] for name in table if name != "run" and table[name][i].strip()}
+        facts[run] = {name: parse_fact(name, cell) for name, cell in cells.items()}
+    return facts
+
+
+def parse_fact(name: str, text: str) -> Any:
+    """Return a fact as a number or a word. Raises ValueError for text that is not a number."""
+    if name in ("objective", "size"):
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}: got '{text}', expected a number.") from None
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,1 @@
+"""Processes that train the runs of a study: local and Slurm."""

@@ -1,0 +1,119 @@
+"""Interface of launchers, and common steps: prepare a run's folder, read its progress and last output."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from megatron.config.read import write_config
+from megatron.io import write_json
+from megatron.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN, read_last_metrics
+from megatron.study.ladder import PlannedRun
+
+ROOT = Path(__file__).resolve().parents[2]
+LOG = "log.txt"
+STOP_WAIT_S = 60.0
+
+
+@dataclass
+class Job:
+    """One run that was started.
+
+    handle       process or task, as defined by the launcher
+    devices      indices of the local devices that the run occupies
+    is_external  another process started the run: this sweep waits for its result and never stops it
+    """
+
+    run: PlannedRun
+    handle: Any
+    devices: list[int] = field(default_factory=list)
+    is_external: bool = False
+
+    def last_record(self) -> dict[str, Any]:
+        """Return the last line of the run's metrics; empty before the first one."""
+        return read_last_metrics(self.run.folder) or {}
+
+    def fraction_done(self) -> float:
+        """Return the share of the run's trained steps that it has logged, 0 to 1."""
+        # metrics count steps from the trunk's start, so the branch point is subtracted
+        # Example: a run of 500 steps that branches at 400 has begin = 400; logged step 450 is (450 - 400) /
+        # 100 = 50 %.
+        begin = self.run.plan.n_steps - self.run.trained_steps
+        step = self.last_record().get("step", 0)
+        return min(1.0, max(0.0, (step - begin) / self.run.trained_steps))
+
+    def last_line(self) -> str:
+        """Return the last line of the run's output: the error, if it failed."""
+        path = self.run.folder / LOG
+        lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
+        return lines[-1] if lines else "no output"
+
+
+class Launcher(Protocol):
+    """Starts and follows runs. Methods raise OSError if the backend does not respond."""
+
+    def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
+        """Prepare and start those of `runs` that fit now, in order.
+
+        A run that belongs to another process is returned as an external job.
+        """
+        ...
+
+    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
+        """Return the jobs of `runs` that another sweep started and that still run; None while unknown."""
+        ...
+
+    def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+        """Return the jobs that have ended, with exit status; for an external job that is 0 or 75."""
+        ...
+
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """Signal every job to save and stop, wait, and kill those that do not stop."""
+        ...
+
+    def detach(self, jobs: Sequence[Job]) -> None:
+        """After an error or SIGHUP: stop jobs that need the sweep, and leave the others running."""
+        ...
+
+    def close(self) -> None:
+        """Release all locks, so that other sweeps can take the runs."""
+        ...
+
+
+def prepare_run(run: PlannedRun) -> None:
+    """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    config = run.config
+    # without the trunk's checkpoint the run trains all its steps from scratch
+    trunk = None if run.branch is None else find_checkpoint(run.branch.trunk, run.branch.step)
+    if trunk is not None:
+        config = replace(config, checkpoint=replace(config.checkpoint, branch_from=str(trunk)))
+    write_config(config, run.folder / CONFIG)
+    # plan.json exists from here on, although the run has not started: without metrics.jsonl the table lists
+    # the run as missing
+    write_json(run.folder / PLAN, run.plan.as_dict())
+    # the record of an earlier failure is obsolete now
+    (run.folder / EXIT).unlink(missing_ok=True)
+
+
+def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path | None:
+    """Return the latest complete checkpoint up to `last_step`, or with `exact` at it; None without one.
+
+    Preemption checkpoints are ignored, because the run deletes them when it resumes.
+    """
+    checkpoints: dict[tuple[int, int], Path] = {}
+    # meta.json is part of a complete checkpoint; a folder without it is skipped by the pattern
+    for meta_file in (run_dir / CHECKPOINTS).glob("*/meta.json"):
+        if meta_file.parent.suffix in (".preempt", ".partial"):
+            continue
+        try:
+            meta = json.loads(meta_file.read_text())
+            # for one step the later generation counts: the run was rolled back past the earlier one
+            checkpoints[int(meta["step"]), int(meta.get("generation", 0))] = meta_file.parent
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # being deleted by another process, or damaged
+    # keys are (step, generation) and compare in this order: the latest step, and of that step the last
+    # generation
+    steps = [key for key in checkpoints if key[0] == last_step or key[0] < last_step and not exact]
+    return checkpoints[max(steps)] if steps else None

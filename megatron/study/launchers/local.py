@@ -1,0 +1,184 @@
+"""Launcher of runs as processes on this machine; several small runs share a GPU or the CPU."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron.command import STOPPED
+from megatron.plan.memory import estimate_memory
+from megatron.processes import die_with_parent, parent_variable
+from megatron.rank_env import remove_launcher_variables
+from megatron.run_dir import CONFIG, is_done
+from megatron.study.ladder import PlannedRun
+from megatron.study.launchers.launch import LOG, ROOT, STOP_WAIT_S, Job, prepare_run
+from megatron.study.launchers.run_locks import RunLocks
+
+PRETRAIN = ROOT / "tools" / "pretrain.py"
+START_RANKS = (
+    ROOT / "tools" / "start_ranks.py"
+)  # exits with 75 if its ranks were preempted; torchrun exits with 1
+MAX_MEMORY_SHARE = 0.9  # of a device's memory, since memory use is an estimate
+# glibc returns large blocks to the kernel at every free, and the next tensor faults the pages in again.
+# Keeping the blocks makes small models on a CPU up to a third faster.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or all CPU cores: number of concurrent runs, and bytes of memory."""
+
+    slots: int
+    memory: float
+
+
+class LocalLauncher:
+    """Starts each run as a process on the least occupied device with room for it."""
+
+    def __init__(self, devices: Sequence[Device], on_gpus: bool, gpus_per_run: int = 1) -> None:
+        self.devices, self.on_gpus, self.gpus_per_run = list(devices), on_gpus, gpus_per_run
+        self.active: list[Job] = []
+        self.locks = RunLocks()
+
+    def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
+        """See Launcher. A run that does not fit does not delay smaller ones after it."""
+        jobs = []
+        for run in runs:
+            devices = self.choose_devices(run)
+            # continue, not break: a later and smaller run may still fit
+            if devices is None:
+                continue
+            # Another sweep has the run, a training that outlived its sweep still saves, or the run has become
+            # done since the plan. As an external job it is polled until one of the three has ended.
+            if not self.locks.acquire(run):
+                jobs.append(Job(run, None, is_external=True))
+                continue
+            prepare_run(run)
+            # order: config.yaml is written before the process that reads it is started
+            job = Job(run, self._start_process(run, devices), devices)
+            self.active.append(job)
+            jobs.append(job)
+        return jobs
+
+    def choose_devices(self, run: PlannedRun) -> list[int] | None:
+        """Return the devices for a run, or None if it must wait.
+
+        A run over several GPUs gets them exclusively. A run that exceeds the memory of every device gets an
+        empty one: the estimate may be wrong, and otherwise the run reports the error itself.
+        """
+        # load[k]: the jobs on device k. Example with 2 devices and 4 slots: [[a, b], [c]]; device 1 is tried
+        # first.
+        load = [[job for job in self.active if k in job.devices] for k in range(len(self.devices))]
+        if self.gpus_per_run > 1:
+            # all or nothing: a run that waited with some of its GPUs could block another one that does the
+            # same
+            empty = [k for k, jobs in enumerate(load) if not jobs]
+            return empty[: self.gpus_per_run] if len(empty) >= self.gpus_per_run else None
+        for k in sorted(range(len(self.devices)), key=lambda k: len(load[k])):
+            # estimates are summed per device, because processes cannot share memory
+            used = sum(estimate_memory(job.run.config) for job in load[k])
+            fits = used + estimate_memory(run.config) <= MAX_MEMORY_SHARE * self.devices[k].memory
+            # an empty device always accepts a run, even one that exceeds the estimate
+            # A device of unknown memory (0, for example a GPU that shares the host's memory) never fits, so
+            # it gets one run at a time.
+            if not load[k] or fits and len(load[k]) < self.devices[k].slots:
+                return [k]
+        return None
+
+    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job]:
+        """See Launcher: runs that another process is training, for example after their sweep was killed."""
+        return [Job(run, None, is_external=True) for run in runs if self.locks.is_training(run)]
+
+    def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+        """See Launcher."""
+        over = []
+        for job in jobs:
+            status = self._poll_external(job) if job.is_external else self._poll_status(job)
+            if status is not None:
+                over.append((job, status))
+                self.locks.release(job.run)
+        return over
+
+    def _poll_external(self, job: Job) -> int | None:
+        if not self.locks.has_ended(job.run):
+            return None
+        return 0 if is_done(job.run.folder, job.run.plan.identity) else STOPPED
+
+    def _poll_status(self, job: Job) -> int | None:
+        status = job.handle.poll()
+        if status is None:
+            return None
+        self.active.remove(job)
+        done = is_done(job.run.folder, job.run.plan.identity)
+        if status and not done and self.locks.is_training(job.run):
+            # another process locked the run first: wait for that one
+            job.is_external, job.devices = True, []
+            self.locks.release(job.run)
+            return None
+        return status
+
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """See Launcher."""
+        local_jobs = [job for job in jobs if not job.is_external]
+        for job in local_jobs:
+            if job.handle.poll() is None:
+                job.handle.terminate()
+        # all jobs are signalled first and then waited for, so that they save concurrently
+        # one deadline for all jobs: 60 s in total, not 60 s for each
+        deadline = time.monotonic() + STOP_WAIT_S
+        for job in local_jobs:
+            try:
+                job.handle.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(
+                    job.handle.pid, signal.SIGKILL
+                )  # the job leads its own session, which contains its ranks
+                job.handle.wait()
+
+    def detach(self, jobs: Sequence[Job]) -> None:
+        """See Launcher: local processes are stopped with their sweep."""
+        self.stop(jobs)
+
+    def close(self) -> None:
+        """See Launcher."""
+        self.locks.release_all()
+
+    def _start_process(self, run: PlannedRun, devices: Sequence[int]) -> "subprocess.Popen[bytes]":
+        """Start a run; its output goes to log.txt in its folder.
+
+        The run saves and stops within STOP_WAIT_S after this process has ended for any reason.
+        """
+        ranks = [str(START_RANKS), str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
+        words = [*ranks, str(PRETRAIN), str(run.folder / CONFIG)]
+        # append mode keeps the output of earlier starts. The child has a copy of the descriptor, so the
+        # parent can close its own at once.
+        with (run.folder / LOG).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Two guards against a sweep that is killed: the kernel sends SIGTERM at once (preexec_fn), on
+                # which the run saves; the variable makes a run that hangs end itself after STOP_WAIT_S.
+                env=self._make_environment(devices) | parent_variable(STOP_WAIT_S),
+                # Ctrl-C in the terminal signals only the sweep, which then stops its runs in order
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+
+    def _make_environment(self, devices: Sequence[int]) -> dict[str, str]:
+        """Return a child's environment: its GPUs, or on a CPU one thread per library and KEEP_MEMORY."""
+        environment = dict(os.environ)
+        # A sweep that was started by torchrun or srun has RANK and WORLD_SIZE set. Inherited, they would make
+        # the run wait for ranks that do not exist.
+        remove_launcher_variables(environment)
+        # one thread for each run: with one run per core, more threads would compete for the same cores
+        if not self.on_gpus:
+            return environment | {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"), **KEEP_MEMORY}
+        # CUDA_VISIBLE_DEVICES may be set already: device k is then the k-th of its entries
+        seen = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(seen[k] if seen else str(k) for k in devices)
+        return environment

@@ -1,0 +1,161 @@
+"""Sweep over a study: train the missing runs and print the progress."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from megatron.command import STOPPED
+from megatron.file_lock import wait_for_lock
+from megatron.io import read_json
+from megatron.run_dir import LOCK, RESULT, is_done
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_study
+from megatron.study.launchers.launch import Job, Launcher
+from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
+from megatron.study.launchers.scheduler import run_all
+from megatron.study.launchers.slurm import SlurmLauncher
+from megatron.study.price import Speed, query_gpus
+from megatron.study.price_table import format_price_table
+from megatron.study.probe import Timing, time_steps
+from megatron.study.sweep_table import LiveTable
+
+JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Settings of a sweep.
+
+    jobs     concurrent runs; None: as many as fit
+    retries  restarts of a failed run
+    sbatch   additional arguments of sbatch
+    details  print a second table with the price
+    """
+
+    launcher: str = "local"
+    jobs: int | None = None
+    gpus_per_run: int = 1
+    retries: int = 1
+    sbatch: list[str] = field(default_factory=list)
+    details: bool = False
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """Result of a sweep."""
+
+    n_runs: int
+    n_done: int
+    failed: list[str]
+    interrupted: bool
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_devices(study: StudyPlan, options: SweepOptions) -> tuple[list[Device], bool]:
+    """Return (local devices, whether they are GPUs). Raises ValueError if there are too few GPUs."""
+    gpu_list = [] if (study.run.get("dist") or {}).get("cpu_only") else query_gpus()
+    if options.gpus_per_run > max(1, len(gpu_list)):
+        raise ValueError(f"--gpus-per-run: got {options.gpus_per_run}, expected at most {len(gpu_list)}.")
+    if not gpu_list:
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return [Device(options.jobs or count_cores(), memory)], False
+    # at least `jobs` in total: ceiling division
+    # Example: jobs = 10 on 4 GPUs are ceil(10 / 4) = 3 slots each, 12 in all.
+    places = JOBS_PER_GPU if options.jobs is None else -(-options.jobs // len(gpu_list))
+    most = max(1, count_cores() // len(gpu_list))  # each run needs a core to launch kernels
+    return [Device(min(places, most), memory) for _, memory in gpu_list], True
+
+
+def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
+    """Return the number of concurrent runs, for the price."""
+    if options.jobs is not None or options.launcher == "slurm":
+        return options.jobs or 1
+    devices, _ = find_devices(study, options)
+    if options.gpus_per_run > 1:
+        return max(1, len(devices) // options.gpus_per_run)
+    return sum(device.slots for device in devices)
+
+
+def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> list[Timing]:
+    """Time a few steps of the remaining runs on this machine, under the conditions of the sweep."""
+    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
+    if not waiting or options.launcher != "local":
+        return []
+    devices, on_gpus = find_devices(study, options)
+    launcher = LocalLauncher(devices, on_gpus, options.gpus_per_run)
+    # the smallest device decides whether a probe fits
+    memory = MAX_MEMORY_SHARE * min(
+        (device.memory for device in devices if device.memory), default=float("inf")
+    )
+    return time_steps(waiting, launcher, count_jobs(study, options), memory, study.directory)
+
+
+def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
+    if options.launcher == "slurm":
+        words = list(options.sbatch)
+        if options.gpus_per_run > 1:
+            # Slurm needs one task per GPU; the user's own arguments follow and can override it
+            words = [f"--ntasks={options.gpus_per_run}", *words]
+        return SlurmLauncher(study.directory / "slurm", options.jobs, words)
+    devices, on_gpus = find_devices(study, options)
+    return LocalLauncher(devices, on_gpus, options.gpus_per_run)
+
+
+def run_sweep(
+    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], Speed]
+) -> SweepOutcome:
+    """Train every run of the study that has no result yet; a failed run does not stop the others.
+
+    price: returns the expected speed of the runs
+    """
+    runs = expand_study(study)
+    study.directory.mkdir(parents=True, exist_ok=True)
+    with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
+        study.save()
+    # after study.yaml is saved: the report and a blind prediction need the file even if all runs are done
+    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
+    if len(waiting) < len(runs):
+        print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
+    if not waiting:
+        return SweepOutcome(len(runs), len(runs), [], False)
+    jobs = count_jobs(study, options)
+    print(format_price_table(runs, price(runs), jobs, options.gpus_per_run, options.details), flush=True)
+    live = LiveTable()
+    failed: list[str] = []
+    n_ended = len(runs) - len(waiting)
+
+    def report_end(job: Job, status: int, again: bool) -> None:
+        nonlocal n_ended
+        n_ended += not again
+        if not again and not is_done(job.run.folder, job.run.plan.identity):
+            failed.append(f"{job.run.folder.name}: {job.last_line()}")
+        live.print_line(_format_end(job, status, again, n_ended, len(runs)))
+
+    try:
+        _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
+    finally:
+        # also after an exception: the traceback would be printed over the table
+        live.clear()
+    # counted from the files: another sweep may have finished runs that this one did not follow
+    return SweepOutcome(len(runs), _count_done(runs), failed, not whole)
+
+
+def _count_done(runs: Sequence[PlannedRun]) -> int:
+    return sum(is_done(run.folder, run.plan.identity) for run in runs)
+
+
+def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
+    """Return a line on a run that ended: its loss and time, or the reason of its failure."""
+    result = read_json(job.run.folder / RESULT)
+    width = len(str(n_runs))
+    count = f"[{n_ended:>{width}}/{n_runs}] {job.run.config.name}"
+    if not is_done(job.run.folder, job.run.plan.identity) or result is None:
+        how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_line()}"
+        if job.is_external:
+            how = "the process that trained it has ended"
+        return f"{count}: {how}{', starts again' if again else ''}"
+    loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
+    return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"

@@ -1,0 +1,436 @@
+"""Readers of documents in text files, with the position of each document.
+
+Formats: JSON lines (.jsonl, .json), plain or compressed with gzip or zstandard; parquet; folders saved by
+Hugging Face `datasets`; standard input. A plain file is split into byte ranges that are read independently.
+Any other file is a single piece.
+"""
+
+import glob
+import gzip
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from megatron.io import read_json, write_atomic_bytes
+from megatron.text.columns import check_structure, decode_values
+from megatron.text.damage import DamagedFileError, translate_read_errors
+
+PLAIN_SUFFIXES = (".jsonl", ".json")
+COMPRESSED_SUFFIXES = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
+COLUMN_SUFFIXES = (".parquet", ".arrow")
+INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, *COLUMN_SUFFIXES)
+PARQUET_MAGIC = b"PAR1"
+STDIN = Path("-")
+REJECTS_SUFFIX = ".rejects.jsonl"
+UNSUPPORTED_SUFFIXES = (
+    ".xz",
+    ".bz2",
+    ".lz4",
+    ".lzma",
+    ".br",
+    ".7z",
+    ".zip",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.zst",
+)
+READ_BYTES = 1 << 20  # bytes of a file or a long line that are read at a time
+MAX_PARSED_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which C++ streams
+SURROGATE = re.compile("[\ud800-\udfff]")
+ESCAPE = re.compile(  # any JSON escape; group 1 matches an unpaired surrogate: pairs are matched first
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
+
+
+@dataclass(frozen=True)
+class InputPiece:
+    """A byte range of a plain file, delimited by line ends, or a whole file of another format."""
+
+    path: Path
+    begin: int
+    end: int
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the file consists of lines and can be read from any byte."""
+        return self.path.name.endswith(PLAIN_SUFFIXES)
+
+
+@dataclass
+class ReadPosition:
+    """Progress in a file: bytes as on disk, compressed or not; for standard input bytes received."""
+
+    offset: int = 0
+
+
+def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) -> list[Path]:
+    """Resolve words to files: a file, a folder (all files below, sorted), a glob pattern (sorted), or `-`.
+
+    Folders and patterns skip outputs of preprocessing; folders also skip hidden names. A folder saved by
+    `datasets` gives the files listed in its state.json. Raises FileNotFoundError for a word without files,
+    and ValueError for a file of another format, a file named twice or a folder of several splits.
+    """
+    inputs: list[Path] = []
+    for word in words:
+        _check_input_name(word, suffixes)
+        path = Path(word)
+        if path == STDIN or path.is_file():
+            paths = [path]
+        elif path.is_dir():
+            paths = _list_files(path, suffixes)
+        else:
+            matched = [Path(p) for p in sorted(glob.glob(word, recursive=True))]
+            groups = [
+                _list_files(p, suffixes) if p.is_dir() else [p]
+                for p in matched
+                if not _is_preprocess_output(p)
+            ]
+            paths = list(dict.fromkeys(p for files in groups for p in files))  # ** matches both
+        if not paths:
+            raise FileNotFoundError(
+                f"{word}: no such file, and no folder or pattern of {', '.join(suffixes)}."
+            )
+        inputs += paths
+    seen: set[Path] = set()
+    for path in inputs:
+        resolved = path if path == STDIN else path.resolve()
+        if resolved in seen:
+            raise ValueError(f"{path}: got this file twice, expected each input once")
+        seen.add(resolved)
+        if path != STDIN and not path.name.endswith(tuple(suffixes)):
+            raise ValueError(f"{path}: expected one of {', '.join(suffixes)}, or - for standard input")
+    return inputs
+
+
+def _check_input_name(word: str, suffixes: Sequence[str]) -> None:
+    """Raise ValueError for a URL and for an unsupported compression, whether the file exists or not."""
+    if scheme := re.match(r"[a-z][a-z0-9+.-]*://", word):
+        raise ValueError(
+            f"{word}: got a URL ({scheme[0]}), expected a file on this machine. Remote files are not "
+            "supported; download it first, as tools/download_assets.py does."
+        )
+    if word.endswith(UNSUPPORTED_SUFFIXES) and not word.endswith(tuple(suffixes)) and not Path(word).is_dir():
+        raise ValueError(
+            f"{word}: got {Path(word).suffix}, expected one of {', '.join(suffixes)}. Unpack it first."
+        )
+
+
+def describe_inputs(words: Sequence[str]) -> str:
+    """Format input names for a message."""
+    return ", ".join("standard input" if word == str(STDIN) else word for word in words)
+
+
+def _list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """List the input files of a folder, sorted by path."""
+    files: list[Path] = []
+    for directory, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not _is_link_loop(directory, name)
+        ]
+        if "dataset_dict.json" in names:
+            dataset_dict = read_json(Path(directory, "dataset_dict.json")) or {}
+            splits = [str(Path(directory, split)) for split in dataset_dict.get("splits", [])]
+            raise ValueError(
+                f"{directory}: got a folder with several splits of datasets, expected one. Give a split: "
+                f"{' '.join(splits)}"
+            )
+        state = read_json(Path(directory, "state.json")) if "dataset_info.json" in names else None
+        if state is not None and "_data_files" in state:
+            # other files in the folder may be caches that datasets made from the same documents
+            files += [Path(directory, file["filename"]) for file in state["_data_files"]]
+            folders.clear()
+            continue
+        candidates = [
+            Path(directory, name) for name in names if name.endswith(tuple(suffixes)) and name[0] != "."
+        ]
+        files += [path for path in candidates if not _is_preprocess_output(path)]
+    return sorted(files)
+
+
+def _is_link_loop(directory: str, name: str) -> bool:
+    """Return whether a folder is a link to one of its own parents, whose files are listed already."""
+    path = os.path.join(directory, name)
+    if not os.path.islink(path):
+        return False
+    target = os.path.realpath(path)
+    return os.path.commonpath([target, os.path.realpath(directory)]) == target
+
+
+def _is_preprocess_output(path: Path) -> bool:
+    """Return whether a file is the sidecar of a dataset, or the rejects file of the job that wrote one."""
+    if path.name.endswith(REJECTS_SUFFIX):  # <prefix>.rejects.jsonl beside <prefix>_<key>_document.idx
+        job = glob.escape(path.name.removesuffix(REJECTS_SUFFIX))
+        return any(path.parent.glob(f"{job}_*_document.idx"))
+    return path.suffix == ".json" and path.with_suffix(".idx").is_file()
+
+
+def split_into_pieces(paths: Sequence[Path], piece_bytes: int) -> list[InputPiece]:
+    """Split files into pieces of about `piece_bytes`, at line ends, in the order of the input."""
+    pieces: list[InputPiece] = []
+    for path in paths:
+        size = 0 if path == STDIN else path.stat().st_size
+        if not path.name.endswith(PLAIN_SUFFIXES):
+            pieces.append(InputPiece(path, 0, size))
+            continue
+        begin = 0
+        with path.open("rb") as file:
+            while begin < size:
+                # one byte earlier: a cut directly after a line feed must not add the next line
+                file.seek(min(size, begin + piece_bytes) - 1)
+                end = _find_line_end(file)  # extend the piece to the end of the line at the cut
+                pieces.append(InputPiece(path, begin, end))
+                begin = end
+    return pieces
+
+
+def _find_line_end(file: IO[bytes]) -> int:
+    """Return the offset after the current line; reads at most READ_BYTES at a time."""
+    part = file.readline(READ_BYTES)
+    while part and not part.endswith(b"\n"):
+        part = file.readline(READ_BYTES)
+    return file.tell()
+
+
+def iter_lines(piece: InputPiece, position: ReadPosition | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number within the piece, from 0; line without its end). Raises as `iter_blocks`."""
+    if piece.is_plain:
+        with piece.path.open("rb") as file:
+            file.seek(piece.begin)
+            left, i = piece.end - piece.begin, 0
+            while left > 0:
+                line = file.readline()
+                left -= len(line)
+                yield i, line.rstrip(b"\r\n")
+                i += 1
+        return
+    parts: list[bytes] = []  # of an incomplete line, joined once at its end: no quadratic copies
+    i = 0
+    for block in iter_blocks(piece.path, position):
+        first, *others = block.split(b"\n")
+        parts.append(first)
+        for part in others:
+            yield i, b"".join(parts).rstrip(b"\r")
+            parts, i = [part], i + 1
+    if any(parts):
+        yield i, b"".join(parts).rstrip(b"\r")
+
+
+def iter_blocks(path: Path, position: ReadPosition | None = None) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file, or the bytes of standard input, in blocks.
+
+    Raises DamagedFileError for a file that cannot be read to its end, after the bytes before the damage.
+    """
+    position = position or ReadPosition()
+    with translate_read_errors(path):
+        if path != STDIN and not path.stat().st_size:
+            raise EOFError("0 bytes")
+        with _open_with_position(path) as (file, tell):
+            for block in _read_blocks(file):
+                position.offset = tell() if tell else position.offset + len(block)
+                yield block
+
+
+def _read_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content in blocks of about READ_BYTES, including all content before an error."""
+    parts: list[bytes] = []
+    n_bytes = 0
+    try:
+        while part := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # all files here are buffered
+            parts.append(part)
+            n_bytes += len(part)
+            if n_bytes >= READ_BYTES:
+                yield b"".join(parts)
+                parts, n_bytes = [], 0
+    except Exception:
+        if parts:
+            yield b"".join(parts)
+        raise
+    if parts:
+        yield b"".join(parts)
+
+
+@contextmanager
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
+    """Open the decompressed content of a file, or standard input."""
+    with _open_with_position(path) as (file, _):
+        yield file
+
+
+@contextmanager
+def _open_with_position(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int] | None]]:
+    """Open the decompressed content, and a function for the offset on disk (None for standard input)."""
+    if path == STDIN:
+        yield sys.stdin.buffer, None
+    elif path.name.endswith(".gz"):
+        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as file:
+            yield file, raw.tell  # type: ignore[misc]
+    else:
+        import pyarrow  # slow to import, and only zstandard requires it
+
+        with pyarrow.OSFile(str(path)) as raw, pyarrow.CompressedInputStream(raw, "zstd") as packed:
+            yield io.BufferedReader(packed), raw.tell
+
+
+def iter_columns(
+    path: Path, key: str, n_rows: int = 256, position: ReadPosition | None = None
+) -> Iterator[Any]:
+    """Yield a column of a parquet file, or of an .arrow file of `datasets`, as arrow arrays.
+
+    Raises ValueError for a file without the column, and DamagedFileError for one that cannot be read to its
+    end. Arrays of a parquet file have up to `n_rows` rows, those of an .arrow file the size of its batches.
+    """
+    with translate_read_errors(path):
+        for column in _read_columns(path, key, n_rows, position or ReadPosition()):
+            check_structure(column)
+            yield column
+
+
+def _read_columns(path: Path, key: str, n_rows: int, position: ReadPosition) -> Iterator[Any]:
+    import pyarrow  # slow to import, and only columnar files require it
+    import pyarrow.parquet
+
+    if path.name.endswith(".parquet"):
+        with path.open("rb") as raw:
+            if (magic := raw.read(len(PARQUET_MAGIC))) != PARQUET_MAGIC:  # pyarrow checks only the footer
+                raise DamagedFileError(path, f"it begins with {magic!r}")
+        # without a buffer a whole row group of the column is read, whatever its size
+        options = {"buffer_size": READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
+        with pyarrow.parquet.ParquetFile(path, **options) as file:
+            if key not in file.schema_arrow.names:
+                raise ValueError(f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}")
+            # parquet has no read offset: estimate progress by rows
+            row_bytes = path.stat().st_size / max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
+                position.offset += int(row_bytes * len(batch))
+                yield batch.column(0)
+        return
+    # no memory map: pages read of a mapped file count as memory of the process
+    with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        if key not in stream.schema.names:
+            raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
+        for batch in stream:
+            position.offset = source.tell()
+            yield batch.column(key)
+
+
+def iter_rows(path: Path, key: str, position: ReadPosition | None = None) -> Iterator[list[Any]]:
+    """Yield the values of `iter_columns` as lists."""
+    for column in iter_columns(path, key, position=position):
+        yield decode_values(column)
+
+
+def parse_text(line: bytes, key: str) -> str:
+    """Return the text under `key` of one JSON line. Raises ValueError that describes an invalid line."""
+    try:
+        decoded = line.decode("utf-8-sig")  # json.loads(bytes) would also detect UTF-16 and UTF-32
+        # parse_int: numbers are not used, and int() rejects very long ones
+        record: Any = json.loads(decoded, parse_int=lambda digits: 0)
+    except json.JSONDecodeError as error:  # its own message counts lines, and there is a single one
+        context = (
+            repr(decoded[error.pos : error.pos + 20])
+            if error.pos < len(decoded.rstrip())
+            else "the line ends"
+        )
+        raise ValueError(
+            f"not JSON ({error.msg} at character {error.pos + 1}: {context}){_multiline_hint(line)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"not UTF-8 (byte {error.start + 1} of the line is 0x{line[error.start]:02x})"
+        ) from error
+    except RecursionError as error:
+        raise ValueError("JSON nested too deep") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"got {_json_type(record)}, expected an object{_multiline_hint(line)}")
+    if key not in record:
+        keys = [repr(name) for name in islice(record, 10)] + ["others"] * (len(record) > 10)
+        raise ValueError(f"no key '{key}'; it has {', '.join(keys) or 'none'}")
+    return check_text(record[key], key)
+
+
+def check_text(text: Any, key: str) -> str:
+    """Return the text with each unpaired surrogate, which encodes no character, replaced by U+FFFD.
+
+    Raises ValueError for a value that is not a string, and for bytes that are not UTF-8.
+    """
+    if isinstance(text, bytes):  # a value of a column that is not UTF-8, see decode_values
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            byte = f"0x{text[error.start]:02x}"
+            raise ValueError(f"'{key}' is not UTF-8 (byte {error.start + 1} is {byte})") from error
+    if not isinstance(text, str):
+        raise ValueError(f"'{key}' is {_json_type(text)}, expected a string")
+    return text if text.isascii() else SURROGATE.sub("\ufffd", text)
+
+
+def _multiline_hint(line: bytes) -> str:
+    """Return a hint for a file with a single array or a multi-line object instead of one object per line."""
+    if line.strip().startswith(b"["):
+        return "; jq -c '.[]' FILE writes each element of an array as a line"
+    return "; jq -c . FILE writes an object on several lines as one line" if line.strip() == b"{" else ""
+
+
+def _json_type(value: Any) -> str:
+    """Return the JSON name of a value's type, with an article."""
+    if value is None:
+        return "null"
+    words = {str: "a string", bool: "true or false", dict: "an object", list: "an array"}
+    if type(value) in words:
+        return words[type(value)]
+    return "a number" if isinstance(value, int | float) else type(value).__name__
+
+
+def replace_lone_surrogates(lines: bytes) -> bytes:
+    """Replace escapes of unpaired surrogates in JSON lines by the escape of U+FFFD, of the same length.
+
+    For parsers that reject a line with such an escape. `check_text` does the same for a decoded text.
+    """
+    return ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], lines)
+
+
+def count_lines_before(piece: InputPiece) -> int:
+    """Count the lines of the file before a piece, by reading them; for error messages."""
+    n = 0
+    with piece.path.open("rb") as file:
+        left = piece.begin
+        while left > 0:
+            block = file.read(min(left, 1 << 20))
+            n += block.count(b"\n")
+            left -= len(block)
+    return n
+
+
+def write_parquet_columns(path: Path, columns: dict[str, np.ndarray | list[str]]) -> None:
+    """Write columns of equal length to a parquet file, atomically."""
+    import pyarrow
+    import pyarrow.parquet
+
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    write_atomic_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_parquet_columns(path: Path) -> dict[str, np.ndarray]:
+    """Read the columns of a parquet file. Raises FileNotFoundError, or ValueError for another format."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such parquet file")
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: got a file that is not parquet ({str(error).splitlines()[0]})") from error
+    return {name: table[name].to_numpy() for name in table.column_names}

@@ -1,0 +1,172 @@
+"""Autoregressive generation, compared with full forward passes for every token."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from megatron.generation.generate import generate, stream_tokens
+from megatron.generation.sampling import Sampling, sample_tokens
+from megatron.model.gpt import Gpt
+from megatron.model.kv_cache import KvCache
+
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [9, 3]]
+GREEDY = Sampling(temperature=0)
+
+
+def greedy_without_cache(model: Gpt, prompt: list[int], n: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n):
+        logits = model(torch.tensor([tokens]), causal=True)[0, -1, : model.config.n_tokens]
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_logits_with_a_cache_equal_those_without_for_pieces_of_any_length(tiny: Gpt) -> None:
+    tokens = torch.randint(0, 40, (3, 20), generator=torch.Generator().manual_seed(1))
+    whole = tiny(tokens, causal=True)
+    for cuts in ([20], [7, 13], [5, 1, 1, 9, 4], [1] * 20):
+        cache = KvCache(tiny.config, 3, 20, tokens.device)
+        parts = [
+            tiny.compute_logits(tiny.hidden_states(part, causal=True, cache=cache))
+            for part in tokens.split(cuts, dim=1)
+        ]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
+        assert cache.n_read == 20
+
+
+def test_prompts_of_different_lengths_are_continued_as_alone_and_without_a_cache(tiny: Gpt) -> None:
+    expected = [greedy_without_cache(tiny, prompt, 12) for prompt in PROMPTS]
+    assert len({token for tokens in expected for token in tokens}) > 10  # the texts are not repetitive
+    assert generate(tiny, PROMPTS, max_new_tokens=12, sampling=GREEDY) == expected
+    assert [generate(tiny, [p], max_new_tokens=12, sampling=GREEDY)[0] for p in PROMPTS] == expected
+
+
+def test_a_stop_token_ends_only_its_own_prompt(tiny: Gpt) -> None:
+    whole = generate(tiny, PROMPTS, max_new_tokens=12, sampling=GREEDY)
+    stop = whole[0][3]
+    cut = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in whole]
+    assert generate(tiny, PROMPTS, max_new_tokens=12, sampling=GREEDY, stop_ids=[stop]) == cut
+
+
+def test_tokens_are_yielded_one_by_one(tiny: Gpt) -> None:
+    steps = stream_tokens(tiny, PROMPTS[:2], max_new_tokens=4, sampling=GREEDY)
+    first = next(steps)
+    assert first[0] is None and first[1] is not None  # the longer prompt is still read
+    rest = list(steps)
+    assert [step[0] is None for step in rest] == [True, True, True, False, False, False, False]
+    assert [step[1] is None for step in rest] == [False, False, False, True, True, True, True]
+
+
+def test_samples_are_reproducible_with_the_seed_for_any_batch(tiny: Gpt) -> None:
+    sampling = Sampling(temperature=1.5, seed=5)
+    samples = generate(tiny, PROMPTS, max_new_tokens=10, sampling=sampling)
+    assert samples == generate(tiny, PROMPTS, max_new_tokens=10, sampling=sampling)
+    assert samples[:2] == generate(tiny, PROMPTS[:2], max_new_tokens=10, sampling=sampling)
+    assert samples != generate(tiny, PROMPTS, max_new_tokens=10, sampling=Sampling(temperature=1.5, seed=6))
+    same = generate(tiny, [[3, 1]] * 4, max_new_tokens=10, sampling=sampling)
+    assert len({tuple(tokens) for tokens in same}) > 1  # each index in the list has its own random numbers
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, None, None), (1.7, 3, None), (2.0, None, 0.8)]
+)
+def test_pairs_of_tokens_are_sampled_with_the_probabilities_of_the_model(
+    tiny_of: Callable[..., Gpt], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    """Probabilities by enumeration of all pairs; 4,000 samples; chi-square test at p = 1e-4."""
+    model, n = tiny_of(n_tokens=5, sharpness=15.0), 4000
+
+    def chances(tokens: list[int]) -> list[float]:
+        p = (
+            (model(torch.tensor([tokens]), causal=True)[0, -1, :5].double() / temperature)
+            .softmax(-1)
+            .tolist()
+        )
+        likeliest = sorted(range(5), key=lambda i: -p[i])
+        nucleus, reached = [], 0.0
+        for i in likeliest[:top_k]:
+            if top_p is None or reached < top_p:
+                nucleus.append(i)
+            reached += p[i]
+        total = sum(p[i] for i in nucleus)
+        return [p[i] / total if i in nucleus else 0.0 for i in range(5)]
+
+    expected = {
+        (a, b): pa * pb
+        for a, pa in enumerate(chances([2]))
+        for b, pb in enumerate(chances([2, a]))
+        if pa * pb
+    }
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=1)
+    samples = Counter(tuple(t) for t in generate(model, [[2]] * n, max_new_tokens=2, sampling=sampling))
+    assert set(samples) <= set(expected)
+    common = [pair for pair, p in expected.items() if p * n >= 5]
+    counts = [samples[pair] for pair in common] + [n - sum(samples[pair] for pair in common)]
+    expected_counts = [n * expected[pair] for pair in common] + [
+        n - sum(n * expected[pair] for pair in common)
+    ]
+    if expected_counts[-1] < 5:  # too few for the test: merge with the last common pair
+        counts[-2:], expected_counts[-2:] = [sum(counts[-2:])], [sum(expected_counts[-2:])]
+    assert len(common) > 3
+    assert chisquare(counts, expected_counts).pvalue > 1e-4
+
+
+def test_the_sampled_token_is_where_the_cumulative_probability_exceeds_the_number() -> None:
+    logits = torch.tensor([0.1, 0.2, 0.0, 0.7]).log().expand(5, 4)
+    u = torch.tensor([0.0, 0.0999, 0.1001, 0.2999, 0.3001], dtype=torch.float64)
+    assert sample_tokens(logits, u, Sampling()).tolist() == [0, 0, 1, 1, 3]
+    nearly_one = torch.tensor([1 - 2**-24], dtype=torch.float64)
+    assert sample_tokens(torch.tensor([[0.5, 0.5, 0.0]]).log(), nearly_one, Sampling()).tolist() == [1]
+
+
+def test_invalid_sampling_settings_and_prompts_are_refused(tiny: Gpt) -> None:
+    for bad in (
+        {"temperature": -1.0},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"temperature": float("nan")},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            Sampling(**bad)
+    for prompts in ([], [[1], []], [[40]], [[-1]]):
+        with pytest.raises(ValueError, match="prompt"):
+            generate(tiny, prompts, max_new_tokens=1, sampling=GREEDY)
+
+
+def test_rows_that_are_no_token_are_never_sampled(tiny_of: Callable[..., Gpt]) -> None:
+    model = tiny_of(n_tokens=5)
+    with torch.no_grad():
+        model.embedding.weight[5:] = (
+            100 * model.embedding.weight[0]
+        )  # [MASK] and padding, more probable than all tokens
+        model.embedding.weight[0] *= 0.01
+    assert max(max(t) for t in generate(model, [[1], [2], [3]], max_new_tokens=9, sampling=GREEDY)) < 5
+
+
+def test_models_of_other_shapes_use_the_cache_too(tiny_of: Callable[..., Gpt]) -> None:
+    """GPT-2's shape, one shared key head with norms on queries and keys, and a document mask."""
+    for more in (
+        {
+            "norm": "layernorm",
+            "feed_forward": "gelu",
+            "positions": "learned",
+            "n_positions": 16,
+            "biases": True,
+        },
+        {"qk_norm": True, "tied_embedding": False, "n_kv_heads": 1},
+        {"document_mask": True, "eod_id": 7},
+    ):
+        model = tiny_of(n_tokens=40, **more)
+        expected = [greedy_without_cache(model, prompt, 8) for prompt in PROMPTS[:2]]
+        cut = [tokens[: tokens.index(7) + 1] if 7 in tokens else tokens for tokens in expected]
+        generated = generate(model, PROMPTS[:2], max_new_tokens=8, sampling=GREEDY)
+        assert generated == (cut if "eod_id" in more else expected)
+    with pytest.raises(ValueError, match="after an end of document"):
+        generate(model, [[7, 3]], max_new_tokens=1, sampling=GREEDY)
+    learned = tiny_of(n_tokens=40, positions="learned", n_positions=16)
+    with pytest.raises(ValueError, match="got 17 positions, expected at most the 16 learned ones"):
+        generate(learned, [[1] * 9], max_new_tokens=8, sampling=GREEDY)

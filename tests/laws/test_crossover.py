@@ -1,0 +1,147 @@
+"""The crossing of two laws against a brute-force search, and profiles against identifiable constants."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.laws.crossover import critical_compute, crossover
+from megatron.laws.fitting.profile import profile_constant
+from megatron.laws.forms import FORM
+from megatron.laws.frontier import optimal_frontier, search_frontier
+from megatron.laws.law import Law
+from megatron.plan.conventions import training_flops_per_token
+
+BASE = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
+
+
+def make_law(form: str = "repeated_data", **more: object) -> Law:
+    return Law(form=form, objective=0.0, huber_delta=1e-3, n_runs=10, **more)
+
+
+AR = make_law(params=BASE | {"R_D": 6.0})
+DIFFUSION = make_law(params=BASE | {"A": 480.0, "B": 1100.0, "R_D": 200.0})
+
+
+def search_least_loss(curve: Law, C: float, U: float) -> float:
+    n = np.geomspace(1e4, 1e13, 40_001)
+    return float(curve.loss(n, C / (6 * n), U).min())
+
+
+def test_the_least_loss_is_that_of_a_dense_search_and_of_the_closed_form() -> None:
+    for C in (1e17, 1e20, 1e23):
+        assert search_frontier(AR, C, 1e9).L[0] == pytest.approx(search_least_loss(AR, C, 1e9), rel=1e-8)
+    plain = make_law("chinchilla", params=BASE)
+    result, closed = search_frontier(plain, [1e18, 1e22], np.inf), optimal_frontier(plain, [1e18, 1e22])
+    np.testing.assert_allclose(result.N, closed.N, rtol=1e-3)
+    np.testing.assert_allclose(result.L, closed.L, rtol=1e-9)
+
+
+def test_the_form_without_a_closed_frontier_has_the_exponent_of_its_constants() -> None:
+    kaplan = make_law("kaplan", params={"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095})
+    N = optimal_frontier(kaplan, [1e19, 1e21]).N
+    assert np.log(N[1] / N[0]) / np.log(100) == pytest.approx(0.095 / (0.076 + 0.095), abs=1e-3)
+
+
+def test_at_the_crossover_both_are_equal_and_below_it_the_first_is_better() -> None:
+    U = 1e8
+    C = critical_compute(AR, DIFFUSION, U)
+    assert search_least_loss(AR, C, U) == pytest.approx(search_least_loss(DIFFUSION, C, U), rel=1e-6)
+    assert search_least_loss(AR, C / 3, U) < search_least_loss(DIFFUSION, C / 3, U)
+    assert search_least_loss(AR, C * 3, U) > search_least_loss(DIFFUSION, C * 3, U)
+
+
+def test_more_unique_text_moves_the_crossover_up_by_a_power_law() -> None:
+    U = np.array([1e7, 1e8, 1e9, 1e10])
+    result = crossover(AR, DIFFUSION, U)
+    assert (np.diff(result.C) > 0).all()
+    slopes = np.diff(np.log(result.C)) / np.diff(np.log(U))
+    assert slopes.min() <= result.power.exponent <= slopes.max()
+    assert "C_crit =" in result.words and result.ends is None
+
+
+def test_laws_that_never_cross_are_reported() -> None:
+    worse = make_law(params=AR.params | {"E": 2.5})
+    result = crossover(AR, worse, [1e8])
+    assert np.isnan(result.C).all() and result.power is None
+    assert "do not cross" in result.words
+
+
+def test_the_interval_of_the_crossover_is_that_of_its_replicates() -> None:
+    rng = np.random.default_rng(0)
+
+    def add_replicates(curve: Law) -> Law:
+        replicates = {
+            k: (v * np.exp(0.02 * rng.standard_normal(9))).tolist() for k, v in curve.params.items()
+        }
+        return make_law(params=curve.params, replicates=replicates | {"E": [curve.params["E"]] * 9})
+
+    first, second = add_replicates(AR), add_replicates(DIFFUSION)
+    result = crossover(first, second, [1e8], level=0.5)
+    crossings = [critical_compute(first.replicate(i), second.replicate(i), 1e8) for i in range(9)]
+    crossings = np.sort(np.where(np.isnan(crossings), np.inf, crossings))
+    assert (result.ends[0][0], result.ends[1][0]) == (crossings[2], crossings[6])
+
+
+def make_design() -> tuple[np.ndarray, ...]:
+    n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e8, 1e10, 3), [1, 4, 15, 60])
+    return n.ravel(), (u * e).ravel(), u.ravel()
+
+
+def test_a_decay_that_the_runs_identify_has_an_interval_around_the_truth() -> None:
+    n, d, u = make_design()
+    rng = np.random.default_rng(1)
+    loss = AR.loss(n, d, u) * np.exp(0.003 * rng.standard_normal(len(n)))
+    result = profile_constant(n, d, loss, u, values=np.geomspace(1, 60, 15))
+    assert result.identified
+    assert result.low < 6.0 < result.high < 12
+    assert "profile confidence interval" in result.words
+    assert result.statistic.min() >= -1e-9
+
+
+def test_runs_of_few_epochs_do_not_identify_the_decay_and_a_sentence_reports_it() -> None:
+    n, d, u = make_design()
+    few = d / u < 5
+    n, d, u = n[few], np.minimum(d, 1.5 * u)[few], u[few]
+    loss = AR.loss(n, d, u) * np.exp(0.02 * np.random.default_rng(1).standard_normal(len(n)))
+    result = profile_constant(n, d, loss, u, values=np.geomspace(1, 1e4, 9))
+    assert not result.identified and result.high is None
+    assert result.words.startswith("R_D* is not identified: ")
+
+
+def test_the_published_fit_with_fixed_constants_does_not_identify_the_decay(laws: Path) -> None:
+    published = runpy.run_path(str(Path(__file__).with_name("published.py")))
+    runs = published["read_datablations"](laws)
+    recorded = published["read_expected"](laws, "datablations")["c4_base_54pts_published"]
+    fixed = {name: np.exp(recorded[name.lower()]) for name in "EAB"}
+    fixed |= dict.fromkeys(("alpha", "beta"), recorded["alpha=beta"])
+    result = profile_constant(**runs, form="data_constrained", fixed=fixed, values=np.geomspace(2, 1e5, 12))
+    assert "R_D* is not identified: every value above" in result.words
+    assert 2 < result.low < 15.387756
+
+
+def test_a_constant_that_cannot_be_fixed_alone_is_refused() -> None:
+    n, d, u = make_design()
+    with pytest.raises(ValueError, match="got 'A', expected one of E, alpha, beta, R_D"):
+        profile_constant(n, d, AR.loss(n, d, u), u, name="A")
+    assert "R_D" in FORM["repeated_data"].constants
+
+
+def test_conventions_agree_where_they_count_the_same() -> None:
+    from megatron.config.schema import ModelConfig
+
+    model = ModelConfig(
+        d_model=256, d_ff=704, d_head=64, n_heads=4, n_layers=6, n_tokens=5000, vocab_rows=5120
+    )
+    D, F, L, V, S = 256, 704, 6, 5120, 512
+    matrices = L * (4 * D * D + 3 * D * F)
+    result = training_flops_per_token(model, S)
+    assert result["exact"] == 6 * (matrices + V * D) + 12 * L * S * D
+    assert result["6nd"] == 6 * (matrices + V * D + (2 * L + 1) * D)
+    assert result["kaplan"] == 6 * (matrices + (2 * L + 1) * D) + 6 * L * S * D
+    assert result["palm"] == result["6nd"] + 12 * L * S * D
+    # appendix F has the embedding as a product, and 3 FLOPs of softmax for each score
+    assert result["chinchilla"] == pytest.approx(result["exact"] + 6 * V * D + 9 * L * 4 * S)
+    # D x 4 D twice is 8 D^2 a block where this model has 3 D F
+    assert result["megatron"] == pytest.approx(6 * L * 12 * D * D + 12 * L * S * D + 6 * V * D)

@@ -1,0 +1,185 @@
+"""Curves from loss to score, against published fits and known curves."""
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+
+from megatron.laws.downstream_curve import chance_of_task, fit_downstream, predict_score
+from megatron.laws.fit import fit_law
+
+published = runpy.run_path(str(Path(__file__).with_name("published.py")))
+
+
+@pytest.mark.parametrize("kind", ["error", "accuracy"])
+def test_a_noise_free_curve_is_recovered(kind: str) -> None:
+    L = np.linspace(1.8, 4.5, 12)
+    if kind == "error":
+        expected = {"eps": 0.85, "k": 2.2, "gamma": 0.71}
+        y = 0.85 - 2.2 * np.exp(-0.71 * L)
+    else:
+        expected = {"floor": 0.25, "top": 0.9, "s": 3.0, "L0": 2.9}
+        y = 0.25 + 0.65 / (1 + np.exp(3.0 * (L - 2.9)))
+    curve = fit_downstream(L, y, kind, n_bootstrap=0)
+    assert curve.params == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(curve.score(L), y, atol=1e-9)
+
+
+@pytest.mark.parametrize("dataset", ["c4_original", "rpj", "rw_original"])
+@pytest.mark.parametrize(("column", "name"), [("err_avg_subset", "avg_subset"), ("err_avg", "avg")])
+def test_six_runs_give_the_published_map_from_loss_to_error(
+    laws: Path, dataset: str, column: str, name: str
+) -> None:
+    rows = published["read_gadre_fit_points"](laws, dataset)
+    rows += [row for row in published["read_gadre"](laws) if row["name"] == f"{dataset}-open_lm_1b-1.0"]
+    L, error = published["to_arrays"](rows, "loss_c4_val", column)
+    curve = fit_downstream(L, error, n_bootstrap=0)
+    fits = json.loads((laws / "gadre_openlm" / "gadre_fits.json").read_text())
+    assert curve.params == pytest.approx(fits[f"{dataset}|{name}"]["err"], rel=2e-4)
+
+
+def test_the_chain_from_size_to_error_misses_the_large_runs_by_what_is_published(laws: Path) -> None:
+    every = {row["name"]: row for row in published["read_gadre"](laws)}
+    rows = published["read_gadre_fit_points"](laws, "rpj")
+    n, d, loss = published["to_arrays"](rows, "N", "D", "loss_c4_val")
+    law = fit_law(n, d, loss, form="over_training", residual="nats", huber_delta=1e3, n_bootstrap=0)
+    L, error = published["to_arrays"]([*rows, every["rpj-open_lm_1b-1.0"]], "loss_c4_val", "err_avg_subset")
+    curve = fit_downstream(L, error, n_bootstrap=0)
+    recorded = published["read_expected"](laws, "gadre_openlm")
+    for name, run in (
+        ("rpj_1b_M640_err17", "rpj-open_lm_1b-32.0"),
+        ("rpj_7b_M20_err17", "rpj-open_lm_7b-1.0"),
+    ):
+        row = every[run]
+        value, low, high = predict_score(law, curve, float(row["N"]), float(row["D"]))
+        off = 100 * abs(float(value) / float(row["err_avg_subset"]) - 1)
+        assert off == pytest.approx(recorded["rel_err_pct_refit"][name], abs=2e-5)
+        assert off == pytest.approx(recorded["rel_err_pct_published_notebook"][name], abs=1e-4)
+        assert np.isnan(low) and np.isnan(high)
+
+
+def test_the_interval_of_the_chain_includes_both_fits() -> None:
+    rng = np.random.default_rng(0)
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
+    loss = (1.7 + 400 / n**0.34 + 900 / d**0.31) * np.exp(0.005 * rng.standard_normal(20))
+    error = 0.85 - 2.2 * np.exp(-0.71 * loss) + 0.003 * rng.standard_normal(20)
+    law = fit_law(n, d, loss, n_bootstrap=100)
+    curve = fit_downstream(loss, error, n_bootstrap=100)
+    value, low, high = predict_score(law, curve, np.array([1e9, 3e9]), 1e11)
+    assert value.shape == low.shape == (2,)
+    assert ((low < value) & (value < high)).all()
+    # intervals are wider for larger extrapolation
+    assert (high - low)[1] > (high - low)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (([2.0, 3.0], [0.1, 0.2]), "got 2 different losses for 3 constants"),
+        (([2.0, np.nan], [0.1, 0.2]), "expected equally many finite numbers"),
+        (([2.0] * 9, [0.1] * 9, "guess"), "got 'guess', expected one of error, accuracy"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(words: tuple, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit_downstream(*words)
+
+
+def noisy_accuracies(n_questions: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and accuracies of a sigmoid from chance 0.25, with binomial error."""
+    L = np.linspace(2.0, 3.6, 16)
+    p = 0.25 + 0.6 / (1 + np.exp(4.0 * (L - 2.5)))
+    return L, np.random.default_rng(seed).binomial(n_questions, p) / n_questions
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sigmoid_stays_between_0_and_1_and_is_the_best_that_does(seed: int) -> None:
+    L = np.linspace(2.0, 3.0, 12)  # the upper half of a curve: unbounded least squares leave [0, 1]
+    rng = np.random.default_rng(seed)
+    y = np.clip(1 / (1 + np.exp(6 * (L - 2.9))) + 0.02 * rng.standard_normal(12), 0, 1)
+    curve = fit_downstream(L, y, "accuracy", n_bootstrap=20)
+    for name in ("floor", "top"):
+        for value in [curve.params[name], *curve.replicates[name]]:
+            assert -1e-12 <= value <= 1 + 1e-12
+    assert curve.params["floor"] <= curve.params["top"] and curve.params["s"] > 0
+    # scipy with bounds, from many starts
+    twins = [
+        least_squares(
+            lambda x: x[0] + x[1] * (1 - x[0]) / (1 + np.exp(x[2] * (L - x[3]))) - y,
+            [floor, gain, s, middle], bounds=([0, 0, 1e-6, -np.inf], [1, 1, np.inf, np.inf]), xtol=1e-14,
+        ).cost
+        for floor in (0.05, 0.3) for gain in (0.5, 0.95) for s in (2.0, 8.0) for middle in (2.5, 2.9, 3.3)
+    ]  # fmt: skip
+    assert ((curve.score(L) - y) ** 2).sum() / 2 <= min(twins) * (1 + 1e-6)
+
+
+def test_the_floor_is_chance_where_it_is_known() -> None:
+    L, y = noisy_accuracies(400, 0)
+    fixed = fit_downstream(L, y, "accuracy", chance=0.25, n_bootstrap=10)
+    assert fixed.params["floor"] == 0.25 and set(fixed.replicates["floor"]) == {0.25} and fixed.dof == 13
+    free = fit_downstream(L, y, "accuracy", n_bootstrap=0)
+    assert free.params["floor"] != 0.25 and free.dof == 12
+    assert chance_of_task("hellaswag-first200") == 0.25 and chance_of_task("my_own") is None
+
+
+def test_the_scatter_of_a_score_is_unbiased_and_not_less_than_binomial() -> None:
+    spreads = []
+    for seed in range(60):
+        L, y = noisy_accuracies(400, seed)
+        spreads.append(fit_downstream(L, y, "accuracy", n_bootstrap=0, chance=0.25).spread ** 2)
+    p = 0.25 + 0.6 / (1 + np.exp(4.0 * (L - 2.5)))
+    assert np.mean(spreads) == pytest.approx((p * (1 - p) / 400).mean(), rel=0.15)
+    curve = fit_downstream(L, y, "accuracy", n_bootstrap=0, n_questions=20)
+    assert float(curve.score_sd(0.5)) == pytest.approx(np.sqrt(0.25 / 20))
+    assert float(curve.score_sd(1.0)) == curve.spread
+
+
+@pytest.mark.slow
+def test_the_predictive_interval_covers_a_new_runs_score_and_the_confidence_interval_does_so_less_often() -> (
+    None
+):
+    """60 trials: 57 are expected inside at 95 %; fewer than 50 has a probability below 1e-4."""
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))
+    truth = 1.7 + 400 / n**0.34 + 900 / d**0.31
+    at = 1.7 + 400 / 2e9**0.34 + 900 / 1e11**0.31
+    inside = {"predictive": 0, "confidence": 0}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        loss = truth * np.exp(0.003 * rng.standard_normal(16))
+
+        def accuracy(L: float, rng: np.random.Generator = rng) -> np.ndarray:
+            return rng.binomial(500, 0.25 + 0.6 / (1 + np.exp(3.0 * (np.asarray(L) - 2.6)))) / 500
+
+        law = fit_law(n, d, loss, n_bootstrap=60, seed=seed)
+        curve = fit_downstream(loss, accuracy(loss), "accuracy", 60, seed, chance=0.25, n_questions=500)
+        new = accuracy(at * np.exp(0.003 * rng.standard_normal()))
+        for kind in inside:
+            _, low, high = predict_score(law, curve, 2e9, 1e11, kind=kind)
+            inside[kind] += bool(low <= new <= high)
+    assert inside["predictive"] >= 50 and inside["confidence"] < inside["predictive"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"scores": [30.0] * 9}, "got 30, expected shares"),
+        ({"chance": 1.5}, "chance: got 1.5"),
+        ({"kind": "error", "chance": 0.25}, "for an accuracy"),
+        ({"n_questions": 0}, "n_questions: got 0"),
+    ],
+)
+def test_wrong_scores_and_options_are_refused(changed: dict, sentence: str) -> None:
+    given = {"L": np.linspace(2, 3, 9), "scores": np.linspace(0.3, 0.8, 9)[::-1], "kind": "accuracy"}
+    with pytest.raises(ValueError, match=sentence):
+        fit_downstream(**(given | changed))
+
+
+def test_another_kind_of_interval_is_refused() -> None:
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))
+    loss = 1.7 + 400 / n**0.34 + 900 / d**0.31
+    curve = fit_downstream(loss, 0.9 - 2 * np.exp(-0.7 * loss), n_bootstrap=0)
+    with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
+        predict_score(fit_law(n, d, loss, n_bootstrap=0), curve, 1e9, 1e10, kind="credible")

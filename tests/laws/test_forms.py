@@ -1,0 +1,164 @@
+"""Forms in their constants, their surfaces in the coordinates of a fit, and fits of known laws."""
+
+import numpy as np
+import pytest
+
+from megatron.laws.fit import fit_law
+from megatron.laws.fitting.fit_form import find_starts
+from megatron.laws.fitting.fit_problem import Problem
+from megatron.laws.fitting.surface import (
+    THETA,
+    RunPoints,
+    constants_from_theta,
+    evaluate_log_loss,
+    theta_from_constants,
+)
+from megatron.laws.forms import FORM, chinchilla, data_constrained, effective_count, optimal_params_for
+from megatron.laws.law import Law
+
+TRUE = {
+    "chinchilla": {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31},
+    "data_constrained": {
+        "E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_D": 12.0, "R_N": 6.0,
+    },
+    "repeated_data": {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_D": 12.0},
+    "excess_params": {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_N": 6.0},
+    "over_repetition": {
+        "E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "K": 0.02, "g": 0.5, "h": 0.8,
+    },
+    "bounded": {
+        "E": 1.7, "L0": 9.0, "a": 40.0, "b": 90.0, "c": 1.0,
+        "alpha": 0.34, "beta": 0.31, "gamma": 0.4, "delta": 0.5,
+    },
+    "kaplan": {"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095},
+    "over_training": {"E": 1.6, "a": 140.0, "b": 280.0, "eta": 0.25},
+}  # fmt: skip
+
+
+def make_design() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return N, D, U [60]: 5 sizes, 3 amounts of unique text, 1 to 40 epochs."""
+    n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e8, 1e10, 3), [1, 3, 10, 40])
+    return n.ravel(), (u * e).ravel(), u.ravel()
+
+
+def test_every_form_has_a_surface_and_a_truth_here() -> None:
+    assert set(FORM) == set(THETA) == set(TRUE)
+
+
+@pytest.mark.parametrize("form", FORM)
+def test_the_surface_of_a_fit_is_the_form_and_its_slopes_are_finite_differences(form: str) -> None:
+    n, d, u = make_design()
+    at = RunPoints.from_columns(n, d, np.ones_like(n), u)
+    theta = theta_from_constants(form, TRUE[form], at)[None]
+    assert {k: float(v[0]) for k, v in constants_from_theta(form, theta, at).items()} == pytest.approx(
+        TRUE[form]
+    )
+    fitted, slopes = evaluate_log_loss(form, theta, at)
+    np.testing.assert_allclose(np.exp(fitted[0]), FORM[form].loss(TRUE[form], n, d, u), rtol=1e-12)
+    for i, step in enumerate(1e-6 * np.eye(theta.shape[1])):
+        up, down = (evaluate_log_loss(form, theta + sign * step, at)[0] for sign in (1, -1))
+        np.testing.assert_allclose(slopes[:, :, i], (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("form", FORM)
+def test_second_derivatives_are_those_of_the_gradient(form: str, residual: bool) -> None:
+    n, d, u = make_design()
+    loss = FORM[form].loss(TRUE[form], n, d, u) * np.exp(0.02 * np.random.default_rng(0).normal(size=len(n)))
+    problem = Problem(form, RunPoints.from_columns(n, d, loss, u), 0.5, residual)
+    weights, theta = np.ones((1, len(n))), find_starts(problem, np.ones(len(n)))[-1:]
+    free = np.ones(theta.shape[1], dtype=bool)
+    _, hessian, majorant = problem.derivatives(theta, weights, free)
+    for i, step in enumerate(1e-6 * np.eye(theta.shape[1])):
+        up, down = (problem.derivatives(theta + sign * step, weights, free)[0] for sign in (1, -1))
+        scale = np.abs(hessian[0]).max()
+        np.testing.assert_allclose(hessian[0, i], (up - down)[0] / 2e-6, atol=2e-6 * scale)
+    assert np.linalg.eigvalsh(majorant[0]).min() > -1e-9 * scale
+
+
+@pytest.mark.parametrize("form", FORM)
+def test_a_noise_free_law_of_any_form_is_recovered(form: str) -> None:
+    n, d, u = make_design()
+    law = fit_law(n, d, FORM[form].loss(TRUE[form], n, d, u), U=u, form=form, n_bootstrap=0)
+    assert law.params == pytest.approx(TRUE[form], rel=1e-6)
+    assert law.loss(3e8, 2e10, 5e9) == pytest.approx(float(FORM[form].loss(TRUE[form], 3e8, 2e10, 5e9)))
+
+
+def test_first_repeats_count_as_new_text_and_many_repeats_have_a_bounded_value() -> None:
+    assert effective_count(100.0, 101.0, 15.0) == pytest.approx(101.0, abs=1e-3)
+    assert effective_count(100.0, 1e9, 15.0) == pytest.approx(100 * 16.0)
+    assert effective_count(100.0, 80.0, 15.0) == 100.0
+
+
+def test_without_repetition_and_excess_the_law_is_that_of_chinchilla() -> None:
+    params = TRUE["data_constrained"]
+    n = optimal_params_for(params, 1e9)
+    loss = data_constrained(params, n, 1e9, 1e9)
+    assert loss == pytest.approx(float(chinchilla(params, n, 1e9)), rel=1e-12)
+    # at that size alpha A / N^alpha = beta B / D^beta: equal gain from a factor in N and in D
+    assert params["alpha"] * params["A"] / n ** params["alpha"] == pytest.approx(
+        params["beta"] * params["B"] / 1e9 ** params["beta"]
+    )
+
+
+def test_a_bounded_law_is_between_its_floor_and_the_loss_of_an_untrained_model() -> None:
+    true = TRUE["bounded"]
+    assert float(FORM["bounded"].loss(true, 1.0, 1.0, 1.0)) == pytest.approx(9.0 - 7.3 / (1 + 131.0))
+    # far below L0 it is a sum of powers, each (L0 - E) times the term of h
+    near = true | {"a": 1e-4 * true["a"], "b": 1e-4 * true["b"], "c": 0.0}
+    powers = {"E": 1.7, "A": 7.3 * near["a"], "B": 7.3 * near["b"], "alpha": 0.34, "beta": 0.31}
+    reducible = FORM["bounded"].loss(near, 1e8, 1e10, 1e10) - 1.7
+    assert float(reducible) == pytest.approx(float(chinchilla(powers, 1e8, 1e10) - 1.7), rel=1e-4)
+    n, d, u = make_design()
+    loss = FORM["bounded"].loss(true, n, d, u)
+    law = fit_law(n, d, loss, U=u, form="bounded", fixed={"E": 1.7, "L0": 9.0}, n_bootstrap=0)
+    assert law.params == pytest.approx(true, rel=1e-6)
+
+
+def test_fixed_constants_stay_and_the_others_are_fitted() -> None:
+    n, d, u = make_design()
+    form, true = "data_constrained", TRUE["data_constrained"]
+    fixed = {name: true[name] for name in ("E", "A", "B", "alpha", "beta")}
+    law = fit_law(
+        n, d, FORM[form].loss(true, n, d, u), U=u, form=form, n_bootstrap=4, fixed=fixed, huber_delta=1e3
+    )
+    assert law.fixed == sorted(fixed)
+    assert law.params == pytest.approx(true, rel=1e-6)
+    assert np.ptp(law.replicates["A"]) < 1e-9 * true["A"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"form": "repeated_data", "U": None}, "expected the unique tokens"),
+        ({"form": "chinchila"}, "got 'chinchila', expected one of chinchilla"),
+        ({"residual": "bits"}, "got 'bits', expected one of log, nats"),
+        ({"fixed": {"A": 3.0}}, "got A without alpha, expected both"),
+        ({"form": "bounded", "fixed": {"c": 3.0}}, "got c without gamma, expected both"),
+        ({"fixed": {"R_D": 3.0}}, "got 'R_D', expected constants of chinchilla"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_in_a_sentence(change: dict, sentence: str) -> None:
+    n, d, u = make_design()
+    loss = chinchilla(TRUE["chinchilla"], n, d)
+    with pytest.raises(ValueError, match=sentence):
+        fit_law(n, d, loss, **({"U": u, "n_bootstrap": 0} | change))
+
+
+def test_a_law_of_any_form_survives_saving_and_loading(tmp_path) -> None:
+    n, d, u = make_design()
+    loss = FORM["over_repetition"].loss(TRUE["over_repetition"], n, d, u)
+    law = fit_law(n, d, loss, U=u, form="over_repetition", n_bootstrap=3)
+    law.save(tmp_path / "law.json")
+    again = Law.load(tmp_path / "law.json")
+    assert again == law
+    assert again.formula() == "L = 1.7 + 400/N^0.34 + 900/D^0.31 + 0.02 (N/U)^0.5 (D/U - 1)^0.8"
+    value, low, high = again.predict(1e8, 1e10, 1e9)
+    assert low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)
+    assert value > again.loss(1e8, 1e10)  # the same number of tokens, all unique
+
+
+def test_runs_without_repetition_do_not_identify_its_cost() -> None:
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e8, 1e10, 4)))
+    law = fit_law(n, d, chinchilla(TRUE["chinchilla"], n, d), U=d, form="repeated_data", n_bootstrap=0)
+    assert any("what repetition costs is not identified" in warning for warning in law.warnings)

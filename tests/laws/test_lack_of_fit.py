@@ -1,0 +1,55 @@
+"""Lack-of-fit test of a form against the scatter of runs that differ only in their seed."""
+
+import numpy as np
+import pytest
+from scipy.stats import f_oneway
+
+from megatron.laws.fit import fit_law
+from megatron.laws.fitting.lack_of_fit import check_lack_of_fit
+
+N = np.repeat(np.geomspace(1e7, 1e9, 6), 12)
+D = np.tile(np.geomspace(1e9, 1e11, 6).repeat(2), 6)
+SIGMA = 0.003
+
+
+def simulate_losses(seed: int, bend: float = 0.0) -> np.ndarray:
+    """Return losses of Chinchilla's form with two seeds per cell.
+
+    `bend` adds a wave that is no sum of powers.
+    """
+    smooth = 1.8 + 480 / N**0.348 + 2085 / D**0.366
+    wave = bend * np.sin(3 * np.log(N / 1e7)) * np.sin(2 * np.log(D / 1e9))
+    return smooth * np.exp(wave + SIGMA * np.random.default_rng(seed).standard_normal(len(N)))
+
+
+def test_without_constants_it_is_the_analysis_of_variance() -> None:
+    rng = np.random.default_rng(0)
+    cells = np.repeat(np.arange(5), 4)
+    values = rng.standard_normal(20) + 0.5 * cells
+    tested = check_lack_of_fit(values - values.mean(), cells[:, None], 1)  # the mean is the one constant
+    expected = f_oneway(*values.reshape(5, 4))
+    assert tested.statistic == pytest.approx(expected.statistic, rel=1e-10)
+    assert tested.p_value == pytest.approx(expected.pvalue, rel=1e-10)
+    assert tested.dof == (4, 15)
+
+
+def test_a_true_form_is_rejected_about_as_often_as_the_level() -> None:
+    p_values = np.array(
+        [fit_law(N, D, simulate_losses(seed), n_bootstrap=0).lack_of_fit["p_value"] for seed in range(150)]
+    )
+    assert (p_values < 0.05).sum() <= 15  # 7.5 expected; 15 or fewer in 99.7 % of repetitions
+    assert 0.4 < np.median(p_values) < 0.6
+
+
+def test_a_form_that_does_not_hold_is_rejected_and_its_misfit_is_measured() -> None:
+    law = fit_law(N, D, simulate_losses(0, bend=0.01), n_bootstrap=0)
+    assert law.lack_of_fit["passes"] is False and law.lack_of_fit["p_value"] < 1e-6
+    assert law.lack_of_fit["noise"] == pytest.approx(SIGMA, rel=0.35)
+    assert 0.003 < law.lack_of_fit["misfit"] < 0.02
+
+
+def test_without_repeated_runs_nothing_is_claimed() -> None:
+    once = slice(None, None, 2)
+    assert fit_law(N[once], D[once], simulate_losses(0)[once], n_bootstrap=0).lack_of_fit == {}
+    twice = np.tile(simulate_losses(0)[once], 2)  # copied rows are not repeated runs
+    assert fit_law(np.tile(N[once], 2), np.tile(D[once], 2), twice, n_bootstrap=0).lack_of_fit == {}

@@ -1,0 +1,157 @@
+"""Scatter of runs around a law, with and without groups, and the intervals derived from it."""
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from megatron.laws.fit import fit_law
+from megatron.laws.fitting.huber import (
+    CentredRuns,
+    from_floor_coordinates,
+    huber_derivatives,
+    huber_objective,
+    to_floor_coordinates,
+    transform_to_floor,
+)
+from megatron.laws.fitting.noise import estimate_noise
+from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
+from megatron.laws.forms import chinchilla
+from megatron.laws.law import expanded_level
+
+TRUTH = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
+SIGMA = 0.003
+
+
+def make_design(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return N and D of isoFLOP slices, five D/N each."""
+    compute = np.repeat(np.geomspace(1e18, 1e20, n_runs // 5), 5)
+    ratio = np.tile(np.geomspace(4, 100, 5), n_runs // 5)
+    n = np.sqrt(compute / 6 / ratio)
+    return n, n * ratio
+
+
+@pytest.mark.parametrize("n_runs", [15, 40])
+def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int) -> None:
+    n, d = make_design(n_runs)
+    rng = np.random.default_rng(n_runs)
+    n_trials = 120
+    squares = []
+    for _ in range(n_trials):
+        loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * rng.standard_normal(n_runs))
+        law = fit_law(n, d, loss, n_bootstrap=0)
+        assert law.noise["dof"] == n_runs - 5
+        squares.append((law.spread / SIGMA) ** 2)
+    # the sum of n_trials chi-squared variables; 1 % at either end
+    low, high = chi2.ppf([0.01, 0.99], n_trials * (n_runs - 5)) / (n_trials * (n_runs - 5))
+    assert 0.97 * low < np.mean(squares) < 1.03 * high
+
+
+def test_a_failed_run_does_not_determine_the_noise() -> None:
+    n, d = make_design(40)
+    loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(1).standard_normal(40))
+    loss[7] *= 1.5
+    law = fit_law(n, d, loss, n_bootstrap=0)
+    assert law.spread < 2 * SIGMA
+    assert law.noise["n_cut"] >= 1
+
+
+def test_variance_components_are_unbiased() -> None:
+    rng = np.random.default_rng(2)
+    n_groups, size, between, within = 15, 6, 0.8, 0.3
+    groups = np.repeat(np.arange(n_groups), size)
+    slopes = np.column_stack([np.ones(90), rng.standard_normal(90), np.repeat(rng.standard_normal(15), 6)])
+    estimates = []
+    for _ in range(400):
+        noise = between * rng.standard_normal(n_groups)[groups] + within * rng.standard_normal(90)
+        # residuals of least squares, by projection
+        basis = np.linalg.qr(slopes)[0]
+        estimate = estimate_noise(noise - basis @ (basis.T @ noise), slopes, groups)
+        estimates.append((estimate.between**2, estimate.within**2))
+    mean, error = np.mean(estimates, axis=0), np.std(estimates, axis=0) / 20
+    assert (np.abs(mean - [between**2, within**2]) < 4 * error + 0.01).all()
+
+
+def test_groups_are_resampled_as_units_and_widen_the_intervals() -> None:
+    n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
+    d = n * np.tile(np.geomspace(4, 100, 8), 12)
+    groups = np.repeat([f"model {i}" for i in range(12)], 8)
+    rng = np.random.default_rng(3)
+    shared = 0.004 * rng.standard_normal(12).repeat(8)
+    loss = chinchilla(TRUTH, n, d) * np.exp(shared + 0.0005 * rng.standard_normal(96))
+    alone = fit_law(n, d, loss, n_bootstrap=200)
+    grouped = fit_law(n, d, loss, n_bootstrap=200, groups=groups)
+    width = {name: np.ptp(law.interval["params"]["alpha"]) for name, law in (("a", alone), ("g", grouped))}
+    assert width["g"] > 1.5 * width["a"]
+    assert grouped.noise["n_groups"] == 12 and grouped.noise["dof"] == 7
+    assert grouped.noise["between"] > 3 * grouped.noise["within"]
+    assert "12 groups" in grouped.interval["method"]
+    with pytest.raises(ValueError, match="got 95 labels"):
+        fit_law(n, d, loss, groups=groups[1:])
+    with pytest.raises(ValueError, match="got 4 groups, expected more than the 5 constants"):
+        fit_law(n, d, loss, groups=np.arange(96) // 24)
+
+
+def test_expanded_percentiles_are_those_of_students_t() -> None:
+    # 95 % with 20 groups: sqrt(20/19) t(0.975, 19) = 2.1475 standard normal deviations
+    assert expanded_level(0.95, 20) == pytest.approx(0.96825, abs=2e-5)
+    assert expanded_level(0.95, None) == 0.95
+    assert expanded_level(0.95, 10**6) == pytest.approx(0.95, abs=1e-5)
+
+
+def test_a_predictive_interval_adds_the_noise_to_the_laws_own() -> None:
+    n, d = make_design(40)
+    loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(4).standard_normal(40))
+    law = fit_law(n, d, loss, n_bootstrap=100)
+    value, low, high = law.predict(1e9, 1e11)
+    same, inner_low, inner_high = law.predict(1e9, 1e11, kind="confidence")
+    assert value == same and low < inner_low < value < inner_high < high
+    half = 2.03011 * law.spread  # t(0.975, 35)
+    assert np.log(high / value) == pytest.approx(np.hypot(np.log(inner_high / value), half), rel=1e-5)
+    with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
+        law.predict(1e9, 1e11, kind="credible")
+
+
+def make_runs_without_floor(seed: int) -> tuple[CentredRuns, np.ndarray]:
+    """Return sixteen runs of a law without a floor, whose fit is at E = 0, and resampling weights."""
+    n, d = np.repeat(np.geomspace(2e7, 1.5e9, 4), 4), np.tile(np.geomspace(4e8, 3e10, 4), 4)
+    noise = 0.01 * np.random.default_rng(seed).standard_normal(16)
+    loss = (0.3 + 9.0 / n**0.12 + 30 / d**0.2) * np.exp(noise)
+    weights = np.random.default_rng(0).multinomial(16, np.full(16, 1 / 16), 1000).astype(float)
+    return CentredRuns.from_columns(n, d, loss), weights
+
+
+@pytest.mark.parametrize("seed", [2, 8])  # seeds at which some of 1000 replicates once ended above
+def test_no_replicate_at_the_boundary_ends_above_the_whole_fits_objective(seed: int) -> None:
+    runs, weights = make_runs_without_floor(seed)
+    best = fit_chinchilla(runs, np.ones((1, 16)), 1e-3)
+    fitted = bootstrap_chinchilla(runs, best.phi[0], weights, 1e-3)
+    ceiling = huber_objective(np.tile(best.phi[0], (1000, 1)), runs, weights, 1e-3)
+    assert (fitted.objective <= ceiling).all()
+    assert fitted.converged.all()
+
+
+def test_derivatives_above_the_floor_are_those_of_finite_differences() -> None:
+    runs, weights = make_runs_without_floor(1)
+    floored = np.array([[0.4, 0.3, 0.2, 0.25, 0.3]])
+    phi = from_floor_coordinates(floored)
+    assert np.allclose(to_floor_coordinates(phi), floored, rtol=1e-12)
+    gradient, hessian, _ = transform_to_floor(phi, *huber_derivatives(phi, runs, weights[:1], 10.0))
+    step = 1e-5
+    for i in range(5):
+        ends, slopes = [], []
+        for sign in (1, -1):
+            moved = floored.copy()
+            moved[0, i] += sign * step
+            moved_phi = from_floor_coordinates(moved)
+            ends.append(huber_objective(moved_phi, runs, weights[:1], 10.0)[0])
+            slopes.append(
+                transform_to_floor(moved_phi, *huber_derivatives(moved_phi, runs, weights[:1], 10.0))[0][0]
+            )
+        assert gradient[0, i] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
+        assert hessian[0, :, i] == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-4, abs=1e-4)
+
+
+def test_with_more_constants_percentiles_are_expanded_for_fewer_degrees_of_freedom() -> None:
+    # sqrt(15/11) t(0.975, 11) = 2.5702 standard normal deviations
+    assert expanded_level(0.95, 15, 4) == pytest.approx(0.98984, abs=2e-5)
+    assert expanded_level(0.95, 5, 4) == 0.95

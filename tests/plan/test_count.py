@@ -1,0 +1,117 @@
+"""N, counted from the shape, equals the number of parameters of the built model."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from megatron.config.presets import load_model_sizes, padded_rows
+from megatron.config.read import build_config
+from megatron.config.schema import ModelConfig
+from megatron.model.gpt import Gpt
+from megatron.model.initialization import init_weights
+from megatron.plan.count import (
+    flop_terms,
+    flops_per_token,
+    flops_per_token_mfu,
+    n_non_embedding,
+    n_params,
+)
+
+
+def build_shape(size: str, n_tokens: int = 50257) -> ModelConfig:
+    return build_config(
+        {"model": {"size": size, "n_tokens": n_tokens}, "lr_scheduler": {"total_iterations": 1}}
+    ).model
+
+
+@pytest.mark.parametrize("size", load_model_sizes())
+def test_the_count_of_every_size_is_that_of_the_built_model(size: str) -> None:
+    with torch.device("meta"):
+        model = Gpt(build_shape(size))
+    assert n_params(build_shape(size)) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_ladder_is_the_published_one_with_swiglu_width(scaling_data: Path) -> None:
+    with (scaling_data / "model_sizes.csv").open() as file:
+        published = {row["name"]: row for row in csv.DictReader(file)}
+    assert list(load_model_sizes()) == list(published)
+    for name, row in published.items():
+        ours = load_model_sizes()[name]
+        d_model = int(row["d_model"])
+        assert ours["d_model"] == d_model
+        assert ours["d_ff"] == 8 * d_model // 3 // 64 * 64
+        assert (ours["d_head"], ours["n_heads"]) == (int(row["kv_size"]), int(row["n_heads"]))
+        assert ours["n_layers"] == int(row["n_layers"])
+
+
+def test_the_embedding_holds_the_tokens_mask_and_padding_to_128() -> None:
+    assert padded_rows(50257) == 50304
+    assert padded_rows(127) == 128
+    assert padded_rows(128) == 256
+
+
+def test_flops_by_hand_for_a_small_model() -> None:
+    model = ModelConfig(d_model=8, d_ff=16, d_head=4, n_heads=2, n_layers=3, n_tokens=100, vocab_rows=128)
+    # multiply-adds of forward: q k v out 4*8*8, feed-forward 3*8*16, head 8*128, scores and mix S*8 each
+    forward = 2 * (3 * (4 * 64 + 3 * 128 + 2 * 10 * 8) + 1024)
+    assert flops_per_token(model, seq_len=10) == 3 * forward
+    assert set(flop_terms(model, 10)) == {"attention", "attention_scores", "feed_forward", "head"}
+
+
+def test_mfu_formula_gives_the_published_flops_of_llama_3_8b() -> None:
+    # torchtitan counts 57.914 GFLOP per token at 8192 positions
+    llama = ModelConfig(
+        d_model=4096, d_ff=14336, d_head=128, n_heads=32, n_kv_heads=8, n_layers=32, n_tokens=128255,
+        vocab_rows=128256, tied_embedding=False,
+    )  # fmt: skip
+    assert flops_per_token_mfu(llama, 8192) / 1e9 == pytest.approx(57.914, abs=5e-4)
+
+
+SHAPE_OPTIONS = {
+    "default": {},
+    "grouped": {"n_kv_heads": 2},
+    "untied": {"tied_embedding": False},
+    "gelu": {"feed_forward": "gelu"},
+    "biases": {"biases": True},
+    "layernorm": {"norm": "layernorm"},
+    "learned": {"positions": "learned", "n_positions": 11},
+    "qk_norm": {"qk_norm": True},
+    "gpt2": {
+        "norm": "layernorm", "feed_forward": "gelu", "biases": True,
+        "positions": "learned", "n_positions": 11,
+    },
+    "all": {
+        "norm": "layernorm", "positions": "learned", "n_positions": 11, "biases": True, "n_kv_heads": 1,
+        "tied_embedding": False, "qk_norm": True, "parametrization": "completep", "base_d_model": 8,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPE_OPTIONS)
+def test_every_option_of_the_shape_is_counted(name: str) -> None:
+    model = ModelConfig(
+        d_model=24,
+        d_ff=40,
+        d_head=6,
+        n_heads=4,
+        n_layers=3,
+        n_tokens=100,
+        vocab_rows=128,
+        **SHAPE_OPTIONS[name],
+    )
+    with torch.device("meta"):
+        built = Gpt(model)
+    assert n_params(model) == sum(parameter.numel() for parameter in built.parameters())
+    outside = ("embedding", "unembedding")  # token and position embeddings, and the head
+    inside = [p.numel() for name, p in built.named_parameters() if not name.split(".")[0].endswith(outside)]
+    assert n_non_embedding(model) == sum(inside)
+    # independent count: torch counts the matrix products of a forward
+    init_weights(built := Gpt(model), seed=0)
+    # (MATH, because it does not count those inside its fused attention on a CPU)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        built(torch.zeros(2, 11, dtype=torch.long), causal=False)
+    assert 3 * counter.get_total_flops() == flops_per_token(model, seq_len=11) * 22

@@ -1,0 +1,184 @@
+"""Data-path files: accepted syntax, and one sentence for each error."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.config.read import build_config
+from megatron.config.schema import RunConfig
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora, read_data_paths
+from megatron.plan.exposure import Exposure
+from megatron.plan.identity import run_identity
+from megatron.plan.run_plan import plan_run
+
+EXAMPLES = ("c4_100m", "c4", "slimpajama", "c4_and_slimpajama")
+
+
+def write_dataset(
+    prefix: Path, n_tokens: int, dtype: str = "uint16", sha256: str = "aa", seed: int = 0
+) -> str:
+    with IndexedWriter(prefix, np.dtype(dtype), {"tokenizer": {"n_tokens": 50, "sha256": sha256}}) as writer:
+        writer.add_document(np.random.default_rng(seed).integers(0, 50, n_tokens))
+    return str(prefix)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Working directory with the datasets a, b (int32) and deep/c: 101, 201 and 301 tokens."""
+    write_dataset(tmp_path / "a", 101)
+    write_dataset(tmp_path / "b", 201, "int32", seed=1)
+    write_dataset(tmp_path / "deep" / "c", 301, seed=2)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_data_paths(folder: Path, text: str) -> Path:
+    path = folder / "deep" / "blend.txt"
+    path.write_text(text)
+    return path
+
+
+def test_comments_quotes_tabs_and_variables_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", str(folder))
+    text = """# a blend
+
+    "0.5 a"    # quotes, as in Megatron-DeepSpeed's shell scripts
+    3e-1\t$WHERE/b
+    0.2 'c'
+    """
+    assert read_data_paths(write_data_paths(folder, text)) == (
+        WeightedCorpus("a", Fraction(1, 2)),
+        WeightedCorpus(f"{folder}/b", Fraction(3, 10)),  # exactly, not the nearest double
+        WeightedCorpus(str(folder / "deep" / "c"), Fraction(1, 5)),  # found beside the file
+    )
+
+
+def test_windows_line_ends_and_bin_or_idx_names_are_read(folder: Path) -> None:
+    path = write_data_paths(folder, "")
+    path.write_bytes(b"\xef\xbb\xbf0.5 a.bin\r\n0.5 deep/c.idx\r\n")
+    assert read_data_paths(path) == (
+        WeightedCorpus("a", Fraction(1, 2)),
+        WeightedCorpus("deep/c", Fraction(1, 2)),
+    )
+
+
+def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> None:
+    assert (
+        read_corpora(write_data_paths(folder, "a"))
+        == read_corpora("a")
+        == (WeightedCorpus("a", Fraction(1)),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "blend.txt: got no corpus"),
+        ("0.5 a\n# x\n0.5 nowhere", "blend.txt:3: no dataset nowhere.bin/.idx or "),
+        ("0.5 a 0.5 b", "blend.txt:1: no dataset a 0.5 b.bin/.idx, expected one corpus per line"),
+        ("0.5 a\nb", "blend.txt:2: got the single word 'b'"),
+        ("half a\n1 b", "blend.txt:1: got weight 'half', expected"),
+        ("nan a", "got weight 'nan', expected"),
+        ("1/0 a", "got weight '1/0', expected"),
+        ("1 a\n0 b", "blend.txt:2: got weight 0, expected"),
+        ("-1 a", "got weight -1, expected"),
+        ("1 a\n1 b\n2 ./a", "blend.txt:3: ./a is on line 1 already"),
+        ("1 $NOT_SET_HERE/a", "contains an environment variable that is not set"),
+    ],
+)
+def test_an_unusable_line_is_reported_with_file_and_line(folder: Path, text: str, sentence: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        read_data_paths(write_data_paths(folder, text))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1 $SECRET_OF_TEST/a", "1 ${SECRET_OF_TEST}.bin", "1 $SECRET_OF_TEST a"])
+def test_the_value_of_a_variable_is_in_no_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("SECRET_OF_TEST", "hunter2")
+    with pytest.raises(FileNotFoundError) as caught:
+        read_data_paths(write_data_paths(folder, text))
+    assert "hunter2" not in str(caught.value) and "SECRET_OF_TEST" in str(caught.value)
+
+
+def test_corpora_of_two_tokenizers_are_refused_and_datasets_without_a_sidecar_are_not(folder: Path) -> None:
+    write_dataset(folder / "other", 100, sha256="bb")
+    with pytest.raises(ValueError, match="blend.txt:2: other has another tokenizer than a"):
+        read_data_paths(write_data_paths(folder, "1 a\n1 other"))
+    (folder / "other.json").unlink()
+    assert len(read_data_paths(write_data_paths(folder, "1 a\n1 other"))) == 2
+
+
+def build_run(path: Path | str, **dataset: object) -> RunConfig:
+    return build_config(
+        {
+            "dataset": {"path_train": str(path), "seq_len": 10, "batch_size": 5, **dataset},
+            "model": {"d_model": 16, "n_heads": 2, "n_layers": 1},
+            "lr_scheduler": {"total_iterations": 12},
+        }
+    )
+
+
+def test_the_plan_counts_epochs_unique_and_repeated_tokens_of_each_corpus(folder: Path) -> None:
+    # 60 samples: 45 of a (10 an epoch), 15 of b (20 an epoch)
+    plan = plan_run(build_run(write_data_paths(folder, "3 a\n1 b")))
+    assert [(c.name, c.samples, c.epochs, c.unique_tokens, c.repeated_tokens) for c in plan.corpora] == [
+        ("a", 45, 4.5, 100, 350),
+        ("b", 15, 0.75, 150, 0),
+    ]
+    assert (plan.unique_tokens, plan.repeated_tokens, plan.epochs) == (250, 350, 600 / 300)
+    assert json.loads(json.dumps(plan.as_dict()))["corpora"][1]["share"] == 0.25
+
+
+def test_exposure_of_one_corpus_is_counted_like_that_of_several(folder: Path) -> None:
+    (use,) = Exposure(build_run("a")).usage_after(25)
+    assert (use.share, use.epochs, use.unique_tokens, use.repeated_tokens) == (1, 2.5, 100, 150)
+
+
+def test_the_identity_depends_on_contents_and_proportions_and_not_on_names(folder: Path) -> None:
+    def identity(text: str) -> str:
+        return run_identity(build_run(write_data_paths(folder, text)))
+
+    before = identity("3 a\n1 b")
+    assert identity("# the same\n0.75 ./a\n\n0.25 b") == before
+    assert identity("2 a\n1 b") != before
+    assert identity("3 a\n1 deep/c") != before
+    assert identity("1 a") == run_identity(build_run("a"))
+    write_dataset(folder / "b", 201, seed=7)  # other tokens with the same name
+    assert identity("3 a\n1 b") != before
+
+
+def test_held_out_text_of_another_tokenizer_is_refused(folder: Path) -> None:
+    write_dataset(folder / "other", 100, sha256="bb")
+    with pytest.raises(ValueError, match="dataset.path_eval: other has another tokenizer than a"):
+        plan_run(build_run("a", path_eval="other"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_files_are_read_when_their_datasets_exist(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = root / "utils" / "datapaths" / f"{name}.txt"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=rf"{name}.txt:\d+: no dataset data/"):
+        read_corpora(path)
+    for dataset in ("c4_100m", "c4", "slimpajama"):
+        write_dataset(tmp_path / "data" / f"{dataset}_text_document", 100)
+    corpora = read_corpora(path)
+    assert len(corpora) == (2 if name == "c4_and_slimpajama" else 1)
+
+
+def test_a_dataset_written_by_megatron_needs_no_sidecar(tmp_path: Path, scaling_data: Path) -> None:
+    folder = scaling_data / "megatron_openwebtext"
+    assert count_corpus_tokens(folder / "meg-gpt2-openwebtext_text_document") == 1_361_845  # uint16
+    ag_news = folder / "ag_news_prompt_inputs_document"
+    assert count_corpus_tokens(ag_news) * 4 == ag_news.with_suffix(".bin").stat().st_size  # int32
+    (tmp_path / "x.idx").write_bytes(b"something else")
+    with pytest.raises(ValueError, match="x.idx: got another format, expected an MMIDIDX index of version 1"):
+        count_corpus_tokens(tmp_path / "x")

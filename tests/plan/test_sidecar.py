@@ -1,0 +1,119 @@
+"""Damaged sidecars of datasets raise an error of one sentence in every reader."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.data.inspect import find_faults
+from megatron.plan.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_data_paths
+from megatron.plan.sidecar import read_sidecar
+from megatron.text.merge import merge_datasets
+from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.subset import DocumentSelection, subset_dataset
+from megatron.tokenizer.kinds import TokenizerSpec
+
+N_MUTATIONS = 400
+ODD_VALUES: list[Any] = [
+    None, True, False, 0, -1, 5, 1 << 63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "5", "\ud800",
+    [], [5], [[]], {}, {"a": 5}, {"n_tokens": "x"}, [{"path": 5}], "uint16", "float32",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    source = folder / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": f"{i} {i + 1}"}) + "\n" for i in range(8)))
+    preprocess(
+        [str(source)],
+        folder / "x",
+        TokenizerSpec("NullTokenizer", vocab_size=9),
+        PreprocessOptions(append_eod=True),
+    )
+    return folder / "x_text_document"
+
+
+def list_paths(content: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values inside a JSON value."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    paths = []
+    for key, value in items:
+        paths.append((*before, key))
+        if isinstance(value, dict | list):
+            paths += list_paths(value, (*before, key))
+    return paths
+
+
+def mutate_sidecar(content: dict[str, Any], rng: random.Random) -> str:
+    changed = json.loads(json.dumps(content))
+    for _ in range(rng.randrange(1, 3)):
+        *above, last = rng.choice(list_paths(content))
+        inner = changed
+        try:
+            for key in above:
+                inner = inner[key]
+            if rng.random() < 0.15:
+                del inner[last]
+            else:
+                inner[last] = rng.choice(ODD_VALUES)
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change has replaced this place
+    text = json.dumps(changed)
+    if rng.random() < 0.1:
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(["", "\x00", "[" * 100_000, "9" * 5000, "}"]) + text[at + 1 :]
+    return text
+
+
+def test_hundreds_of_changed_sidecars_are_read_or_refused_in_a_sentence(
+    dataset: Path, tmp_path: Path
+) -> None:
+    sidecar = Path(f"{dataset}.json")
+    whole = sidecar.read_text()
+    content, rng = json.loads(whole), random.Random(0)
+    listed = tmp_path / "data.txt"
+    listed.write_text(f"1 {dataset}\n")
+    n_refused = n_read = 0
+    try:
+        for trial in range(N_MUTATIONS):
+            sidecar.write_text(mutate_sidecar(content, rng), errors="surrogatepass")
+            try:
+                read_sidecar(dataset)
+                count_corpus_tokens(str(dataset))
+                compare_tokenizers(str(dataset), str(dataset), "data.txt:1")
+                compare_eods([str(dataset), str(dataset)])
+                read_data_paths(listed)
+                list(find_faults(dataset))
+                if trial % 10 == 0:
+                    merge_datasets([str(dataset)], tmp_path / "merged", overwrite=True)
+                    subset_dataset(
+                        dataset, tmp_path / "part", DocumentSelection(documents=3), True, overwrite=True
+                    )
+                n_read += 1
+            except ValueError as error:
+                assert str(sidecar) in str(error) and "\n" not in str(error)
+                n_refused += 1
+    finally:
+        sidecar.write_text(whole)
+    assert n_refused > N_MUTATIONS // 4 and n_read > N_MUTATIONS // 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("tokenizer", 5, "tokenizer: got '5', expected an object or null"),
+        ("tokens", True, "tokens: got 'True', expected a whole number"),
+        ("append_eod", "yes", "append_eod: got 'yes', expected true or false"),
+        ("dtype", "float32", "dtype: got 'float32', expected one of uint8"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(
+    dataset: Path, tmp_path: Path, name: str, value: Any, expected: str
+) -> None:
+    content = json.loads(Path(f"{dataset}.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(content | {name: value}))
+    with pytest.raises(ValueError, match=f"a.json: {expected}"):
+        read_sidecar(tmp_path / "a")

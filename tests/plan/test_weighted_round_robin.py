@@ -1,0 +1,94 @@
+"""Weighted round robin: exact counts at every prefix, and random access."""
+
+import random
+from fractions import Fraction
+from itertools import permutations
+from math import lcm
+
+import pytest
+
+from megatron.plan.weighted_round_robin import WeightedRoundRobin, round_in_two_orders
+
+
+def random_weights(n: int, seed: int) -> list[Fraction]:
+    """Return weights over three orders of magnitude without a short common period."""
+    chance = random.Random(seed)
+    return [Fraction(str(10 ** chance.uniform(-2, 1))) for _ in range(n)]
+
+
+WEIGHT_LISTS = [
+    [Fraction(1)],
+    [Fraction("0.7"), Fraction("0.3")],
+    [Fraction(1, 3)] * 3,
+    [Fraction(x) for x in ("0.522", "0.267", "0.052", "0.042", "0.046", "0.038", "0.033")],  # SlimPajama
+    [Fraction(178_992_411_307), Fraction(627_000_000_121), Fraction(123_456_789)],
+    *[random_weights(n, seed) for n in (2, 3, 5, 8) for seed in range(4)],
+    random_weights(40, 0),
+    [Fraction(9), *[Fraction(1, 7)] * 6],
+]
+
+
+@pytest.mark.parametrize("weights", WEIGHT_LISTS, ids=lambda weights: str(len(weights)))
+@pytest.mark.parametrize("around", [0, 10**6, 10**13])
+def test_every_prefix_is_within_one_sample_of_its_weights(weights: list[Fraction], around: int) -> None:
+    shares = WeightedRoundRobin(weights)
+    first = around // shares.block_slots
+    whole = lcm(*(weight.denominator for weight in weights))
+    parts = [int(weight * whole) for weight in weights]
+    total = sum(parts)
+    n = first * shares.block_slots
+    counts = shares.prefix_counts(n)
+    assert sum(counts) == n
+    for block in range(first, first + 2):
+        for k, number in zip(*shares.get_block(block), strict=True):
+            assert number == counts[k]  # the numbering inside a source continues across block boundaries
+            counts[k] += 1
+            n += 1
+            assert all(-total < c * total - part * n < total for c, part in zip(counts, parts, strict=True))
+        assert shares.prefix_counts(n) == counts
+
+
+def test_a_slot_is_a_function_of_its_number() -> None:
+    first, second = (
+        WeightedRoundRobin(random_weights(6, 9)),
+        WeightedRoundRobin([7 * w for w in random_weights(6, 9)]),
+    )
+    places = [5, 10**9 + 7, 0, 1024, 1023, 10**9 + 6, 3 * 1024 + 1]
+    assert [first.locate_slot(i) for i in places] == [second.locate_slot(i) for i in reversed(places)][::-1]
+    for i in places:
+        taker, number = first.locate_slot(i)
+        assert first.prefix_counts(i)[taker] == number
+        assert first.prefix_counts(i + 1)[taker] == number + 1
+
+
+def test_one_source_has_every_slot_and_two_equal_ones_alternate() -> None:
+    assert [WeightedRoundRobin([Fraction(5)]).locate_slot(i) for i in (0, 1, 10**15)] == [
+        (0, 0),
+        (0, 1),
+        (0, 10**15),
+    ]
+    assert [WeightedRoundRobin([Fraction(1)] * 2).locate_slot(i)[0] for i in range(6)] == [0, 1, 0, 1, 0, 1]
+
+
+def test_rounding_keeps_the_sums_of_all_prefixes_of_two_orders() -> None:
+    fractions = {0: 3, 1: 9, 2: 5, 4: 7, 7: 6}  # tenths: the sum is 3
+    for first in permutations(fractions):
+        second = sorted(fractions)
+        up = set(round_in_two_orders(fractions, 10, first, second))
+        assert len(up) == 3
+        for order in (first, second):
+            for n in range(6):
+                whole, rest = divmod(sum(fractions[k] for k in order[:n]), 10)
+                assert whole <= len(up & set(order[:n])) <= whole + (rest > 0)
+
+
+def test_the_cache_does_not_grow_with_the_number_of_blocks() -> None:
+    shares = WeightedRoundRobin(random_weights(4, 1))
+    for block in range(50):
+        shares.get_block(block)
+    assert len(shares._cache) <= 3
+
+
+def test_a_weight_below_one_slot_per_block_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weights: 1e-07 of 1 is one sample in 10,000,001; remove sources"):
+        WeightedRoundRobin([Fraction(1), Fraction("1e-7")])

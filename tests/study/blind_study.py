@@ -1,0 +1,72 @@
+"""A study of isoFLOP runs with a blind run, and results from a known law. Nothing is trained."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from megatron.run_dir import METRICS, PLAN, RESULT
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, read_study_plan
+
+E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
+NOISE = 0.002  # of log loss
+WIDTHS = (16, 24, 32, 48, 64, 96, 128, 192)
+STUDY = """
+name: frontier
+directory: {folder}/study
+run:
+  dataset: {{path_train: {folder}/text, seq_len: 64, batch_size: 4}}
+  lr_scheduler: {{warmup_iterations: 1}}
+sizes:
+{sizes}
+grids:
+  - {{sizes: [w16, w24, w32, w48], train_flops: [2.0e+10, 6.0e+10]}}
+  - {{sizes: [w24, w32, w48, w64, w96], train_flops: [2.0e+11, 6.0e+11]}}
+  - {{sizes: [w32], train_flops: [6.0e+10], seeds: [1, 2]}}
+blind: {{sizes: [w48, w64, w96, w128], lr: [1.0e-3]}}
+"""
+
+
+def true_loss(N: np.ndarray | float, D: np.ndarray | float) -> np.ndarray | float:
+    """Return the loss by Chinchilla's form, in nats per token."""
+    return E + A / N**ALPHA + B / D**BETA
+
+
+def write_study_file(folder: Path) -> Path:
+    """Write STUDY.yaml and the sidecar of its text."""
+    sidecar = {"tokens": 2_000_000_000, "tokenizer": {"n_tokens": 64}, "sha256": {"bin": "aa", "idx": "bb"}}
+    (folder / "text.json").write_text(json.dumps(sidecar))
+    sizes = "\n".join(f"  w{w}: {{d_model: {w}, n_heads: 2, n_layers: 2}}" for w in WIDTHS)
+    path = folder / "study.in.yaml"
+    path.write_text(STUDY.format(folder=folder, sizes=sizes))
+    return path
+
+
+def write_result(run: PlannedRun, loss: float) -> None:
+    """Write the files of a finished run."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    plan = run.plan
+    (run.folder / PLAN).write_text(json.dumps(plan.as_dict()))
+    line = {"kind": "train", "step": plan.n_steps, "tokens": plan.train_tokens, "loss": loss}
+    (run.folder / METRICS).write_text(json.dumps(line) + "\n")
+    result = {"identity": plan.identity, "loss": loss, "loss_se": 0.01, "step": plan.n_steps, "wall_s": 1.0}
+    (run.folder / RESULT).write_text(json.dumps(result))
+
+
+def write_results(
+    runs: Sequence[PlannedRun], seed: int = 0, loss: Callable[[float, float], float] = true_loss
+) -> None:
+    """Write results of runs by `loss` (N, D), with noise."""
+    rng = np.random.default_rng(seed)
+    for run in runs:
+        noise = np.exp(NOISE * rng.standard_normal())
+        write_result(run, float(loss(run.plan.n_params, run.plan.train_tokens) * noise))
+
+
+def write_finished_study(folder: Path, *overrides: str) -> StudyPlan:
+    """Write a study whose grids are finished to <folder>/study."""
+    study = read_study_plan(write_study_file(folder), overrides)
+    study.save()
+    write_results(expand_grids(study))
+    return study

@@ -1,0 +1,113 @@
+"""Downstream scores, from run folders to the table, scores.csv and the report."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron.report.figures.plot_repeat import downstream_figure
+from megatron.report.study_data import AUTOREGRESSIVE, SCORES, read_study
+from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
+from megatron.study.selection import Columns, optional_column_of, select_runs
+from megatron.study.table import Row, read_runs, read_table, write_table, write_table_parquet
+
+synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
+
+
+def write_task_results(run: Path, step: int, label: str, results: dict[str, Any], **more: Any) -> None:
+    """Write a results.json as tools/evaluate_downstream.py does."""
+    folder = run / "downstream" / f"step.{step}" / label
+    folder.mkdir(parents=True)
+    config = {"objective": AUTOREGRESSIVE, "step": step}
+    (folder / "results.json").write_text(json.dumps({"results": results, "config": config, **more}))
+
+
+def true_accuracy(row: Row) -> float:
+    """Return a sigmoid in the loss, from chance to 1."""
+    return 0.25 + 0.75 / (1 + np.exp(3.0 * (row["loss"] - 3.2)))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Return a study in which all finished autoregressive runs but one have scores, at two steps."""
+    folder = synthetic["write_study"](tmp_path / "study")
+    for row in read_study(folder).finished_rows(AUTOREGRESSIVE)[1:]:
+        run = folder / row["path"]
+        end = json.loads((run / "result.json").read_text())
+        end["step"] = 100
+        (run / "result.json").write_text(json.dumps(end))
+        write_task_results(run, 50, "ar", {"quiz": {"acc,none": 0.99}})
+        metrics = {"acc,none": 0.5, "acc_norm,none": true_accuracy(row), "acc_norm_stderr,none": 0.01}
+        part = {"acc,none": 0.1}
+        both = {"quiz": metrics, "some": {"acc,none": 0.1, "acc_stderr,none": "N/A"}, "part": part}
+        write_task_results(run, 100, "ar", both, group_subtasks={"some": ["part"], "quiz": []})
+        write_task_results(
+            run, 100, "ar-first5", {"quiz": {"perplexity,none": 3.0, "acc,none": 1 / 5}, "odd": {}}
+        )
+    return folder
+
+
+def test_scores_are_from_the_last_step_and_different_settings_are_separate_tasks(study: Path) -> None:
+    rows = read_runs(study)
+    n = sum(row["status"] == "done" and row["objective"] == AUTOREGRESSIVE for row in rows) - 1
+    scores = read_scores(study, rows)
+    assert {score.task for score in scores} == {"quiz", "some", "quiz-first5"} and len(scores) == 3 * n
+    by_run = {row["run"]: row for row in rows}
+    for score in scores:
+        expected = {"quiz": (true_accuracy(by_run[score.run]), 0.01, "acc_norm"), "some": (0.1, None, "acc")}
+        assert (score.score, score.se, score.metric) == expected.get(score.task, (0.2, None, "acc"))
+        assert (score.kind, score.checkpoint) == ("accuracy", "step.100")
+
+
+def test_the_table_and_the_report_have_the_scores_and_a_fit_recovers_the_curve(study: Path) -> None:
+    rows = read_runs(study)
+    scores = read_scores(study, rows)
+    write_table(add_score_columns(rows, scores), study / "table.csv")
+    write_table_parquet(add_score_columns(rows, scores), study / "table.parquet")
+    assert write_scores(scores, study / SCORES) and write_scores(scores, study / SCORES)
+    runs = select_runs(study / "table.csv", Columns(), AUTOREGRESSIVE)
+    column = optional_column_of(study / "table.csv", runs, "score_quiz")
+    assert np.isnan(column).sum() == 1  # the run without scores
+    figure = downstream_figure(read_study(study))
+    assert "quiz follows the loss" in figure.title
+    assert "off its curve by 0.0 points at most" in figure.title
+    assert sorted(figure.data[0]["y"]) == pytest.approx(sorted(column[np.isfinite(column)]))
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    cells = pyarrow.read_table(study / "table.parquet")["score_quiz"].to_pylist()
+    assert cells == [float(cell) if cell else None for cell in read_table(study / "table.csv")["score_quiz"]]
+
+
+def test_a_scores_file_from_another_program_is_not_overwritten(study: Path) -> None:
+    text = "run,task,score,kind\na,quiz,0.5,error\n"
+    (study / SCORES).write_text(text)
+    assert not write_scores(read_scores(study, read_runs(study)), study / SCORES)
+    assert (study / SCORES).read_text() == text
+
+
+def test_a_damaged_file_is_named(study: Path) -> None:
+    path = next((study / "runs").glob("*/downstream/step.100/ar/results.json"))
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json: got invalid JSON"):
+        read_scores(study, read_runs(study))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("results", 5),
+        ("results", {"copa": []}),
+        ("results", {"\ud800": {"acc,none": 0.5}}),
+        ("group_subtasks", 5),
+        ("group_subtasks", {"a": None}),
+        ("config", [1]),
+    ],
+)
+def test_scores_of_other_types_are_refused_with_their_path(study: Path, key: str, value: Any) -> None:
+    rows = read_runs(study)
+    path = sorted(study.glob("runs/*/downstream/*/*/results.json"))[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=r"results\.json: got other types"):
+        read_scores(study, rows)

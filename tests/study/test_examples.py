@@ -1,0 +1,82 @@
+"""The studies in examples_scaling/training plan the runs that they describe. Nothing is trained."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+
+STUDIES = {
+    "ladder_chinchilla": 54,
+    "ladder_epochs": 42,
+    "learning_rate": 53,  # 30 + 15 + 12, of which 4 are duplicates: different rules give equal batches
+    "ablations": 15,
+    "quickstart_100m": 2,
+    "study_cpu": 86,
+    "law_cpu": 32,
+    "study_gpu": 30,
+}
+
+
+@pytest.fixture(scope="module")
+def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Return a function: name of a study -> its runs, on a corpus of 50 billion tokens without data."""
+    corpora = tmp_path_factory.mktemp("text")
+    for vocabulary in (50257, 512):
+        for name in ("train", "held_out"):
+            sidecar = {
+                "tokens": 50_000_000_001,
+                "tokenizer": {"n_tokens": vocabulary},
+                "sha256": {"bin": name},
+            }
+            (corpora / str(vocabulary)).mkdir(exist_ok=True)
+            (corpora / str(vocabulary) / f"{name}.json").write_text(json.dumps(sidecar))
+
+    def runs(name: str) -> list[PlannedRun]:
+        folder = corpora / ("512" if name == "law_cpu" else "50257")
+        words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
+        return expand_study(read_study_plan(root / "examples_scaling" / "training" / f"{name}.yaml", words))
+
+    return runs
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_plans_as_many_different_runs_as_it_lists(planned, name: str) -> None:
+    runs = planned(name)
+    assert len(runs) == STUDIES[name]
+    assert len({run.config.name for run in runs}) == len(runs)
+
+
+def test_every_study_in_the_folder_is_tested(root: Path) -> None:
+    folder = root / "examples_scaling" / "training"
+    names = {path.stem for path in folder.glob("*.yaml") if "\ngrids:" in path.read_text()}
+    assert names == STUDIES.keys()
+
+
+def test_the_budgets_of_the_chinchilla_ladder_are_spent_and_the_largest_is_held_out(planned) -> None:
+    for run in planned("ladder_chinchilla"):
+        nearest = min((6e18, 1e19, 3e19, 1e20), key=lambda budget: abs(run.plan.train_flops / budget - 1))
+        assert run.plan.train_flops == pytest.approx(nearest, rel=0.01)
+        assert run.held_out == (nearest == 1e20)
+
+
+def test_the_data_value_ladder_has_the_published_subsets_to_a_tenth(planned) -> None:
+    # utils/epoch_tokens.yaml: 7B6_4ep and 12B_20ep for AR, 40B_100ep for diffusion
+    unique_tokens = {
+        (run.plan.objective, run.plan.size, round(run.plan.epochs)): run.plan.unique_tokens
+        for run in planned("ladder_epochs")
+    }
+    assert unique_tokens[("autoregressive", "217M", 4)] == pytest.approx(1_912_366_531, rel=0.1)
+    assert unique_tokens[("autoregressive", "425M", 20)] == pytest.approx(599_002_480, rel=0.1)
+    assert unique_tokens[("masked_diffusion", "425M", 100)] == pytest.approx(399_354_803, rel=0.1)
+
+
+def test_runs_of_the_cpu_study_share_a_trunk_for_each_model_and_amount_of_text(planned) -> None:
+    runs = planned("study_cpu")
+    trunks = [run for run in runs if run.config.checkpoint.chkpt_at]
+    assert len(trunks) == 2 * 3 * 3
+    assert {round(run.plan.epochs) for run in trunks} == {8, 32}
+    held_out = [run for run in runs if run.held_out]
+    assert {run.plan.size for run in held_out} == {"large"}
+    assert max(run.plan.n_params for run in runs if not run.held_out) < held_out[0].plan.n_params

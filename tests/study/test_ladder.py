@@ -1,0 +1,160 @@
+"""Studies: the runs that they expand to, and the errors for invalid ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron.plan.count import flops_per_token
+from megatron.study.format import format_duration
+from megatron.study.ladder import expand_study, format_short, read_study_plan
+from megatron.study.launchers.slurm import SlurmLauncher
+from megatron.study.price import Speed, estimate_speed, makespan
+
+STUDY = """
+name: tiny
+directory: {folder}/study
+run:
+  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
+  lr_scheduler: {{warmup_iterations: 1}}
+sizes:
+  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
+  wide: {{d_model: 32, n_heads: 2, n_layers: 1}}
+grids:
+  - {{objectives: [autoregressive], sizes: [small, wide], train_tokens: [640, 1280], seeds: [0, 1]}}
+  - {{objectives: [autoregressive, masked_diffusion], sizes: [small], train_tokens: [1.28e3]}}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    sidecar = {"tokens": 3201, "tokenizer": {"n_tokens": 300}, "sha256": {"bin": "aa", "idx": "bb"}}
+    (tmp_path / "text.json").write_text(json.dumps(sidecar))
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.format(folder=tmp_path))
+    return path
+
+
+def test_grids_are_products_and_a_duplicate_run_is_planned_once(study: Path) -> None:
+    runs = expand_study(read_study_plan(study))
+    # 2 sizes x 2 budgets x 2 seeds, and of the second grid only the diffusion run is new
+    assert len(runs) == 9
+    assert len({run.folder for run in runs}) == 9
+    assert [run.plan.train_flops for run in runs] == sorted(run.plan.train_flops for run in runs)
+    longest = runs[-1]
+    assert longest.config.name == "autoregressive-wide-1.28ktok-seed1"
+    assert longest.folder.name == f"{longest.config.name}-{longest.plan.identity[:8]}"
+    assert (longest.plan.n_steps, longest.plan.epochs) == (20, 0.4)
+    assert longest.plan.train_flops == flops_per_token(longest.config.model, 16) * 1280
+
+
+def test_the_study_as_saved_plans_the_same_runs(study: Path) -> None:
+    plan = read_study_plan(study, ["run.optim.lr=0.01"])
+    plan.save()
+    saved = read_study_plan(plan.directory / "study.yaml")
+    assert saved == plan
+    assert [run.plan.identity for run in expand_study(saved)] == [
+        run.plan.identity for run in expand_study(plan)
+    ]
+    assert {run.config.optim.lr for run in expand_study(saved)} == {0.01}
+
+
+def test_the_run_keys_of_a_grid_override_those_of_the_study(study: Path) -> None:
+    grids = "grids=[{sizes: [small], train_tokens: [640], run: {optim: {lr: 0.5}}}]"
+    run = expand_study(read_study_plan(study, [grids, "run.optim.weight_decay=0.3"]))[0]
+    assert (run.config.optim.lr, run.config.optim.weight_decay) == (0.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nmae=x"], "unknown key 'nmae'; did you mean 'name'?"),
+        (["grids=[{size: [small]}]"], "grids[0]: unknown key 'size'; did you mean 'sizes'?"),
+        (["grids=[{sizes: [small]}]"], "grids[0].train_tokens: got None, expected a list"),
+        (["grids=[{sizes: [small], train_tokens: [1.5]}]"], "got 1.5, expected integers"),
+        (["grids=[]"], "no 'grids'"),
+        (["grids=5"], "grids: got 5, expected a list"),
+        (["run=5"], "run: got 5, expected keys"),
+        (["sizes=5"], "sizes: got 5, expected keys"),
+        (["sizes.small=5"], "sizes.small: got 5, expected keys such as d_model"),
+        (["grids"], "'grids': expected section.key=value"),
+    ],
+)
+def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_study_plan(study, words)
+    assert sentence in str(caught.value)
+
+
+def test_a_wrong_run_is_named(study: Path) -> None:
+    plan = read_study_plan(study, ["grids=[{sizes: [425], train_tokens: [640]}]"])
+    with pytest.raises(ValueError, match="run autoregressive-425: .*did you mean '425M'"):
+        expand_study(plan)
+    plan = read_study_plan(study, ["grids=[{sizes: [smal], train_tokens: [640]}]"])
+    with pytest.raises(ValueError, match="run autoregressive-smal: .*did you mean 'small'"):
+        expand_study(plan)
+    with pytest.raises(ValueError, match="optim: got 5, expected keys"):
+        expand_study(read_study_plan(study, ["run.optim=5"]))
+    with pytest.raises(ValueError, match="unknown key 'optim.lrr'"):
+        expand_study(read_study_plan(study, ["run.optim.lrr=1"]))
+    with pytest.raises(FileNotFoundError, match="no such configuration file"):
+        read_study_plan(study.with_name("none.yaml"))
+
+
+def test_prices_follow_from_flops_and_from_what_finished_runs_took(study: Path) -> None:
+    runs = expand_study(read_study_plan(study))
+    assert Speed(1e9, 0.5, "").seconds(runs[0]) == 6.0 + 10 * 0.5 + runs[0].plan.train_flops / 1e9
+    assert estimate_speed(runs, tflops=2.0).flops_per_s == 2e12
+    runs[3].folder.mkdir(parents=True)
+    result = {"identity": runs[3].plan.identity, "wall_s": 4.0}
+    (runs[3].folder / "result.json").write_text(json.dumps(result))
+    measured = estimate_speed(runs)
+    assert measured.flops_per_s == runs[3].plan.train_flops / 4.0
+    assert "1 finished" in measured.basis
+
+
+def test_the_longest_first_on_two_lanes() -> None:
+    assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0  # 3 + 2 + 2 beside 3 + 2
+    assert makespan([5.0], 4) == 5.0
+    assert [format_duration(s, estimate=True) for s in (9, 300, 7200, 864000)] == [
+        "9 s",
+        "5 min",
+        "2.0 h",
+        "10.0 d",
+    ]
+    assert [format_short(n) for n in (12, 250_000, 999_900, 1.28e9)] == ["12", "250k", "1M", "1.28B"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a b", "a/b", "..", "-a", "a\0", "$(id)", "a;b", "x" * 201, "\u00e9", ""]
+)
+def test_a_name_that_is_unsafe_in_a_list_of_folders_is_refused(study: Path, name: str) -> None:
+    """A task of an array reads its run's folder from a line of a list, and the name is part of that line."""
+    written = json.dumps(name)
+    for words, key in (
+        ([f"sizes={{{written}: {{d_model: 16, n_heads: 2, n_layers: 1}}}}"], "sizes"),
+        ([f"grids=[{{sizes: [small], train_tokens: [640], label: {written}}}]"], "label"),
+        ([f"grids=[{{sizes: [{written}], train_tokens: [640]}}]"], "sizes"),
+    ):
+        if key == "label" and not name:
+            continue  # no label
+        with pytest.raises(ValueError, match="got the name") as caught:
+            expand_study(read_study_plan(study, words))
+        assert key in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["name", "directory"])
+def test_a_study_has_one_line_for_a_name_and_a_folder(study: Path, key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key}: got .*expected one line"):
+        read_study_plan(study, [f'{key}="a\\nb"'])
+    with pytest.raises(ValueError, match=f"{key}: got .*expected one line"):
+        read_study_plan(study, [f"{key}=[a]"])
+
+
+def test_a_folder_name_with_a_line_break_is_not_submitted_to_slurm(study: Path, tmp_path: Path) -> None:
+    run = expand_study(read_study_plan(study))[0]
+    launcher = SlurmLauncher(tmp_path / "slurm", None)
+    with pytest.raises(ValueError, match="got a line break"):
+        launcher.start([run, replace(run, folder=tmp_path / "a\nb")])
+    assert not (tmp_path / "slurm").exists()

@@ -1,0 +1,268 @@
+"""A sweep while Slurm fails, hangs or loses a response: no task is submitted twice or cancelled."""
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from megatron.command import STOPPED
+from megatron.run_dir import RESULT, lock_run
+from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.study.launchers import slurm
+from megatron.study.launchers.launch import Job
+from megatron.study.launchers.run_locks import RunLocks
+from megatron.study.launchers.scheduler import SweepState, run_all
+from megatron.study.launchers.slurm import TASK, QueueTimeoutError, SlurmLauncher
+
+STUDY = """
+name: tiny
+directory: {folder}/study
+run:
+  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
+sizes:
+  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
+grids: [{{sizes: [small], train_tokens: [640, 1280]}}]
+"""
+# the fake cluster is a folder: `queue` has a line per task, `fail_<command>` makes that command fail
+COMMAND = """#!/bin/sh
+cd {cluster}
+name=$(basename $0)
+echo "$name $*" >>calls
+if [ -e fail_$name ]; then sh ./fail_$name >&2; exit 1; fi
+case $name in
+sbatch)
+    n=$(cat number 2>/dev/null || echo 0); n=$((n + 1)); echo $n >number
+    last=${{2#--array=0-}}
+    for i in $(seq 0 $last); do echo "${{n}}_$i RUNNING $n $*" >>queue; done
+    if [ -e lose_answer ]; then rm lose_answer; echo "sbatch: error: Socket timed out" >&2; exit 1; fi
+    echo $n ;;
+squeue) case "$*" in *%F*) cut -d' ' -f3- queue ;; *) cut -d' ' -f1,2 queue ;; esac ;;
+scancel) : >queue ;;
+scontrol) echo "JobId=1 ExitCode=0:0" ;;
+esac
+"""
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fail(
+        self, name: str, text: str = "slurm_load_jobs error: Unable to contact slurm controller"
+    ) -> None:
+        (self.folder / f"fail_{name}").write_text(f"echo '{name}: error: {text}'\n")
+
+    def heal(self, name: str) -> None:
+        (self.folder / f"fail_{name}").unlink()
+
+    def calls(self, name: str) -> int:
+        lines = (self.folder / "calls").read_text().splitlines() if (self.folder / "calls").exists() else []
+        return sum(line.split()[0] == name for line in lines)
+
+    def end(self, task: str) -> None:
+        queue = self.folder / "queue"
+        left = [line for line in queue.read_text().splitlines() if line.split()[0] != task]
+        queue.write_text("".join(line + "\n" for line in left))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    folder, commands = tmp_path / "cluster", tmp_path / "commands"
+    folder.mkdir()
+    commands.mkdir()
+    (folder / "queue").touch()
+    for name in ("sbatch", "squeue", "scancel", "scontrol"):
+        (commands / name).write_text(COMMAND.format(cluster=folder))
+        (commands / name).chmod(0o755 | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(slurm, "MAX_PAUSE_S", 0.1)
+    return Cluster(folder)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[PlannedRun]:
+    (tmp_path / "text.json").write_text(json.dumps({"tokens": 6401, "tokenizer": {"n_tokens": 300}}))
+    (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
+    return expand_study(read_study_plan(tmp_path / "study.yaml"))
+
+
+def write_result(run: PlannedRun) -> None:
+    (run.folder / RESULT).write_text(json.dumps({"identity": run.plan.identity, "loss": 1.0, "wall_s": 1.0}))
+
+
+def run_to_end(runs: Sequence[PlannedRun], cluster: Cluster, at_tick, launcher: SlurmLauncher | None = None):
+    """Run all runs and call `at_tick(n, state)` at each poll. Return the state and reports of ended jobs."""
+    launcher = launcher or SlurmLauncher(cluster.folder / "lists", None)
+    reported: list[tuple] = []
+    ticks = iter(range(10_000))
+    state, whole = run_all(
+        runs, launcher, lambda state: at_tick(next(ticks), state),
+        lambda job, status, again: reported.append((job.run.plan.n_steps, status, again)), 1, 0.02,
+    )  # fmt: skip
+    assert whole
+    return state, reported
+
+
+def end_all(cluster: Cluster, state: SweepState) -> None:
+    for job in state.running:
+        write_result(job.run)
+        cluster.end(job.handle)
+
+
+def test_a_queue_that_fails_for_a_while_costs_no_task(runs, cluster, caplog) -> None:
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 3:
+            cluster.fail("squeue")
+        if n == 20:
+            cluster.heal("squeue")
+        if n == 30:
+            end_all(cluster, state)
+
+    state, reported = run_to_end(runs, cluster, at_tick)
+    assert len(state.done) == 2 and sorted(reported) == [(10, 0, False), (20, 0, False)]
+    assert (cluster.calls("sbatch"), cluster.calls("scancel")) == (1, 0)
+    logged = caplog.text
+    assert (
+        "squeue: error: slurm_load_jobs error" in logged and "the tasks keep running, retrying in" in logged
+    )
+
+
+def test_a_queue_that_never_answers_ends_the_sweep_and_leaves_the_tasks(
+    runs, cluster, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(slurm, "GIVE_UP_S", 0.5)
+
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 3:
+            cluster.fail("squeue")
+
+    with pytest.raises(QueueTimeoutError, match="The tasks still run; rerun the same command to follow them"):
+        run_to_end(runs, cluster, at_tick)
+    assert cluster.calls("scancel") == 0
+    assert len((cluster.folder / "queue").read_text().splitlines()) == 2
+    assert "2 Slurm tasks keep running without the sweep" in caplog.text
+    cluster.heal("squeue")
+    state, _ = run_to_end(runs, cluster, lambda n, state: end_all(cluster, state) if n == 3 else None)
+    assert len(state.done) == 2
+    assert cluster.calls("sbatch") == 1, "the second sweep must find the tasks of the first"
+
+
+def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
+    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.3)
+
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 3:
+            (cluster.folder / "fail_squeue").write_text("exec sleep 60\n")
+        if n == 8:
+            cluster.heal("squeue")
+        if n == 12:
+            end_all(cluster, state)
+
+    state, _ = run_to_end(runs, cluster, at_tick)
+    assert (len(state.done), cluster.calls("scancel")) == (2, 0)
+
+
+def test_a_controller_that_is_unreachable_at_the_start_is_waited_for(runs, cluster) -> None:
+    cluster.fail("squeue")
+    cluster.fail(
+        "sbatch", "Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    )
+    launcher = SlurmLauncher(cluster.folder / "lists", None)
+    assert launcher.find_running(runs) is None
+    cluster.heal("squeue")
+
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 5:
+            assert not state.running
+            cluster.heal("sbatch")
+        if n > 5 and state.running:
+            end_all(cluster, state)
+
+    state, _ = run_to_end(runs, cluster, at_tick)
+    assert len(state.done) == 2
+
+
+def test_an_array_whose_id_was_lost_is_not_submitted_twice(runs, cluster) -> None:
+    (cluster.folder / "lose_answer").touch()
+    training = []
+
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 0:  # one of its tasks is running
+            assert not state.running
+            training.append(lock_run(runs[0].folder))
+        if state.running:
+            assert not any(job.is_external for job in state.running)
+            end_all(cluster, state)
+
+    state, _ = run_to_end(runs, cluster, at_tick)
+    training[0].close()
+    assert (len(state.done), cluster.calls("sbatch")) == (2, 1)
+    assert (runs[0].folder / TASK).read_text().startswith("1_")
+
+
+def test_an_invalid_submission_ends_the_sweep_at_once(runs, cluster) -> None:
+    cluster.fail("sbatch", "invalid partition specified: gpuu")
+    with pytest.raises(OSError, match="sbatch: error: invalid partition specified: gpuu"):
+        run_to_end(runs, cluster, lambda n, state: None)
+    assert cluster.calls("sbatch") == 1
+
+
+def test_tasks_that_cannot_be_cancelled_are_named(runs, cluster, monkeypatch) -> None:
+    monkeypatch.setattr(slurm, "STOP_WAIT_S", 0.3)
+    launcher = SlurmLauncher(cluster.folder / "lists", None)
+    jobs = launcher.start(runs)
+    cluster.fail("scancel")
+    with pytest.raises(OSError, match="2 tasks still run. Cancel them when Slurm responds: scancel 1_0 1_1"):
+        launcher.stop(jobs)
+    launcher.close()
+
+
+def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cluster) -> None:
+    first = SlurmLauncher(cluster.folder / "lists", None)
+    jobs = first.start(runs[:1])
+    handle = jobs[0].handle
+
+    def at_tick(n: int, state: SweepState) -> None:
+        by_run = {job.run.folder: job for job in state.running}
+        if n == 3:
+            assert by_run[runs[0].folder].is_external
+            assert not by_run[runs[1].folder].is_external
+            first.close()  # as if the process were killed
+        if n == 8:
+            assert (by_run[runs[0].folder].is_external, by_run[runs[0].folder].handle) == (False, handle)
+            end_all(cluster, state)
+
+    state, _ = run_to_end(runs, cluster, at_tick)
+    assert (len(state.done), cluster.calls("sbatch")) == (2, 2)
+
+
+def test_a_run_of_another_process_is_started_if_that_ends_without_a_result(runs, cluster) -> None:
+    training = lock_run(runs[0].folder)
+    assert training is not None and not RunLocks().acquire(runs[0])
+
+    def at_tick(n: int, state: SweepState) -> None:
+        if n == 5:
+            assert [job.is_external for job in state.running if job.run is runs[0]] == [True]
+            training.close()
+        if n > 5 and len(state.running) == 2 and not any(job.is_external for job in state.running):
+            end_all(cluster, state)
+
+    state, reported = run_to_end(runs, cluster, at_tick)
+    assert (runs[0].plan.n_steps, STOPPED, True) in reported
+    assert len(state.done) == 2
+
+
+def test_a_run_that_ends_between_the_poll_and_its_start_is_not_run_again(runs, cluster) -> None:
+    runs[0].folder.mkdir(parents=True)
+    write_result(runs[0])
+    launcher = SlurmLauncher(cluster.folder / "lists", None)
+    jobs: list[Job] = launcher.start(runs[:1])
+    assert [job.is_external for job in jobs] == [True]
+    assert cluster.calls("sbatch") == 0
+    launcher.polled_at = 0.0
+    assert [(job.run, status) for job, status in launcher.collect_ended(jobs)] == [(runs[0], 0)]
+    launcher.close()

@@ -1,0 +1,320 @@
+"""Subsets of a corpus, against counts of the `tokenizers` library."""
+
+import functools
+import gzip
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import ByteLevelBPETokenizer
+
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.inspect import find_faults
+from megatron.text import subset as module
+from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.subset import CountingEncoder, DocumentSelection
+from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe
+from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
+
+subset_text = functools.partial(
+    module.subset_text, overwrite=True
+)  # tests write the same output several times
+subset_pair = functools.partial(module.subset_dataset, overwrite=True)
+
+
+@pytest.fixture(scope="module")
+def c4(scaling_data: Path) -> Path:
+    return scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl"
+
+
+@pytest.fixture(scope="module")
+def lengths(scaling_data: Path, c4: Path) -> list[int]:
+    """Tokens of each document, counted by the library without our code."""
+    gpt2 = scaling_data / "gpt2_tokenizer"
+    reference = ByteLevelBPETokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
+    texts = [json.loads(line)["text"] for line in c4.read_bytes().splitlines()[:300]]
+    return [len(encoding.ids) for encoding in reference.encode_batch(texts)]
+
+
+@pytest.fixture(scope="module")
+def counters(scaling_data: Path) -> dict[bool, CountingEncoder]:
+    """Counters without and with the end-of-document token."""
+    loaded = load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
+    fast, _ = build_fast_bpe(loaded)
+    assert fast is not None
+    return {
+        eod: CountingEncoder(FastEncoder(fast), loaded.eod_id if eod else NO_EOD) for eod in (False, True)
+    }
+
+
+def write_documents(path: Path, n: int) -> list[bytes]:
+    """Write n distinct documents."""
+    lines = [json.dumps({"text": f"document {i}"}).encode() for i in range(n)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return lines
+
+
+def read_lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines()
+
+
+def test_the_first_documents_are_the_first_lines(
+    tmp_path: Path, c4: Path, lengths: list, counters: dict
+) -> None:
+    result = subset_text([str(c4)], tmp_path / "out.jsonl", DocumentSelection(documents=70), counters[True])
+    assert read_lines(tmp_path / "out.jsonl") == read_lines(c4)[:70]
+    assert (result.n_documents, result.n_tokens) == (70, sum(lengths[:70]) + 70)
+
+
+@pytest.mark.parametrize("append_eod", [False, True])
+def test_tokens_selects_the_smallest_number_of_documents_exactly(
+    tmp_path: Path, c4: Path, lengths: list, counters: dict, append_eod: bool
+) -> None:
+    for n in (1, 127, 128, 129, 250):  # near the ends of encoding batches
+        end = sum(lengths[:n]) + n * append_eod
+        for requested, expected in ((end - 1, n), (end, n), (end + 1, n + 1)):
+            out = tmp_path / "out.jsonl"
+            result = subset_text([str(c4)], out, DocumentSelection(tokens=requested), counters[append_eod])
+            assert (result.n_documents, len(read_lines(out))) == (expected, expected)
+            assert result.n_tokens == sum(lengths[:expected]) + expected * append_eod
+
+
+@pytest.mark.parametrize("append_eod", [False, True])
+def test_a_tokenised_subset_equals_max_tokens_and_the_subset_of_the_dataset(
+    tmp_path: Path, scaling_data: Path, c4: Path, counters: dict, append_eod: bool
+) -> None:
+    gpt2 = str(scaling_data / "gpt2_tokenizer")
+    options = {"append_eod": append_eod, "quiet": True}
+    subset_text([str(c4)], tmp_path / "part.jsonl", DocumentSelection(tokens=50_000), counters[append_eod])
+    preprocess([str(tmp_path / "part.jsonl")], tmp_path / "a", gpt2, PreprocessOptions(**options))
+    preprocess([str(c4)], tmp_path / "b", gpt2, PreprocessOptions(**options, max_tokens=50_000))
+    preprocess([str(c4)], tmp_path / "all", gpt2, PreprocessOptions(**options))
+    subset_pair(
+        tmp_path / "all_text_document", tmp_path / "c_text_document", DocumentSelection(tokens=50_000)
+    )
+    for suffix in ("bin", "idx"):
+        contents = {(tmp_path / f"{name}_text_document.{suffix}").read_bytes() for name in "abc"}
+        assert len(contents) == 1
+    meta = json.loads((tmp_path / "c_text_document.json").read_text())
+    assert meta["tokenizer"]["eod_id"] == 50256
+    assert meta["selection"] == {"tokens": 50_000}
+    assert meta["append_eod"] is append_eod
+    assert list(find_faults(tmp_path / "c_text_document")) == []
+
+
+@pytest.mark.parametrize("sample", [1, 40, 1000, Fraction(1, 10)])
+def test_a_sample_keeps_the_order_and_follows_the_seed(tmp_path: Path, sample: int | Fraction) -> None:
+    lines = write_documents(tmp_path / "in.jsonl", 1000)
+    samples = {}
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        subset_text(
+            [str(tmp_path / "in.jsonl")],
+            tmp_path / f"{name}.jsonl",
+            DocumentSelection(sample=sample, seed=seed),
+        )
+        samples[name] = read_lines(tmp_path / f"{name}.jsonl")
+    assert samples["a"] == samples["b"]
+    assert (samples["a"] == samples["c"]) is (sample == 1000)
+    chosen = set(samples["a"])
+    assert samples["a"] == [line for line in lines if line in chosen]
+    if isinstance(sample, int):
+        assert len(samples["a"]) == sample
+    else:
+        assert abs(len(samples["a"]) - 100) < 5 * math.sqrt(1000 * 0.1 * 0.9)
+
+
+def test_a_larger_sample_of_the_same_seed_contains_a_smaller_one(tmp_path: Path) -> None:
+    write_documents(tmp_path / "in.jsonl", 300)
+    before: set[bytes] = set()
+    for sample in (1, 10, Fraction(1, 5), Fraction(1, 2), 250):  # the shares have expected sizes 60 and 150
+        subset_text(
+            [str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", DocumentSelection(sample=sample, seed=5)
+        )
+        current = set(read_lines(tmp_path / "out.jsonl"))
+        assert before < current
+        before = current
+
+
+def test_every_document_is_sampled_equally_often(tmp_path: Path) -> None:
+    write_documents(tmp_path / "in.jsonl", 20)
+    n_samples, counts = 600, dict.fromkeys(range(20), 0)
+    for seed in range(n_samples):
+        subset_text(
+            [str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", DocumentSelection(sample=5, seed=seed)
+        )
+        for line in read_lines(tmp_path / "out.jsonl"):
+            counts[int(json.loads(line)["text"].split()[1])] += 1
+    expected = n_samples * 5 / 20
+    chi2 = sum((n - expected) ** 2 / expected for n in counts.values())
+    assert chi2 < 43.8  # p = 0.001 at 19 degrees of freedom; the seeds are fixed
+
+
+def test_a_sample_of_a_dataset_is_that_of_its_text(tmp_path: Path) -> None:
+    lines = write_documents(tmp_path / "in.jsonl", 500)
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        for i in range(500):
+            writer.add_document([i] * (i % 3))
+    for sample in (60, 500, Fraction(1, 4)):
+        selection = DocumentSelection(sample=sample, seed=9)
+        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", selection)
+        subset_pair(tmp_path / "pair", tmp_path / "out", selection)
+        chosen = [lines.index(line) for line in read_lines(tmp_path / "out.jsonl")]
+        part = IndexedTokens(tmp_path / "out")
+        assert [part.get_document(k).tolist() for k in range(part.n_documents)] == [
+            [i] * (i % 3) for i in chosen
+        ]
+
+
+def test_each_kind_of_input_and_output_has_the_same_lines(tmp_path: Path, scaling_data: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    zstandard = pytest.importorskip("zstandard")
+    sources = sorted((scaling_data / "c4").glob("olmo_c4-sample.*.json.gz"))
+    expected = [line for path in sources for line in gzip.decompress(path.read_bytes()).splitlines()][:15]
+    for suffix, unpack in ((".jsonl", bytes), (".json.gz", gzip.decompress), (".jsonl.zst", None)):
+        out = tmp_path / f"out{suffix}"
+        subset_text([str(path) for path in sources], out, DocumentSelection(documents=15))
+        packed = out.read_bytes()
+        content = (
+            unpack(packed) if unpack else zstandard.ZstdDecompressor().decompressobj().decompress(packed)
+        )
+        assert content == b"".join(line + b"\n" for line in expected)
+        again = tmp_path / "again.jsonl"
+        assert subset_text([str(out)], again, DocumentSelection(documents=15)).n_documents == 15
+        assert read_lines(again) == expected
+    texts = ["one", "tw\u00f6 \U0001f41f", "", "four\n"]
+    parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "rows.parquet")
+    subset_text(
+        [str(tmp_path / "rows.parquet")], tmp_path / "rows.jsonl", DocumentSelection(documents=3), key="body"
+    )
+    assert [json.loads(line) for line in read_lines(tmp_path / "rows.jsonl")] == [
+        {"body": t} for t in texts[:3]
+    ]
+
+
+def test_a_line_keeps_its_bytes_and_blank_lines_are_not_documents(tmp_path: Path) -> None:
+    odd = [b' { "text":"a\\u00e9\\ud800" , "n":1e3}\t', '{"text": "\u00e9"}'.encode(), b'{"text":""}']
+    (tmp_path / "in.jsonl").write_bytes(b"\n" + odd[0] + b"\n  \n" + odd[1] + b"\r\n" + odd[2])
+    for selection in (DocumentSelection(documents=3), DocumentSelection(sample=3)):
+        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", selection)
+        assert (tmp_path / "out.jsonl").read_bytes() == b"".join(line + b"\n" for line in odd)
+
+
+def test_a_bad_line_is_named_or_skipped_and_lines_after_the_end_are_not_read(
+    tmp_path: Path, counters: dict
+) -> None:
+    lines = write_documents(tmp_path / "in.jsonl", 10)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\n".join([*lines[:4], b'{"body": 1}', *lines[4:]]))
+    n_tokens = 2 * 4  # "document 0" is 2 tokens in GPT-2
+    assert (
+        subset_text([str(source)], out, DocumentSelection(tokens=n_tokens), counters[False]).n_documents == 4
+    )
+    out.unlink()
+    for selection in (
+        DocumentSelection(documents=5),
+        DocumentSelection(tokens=n_tokens + 1),
+        DocumentSelection(sample=10),
+    ):
+        with pytest.raises(ValueError, match=r"in.jsonl, line 5: no key 'text'; it has 'body'"):
+            subset_text([str(source)], out, selection, counters[False])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+        result = subset_text(
+            [str(source)], tmp_path / "skip.jsonl", selection, counters[False], skip_bad_lines=True
+        )
+        assert result.n_rejected == 1
+        assert read_lines(tmp_path / "skip.jsonl") == lines[: result.n_documents]
+        (tmp_path / "skip.jsonl").unlink()
+
+
+def test_too_little_input_is_an_error_and_an_older_output_stays(tmp_path: Path, counters: dict) -> None:
+    write_documents(tmp_path / "in.jsonl", 10)
+    out = tmp_path / "out.jsonl"
+    out.write_text("older")
+    for selection, sentence in (
+        (DocumentSelection(documents=11), "got 10 documents, expected 11"),
+        (DocumentSelection(sample=11), "got 10 documents, expected 11"),
+        (DocumentSelection(tokens=21), "got 20 tokens, expected 21"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            subset_text([str(tmp_path / "in.jsonl")], out, selection, counters[False])
+    assert out.read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        writer.add_document([1, 2])
+    for selection in (
+        DocumentSelection(documents=2),
+        DocumentSelection(sample=2),
+        DocumentSelection(tokens=3),
+    ):
+        with pytest.raises(ValueError, match="Request fewer"):
+            subset_pair(tmp_path / "pair", tmp_path / "out", selection)
+    assert not list(tmp_path.glob("out.*x*"))
+
+
+def test_an_output_over_its_input_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    write_documents(tmp_path / "in.jsonl", 2)
+    with pytest.raises(ValueError, match="is one of the inputs"):
+        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "in.jsonl", DocumentSelection(documents=1))
+    with pytest.raises(ValueError, match="expected a name that ends in"):
+        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.txt", DocumentSelection(documents=1))
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        writer.add_document([1])
+    with pytest.raises(ValueError, match="out.jsonl: got the name of a text file"):
+        subset_pair(tmp_path / "pair", tmp_path / "out.jsonl", DocumentSelection(documents=1))
+    with pytest.raises(ValueError, match="Give --tokenizer-model"):
+        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", DocumentSelection(tokens=1))
+    assert len(read_lines(tmp_path / "in.jsonl")) == 2
+
+
+def test_a_document_that_its_tokenizer_cannot_encode_is_named(tmp_path: Path) -> None:
+    texts = ["1 2 3"] * 200 + ["4 five"] + ["6"] * 5
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    counter = CountingEncoder(
+        LibraryEncoder(load_tokenizer(TokenizerSpec("NullTokenizer", vocab_size=10))), NO_EOD
+    )
+    with pytest.raises(ValueError, match=r"in.jsonl, line 201: NullTokenizer: got 'five'"):
+        subset_text([str(source)], tmp_path / "out.jsonl", DocumentSelection(documents=205), counter)
+
+
+def test_a_sample_spools_few_lines_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # expected number of spooled lines: K (1 + ln(n / K)); each spooled line is parsed once
+    write_documents(tmp_path / "in.jsonl", 5000)
+    seen = []
+    judge = module.parse_text
+    monkeypatch.setattr(module, "parse_text", lambda line, key: seen.append(line) or judge(line, key))
+    subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", DocumentSelection(sample=50))
+    expected = 50 * (1 + math.log(5000 / 50))
+    assert abs(len(seen) - 50 - expected) < 5 * math.sqrt(expected)  # 50 are parsed again at the end
+
+
+def test_an_existing_output_is_not_replaced_without_overwrite(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": "a"}\n{"text": "b"}\n')
+    out.write_text("hours of work")
+    with pytest.raises(ValueError, match="out.jsonl: exists already"):
+        module.subset_text([str(source)], out, DocumentSelection(documents=1))
+    assert out.read_text() == "hours of work"
+    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
+        for i in range(5):
+            writer.add_document([i])
+    assert (
+        module.subset_dataset(
+            tmp_path / "pair", tmp_path / "part", DocumentSelection(documents=3)
+        ).n_documents
+        == 3
+    )
+    before = (tmp_path / "part.bin").stat().st_ino
+    assert (
+        module.subset_dataset(tmp_path / "pair", tmp_path / "part", DocumentSelection(documents=3)).n_tokens
+        == 3
+    )
+    assert (tmp_path / "part.bin").stat().st_ino == before  # same selection: nothing to do
+    with pytest.raises(ValueError, match="part.bin: exists already"):
+        module.subset_dataset(tmp_path / "pair", tmp_path / "part", DocumentSelection(documents=2))
+    assert subset_pair(tmp_path / "pair", tmp_path / "part", DocumentSelection(documents=2)).n_documents == 2
