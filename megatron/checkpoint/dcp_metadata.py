@@ -31,6 +31,7 @@ from megatron.checkpoint.layout import METADATA
 Kind = TypeVar("Kind")
 MAX_BYTES = 1 << 28  # 140 bytes per chunk: 2 million chunks; the records need about 40 times the file size
 MAX_DIMENSIONS = 64
+MAX_COMPARISONS = 10_000_000  # of two chunks of a tensor: a few seconds
 # no "/" and no "..": a file of the index is always in the checkpoint's folder
 SHARD = re.compile(r"[\w-]+\.distcp")
 _CLASSES = "torch.distributed.checkpoint.metadata."
@@ -197,7 +198,9 @@ def _build_metadata(root: Any, folder: Path) -> Metadata:
     entries = _check_type(fields["storage_data"], dict, "storage_data")
     odd = [key for key, value in tensors.items() if not _is_record(value, f"{_CLASSES}TensorStorageMetadata")]
     if not tensors or odd:
-        raise ValueError(f"expected tensors only, got {str(odd[:3])[:100] if odd else 'nothing'}")
+        # Only strings are formatted: the text of a tuple nested through the memo doubles with each level.
+        names = [key[:30] if type(key) is str else type(key).__name__ for key in odd[:3]]
+        raise ValueError(f"expected tensors only, got {', '.join(names) if odd else 'nothing'}")
     storage = dict(_build_storage(key, value) for key, value in entries.items())
     # Count before iterating: through the memo, a file may reference one long list of chunks a million times.
     n_chunks = sum(len(_check_type(value.state["chunks"], list, "chunks")) for value in tensors.values())
@@ -231,7 +234,8 @@ def _build_tensor(
     if not _is_record(layout, "torch.serialization._get_layout") or layout.args != ("torch.strided",):
         raise ValueError(f"{key}: expected a dense tensor")
     dtype, size = _DTYPES[dtype_name.full], _parse_size(fields["size"])
-    chunks, covered = [], 0
+    chunks: dict[tuple[int, ...], ChunkStorageMetadata] = {}
+    covered = 0
     for chunk in fields["chunks"]:
         chunk_fields = _get_state(chunk, f"{_CLASSES}ChunkStorageMetadata")
         offsets, sizes = _parse_size(chunk_fields["offsets"]), _parse_size(chunk_fields["sizes"])
@@ -244,11 +248,44 @@ def _build_tensor(
         place = storage.get(MetadataIndex(key, offsets))
         if place is None or place.length < prod(sizes) * dtype.itemsize:
             raise ValueError(f"{key}: got a chunk with fewer bytes than elements")
+        if tuple(offsets) in chunks:
+            raise ValueError(f"{key}: got two chunks at one offset")
         covered += prod(sizes)
-        chunks.append(ChunkStorageMetadata(offsets, sizes))
+        chunks[tuple(offsets)] = ChunkStorageMetadata(offsets, sizes)
     if covered != prod(size):
         raise ValueError(f"{key}: got {covered} elements in chunks, expected {prod(size)}")
-    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
+    _check_disjoint(key, list(chunks.values()))
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, list(chunks.values()))
+
+
+def _check_disjoint(key: str, chunks: list[ChunkStorageMetadata]) -> None:
+    """Raise ValueError if chunks of a tensor share elements.
+
+    Chunks that are disjoint and have as many elements as the tensor cover it. Without this check, elements
+    that no chunk contains would keep whatever was in memory.
+    """
+    boxes = [
+        (tuple(chunk.offsets), tuple(begin + n for begin, n in zip(chunk.offsets, chunk.sizes, strict=True)))
+        for chunk in chunks
+        if prod(chunk.sizes)
+    ]
+    if not boxes or not boxes[0][0]:
+        return  # no element, or a scalar, which has a single offset
+    # Sweep along the axis with the most distinct begins: there the fewest boxes are open at the same time.
+    axis = max(range(len(boxes[0][0])), key=lambda i: len({begin[i] for begin, _ in boxes}))
+    boxes.sort(key=lambda box: box[0][axis])
+    open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    n_compared = 0
+    for begin, end in boxes:
+        # boxes that end at or before this begin cannot meet this or a later box
+        open_boxes = [box for box in open_boxes if box[1][axis] > begin[axis]]
+        n_compared += len(open_boxes)
+        if n_compared > MAX_COMPARISONS:
+            raise ValueError(f"{key}: got {len(boxes):,} chunks in a grid that is too fine to check")
+        for other_begin, other_end in open_boxes:
+            if all(a < d and c < b for a, b, c, d in zip(begin, end, other_begin, other_end, strict=True)):
+                raise ValueError(f"{key}: got two chunks that share elements")
+        open_boxes.append((begin, end))
 
 
 def _build_storage(key: Any, value: Any) -> tuple[MetadataIndex, _StorageInfo]:

@@ -139,7 +139,7 @@ def _find_wrong_tokens(
             block_ends = ends.pop_until(begin + len(ids))
             # the last token of a document that ends in this block is in this block, at end - 1
             wrong = np.flatnonzero(ids[block_ends - 1 - begin] != eod)
-            # the number counts documents that are not empty: empty ones have no end in `ends`
+            # counted among documents that are not empty: empty ones have no end in `ends`
             odd = n_ended + int(wrong[0]) if len(wrong) else None
             n_ended += len(block_ends)
         advance(ids.nbytes)
@@ -150,7 +150,19 @@ def _find_wrong_tokens(
     if least < 0:
         yield f"{dataset.prefix}.bin: got negative id {least}"
     if odd is not None:
-        yield f"{dataset.prefix}.bin: document {odd} does not end with id {eod} as in the sidecar"
+        number = _find_nonempty_document(dataset, odd)
+        yield f"{dataset.prefix}.bin: document {number} does not end with id {eod} as in the sidecar"
+
+
+def _find_nonempty_document(dataset: IndexedTokens, n: int) -> int:
+    """Return the number, among all documents, of document `n` of those that are not empty."""
+    first = 0
+    for _, lengths in _iter_document_spans(dataset):
+        nonempty = np.flatnonzero(lengths)
+        if n < len(nonempty):
+            return first + int(nonempty[n])
+        first, n = first + len(lengths), n - len(nonempty)
+    raise IndexError(f"got document {n} past the last that is not empty")
 
 
 class _DocumentEnds:

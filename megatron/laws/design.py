@@ -190,6 +190,7 @@ class Designer:
         ridge = RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
         base = self.prior_information + ridge
         chosen: list[int] = []
+        value = np.inf
 
         def find_addition(others: list[int]) -> tuple[int, float]:
             """Return (index of the best candidate to add to `others`, criterion with it).
@@ -200,8 +201,8 @@ class Designer:
             # the next run may cost more than an equal share, but enough must remain for the cheapest of the
             # others
             rest = (n_runs - len(others) - 1) * cost.min()
-            # that is cost <= max(left - rest, cheapest)
-            allowed = (cost <= left - min(rest, left - cost.min())) & (
+            # and never more than what is left, also where that is below the cheapest
+            allowed = (cost <= min(left, max(left - rest, cost.min()))) & (
                 np.bincount(others, minlength=len(cost)) < repeats
             )
             if not allowed.any():
@@ -213,10 +214,10 @@ class Designer:
             return int(rows[i]), float(values[i])
 
         while len(chosen) < n_runs:
-            i, value = find_addition(chosen)
+            i, tried = find_addition(chosen)
             if i < 0:
                 break
-            chosen.append(i)
+            chosen, value = [*chosen, i], tried
         # Fedorov's exchange: replace each run in turn by the best candidate, until a pass improves nothing
         for _ in range(MAX_PASSES):
             before = value

@@ -240,8 +240,9 @@ def predict_score(
         # N_DRAWS draws of noise for each pair of replicates; a fixed seed makes predictions reproducible
         losses = np.repeat(losses, N_DRAWS, axis=0)
         params = {name: np.repeat(values, N_DRAWS) for name, values in params.items()}
-        dof = law.noise["dof"] if law.noise else np.inf
-        losses = losses * np.exp(law.spread * _draw_t(rng, dof, losses.shape))
+        # [...]: the noise may change with compute
+        spread, dof = law.noise_at(N, D)
+        losses = losses * np.exp(spread * _draw_t(rng, dof, losses.shape))
     params = {name: np.expand_dims(values, extra) for name, values in params.items()}
     scores = evaluate_score(downstream.kind, params, losses)
     if kind == "predictive":
@@ -253,6 +254,10 @@ def predict_score(
     return value, low, high
 
 
-def _draw_t(rng: np.random.Generator, dof: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw from Student's t, as standard deviations are estimated; from the normal for infinite `dof`."""
-    return rng.standard_t(dof, shape) if np.isfinite(dof) else rng.standard_normal(shape)
+def _draw_t(rng: np.random.Generator, dof: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw from Student's t, as standard deviations are estimated; from the normal for infinite `dof`.
+
+    dof   degrees of freedom, broadcast against `shape`
+    """
+    dof = np.asarray(dof, dtype=float)
+    return rng.standard_t(dof, shape) if np.isfinite(dof).all() else rng.standard_normal(shape)

@@ -48,7 +48,7 @@ def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token:
     for _ in range(5):
         N = np.exp(middle + wide * steps)
         loss = law.loss(N, product / N, U[:, None])
-        # next grid: 2.5 grid steps to either side of the minimum
+        # next grid: 1.25 grid steps to either side of the minimum
         middle = np.log(np.take_along_axis(N, loss.argmin(axis=1)[:, None], axis=1))
         wide *= 2.5 / 80
     N = np.exp(middle)

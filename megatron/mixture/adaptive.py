@@ -297,7 +297,7 @@ class NotReadyError(ValueError):
 
 
 class WeightLog:
-    """Mixture log: entries (first chunk, weights) in order, in the order in which they were computed."""
+    """Mixture log: entries (first chunk, weights) in the order in which they were computed."""
 
     def __init__(self, first: np.ndarray, known_to: int | None) -> None:
         # Weights of chunks before `known_to` are final. With every = 10 and delay = 8, weights from chunk 0

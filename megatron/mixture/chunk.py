@@ -32,7 +32,7 @@ def quantize_weights(weights: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"weights: got {weights.tolist()}, expected finite numbers of at least 0, and one above 0."
         )
-    # only the quotient is rounded: multiplying by 2^40 and the floor are exact in float64
+    # the sum and the quotient are rounded; multiplying by 2^40 and the floor are exact in float64
     exact = weights / weights.sum() * WHOLE
     parts = np.maximum(np.floor(exact).astype(np.int64), weights > 0)
     # Remainder of the rounding, less than 1 for each domain.

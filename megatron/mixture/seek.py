@@ -48,7 +48,8 @@ def jump_position(position: Position, parts: np.ndarray, size: int, end: int) ->
 
     parts [K] int64   multiples of 2^-40, the same for chunks position.chunk to end
 
-    Returns None if a walk from `position` is shorter, or if a condition of the proof above does not hold.
+    Returns None if the jump would not save more chunks than it leaves to walk, or if a condition of the proof
+    above does not hold.
     """
     active = [k for k, part in enumerate(parts.tolist()) if part]
     smallest = min(int(parts[k]) for k in active)

@@ -47,6 +47,7 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such data-path file")
     corpora: list[WeightedCorpus] = []
+    first_recorded: str | None = None
     seen: dict[Path, str] = {}
     lines = list(_read_lines(path))
     for location, line in lines:
@@ -60,7 +61,10 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
             )
         seen[resolved] = f"line {location.rpartition(':')[2]}"
         corpora.append(WeightedCorpus(prefix, weight))
-        compare_tokenizers(corpora[0].prefix, prefix, location)
+        # with the first that records a tokenizer: one without a record is compatible with all
+        if first_recorded is None and _read_tokenizer_record(prefix):
+            first_recorded = prefix
+        compare_tokenizers(first_recorded or prefix, prefix, location)
     if not corpora:
         raise ValueError(f"{path}: got no corpus, expected lines such as: 0.7 data/c4_text_document")
     return tuple(corpora)

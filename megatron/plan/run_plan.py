@@ -73,7 +73,9 @@ def plan_run(config: RunConfig) -> RunPlan:
     if config.dataset.path_eval is not None:
         # corpora of one data-path file were compared when it was read
         for held_out in read_corpora(config.dataset.path_eval):
-            compare_tokenizers(exposure.corpora[0].prefix, held_out.prefix, "dataset.path_eval")
+            # with each: the first may have no record of its tokenizer
+            for corpus in exposure.corpora:
+                compare_tokenizers(corpus.prefix, held_out.prefix, "dataset.path_eval")
     # a sample has seq_len targets, so this is the same number of tokens as train_tokens
     corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
     n = count.n_params(config.model)

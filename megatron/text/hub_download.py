@@ -124,7 +124,7 @@ class HubRepository:
                 moved = partial.is_file() and partial.stat().st_size > n_bytes
                 # any progress resets the counter; otherwise back off exponentially, at most 7.5 s
                 tries = 0 if moved else tries + 1
-                if tries > RETRIES:
+                if tries >= RETRIES:
                     raise ConnectionError(
                         f"{self.endpoint}: got no byte of {self.repo}/{file.path} in {RETRIES} tries "
                         f"({reason}). {n_bytes:,} of {file.n_bytes:,} bytes are on disk; run the same "

@@ -25,6 +25,7 @@ from megatron.text.text_readers import REJECTS_SUFFIX, STDIN, InputPiece
 
 log = get_logger(__name__)
 JOIN_BYTES = 1 << 20  # read at a time: hashing, counting and writing then use a core's private cache
+LOOKAHEAD_DOCUMENTS = 1 << 12  # maximum documents per block
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,9 @@ class ShardJoiner:
             while begin < len(lengths):  # in blocks: memory does not grow with the piece
                 # Bytes up to the end of each remaining document. side="right" gives the number of documents
                 # with sizes <= JOIN_BYTES.
-                sizes = np.cumsum(lengths[begin:], dtype=np.int64) * writer.dtype.itemsize
+                # At most LOOKAHEAD_DOCUMENTS: a cumulative sum over all that remain would be quadratic.
+                ahead = lengths[begin : begin + LOOKAHEAD_DOCUMENTS]
+                sizes = np.cumsum(ahead, dtype=np.int64) * writer.dtype.itemsize
                 n = max(1, int(np.searchsorted(sizes, JOIN_BYTES, side="right")))
                 part = lengths[begin : begin + n]
                 if sizes[n - 1] > JOIN_BYTES:  # then n is 1: a single long document

@@ -162,11 +162,13 @@ def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:
     likely   the expected end id. None: the id that ends all of several documents, if there is one.
     """
     n = dataset.n_documents
+    if not n:
+        return None
     begins, lengths = dataset.document_spans(
         np.unique(np.linspace(0, n - 1, SAMPLED_DOCUMENTS).astype(np.int64))
     )
     # an empty document has no last token: begin - 1 is the last token of the document before it
-    last = dataset.tokens[(begins + lengths - 1)[lengths > 0]] if n else np.empty(0)
+    last = dataset.tokens[(begins + lengths - 1)[lengths > 0]]
     if not len(last):
         return None
     if likely is not None:

@@ -273,6 +273,11 @@ def test_a_key_that_changes_the_logits_is_refused_by_name(
         ),
         ("gpt2", {"transformer.h.0.attn.bias": torch.ones(1, 1, 40, 40)}, "got a mask that is not causal"),
         ("gpt2", {"transformer.h.0.attn.bias": torch.tensor(1.0)}, "got a mask that is not causal"),
+        (
+            "gpt2",
+            {"transformer.h.0.attn.bias": torch.ones(2, 1, 4, 4).tril()},
+            "got a mask that is not causal",
+        ),
         ("gpt2", {"transformer.h.0.attn.masked_bias": torch.tensor(-1.0)}, "got a mask that is not causal"),
         ("gpt2", {"lm_head.weight": torch.ones(50, 32)}, "lm_head.weight: differs from the embedding"),
         ("gpt2", {"score.weight": torch.ones(2, 32)}, "score.weight: got a tensor that GPT-2 does not have"),

@@ -195,3 +195,22 @@ def test_the_tools_print_counts_and_documents(
     (tmp_path / "pair.json").write_text(json.dumps(meta))
     other = run("inspect_data", str(tmp_path / "pair"), "--document", "0", "--tokenizer-model", str(gpt2))
     assert "not the tokenizer theirs of the dataset" in other.stderr
+
+
+def test_verifying_counts_all_documents_in_the_number_of_one_without_its_end(tmp_path: Path) -> None:
+    with IndexedWriter(
+        tmp_path / "x", np.dtype("uint16"), {"tokenizer": {"n_tokens": 9, "eod_id": 0}, "append_eod": True}
+    ) as writer:
+        for document in ([], [1, 0], [], [2, 0], [1, 2], [3]):
+            writer.add_document(np.array(document))
+    assert [fault for fault in find_faults(tmp_path / "x") if "end with" in fault] == [
+        f"{tmp_path / 'x'}.bin: document 4 does not end with id 0 as in the sidecar"
+    ]
+
+
+def test_a_dataset_without_documents_and_sidecar_is_merged(pairs: dict[str, str], tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "none", np.dtype("uint16"), {}) as writer:
+        del writer
+    (tmp_path / "none.json").unlink()
+    merge_datasets([str(tmp_path / "none"), pairs["a"]], tmp_path / "out", mixed_eod=True)
+    assert IndexedTokens(tmp_path / "out").n_documents == 3

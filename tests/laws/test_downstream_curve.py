@@ -183,3 +183,21 @@ def test_another_kind_of_interval_is_refused() -> None:
     curve = fit_downstream(loss, 0.9 - 2 * np.exp(-0.7 * loss), n_bootstrap=0)
     with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
         predict_score(fit_law(n, d, loss, n_bootstrap=0), curve, 1e9, 1e10, kind="credible")
+
+
+def test_a_score_has_the_noise_of_the_loss_at_its_compute() -> None:
+    rng = np.random.default_rng(1)
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e6, 1e10, 8), np.geomspace(1e8, 1e12, 8)))
+    sd = 0.05 * (n * d / (n * d).min()) ** -0.25  # 0.05 for the smallest run, 0.0005 for the largest
+    loss = (1.7 + 400 / n**0.34 + 900 / d**0.31) * np.exp(sd * rng.standard_normal(64))
+    law = fit_law(n, d, loss, n_bootstrap=50)
+    assert law.noise["trend"]["slope"] < 0
+    curve = fit_downstream(loss, 0.85 - 2.2 * np.exp(-0.71 * loss), n_bootstrap=50)
+    widths = []
+    for size, tokens in ((1e6, 1e8), (1e10, 1e12)):
+        _, low, high = predict_score(law, curve, size, tokens, kind="predictive")
+        slope = (
+            2.2 * 0.71 * np.exp(-0.71 * law.loss(size, tokens)) * law.loss(size, tokens)
+        )  # d error / d log L
+        widths.append(float((high - low) / slope))
+    assert widths[0] > 5 * widths[1]

@@ -4,9 +4,11 @@ import json
 import os
 import secrets
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,11 +16,13 @@ from pathlib import Path
 import pyarrow.flight
 import pytest
 
+from megatron.mixture.serve import access
 from megatron.mixture.serve.access import (
     check_location,
     check_token,
     format_address,
     is_loopback,
+    make_socket_folder,
     read_token,
     strip_brackets,
 )
@@ -295,3 +299,17 @@ def test_the_token_file_of_the_example_is_private_when_it_is_created(root: Path,
             modes.append((tmp_path / "m.token").stat().st_mode & 0o777)
     assert modes == [0o600, 0o600]
     assert len(read_token(tmp_path / "m.token")) == 32
+
+
+def test_the_socket_of_a_server_fits_below_a_long_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with make_socket_folder() as folder, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{folder}/flight")  # refused by the kernel above 107 bytes
+    assert not Path(folder).exists()
+    monkeypatch.setattr(access, "MAX_SOCKET_BYTES", 26)
+    with pytest.raises(OSError, match="too long for a socket, expected 2 bytes or less"):
+        make_socket_folder()

@@ -1,11 +1,13 @@
 """Intervals of domains against a slow twin, for any order and batches of documents."""
 
+import tracemalloc
+
 import numpy as np
 import pyarrow
 import pytest
 
 from megatron import _csrc
-from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
+from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments, _encode_batch_domains
 
 
 def slow_intervals(domain: list[int], file: list[int], row: list[int]) -> list[tuple[int, int, int, int]]:
@@ -71,3 +73,16 @@ def test_batches_and_their_order_do_not_change_the_intervals(rows_at_once: int, 
     assert used == [10, 11, 12]
     rows = list(zip(*(intervals.column(i).to_pylist() for i in range(4)), strict=True))
     assert rows == slow_intervals(place.tolist(), file.tolist(), row.tolist())
+
+
+def test_two_properties_with_as_many_values_as_documents_need_no_square_of_memory() -> None:
+    n = 1 << 14
+    batch = pyarrow.record_batch(
+        {"a": [f"a{i}" for i in range(n)], "b": [f"b{i % (n // 2)}" for i in range(n)]}
+    )
+    tracemalloc.start()
+    codes, values = _encode_batch_domains(batch, ("a", "b"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [values[code] for code in codes.tolist()] == [(f"a{i}", f"b{i % (n // 2)}") for i in range(n)]
+    assert peak < 50e6, "counters of every pair of values would be 1 GB"

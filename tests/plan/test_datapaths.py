@@ -182,3 +182,11 @@ def test_a_dataset_written_by_megatron_needs_no_sidecar(tmp_path: Path, scaling_
     (tmp_path / "x.idx").write_bytes(b"something else")
     with pytest.raises(ValueError, match="x.idx: got another format, expected an MMIDIDX index of version 1"):
         count_corpus_tokens(tmp_path / "x")
+
+
+def test_a_dataset_without_a_sidecar_does_not_hide_two_tokenizers(folder: Path) -> None:
+    write_dataset(folder / "other", 100, sha256="bb")
+    (folder / "a.json").unlink()
+    for order in ("a b other", "b a other", "b other a", "other a b"):
+        with pytest.raises(ValueError, match="has another tokenizer than"):
+            read_data_paths(write_data_paths(folder, "\n".join(f"1 {name}" for name in order.split())))

@@ -191,9 +191,11 @@ def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
         assert server.stdout is not None
         # The line is printed when the server listens: "listening on 127.0.0.1:PORT". Port 0 was requested, so
         # the port is not known before.
-        address = server.stdout.readline().split()[-1]
-        yield RemoteChunks(Connection(f"grpc+tcp://{address}"), mixture.stem)
-        server.kill()
+        try:
+            address = server.stdout.readline().split()[-1]
+            yield RemoteChunks(Connection(f"grpc+tcp://{address}"), mixture.stem)
+        finally:
+            server.kill()  # otherwise the end of Popen's context would wait for it without limit
 
 
 def bench_small_files(n: int, threads: int) -> None:

@@ -41,10 +41,13 @@ def check_causal_mask(name: str, tensor: Tensor) -> None:
         is_causal = bool(tensor.float() <= -1e4)  # score of a hidden position
     else:
         # [1, 1, S, S] -> [S, S]
-        square = tensor.reshape(tensor.shape[-2:]) if tensor.ndim >= 2 and tensor.numel() else tensor
-        rows = square.shape[-1] if square.ndim == 2 else 0
-        is_causal = square.shape == (rows, rows) and torch.equal(
-            square.float(), torch.ones(rows, rows).tril()
+        is_single = tensor.ndim >= 2 and tensor.numel() == tensor.shape[-2] * tensor.shape[-1] > 0
+        square = tensor.reshape(tensor.shape[-2:]) if is_single else tensor
+        rows = square.shape[-1] if is_single else 0
+        is_causal = (
+            is_single
+            and square.shape == (rows, rows)
+            and torch.equal(square.float(), torch.ones(rows, rows).tril())
         )
     if not is_causal:
         raise ValueError(f"{name}: got a mask that is not causal; this model supports only the causal mask")

@@ -105,7 +105,9 @@ def iterate_huber_widths(mean_square: np.ndarray, delta: float) -> Iterator[floa
     """
     # Residuals of 0.1 and delta = 1e-3 have the widths 0.1, 0.033, 0.011, 0.0037 and 0.0012. All R problems
     # share them, so that they stay in one batch; the median ignores a few bad starts.
-    width = float(np.sqrt(np.median(mean_square))) if np.isfinite(delta) else 0.0
+    # A start that overflows has an objective of Inf, which no division by 3 would bring below delta.
+    finite = mean_square[np.isfinite(mean_square)]
+    width = float(np.sqrt(np.median(finite))) if np.isfinite(delta) and len(finite) else 0.0
     while width > delta:
         yield width
         width /= 3

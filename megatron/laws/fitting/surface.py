@@ -192,7 +192,7 @@ def _evaluate_bounded(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return (log Lhat, {coordinate: derivative}) of `bounded`: E + (L0 - E) (1 - 1 / (1 + h))."""
     x, y, u = at.x - at.x0, at.y - at.y0, at.u - at.y0
-    # a trial step may overflow: its loss is then NaN, and the objective Inf rejects it
+    # A trial step may overflow to Inf: the loss stays finite (1 - 1 / Inf = 1), but a derivative may be NaN.
     with np.errstate(over="ignore", invalid="ignore"):
         of_n, of_d = np.exp(value["a"] - value["alpha"] * x), np.exp(value["b"] - value["beta"] * y)
         of_u = np.exp(value["c"] + value["gamma"] * x - value["delta"] * u)

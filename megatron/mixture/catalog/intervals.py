@@ -14,6 +14,7 @@ from megatron import _csrc
 from megatron.mixture.lazy_imports import import_pyarrow
 
 TOKENS_COLUMN = "tokens of the document"  # has spaces, so that it is not the name of a property
+COUNTED_CODES = 1 << 20  # 8 MB of counters; batches have at most 2^17 documents
 Values = tuple[Any, ...]
 
 
@@ -125,7 +126,11 @@ def _encode_batch_domains(batch: Any, by: tuple[str, ...]) -> tuple[np.ndarray, 
         # Second property with 3 values: code = 3 * first + second, undone by // 3 and % 3.
         codes = codes * len(distinct) + column.indices.to_numpy()
         # renumbered, so that the product of the columns stays small
-        present = np.flatnonzero(np.bincount(codes))
+        n_codes = len(values) * len(distinct)
+        # counting is faster than sorting, but needs an array of every possible code: two unique properties
+        # of 131,072 documents have 2^34
+        few = n_codes <= COUNTED_CODES
+        present = np.flatnonzero(np.bincount(codes)) if few else np.unique(codes)
         values = [
             (*values[code // len(distinct)], distinct[code % len(distinct)]) for code in present.tolist()
         ]

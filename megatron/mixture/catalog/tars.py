@@ -130,8 +130,8 @@ def iter_samples(path: Path, member_bytes: int = MAX_SAMPLE_BYTES) -> Iterator[T
     """Yield the samples of an archive in order.
 
     Raises ValueError for an archive that cannot be read to its end, with a sample of more than `member_bytes`
-    bytes, or with a sparse member. Memory is bounded by one sample, whatever the headers claim and however
-    the file is compressed.
+    bytes, or with a sparse member. Memory is bounded by one sample and the names of all, whatever the headers
+    claim and however the file is compressed.
     """
     try:
         if path.name.endswith(".tar"):

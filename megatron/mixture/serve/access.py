@@ -1,8 +1,10 @@
 """Access control of a mixture server: addresses, tokens, and the files that contain secrets."""
 
 import ipaddress
+import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
@@ -10,6 +12,7 @@ TOKEN_PATTERN = re.compile(r"[!-~]+")  # printable ASCII without spaces, as HTTP
 HOST_PATTERN = r"\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]|[^\s:/@\[\]]+"
 # IPv6 is in brackets, perhaps with a zone (fe80::1%eth0): its colons are then not the one of the port
 LOCATION_PATTERN = re.compile(rf"grpc\+(tcp|tls)://({HOST_PATTERN}):(\d{{1,5}})")
+MAX_SOCKET_BYTES = 107  # longest address of a Unix socket
 MAKE_TOKEN_COMMAND = "(umask 077 && openssl rand -hex 16 > {})"
 
 
@@ -93,3 +96,19 @@ def read_token(path: Path) -> str:
     # the address is not known here: ListenOptions.check requires the length for a non-local one
     check_token(token, str(path), is_local=True)
     return token
+
+
+def make_socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder whose name leaves room for that of a socket.
+
+    The address of a Unix socket has at most 107 bytes. A long TMPDIR, as of some schedulers, exceeds it.
+    """
+    places = (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/dev/shm")
+    for place in places:
+        # the name of the folder has 16 bytes, and "/flight" in it 7
+        if place and os.access(place, os.W_OK) and len(os.fsencode(place)) + 24 <= MAX_SOCKET_BYTES:
+            return tempfile.TemporaryDirectory(prefix="mixture-", dir=place, ignore_cleanup_errors=True)
+    raise OSError(
+        f"{places[0]}: got a path too long for a socket, expected {MAX_SOCKET_BYTES - 24} bytes or less. "
+        "Set TMPDIR to a shorter path."
+    )

@@ -11,7 +11,6 @@ import hmac
 import json
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,13 @@ from megatron.mixture.chunk import Position
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.lazy_imports import import_duckdb, import_flight
 from megatron.mixture.seek import SeekDeadlineError
-from megatron.mixture.serve.access import check_token, format_address, is_loopback, strip_brackets
+from megatron.mixture.serve.access import (
+    check_token,
+    format_address,
+    is_loopback,
+    make_socket_folder,
+    strip_brackets,
+)
 from megatron.mixture.serve.metrics import MetricSample, ServerCounts, start_metrics_server
 from megatron.mixture.serve.proxy import RequestProxy, make_tls_context
 
@@ -118,7 +123,7 @@ def serve(
             raise ValueError(f"{path}: got two mixtures named {path.stem}. Rename one of the files.")
         opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots)
     handler = RequestHandler(opened)
-    with tempfile.TemporaryDirectory(prefix="mixture-", ignore_cleanup_errors=True) as folder:
+    with make_socket_folder() as folder:
         backend = Path(folder) / "flight"
         tls = make_tls_context(*where.tls, Path(folder)) if where.tls else None
         server = _make_server(handler, f"grpc+unix://{backend}", where.token)

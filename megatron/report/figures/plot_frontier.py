@@ -336,7 +336,7 @@ def _band_traces(
     """Return the band as one closed trace, clipped at BAND_LIMIT; empty without an interval."""
     if not all(math.isfinite(end) for pair in ends for end in pair):
         return []
-    # one closed polygon: forward along the upper end, back along the lower
+    # one closed polygon: forward along the lower end, back along the upper
     cut = (min(line) / BAND_LIMIT, max(line) * BAND_LIMIT)
     low, high = (np.clip([pair[i] for pair in ends], *cut).tolist() for i in (0, 1))
     return [

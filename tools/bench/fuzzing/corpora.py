@@ -2,6 +2,7 @@
 
 import json
 import struct
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -130,8 +131,8 @@ def _compare_ids(folder: Path) -> None:
     ids, lengths = FastEncoder(fast).encode(texts)
     got = [row.tolist() for row in np.split(ids, np.cumsum(lengths))[:-1]]
     if got != expected:
-        at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
-        raise WrongAnswerError(f"{texts[at]!r}: got {got[at]}, expected {expected[at]}")
+        rows = enumerate(zip_longest(texts, got, expected))
+        raise WrongAnswerError(f"text, got, expected: {next(r for r in rows if r[1][1] != r[1][2])}")
 
 
 def open_tokenizers(folder: Path) -> FileCase:

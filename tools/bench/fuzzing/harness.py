@@ -124,8 +124,11 @@ def fuzz_target(target: FuzzTarget, n_inputs: int, seed: int, out: Path, limits:
     context = multiprocessing.get_context("fork")
     begin = _cpu_of_children()
     while True:
+        # what dead processes of the target used counts too
+        left_s = None if limits.cpu_s is None else limits.cpu_s - (_cpu_of_children() - begin)
         process = context.Process(
-            target=_run_target, args=(target, n_inputs, seed, out, scratch, board, limits)
+            target=_run_target,
+            args=(target, n_inputs, seed, out, scratch, board, Limits(left_s, limits.hang_s)),
         )
         process.start()
         is_hung = _wait_or_kill(process, board, limits.hang_s)
@@ -217,6 +220,7 @@ def _feed_input(
     name: str, case: Case, files: Files, at: int, out: Path, scratch: Path, board: _Board
 ) -> None:
     """Feed one input or one batch of inputs, and count the outcome."""
+    passed = 0
     try:
         passed = case.passes(files)
         # None: accepted, and equal to the reference where there is one

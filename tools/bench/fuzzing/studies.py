@@ -140,10 +140,12 @@ def open_reports(folder: Path) -> FileCase:
     from megatron.report.study_data import read_study
 
     names = write_study(folder)
+    # scripts of the page itself; the mutated files contain <script> as text
+    n_scripts = render_page(read_study(folder)).count("<script>")
 
     def read() -> None:
         text = render_page(read_study(folder))
-        if "<script>alert" in text or len(text) < 1000:
+        if text.count("<script>") > n_scripts or len(text) < 1000:
             raise WrongAnswerError("the page contains a script from an input file")
 
     mutators: dict[str, Any] = {

@@ -7,6 +7,7 @@ import random
 import string
 import tarfile
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,10 @@ class Lines:
             if rejected != bad:
                 raise WrongAnswerError(f"{side}: rejected lines {rejected}, expected {bad}")
             if ids != expected:
-                at = next(i for i, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b)
-                raise WrongAnswerError(f"{side}: {good[at]!r}: got {ids[at]}, expected {expected[at]}")
+                rows = enumerate(zip_longest(good, ids, expected))
+                raise WrongAnswerError(
+                    f"{side}: text, got, expected: {next(r for r in rows if r[1][1] != r[1][2])}"
+                )
         return {"accepted": BATCH_LINES - len(bad), "refused": len(bad)}
 
     def _encode_file(self, name: str, encoder: Any) -> tuple[list[list[int]], list[int]]:
