@@ -28,7 +28,7 @@ from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.lazy_imports import import_duckdb, import_flight
 from megatron.mixture.seek import SeekDeadlineError
 from megatron.mixture.serve.access import check_token, format_address, is_loopback, strip_brackets
-from megatron.mixture.serve.metrics import MetricSample, ServerCounts, start_metrics_server
+from megatron.mixture.serve.metrics import MixtureCollector, ServerCounts, start_metrics_server
 from megatron.mixture.serve.proxy import RequestProxy, make_tls_context
 
 MAX_CHUNKS = 1024  # per request
@@ -130,7 +130,7 @@ def serve(
         try:
             if where.metrics_port is not None:
                 metrics = start_metrics_server(
-                    strip_brackets(where.metrics_host), where.metrics_port, handler.format_metrics
+                    strip_brackets(where.metrics_host), where.metrics_port, handler.counts.registry
                 )
             on_ready(port, None if metrics is None else metrics.server_address[1])
             with _interrupt_on_sigterm():
@@ -171,6 +171,7 @@ class RequestHandler:
         self.mixtures, self.counts = mixtures, ServerCounts()
         self.locks = {name: threading.Lock() for name in mixtures}
         self.runs: dict[tuple[str, str], DocumentChunks] = {}
+        self.counts.registry.register(MixtureCollector(mixtures, self.runs))
         self._opening, self._seeking = threading.Lock(), threading.Lock()
         self.answer_slots = threading.BoundedSemaphore(MAX_ANSWERS)
 
@@ -240,8 +241,7 @@ class RequestHandler:
         """Return the counters of the server."""
         counts = self.counts
         return {
-            "requests": counts.requests, "chunks": counts.chunks, "documents": counts.documents,
-            "reports": counts.reports, "errors": sum(counts.errors.values()),
+            **counts.totals(),
             "clients": counts.count_clients(),
             "documents_per_s": counts.documents_per_s(), "uptime_s": counts.clock() - counts.start_time,
             "mixtures": sorted(self.mixtures),
@@ -251,35 +251,7 @@ class RequestHandler:
 
     def format_metrics(self) -> str:
         """Return the metrics as Prometheus text."""
-        documents: list[MetricSample] = []
-        weights: list[MetricSample] = []
-        known_chunks: list[MetricSample] = []
-        for name, source in self.mixtures.items():
-            of_domains = zip(source.names, source.counts.tolist(), strict=True)
-            documents += [({"mixture": name, "domain": domain}, n) for domain, n in of_domains]
-        runs = dict(self.runs)
-        static = {
-            (name, ""): source for name, source in self.mixtures.items() if source.spec.adaptive is None
-        }
-        for (name, run), source in (static | runs).items():
-            labels = {"mixture": name, "run": run}
-            known_to = source.distributor.weights.known_to
-            now = source.distributor.weights.weights_at(0 if known_to is None else known_to - 1)[0]
-            shares = zip(source.names, (now / now.sum()).tolist(), strict=True)
-            weights += [({**labels, "domain": domain}, share) for domain, share in shares]
-            if known_to is not None:
-                known_chunks.append((labels, known_to))
-        return self.counts.format_metrics(
-            [
-                ("catalog_documents", "documents of a mixture's domains", documents),
-                (
-                    "weight",
-                    "weight of a domain: the latest if it follows a model, else the first",
-                    weights,
-                ),
-                ("known_chunks", "chunks whose weights are computed", known_chunks),
-            ]
-        )
+        return self.counts.format_metrics()
 
     def _describe_mixture(self, source: DocumentChunks) -> dict[str, Any]:
         description = {"identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names}
