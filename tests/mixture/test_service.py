@@ -26,8 +26,9 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.serve.client import Chunk, MixtureDataset
+from megatron.mixture.serve.protocol import parse_request
 from megatron.mixture.serve.remote import Connection, RemoteChunks
-from megatron.mixture.serve.service import ListenOptions, parse_request, serve
+from megatron.mixture.serve.service import ListenOptions, serve
 
 SIZE = 512  # documents of a chunk
 LATE = Path(__file__).with_name("server_with_random_waits.py")

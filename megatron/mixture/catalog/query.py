@@ -21,8 +21,8 @@ from megatron.data.indexed_writer import PARTIAL_SUFFIX
 from megatron.io import atomic_path
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
-from megatron.mixture.catalog.content import hash_content
 from megatron.mixture.catalog.expression import Condition
+from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
 from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
