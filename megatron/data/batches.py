@@ -1,17 +1,24 @@
 """The rows of each batch that belong to this rank, starting at any sample number."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 
 class SampleSource(Protocol):
-    """Random access to samples of one corpus, of several corpora or of synthetic data."""
+    """Random access to samples of one corpus, of several corpora, of a mixture or of synthetic data.
+
+    Sources whose samples depend on nothing but files, seed and number inherit the defaults below. A mixture
+    overrides them: its samples also depend on weights, which may follow the losses of the model.
+
+    names   names of the domains of a mixture
+    """
 
     seq_len: int
     samples_per_epoch: int
+    names: Sequence[str] = ()
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Return sample i: int64 [seq_len + 1]."""
@@ -20,6 +27,30 @@ class SampleSource(Protocol):
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n]: int64 [n, seq_len + 1]."""
         ...
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the state at a step, ready for JSON, from which `restore` resumes; empty without one."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state of `state`."""
+
+    def scored_domains(self, step: int, numbers: np.ndarray) -> np.ndarray | None:
+        """Return the domain of the samples int64 [n], int32 [n], if `observe` expects the losses of a step.
+
+        None if it does not.
+        """
+        return None
+
+    def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
+        """Report the loss of the model on each domain in a step: float64 [K] nats over `tokens` [K]."""
+
+    def domain_usage(self, n_samples: int, step: int) -> tuple[Sequence[int], Sequence[float]] | None:
+        """Return per domain its number of the first `n_samples` samples and its weight at a step.
+
+        None without domains.
+        """
+        return None
 
 
 @dataclass(frozen=True)

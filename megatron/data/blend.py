@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megatron.data.batches import SampleSource
 from megatron.data.samples import Samples
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
 
 
-class Blend:
+class Blend(SampleSource):
     """Samples of several corpora: of any first n samples, w_k n are from corpus k, to within one.
 
     Each corpus has its own epochs, in the order that it would have alone. Memory does not grow with the

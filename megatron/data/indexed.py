@@ -5,7 +5,6 @@ number of documents + 1; then int32 lengths [sequences], int64 byte positions [s
 boundaries [documents + 1], counted in sequences.
 """
 
-import struct
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +13,11 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
+from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION
 from megatron.plan.sidecar import read_sidecar
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-# "<": little endian without padding, 34 bytes
-HEADER = struct.Struct("<9sQBQQ")
-# codes of Megatron's indexed_dataset; 6 and 7 are float types, which are not tokens
-DTYPES = {
-    1: np.dtype("<u1"),
-    2: np.dtype("<i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    8: np.dtype("<u2"),
-}
+# little endian on every machine
+DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
 HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"

@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens
 from megatron.data.permutation import ShuffledEpochs
 from megatron.keys import SAMPLE_ORDER
 
 
-class Samples:
+class Samples(SampleSource):
     """Infinite sequence of samples 0, 1, 2, ... Each epoch visits every window once, in its own order.
 
     Documents are concatenated. Window w begins at token w * seq_len, and adjacent windows share one token, so

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from megatron.data.batches import SampleSource
 from megatron.data.permutation import ShuffledEpochs
 from megatron.keys import seed_sequence
 
@@ -9,7 +10,7 @@ TRAIN, HELD_OUT = 0x74, 0x65  # keys of two independent streams
 N_HELD_OUT = 64
 
 
-class SyntheticSamples:
+class SyntheticSamples(SampleSource):
     """Samples of seq_len + 1 uniform random tokens. Sample i is a pure function of (seed, stream, i).
 
     A model can only learn the uniform distribution: the minimum of its loss is log n_tokens nats.

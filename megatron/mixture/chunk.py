@@ -4,6 +4,12 @@ Shares are exact. After any number of chunks each domain has had its share of al
 as long as the weights stay. When they change, the debt of each domain is carried over. Among the shares that
 have begun, those due first are served: earliest-deadline-first scheduling of unit jobs with windows.
 Weights are integer multiples of 2^-40, so that every machine computes the same order.
+
+A blend of corpora has another scheduler (megatron/plan/weighted_round_robin.py), because its promise is
+stronger: exact fractions, at every slot. Weights of 1/3 are rounded here, so that after 3 * 2^40 units a
+domain has 2 units too many. Inside a chunk the units of a domain are spread from a random offset, and a
+prefix that ends inside a chunk may miss its share by more than one. Both would also change the order of
+samples of existing runs. tests/mixture/test_two_schedulers.py holds these counterexamples.
 """
 
 import hashlib

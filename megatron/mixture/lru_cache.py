@@ -1,4 +1,8 @@
-"""Cache of the most recently used values: open files up to a number, row groups up to a number of bytes."""
+"""Cache of the most recently used values: open files up to a number, row groups up to a number of bytes.
+
+functools.lru_cache has neither weights nor a call for evicted values. cachetools.LRUCache refuses a value
+that is heavier than its capacity, has no lock, and would save half of this class.
+"""
 
 import threading
 from collections import OrderedDict

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
 from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.catalog.query import QueryResult
@@ -143,7 +144,7 @@ class DomainStream:
         return block_ends
 
 
-class MixtureSamples:
+class MixtureSamples(SampleSource):
     """Samples of a prepared mixture, with the interface of `Samples`. A chunk is the batch of a step.
 
     names     names of the domains
@@ -245,6 +246,16 @@ class MixtureSamples:
         """Return the weight of each domain at a step whose weights are known."""
         weights = self.weights.weights_at(step)[0]
         return (weights / weights.sum()).tolist()
+
+    def scored_domains(self, step: int, numbers: np.ndarray) -> np.ndarray | None:
+        """Return the domains of the samples at every every_steps-th step, if the weights follow the model."""
+        if self.rule is None or step % self.every_steps:
+            return None
+        return self.lookup_domains(numbers)
+
+    def domain_usage(self, n_samples: int, step: int) -> tuple[Sequence[int], Sequence[float]]:
+        """See SampleSource. `n_samples`: whole steps; `step`: one whose weights are known."""
+        return self.count_samples(n_samples), self.weights_at(step)
 
     def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
         """Report the loss of the model on each domain in a step (float64 [K], over `tokens` [K]).

@@ -1,23 +1,19 @@
 """Reader of data-path files: lines of `weight path-prefix`, as in Megatron-DeepSpeed."""
 
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
 from megatron.plan.sidecar import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
 from megatron.plan.sidecar import read_eod_use
 from megatron.plan.sidecar import read_sidecar as read_sidecar
 
 SUFFIX = ".txt"
 FULL_WEIGHT = Fraction(1)
-IDX_HEADER = struct.Struct("<9sQB")  # header of an .idx: magic, version, dtype code
-# Megatron's codes: 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8 uint16; 6 and 7 are floating point, no token
-# ids
-BYTES_PER_DTYPE_CODE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 
 
 @dataclass(frozen=True)
@@ -208,12 +204,12 @@ def count_corpus_tokens(prefix: str | Path) -> int:
             "as tools/preprocess_data_many_cores.py writes it"
         )
     with Path(f"{prefix}.idx").open("rb") as file:
-        header = file.read(IDX_HEADER.size)  # may be shorter; the padding below fails the check
-    magic, version, code = IDX_HEADER.unpack(header.ljust(IDX_HEADER.size, b"\0"))
-    if magic != b"MMIDIDX\0\0" or version != 1 or code not in BYTES_PER_DTYPE_CODE:
+        header = file.read(HEADER.size)  # may be shorter; the padding below fails the check
+    magic, version, code, _, _ = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
+    if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
         raise ValueError(
             f"{prefix}.idx: got another format, expected an MMIDIDX index of version 1. "
             "Preprocess the corpus again."
         )
     # the .bin is a plain array of ids, so its size gives their number without reading the index
-    return Path(f"{prefix}.bin").stat().st_size // BYTES_PER_DTYPE_CODE[code]
+    return Path(f"{prefix}.bin").stat().st_size // count_token_bytes(code)

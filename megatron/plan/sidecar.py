@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.plan.idx_header import DTYPE_NAMES
+
 SYNTHETIC = "synthetic"  # replaces a prefix: random tokens without files
 # practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
-DTYPES = ("uint8", "int8", "int16", "int32", "int64", "uint16")
 MAX_COUNT = 1 << 63
 
 # (returns whether a value is valid, description of valid values)
@@ -40,7 +41,10 @@ OBJECTS: FieldCheck = (
     "a list of objects",
 )
 FIELDS: dict[str, FieldCheck] = {
-    "dtype": ((lambda value: isinstance(value, str) and value in DTYPES), f"one of {', '.join(DTYPES)}"),
+    "dtype": (
+        (lambda value: isinstance(value, str) and value in DTYPE_NAMES.values()),
+        "one of " + ", ".join(DTYPE_NAMES.values()),
+    ),
     "documents": COUNT,
     "tokens": COUNT,
     "empty_documents": COUNT,

@@ -5,6 +5,12 @@ the sense of Baruah et al. ("Proportionate progress", 1996) and of Tijdeman's ch
 Their algorithms start at the first slot. Here the stream is divided into blocks, and the counts at a block
 boundary depend only on the number of the block, so that any slot is found without the slots before its block.
 All arithmetic is exact.
+
+A mixture has another scheduler (megatron/mixture/chunk.py), because its weights may change. Counts here
+follow from the slot number alone, so there is no debt to carry over a change. A schedule that starts again
+with each change gives all of 100 slots to a source of weight 0.51 and 0.52 in turn. A schedule of the new
+weights that keeps the slot number repeats units: after 1,000 slots of weights (1/2, 1/2), slot 1,000 of
+(1/4, 3/4) expects unit 250 of source 0, which has supplied 500.
 """
 
 from array import array

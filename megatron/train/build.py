@@ -170,7 +170,7 @@ def open_train_samples(config: RunConfig, n_samples: int) -> SampleSource:
     return sources[0] if len(sources) == 1 else Blend(sources, shares)
 
 
-def _open_mixture(path: str, config: RunConfig) -> MixtureSamples:
+def _open_mixture(path: str, config: RunConfig) -> SampleSource:
     data = config.dataset
     samples = MixtureSamples(path, data.seq_len, data.batch_size, config.misc.seed)
     samples.n_ids = config.model.n_tokens

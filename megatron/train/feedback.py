@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron.mixture.source import MixtureSamples
 from megatron.objective.task import Task
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.train.build import Run
@@ -39,18 +38,17 @@ class Feedback:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.samples = run.train_samples if isinstance(run.train_samples, MixtureSamples) else None
         self.losses: list[float | None] | None = None
 
     def observe(self, state: TrainState, tasks: Sequence[Task]) -> None:
         """Score this rank's microbatches before a step and pass the sums over all ranks to the mixture."""
-        samples, world = self.samples, self.run.world
-        # equal on all ranks, since the state is: all of them score or none
-        if samples is None or samples.rule is None or state.step % samples.every_steps:
-            return
+        samples, world = self.run.train_samples, self.run.world
         first, last = self.run.open_batches(0).sample_range(state.next_sample)
-        domains = samples.lookup_domains(np.arange(first, last + 1)).astype(np.int64)
-        domains = torch.from_numpy(domains).to(world.device)
+        scored_domains = samples.scored_domains(state.step, np.arange(first, last + 1))
+        # depends on the step only, which is equal on all ranks: all of them score or none
+        if scored_domains is None:
+            return
+        domains = torch.from_numpy(scored_domains.astype(np.int64)).to(world.device)
         scored = [self.run.engine.score(task) for task in tasks]
         nats = torch.cat([nats for nats, _ in scored])
         # every sample has the same number of tokens, so a microbatch is divided equally
@@ -65,10 +63,5 @@ class Feedback:
 
     def get_domain_stats(self, state: TrainState) -> DomainStats | None:
         """Return the statistics after a step; None without a mixture."""
-        if self.samples is None:
-            return None
-        return DomainStats(
-            self.samples.count_samples(state.next_sample),
-            self.samples.weights_at(state.step - 1),
-            self.losses,
-        )
+        usage = self.run.train_samples.domain_usage(state.next_sample, state.step - 1)
+        return None if usage is None else DomainStats(*usage, self.losses)

@@ -10,7 +10,6 @@ from megatron.checkpoint import store
 from megatron.checkpoint.layout import find_checkpoints
 from megatron.config.read import config_to_dict
 from megatron.log import get_logger
-from megatron.mixture.source import MixtureSamples
 from megatron.parallel.collectives import broadcast_string
 from megatron.plan.datapaths import SYNTHETIC
 from megatron.plan.run_plan import RunPlan
@@ -94,8 +93,7 @@ def _load_checkpoint(run: Run, path: Path) -> TrainState:
     # weights and data order depend on seeds and sample numbers only; this covers other uses of the generator
     torch.set_rng_state(small["iter"]["rng"]["cpu"])
     state = TrainState.from_dict(small["iter"])
-    if isinstance(run.train_samples, MixtureSamples):
-        run.train_samples.restore(small["iter"]["mixture"])
+    run.train_samples.restore(small["iter"].get("mixture", {}))
     log.info("resuming after step %d from %s", state.step, path)
     return state
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from megatron.checkpoint import layout, store
 from megatron.config.read import config_to_dict
 from megatron.io import DISK_FULL_ERRNOS
-from megatron.mixture.source import MixtureSamples
 from megatron.parallel.collectives import any_rank, broadcast_string
 from megatron.parallel.watchdog import mark_phase, wait_for_rank_0
 from megatron.revision import code_revision
@@ -173,8 +172,9 @@ def _describe_error(error: OSError | None) -> str:
 
 def _build_small_parts(run: Run, state: TrainState) -> dict[str, Any]:
     state_dict = state.as_dict(run.train_samples.samples_per_epoch)
-    if isinstance(run.train_samples, MixtureSamples):
-        state_dict["mixture"] = run.train_samples.state(state.step)
+    samples_state = run.train_samples.state(state.step)
+    if samples_state:  # of a mixture; the samples of other sources follow from their numbers
+        state_dict["mixture"] = samples_state
     state_dict["rng"] = {"cpu": torch.get_rng_state()}
     return {"lr": {"step": state.step, **build_schedule(run.config, run.plan).as_dict()}, "iter": state_dict}
 

@@ -256,7 +256,7 @@ def test_a_request_for_a_chunk_that_takes_forever_does_not_delay_others(mixture:
 )
 def test_an_invalid_chunk_number_is_refused(mixture: Path, first: object) -> None:
     from megatron.mixture.document_chunks import DocumentChunks
-    from megatron.mixture.serve.service import parse_request
+    from megatron.mixture.serve.protocol import parse_request
 
     with DocumentChunks(mixture) as source:
         request = {"mixture": "code", "identity": source.identity, "first": first, "n": 1}

@@ -254,7 +254,7 @@ def test_a_description_bins_numbers_and_dates_unnests_lists_and_counts_omitted_v
 
 KILLED_AT = """
 import os, signal, sys
-from megatron.mixture import catalog, records, small_files
+from megatron.mixture.catalog import catalog, records, small_files
 from megatron.mixture.catalog.properties import read_properties
 path, files, moment = sys.argv[1], sys.argv[2:-2], int(sys.argv[-2])
 left, records.BLOCK_BYTES, small_files.BATCH_FILES = [moment], 1000, int(sys.argv[-1])

@@ -11,7 +11,7 @@ import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.content import hash_content
+from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.query import Query, QueryResult
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.serve.client import MixtureDataset

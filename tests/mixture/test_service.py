@@ -26,8 +26,9 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.serve.client import Chunk, MixtureDataset
+from megatron.mixture.serve.protocol import parse_request
 from megatron.mixture.serve.remote import Connection, RemoteChunks
-from megatron.mixture.serve.service import ListenOptions, parse_request, serve
+from megatron.mixture.serve.service import ListenOptions, serve
 
 SIZE = 512  # documents of a chunk
 LATE = Path(__file__).with_name("server_with_random_waits.py")
@@ -348,22 +349,22 @@ def test_prometheus_metrics_count_the_requests(mixture, start) -> None:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         text = answer.read().decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert values["mixture_requests_total"] == "2"
-    assert values["mixture_chunks_total"] == "4"
-    assert values["mixture_documents_total"] == str(4 * SIZE)
-    assert values['mixture_errors_total{kind="refused"}'] == "1"
-    assert values["mixture_request_seconds_count"] == "2"
-    assert values['mixture_request_seconds_bucket{le="+Inf"}'] == "2"
-    assert values['mixture_catalog_documents{mixture="code",domain="Go"}'] == "1000"
-    assert float(values['mixture_weight{mixture="code",run="",domain="Python"}']) == pytest.approx(0.5)
-    assert values["mixture_clients"] == "1"
+    assert values["mixture_requests_total"] == "2.0"
+    assert values["mixture_chunks_total"] == "4.0"
+    assert values["mixture_documents_total"] == str(4.0 * SIZE)
+    assert values['mixture_errors_total{kind="refused"}'] == "1.0"
+    assert values["mixture_request_seconds_count"] == "2.0"
+    assert values['mixture_request_seconds_bucket{le="+Inf"}'] == "2.0"
+    assert values['mixture_catalog_documents{domain="Go",mixture="code"}'] == "1000.0"
+    assert float(values['mixture_weight{domain="Python",mixture="code",run=""}']) == pytest.approx(0.5)
+    assert values["mixture_clients"] == "1.0"
     assert float(values["mixture_documents_per_second"]) > 0
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(address.replace("/metrics", "/etc/passwd"), timeout=240)
     tool = Path(__file__).parents[2] / "tools" / "mixture_server.py"
     command = [sys.executable, str(tool), "--status", location, "--prometheus"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert "mixture_chunks_total 4\n" in done.stdout
+    assert "mixture_chunks_total 4.0\n" in done.stdout
 
 
 def test_a_server_stopped_by_sigint_prints_nothing(mixture, start, capfd) -> None:

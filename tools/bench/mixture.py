@@ -37,7 +37,7 @@ import numpy as np
 from megatron.command import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
 from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.content import hash_content
+from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.catalog.query import Query
 from megatron.mixture.distributor import ConstantWeights, Distributor

@@ -18,14 +18,13 @@ from tqdm import tqdm
 
 from megatron.config.presets import suggest_nearest
 from megatron.mixture.catalog.catalog_access import connect_catalog, list_columns
-from megatron.mixture.catalog.content import hash_content
 from megatron.mixture.catalog.histogram import HistogramRow, count_values
+from megatron.mixture.catalog.input_files import find_input_files, hash_content, stat_file
 from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.catalog.records import FileTarget, RecordCounts, register_file
 from megatron.mixture.catalog.small_files import batch_files, register_small_files
-from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES
+from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
 from megatron.mixture.lazy_imports import connect_scratch, fetch_rows, import_pyarrow
-from megatron.text.text_readers import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
 from megatron.text.token_counts import TokenCounter
 
 SCHEMA = """
@@ -38,7 +37,6 @@ ALTER TABLE files ADD COLUMN IF NOT EXISTS sha256 VARCHAR;
 CREATE TABLE IF NOT EXISTS broken (file INTEGER, line BIGINT, reason VARCHAR);
 """
 FILE_COLUMNS = ("id", "corpus", "path", "bytes", "mtime_ns", "n_documents", "n_broken", "sha256")
-INPUTS = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, ".bin")
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class Catalog:
         other properties or another tokenizer, or if a file cannot be read. The files before it stay
         registered. Small files are registered in batches: all files of a batch, or none.
         """
-        paths = [path.resolve() for path in _find_input_files(inputs)]
+        paths = [path.resolve() for path in find_input_files(inputs)]
         tokenizer = None if counter is None else counter.settings
         corpus = self._get_or_create_corpus(Corpus(0, name, text_key, tuple(properties), tokenizer))
         registered = {
@@ -180,13 +178,13 @@ class Catalog:
                 old = registered.get(str(path))
                 if (
                     old is not None
-                    and old[1] == _stat_file(path)
+                    and old[1] == stat_file(path)
                     and (not verify or self._has_same_content(path, *old))
                 ):
                     result.n_known += 1
                     bar.update(old[1][0])
                 else:
-                    result.n_edited += old is not None and old[1] == _stat_file(path)
+                    result.n_edited += old is not None and old[1] == stat_file(path)
                     new.append(path)
             # one transaction per batch: a killed registration keeps its finished batches
             for batch in batch_files(new):
@@ -343,7 +341,7 @@ class Catalog:
         """
         # sizes and times are read before the content, and compared again at the end: a file that changes in
         # between fails the transaction
-        stamps, checksums = [_stat_file(path) for path in paths], hashing.map(hash_content, paths)
+        stamps, checksums = [stat_file(path) for path in paths], hashing.map(hash_content, paths)
         with self._transaction():
             for id in filter(None, old):
                 fetch_rows(self.connection, f"DELETE FROM {corpus.table} WHERE file = ?", [id])
@@ -379,27 +377,6 @@ class Catalog:
                 for line, reason in records.broken:
                     fetch_rows(self.connection, "INSERT INTO broken VALUES (?, ?, ?)", [id, line, reason])
             for path, stamp in zip(paths, stamps, strict=True):
-                if _stat_file(path) != stamp:
+                if stat_file(path) != stamp:
                     raise ValueError(f"{path}: changed while it was registered. Register it again.")
         return results
-
-
-def _stat_file(path: Path) -> tuple[int, int]:
-    """Return (bytes, modification time in ns) of a file, which are compared whenever it is opened."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _find_input_files(inputs: Sequence[str]) -> list[Path]:
-    """Return the files that the patterns match. A .bin, or its prefix, stands for its .bin/.idx dataset."""
-    patterns = [f"{word}.bin" if _is_indexed_dataset(Path(f"{word}.bin")) else word for word in inputs]
-    return [
-        path
-        for path in find_inputs(patterns, INPUTS)
-        # .parquet and .json beside a .bin/.idx dataset are parts of it
-        if path.suffix not in (".parquet", ".json") or not _is_indexed_dataset(path.with_suffix(".bin"))
-    ]
-
-
-def _is_indexed_dataset(path: Path) -> bool:
-    return path.is_file() and path.with_suffix(".idx").is_file()

@@ -2,20 +2,30 @@
 
     (field("source") == "Github") & field("language").isin(["Python", "JavaScript"])
 
-Values are passed to DuckDB as parameters, never as text. As in SQL, a missing value satisfies no comparison
-and no `~` of one; select missing values with `is_null()`.
+Names and values become nodes of DuckDB's expression API, never text of a statement. As in SQL, a missing
+value satisfies no comparison and no `~` of one; select missing values with `is_null()`.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from megatron.mixture.catalog.properties import quote_identifier
+from megatron.mixture.lazy_imports import import_duckdb
 
 VALUE_TYPES: dict[str, tuple[type, ...]] = {  # Python types that a property may be compared with
     "string": (str,), "category": (str,), "integer": (int, float), "float": (int, float),
     "boolean": (bool,), "date": (date,), "list": (str,),
+}  # fmt: skip
+LOGIC: dict[str, Callable[..., Any]] = {"AND": operator.and_, "OR": operator.or_}
+# of an expression of DuckDB with the expressions of the values
+COMPARISONS: dict[str, Callable[..., Any]] = {
+    "=": operator.eq, "<>": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge,
+    "IN": lambda column, *values: column.isin(*values),
+    "BETWEEN": lambda column, low, high: column.between(low, high),
+    "IS NULL": lambda column: column.isnull(),
 }  # fmt: skip
 
 
@@ -42,42 +52,42 @@ class Condition:
         raise ValueError(f"{self}: a condition has no truth value. Join conditions with &, | and ~.")
 
     def __str__(self) -> str:
-        return self._format(lambda name, value: repr(value), lambda name: name)
+        if self.parts:
+            inner = f" {self.operator} ".join(map(str, self.parts))
+            return f"(NOT {inner})" if self.operator == "NOT" else f"({inner})"
+        values = list(map(repr, self.values))
+        if self.operator == "IN":
+            return f"({self.name} IN ({', '.join(values)}))"
+        if self.operator == "contains":
+            return f"contains({self.name}, {values[0]})"
+        # x = 1, x BETWEEN 1 AND 2, or x IS NULL, whose values are empty (hence strip)
+        return f"({' '.join([self.name, self.operator, ' AND '.join(values)]).strip()})"
 
-    def to_sql(self, kinds: Mapping[str, str], parameters: dict[str, Any]) -> str:
-        """Return the condition in SQL. Its values are added to `parameters` under their placeholders.
+    def to_expression(self, kinds: Mapping[str, str]) -> Any:
+        """Return the condition as an expression of DuckDB, in which names and values are never read as SQL.
 
         kinds   type of each property, including all of `property_names`
 
         Raises ValueError for a value of another type.
         """
-
-        def add_parameter(name: str, value: Any) -> str:
-            # unique over all conditions of a query, which share the dictionary
-            placeholder = f"p{len(parameters)}"
-            parameters[placeholder] = _check_value(name, kinds[name], value)
-            return f"${placeholder}"
-
-        return self._format(add_parameter, quote_identifier)
+        duckdb = import_duckdb()
+        if self.parts:
+            parts = [part.to_expression(kinds) for part in self.parts]
+            return ~parts[0] if self.operator == "NOT" else LOGIC[self.operator](*parts)
+        column = duckdb.ColumnExpression(self.name)
+        values = [
+            duckdb.ConstantExpression(_check_value(self.name, kinds[self.name], value))
+            for value in self.values
+        ]
+        if self.operator == "contains":
+            return duckdb.FunctionExpression("contains", column, *values)
+        return COMPARISONS[self.operator](column, *values)
 
     def property_names(self) -> list[str]:
         """Return the names of the properties in the condition."""
         return [name for part in self.parts for name in part.property_names()] + (
             [self.name] if self.name else []
         )
-
-    def _format(self, format_value: Callable[[str, Any], str], format_name: Callable[[str], str]) -> str:
-        # one format for SQL (placeholders) and for messages (values)
-        if self.parts:
-            inner = [part._format(format_value, format_name) for part in self.parts]
-            return f"(NOT {inner[0]})" if self.operator == "NOT" else f"({f' {self.operator} '.join(inner)})"
-        values, column = [format_value(self.name, value) for value in self.values], format_name(self.name)
-        if self.operator == "IN":
-            return f"({column} IN ({', '.join(values)}))"
-        if self.operator == "contains":
-            return f"contains({column}, {values[0]})"
-        # x = $p0, x BETWEEN $p0 AND $p1, or x IS NULL, whose values are empty (hence strip)
-        return f"({' '.join([column, self.operator, ' AND '.join(values)]).strip()})"
 
 
 class Field:

@@ -21,8 +21,8 @@ from megatron.data.indexed_writer import PARTIAL_SUFFIX
 from megatron.io import atomic_path
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
-from megatron.mixture.catalog.content import hash_content
 from megatron.mixture.catalog.expression import Condition
+from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
 from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
@@ -72,12 +72,12 @@ class Query:
                 raise ValueError(
                     f"domains: '{name}' is a list, but a document belongs to one domain. Remove it from by."
                 )
-        where, given = _build_where(catalog, self.conditions, kinds)
-        columns = [f", {quote_identifier(name)}" for name in by] + [
-            f', tokens AS "{TOKENS_COLUMN}"'
-        ] * count_tokens
+        duckdb = import_duckdb()
+        filters = _build_filters(catalog, self.conditions, kinds)
+        columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
+        columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
-        batches = _select_documents(catalog, corpora, sorted(kinds), "".join(columns), where, given)
+        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters)
         gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by))
         if not gathered.domains:
             condition_text = " AND ".join(map(str, self.conditions)) or "that"
@@ -256,22 +256,20 @@ class QueryResult:
         ]
 
 
-def _build_where(
+def _build_filters(
     catalog: Catalog, conditions: Sequence[str | Condition], kinds: Mapping[str, str]
-) -> tuple[str, dict[str, Any]]:
-    """Return all conditions in SQL, and the values of its parameters."""
-    parts, parameters = ["true"], {}
+) -> list[Any]:
+    """Return each condition as a filter of a relation: checked SQL, or an expression of DuckDB."""
+    filters = []
     for condition in conditions:
         try:
-            parts.append(_build_condition(catalog, condition, kinds, parameters))
+            filters.append(_build_filter(catalog, condition, kinds))
         except RecursionError:
             raise _make_depth_error(condition) from None
-    return " AND ".join(parts), parameters
+    return filters
 
 
-def _build_condition(
-    catalog: Catalog, condition: Any, kinds: Mapping[str, str], parameters: dict[str, Any]
-) -> str:
+def _build_filter(catalog: Catalog, condition: Any, kinds: Mapping[str, str]) -> Any:
     if isinstance(condition, str):
         try:
             condition.encode()
@@ -287,7 +285,7 @@ def _build_condition(
     for name in condition.property_names():
         if name not in kinds:
             raise _make_unknown_error(str(condition), name, sorted(kinds))
-    return condition.to_sql(kinds, parameters)
+    return condition.to_expression(kinds)
 
 
 def _make_depth_error(condition: Any) -> ValueError:
@@ -360,10 +358,10 @@ def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
 
 
 def _select_documents(
-    catalog: Catalog, corpora: Sequence[Corpus], columns: Sequence[str], extra_columns: str, where: str,
-    parameters: dict[str, Any],
+    catalog: Catalog, corpora: Sequence[Corpus], properties: Sequence[str], columns: Sequence[Any],
+    filters: Sequence[Any],
 ) -> Iterator[Any]:  # fmt: skip
-    """Yield (file, row, extra columns) of the documents that satisfy `where`, as Arrow batches."""
+    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches."""
     parts = []
     for corpus in corpora:
         available = {prop.name for prop in corpus.properties} | {"tokens", "size"}
@@ -372,15 +370,18 @@ def _select_documents(
         columns_sql = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
         columns_sql += [
             quote_identifier(name) if name in available else f"NULL AS {quote_identifier(name)}"
-            for name in columns
+            for name in properties
             if name != "corpus"
         ]
         parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {corpus.table}")
-    statement = f"SELECT file, row{extra_columns} FROM ({' UNION ALL '.join(parts)}) WHERE {where}"
     try:
-        yield from catalog.connection.sql(statement, params=parameters or None).to_arrow_reader(BATCH_ROWS)
+        documents = catalog.connection.sql(" UNION ALL ".join(parts))
+        for condition in filters:
+            documents = documents.filter(condition)
+        yield from documents.select(*columns).to_arrow_reader(BATCH_ROWS)
     except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
-        raise ValueError(f"where {' '.join(where.split())}: {str(error).splitlines()[0]}") from error
+        where = " ".join(" AND ".join(map(str, filters)).split())
+        raise ValueError(f"where {where}: {str(error).splitlines()[0]}") from error
 
 
 def _load_files(catalog: Catalog) -> dict[int, SourceFile]:

@@ -5,6 +5,9 @@ message of a call before the token is checked. Flight therefore listens on a Uni
 of this process, and clients connect to the proxy. The proxy counts the bytes of the HTTP/2 frames of a
 connection, and closes it if its open requests exceed the size that a request needs. Responses are forwarded
 unchanged, with back-pressure.
+
+The package h2 would decode and answer the frames, that is, end the connection here instead of forwarding it.
+All that is needed of HTTP/2 is the frame header of 9 bytes.
 """
 
 import asyncio

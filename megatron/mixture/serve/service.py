@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megatron.mixture.adaptive import NotReadyError
 from megatron.mixture.chunk import Position
 from megatron.mixture.document_chunks import DocumentChunks
@@ -33,21 +31,16 @@ from megatron.mixture.serve.access import (
     make_socket_folder,
     strip_brackets,
 )
-from megatron.mixture.serve.metrics import MetricSample, ServerCounts, start_metrics_server
+from megatron.mixture.serve.metrics import MixtureCollector, ServerCounts, start_metrics_server
+from megatron.mixture.serve.protocol import parse_report, parse_request
 from megatron.mixture.serve.proxy import RequestProxy, make_tls_context
 
-MAX_CHUNKS = 1024  # per request
 MAX_RUNS = 64  # per mixture and server process
-MAX_BYTES = 1 << 20  # of a request's JSON
 MAX_ANSWERS = 256  # responses in progress; each keeps some MB in memory
 # time limits of one request for the position of a chunk; the next request continues
 NEAR_SEEK_S, SEEK_S = (0.1, 5.0)
 REQUEST_BYTES, DOMAIN_BYTES = 1 << 14, 64  # per request, and per domain in a report (two numbers)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REQUEST_KEYS = {"mixture", "identity", "first", "n"}
-REPORT_KEYS = {"mixture", "identity", "chunk", "nats", "tokens"}
-OPTIONAL_KEYS = {"run"}
-MAX_CHUNK = 1 << 40  # largest chunk number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +128,7 @@ def serve(
         try:
             if where.metrics_port is not None:
                 metrics = start_metrics_server(
-                    strip_brackets(where.metrics_host), where.metrics_port, handler.format_metrics
+                    strip_brackets(where.metrics_host), where.metrics_port, handler.counts.registry
                 )
             on_ready(port, None if metrics is None else metrics.server_address[1])
             with _interrupt_on_sigterm():
@@ -176,6 +169,7 @@ class RequestHandler:
         self.mixtures, self.counts = mixtures, ServerCounts()
         self.locks = {name: threading.Lock() for name in mixtures}
         self.runs: dict[tuple[str, str], DocumentChunks] = {}
+        self.counts.registry.register(MixtureCollector(mixtures, self.runs))
         self._opening, self._seeking = threading.Lock(), threading.Lock()
         self.answer_slots = threading.BoundedSemaphore(MAX_ANSWERS)
 
@@ -245,8 +239,7 @@ class RequestHandler:
         """Return the counters of the server."""
         counts = self.counts
         return {
-            "requests": counts.requests, "chunks": counts.chunks, "documents": counts.documents,
-            "reports": counts.reports, "errors": sum(counts.errors.values()),
+            **counts.totals(),
             "clients": counts.count_clients(),
             "documents_per_s": counts.documents_per_s(), "uptime_s": counts.clock() - counts.start_time,
             "mixtures": sorted(self.mixtures),
@@ -256,35 +249,7 @@ class RequestHandler:
 
     def format_metrics(self) -> str:
         """Return the metrics as Prometheus text."""
-        documents: list[MetricSample] = []
-        weights: list[MetricSample] = []
-        known_chunks: list[MetricSample] = []
-        for name, source in self.mixtures.items():
-            of_domains = zip(source.names, source.counts.tolist(), strict=True)
-            documents += [({"mixture": name, "domain": domain}, n) for domain, n in of_domains]
-        runs = dict(self.runs)
-        static = {
-            (name, ""): source for name, source in self.mixtures.items() if source.spec.adaptive is None
-        }
-        for (name, run), source in (static | runs).items():
-            labels = {"mixture": name, "run": run}
-            known_to = source.distributor.weights.known_to
-            now = source.distributor.weights.weights_at(0 if known_to is None else known_to - 1)[0]
-            shares = zip(source.names, (now / now.sum()).tolist(), strict=True)
-            weights += [({**labels, "domain": domain}, share) for domain, share in shares]
-            if known_to is not None:
-                known_chunks.append((labels, known_to))
-        return self.counts.format_metrics(
-            [
-                ("catalog_documents", "documents of a mixture's domains", documents),
-                (
-                    "weight",
-                    "weight of a domain: the latest if it follows a model, else the first",
-                    weights,
-                ),
-                ("known_chunks", "chunks whose weights are computed", known_chunks),
-            ]
-        )
+        return self.counts.format_metrics()
 
     def _describe_mixture(self, source: DocumentChunks) -> dict[str, Any]:
         description = {"identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names}
@@ -384,53 +349,3 @@ def _iter_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     finally:
         with suppress(Exception):
             rest.close()  # type: ignore[attr-defined]  # a generator
-
-
-def parse_request(ticket: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
-    """Return the content of a ticket: {mixture, identity, first, n}, and perhaps run.
-
-    Raises ValueError for other content.
-    """
-    request = _parse_json(ticket, REQUEST_KEYS, mixtures)
-    for key, most in (("first", MAX_CHUNK), ("n", MAX_CHUNKS)):
-        _check_number(request, key, most)
-    return request
-
-
-def parse_report(body: bytes, mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
-    """Return the losses on a chunk: {mixture, identity, chunk, nats, tokens}, and perhaps run.
-
-    nats and tokens are float64 [K]. Raises ValueError for other content.
-    """
-    report = _parse_json(body, REPORT_KEYS, mixtures)
-    _check_number(report, "chunk", MAX_CHUNK)
-    for key in ("nats", "tokens"):
-        try:
-            report[key] = np.array(report[key], dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"{key}: expected a list of numbers.") from None
-    return report
-
-
-def _parse_json(content: bytes, keys: set[str], mixtures: dict[str, DocumentChunks]) -> dict[str, Any]:
-    try:
-        request = json.loads(content) if len(content) <= MAX_BYTES else None
-    except (ValueError, RecursionError):
-        raise ValueError("request: expected JSON.") from None
-    if not isinstance(request, dict) or set(request) - OPTIONAL_KEYS != keys:
-        raise ValueError(f"request: expected the keys {', '.join(sorted(keys))}.")
-    if not isinstance(request["mixture"], str) or request["mixture"] not in mixtures:
-        raise ValueError(f"mixture: got an unknown name, expected one of {', '.join(sorted(mixtures))}.")
-    if not isinstance(request.get("run", ""), str):
-        raise ValueError("run: expected a name.")
-    if request["identity"] != mixtures[request["mixture"]].identity:
-        raise ValueError(
-            "the documents of the mixture have changed. Start a new run, or restore the documents."
-        )
-    return request
-
-
-def _check_number(request: dict[str, Any], key: str, most: int) -> None:
-    # not isinstance: bool is a subclass of int
-    if type(request[key]) is not int or not 0 <= request[key] <= most:
-        raise ValueError(f"{key}: expected an integer from 0 to {most}.")

@@ -1,4 +1,18 @@
-"""Launcher of runs as tasks of Slurm arrays, which are polled until all have ended."""
+"""Launcher of runs as tasks of Slurm arrays, which are polled until all have ended.
+
+submitit 1.5.4 was tried. It keeps the limit of running tasks, cancellation, CPU and memory flags and the
+wrappers of the command, but not these promises:
+
+* Nothing on a shared disk is executed: its task loads and calls a pickle from a folder (see TRUST.md).
+* The end and the exit status of a task are found on every cluster: it requests State from sacct, without the
+  exit status. On a cluster without accounting a task that ended with 75 stays UNKNOWN and not done; scontrol
+  has 75. Its local jobs end as FINISHED with 75.
+* A new sweep finds the tasks: a local job of another process is NO PROCESS AND NO RESULT while it runs.
+* A run saves when it is stopped: a task ignores SIGTERM, and a local cancellation kills it after 1 s.
+* An array whose submission got no response is found by its list, and is not submitted twice.
+
+It would replace the calls of sbatch, squeue and scancel, about 80 of the 508 lines here and in local.py.
+"""
 
 import re
 import subprocess
