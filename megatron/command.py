@@ -15,6 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from megatron.processes import replace_lost_terminal, stop_signals
+from megatron.terminal import escape_controls
 
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: the caller should run the command again
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
@@ -218,7 +219,9 @@ def run_main(main: Callable[[], int]) -> NoReturn:
 
 def report_error(error: Exception) -> int:
     """Print an error as one sentence on standard error, and return the exit status."""
-    print(f"error: {format_error(error)}", file=sys.stderr)
+    # a path or a line of a file may contain escape sequences
+    message = escape_controls(format_error(error), allowed="\n\t")
+    print(f"error: {message}", file=sys.stderr)
     return 1
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron.command import report_error
+
 # like the initialisation of a Cython module
 SWALLOWING_MODULE = """
 import os, signal
@@ -34,3 +36,10 @@ def test_a_stop_signal_during_an_import_is_not_lost(root: Path, tmp_path: Path, 
     command = [sys.executable, "-c", TOOL_CODE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert (done.returncode, done.stderr) == (75, "stopped; run the same command again\n")
+
+
+def test_a_hostile_path_in_an_error_is_printed_inert(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(FileNotFoundError(2, "", "runs/\x1b[31m[red]")) == 1
+    assert capsys.readouterr().err == "error: runs/\\x1b[31m[red]: no such file or folder\n"
+    assert report_error(ValueError("a\n\tb\x07")) == 1
+    assert capsys.readouterr().err == "error: a\n\tb\\x07\n"

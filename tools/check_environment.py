@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ((3, 11), (3, 14))  # first supported version, first unsupported one
-TRAINING = ("torch", "numpy", "omegaconf", "tqdm")  # imported by tools/pretrain.py
+TRAINING = ("torch", "numpy", "omegaconf")  # imported by tools/pretrain.py
 WAIT_S = 120  # for one external program; importing torch from a network disk is slow
 # Runs in a separate process: an import of torch with a missing library may crash, and it takes seconds. A
 # torch for ROCm has no torch.version.cuda.
