@@ -30,6 +30,8 @@ ERROR_HINTS = {  # errno -> explanation for the user who typed the path, and a f
     errno.EROFS: "read-only file system; choose another place",
     errno.ENOSPC: "the disk is full; make room and run the same command again",
 }
+# file in tools/ -> sub-command, for example pretrain -> scaling train; empty when a file is run by its path
+subcommand_names: dict[str, str] = {}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -118,7 +120,7 @@ def create_parser(doc: str, may_stop: bool = False, takes_ranks: bool = False) -
     may_stop     the command saves its work on a stop signal and exits with status 75
     takes_ranks  a launcher may start the command once for each rank
     """
-    head, _, rest = doc.strip().partition("\n\n")
+    head, _, rest = _replace_commands(doc).strip().partition("\n\n")
     stopped = f", {STOPPED} stopped by a signal (run the same command again to resume)" if may_stop else ""
     examples, _, notes = rest.partition("\n\n")
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
@@ -129,6 +131,12 @@ def create_parser(doc: str, may_stop: bool = False, takes_ranks: bool = False) -
     return parser
 
 
+def _replace_commands(text: str) -> str:
+    """Replace `python tools/x.py` by the sub-command where the user has typed one."""
+    pattern = re.compile(r"python tools/(\w+)\.py")
+    return pattern.sub(lambda match: subcommand_names.get(match[1], match[0]), text)
+
+
 def add_action(actions: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
     """Add an action to a command and return its parser. Its help is a description and an example."""
     description = what[0].upper() + what[1:] + "."
@@ -136,7 +144,7 @@ def add_action(actions: Any, name: str, what: str, example: str) -> argparse.Arg
         name,
         help=what,
         description=description,
-        epilog=f"example:\n    {example}",
+        epilog=f"example:\n    {_replace_commands(example)}",
         formatter_class=HelpFormatter,
     )
 
