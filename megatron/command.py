@@ -15,7 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from megatron.processes import replace_lost_terminal, stop_signals
-from megatron.terminal import escape_controls
+from megatron.terminal import escape_controls, is_terminal
 
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: the caller should run the command again
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
@@ -46,6 +46,21 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
         # argparse expands % in help texts
         return f"{help_text} (default {shown.replace('%', '%%')})".lstrip()
+
+
+def create_formatter(prog: str, **options: Any) -> argparse.HelpFormatter:
+    """Create a formatter of help: in colours on a terminal, with the text that other outputs get."""
+    if not is_terminal(sys.stdout) or importlib.util.find_spec("rich_argparse") is None:
+        return HelpFormatter(prog, **options)
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class ColourFormatter(HelpFormatter, RawDescriptionRichHelpFormatter):
+        """Formatter by rich that keeps our headings, and `[` in texts."""
+
+        group_name_formatter = str
+        text_markup = help_markup = False
+
+    return ColourFormatter(prog, **options)
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -126,7 +141,7 @@ def create_parser(doc: str, may_stop: bool = False, takes_ranks: bool = False) -
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     sections = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
     epilog = "\n\n".join(sections)
-    parser = ToolParser(description=head, epilog=epilog, formatter_class=HelpFormatter)
+    parser = ToolParser(description=head, epilog=epilog, formatter_class=create_formatter)
     parser.takes_ranks = takes_ranks
     return parser
 
@@ -145,7 +160,7 @@ def add_action(actions: Any, name: str, what: str, example: str) -> argparse.Arg
         help=what,
         description=description,
         epilog=f"example:\n    {_replace_commands(example)}",
-        formatter_class=HelpFormatter,
+        formatter_class=create_formatter,
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import report_error
+from megatron.command import load_tool, report_error
+from tests.screen import TerminalStream, render_screen
 
 # like the initialisation of a Cython module
 SWALLOWING_MODULE = """
@@ -43,3 +44,19 @@ def test_a_hostile_path_in_an_error_is_printed_inert(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "error: runs/\\x1b[31m[red]: no such file or folder\n"
     assert report_error(ValueError("a\n\tb\x07")) == 1
     assert capsys.readouterr().err == "error: a\n\tb\\x07\n"
+
+
+@pytest.mark.parametrize("tool", ["sweep", "register_corpus", "fit_law"])
+def test_help_on_a_terminal_has_colours_and_the_text_of_a_pipe(
+    root: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich_argparse")
+    parser = load_tool(root / "tools" / f"{tool}.py").build_parser()
+    out = TerminalStream(monkeypatch)
+    plain = parser.format_help()
+    monkeypatch.setattr(sys, "stdout", out)
+    coloured = parser.format_help()
+    assert "\x1b[" in coloured and "\x1b" not in plain
+    assert render_screen(coloured) == [line.rstrip() for line in plain.splitlines() if line.strip()]
+    monkeypatch.setenv("TERM", "dumb")
+    assert parser.format_help() == plain
