@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.report.study_data import SCORES
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
 from megatron.study.format import (
     NOT_KNOWN,
@@ -112,6 +111,8 @@ def add_scores(args: argparse.Namespace, rows: list[Row]) -> tuple[list[Row], st
     scores = [] if args.kind is not None else read_scores(args.paths[0], rows)
     if not scores:
         return rows, ""
+    from megatron.report.study_data import SCORES  # imports scipy, which --help does not need
+
     path = args.paths[0] / SCORES
     if not write_scores(scores, path):
         return add_score_columns(

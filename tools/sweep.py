@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
-from megatron.study.blind_record import load_blind
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.price import GPU_MFU, Speed, estimate_speed
 from megatron.study.price_table import format_price_table
@@ -120,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in outcome.failed:
         # the last line of a log may contain escape sequences
         print(f"error: {escape_controls(line)}", file=sys.stderr)
+    from megatron.study.blind_record import load_blind  # imports scipy, which --help does not need
+
     if outcome.n_done == outcome.n_runs and study.blind is not None and load_blind(study.directory) is None:
         print(f"next: python tools/fit_frontier.py {study.directory} --predict, then this command again")
     if outcome.interrupted:
