@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron.console import GROUPS, SUBCOMMANDS, list_lines
+from tests.guide_commands import Command, check_program
 from tests.screen import TerminalStream, render_screen
 
 SLOW_LIBRARIES = {"numpy", "scipy", "torch", "rich", "omegaconf", "pyarrow"}
@@ -102,6 +103,14 @@ def test_output_and_status_are_those_of_the_file(
     assert done.stderr == expected.stderr.replace(f"{tool}.py", f"scaling {name}")
 
 
+def test_a_guide_may_show_sub_commands_and_wrong_ones_are_refused() -> None:
+    check_program(Command("a.md:1", ["scaling"]))
+    check_program(Command("a.md:1", ["scaling", "merge", "a", "b", "--output", "c"]))
+    for words in (["merge", "a", "--no-such"], ["mrege", "a"]):
+        with pytest.raises(AssertionError):
+            check_program(Command("a.md:1", ["scaling", *words]))
+
+
 def test_the_help_shows_the_sub_command_in_its_usage_and_examples(root: Path) -> None:
     text = run_scaling(root, "merge", "--help").stdout
     assert text.startswith("usage: scaling merge [-h] ")
@@ -145,6 +154,9 @@ def test_a_wheel_has_the_tools_in_its_own_package_and_runs_them(root: Path, tmp_
     assert installed == set(SUBCOMMANDS.values())
     done = run_scaling(tmp_path, "merge", "--help", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("usage: scaling merge")
+    # without requirements.txt the libraries are those of the wheel's metadata
+    done = run_scaling(tmp_path, "check", "--quick", cwd=tmp_path)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr and "Python" in done.stdout
     code = "from megatron.study.launchers import local; print(local.PRETRAIN.is_file())"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,

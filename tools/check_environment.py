@@ -302,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lacking = []
     for row in environment_rows(args.quick):
         detail = row.value or f"for {row.purpose}; to install: {row.fix}"
+        # aligned here, not by rich, which may be missing; and a row is shown at once
         print(f"{row.mark:<8}{row.item:<21} {detail}", flush=True)
         if row.required and not row.value:
             lacking.append(row.item)
