@@ -28,6 +28,7 @@ REFRESH_INTERVAL_S = 0.2  # between two drawings of a bar on a terminal
 PLAIN_INTERVAL_S = 30.0  # between two lines of progress in a log; a shorter job writes none
 RATE_WINDOW_S = 60.0  # a rate is the mean over this time
 GAP = 2  # spaces between columns
+MIN_TEXT_WIDTH = 24  # longer names are folded on a narrow terminal, down to this width
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -77,13 +78,13 @@ def build_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collec
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for i, name in enumerate(head):
         numeric = name not in left
-        widest = max((len(row[i]) for row in rows), default=0) if numeric else 0
+        widest = max([len(name), *(len(escape_controls(row[i])) for row in rows)])
         table.add_column(
             Text(name),
             justify="right" if numeric else "left",
             overflow="fold",
             no_wrap=numeric,
-            min_width=max(widest, len(name)),
+            min_width=widest if numeric else min(widest, MIN_TEXT_WIDTH),
         )
     for row in rows:
         table.add_row(*(Text(escape_controls(cell)) for cell in row))

@@ -46,9 +46,14 @@ def test_a_terminal_shows_the_same_table_as_a_pipe(
 
 def test_a_narrow_terminal_folds_names_and_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("run", "loss"), [("a" * 30, "1234567890")], ("run",))
+    assert render_screen(out.getvalue())[1:] == [f"{'a' * 28}  1234567890", "aa"]
+    # a terminal narrower than the numbers and a part of the name wraps the lines itself
+    monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
     monkeypatch.setenv("COLUMNS", "20")
     print_table(("run", "loss"), [("a" * 30, "1234567890")], ("run",))
-    assert render_screen(out.getvalue())[1:] == ["aaaaaaaa  1234567890", "a" * 8, "a" * 8, "a" * 6]
+    assert render_screen(out.getvalue())[1:] == [f"{'a' * 24}  1234567890", "a" * 6]
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
@@ -117,6 +122,8 @@ def test_a_line_printed_above_a_view_is_inert_and_the_view_is_erased(monkeypatch
     assert render_screen(out.getvalue()) == [*PLAIN, r"[b]3[/b] runs\x1b[2J"]
     view.print_line("done: [red]\x1b[2J")
     assert render_screen(out.getvalue())[:2] == [r"done: [red]\x1b[2J", PLAIN[0]]
+    view.show(HEAD, [], ("run", "note"), ["0 runs"])
+    assert render_screen(out.getvalue())[1:] == ["run  loss  note", "0 runs"]
     view.close()
     assert render_screen(out.getvalue()) == [r"done: [red]\x1b[2J"]
 
