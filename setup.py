@@ -4,8 +4,23 @@ from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ParallelCompile(default=0).install()
+
+
+class BuildWithTools(build_py):
+    """Copies tools/*.py into a wheel as megatron/commands/, where megatron/console.py finds them."""
+
+    def run(self) -> None:
+        """Build the package, then copy the tools unless the installation refers to the checkout."""
+        super().run()
+        if not self.editable_mode:
+            folder = str(Path(self.build_lib, "megatron", "commands"))
+            self.mkpath(folder)
+            for tool in sorted(Path("tools").glob("*.py")):
+                self.copy_file(str(tool), folder)
+
 
 setup(
     name="megatron-scaling",
@@ -22,6 +37,7 @@ setup(
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )
     ],
-    cmdclass={"build_ext": build_ext},
+    cmdclass={"build_ext": build_ext, "build_py": BuildWithTools},
+    entry_points={"console_scripts": ["scaling = megatron.console:run_console"]},
     zip_safe=False,
 )

@@ -15,6 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from megatron.processes import replace_lost_terminal, stop_signals
+from megatron.terminal import escape_controls, is_terminal
 
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: the caller should run the command again
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
@@ -29,6 +30,8 @@ ERROR_HINTS = {  # errno -> explanation for the user who typed the path, and a f
     errno.EROFS: "read-only file system; choose another place",
     errno.ENOSPC: "the disk is full; make room and run the same command again",
 }
+# file in tools/ -> sub-command, for example pretrain -> scaling train; empty when a file is run by its path
+subcommand_names: dict[str, str] = {}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -43,6 +46,21 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
         # argparse expands % in help texts
         return f"{help_text} (default {shown.replace('%', '%%')})".lstrip()
+
+
+def create_formatter(prog: str, **options: Any) -> argparse.HelpFormatter:
+    """Create a formatter of help: in colours on a terminal, with the text that other outputs get."""
+    if not is_terminal(sys.stdout) or importlib.util.find_spec("rich_argparse") is None:
+        return HelpFormatter(prog, **options)
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class ColourFormatter(HelpFormatter, RawDescriptionRichHelpFormatter):
+        """Formatter by rich that keeps our headings, and `[` in texts."""
+
+        group_name_formatter = str
+        text_markup = help_markup = False
+
+    return ColourFormatter(prog, **options)
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -117,15 +135,21 @@ def create_parser(doc: str, may_stop: bool = False, takes_ranks: bool = False) -
     may_stop     the command saves its work on a stop signal and exits with status 75
     takes_ranks  a launcher may start the command once for each rank
     """
-    head, _, rest = doc.strip().partition("\n\n")
+    head, _, rest = _replace_commands(doc).strip().partition("\n\n")
     stopped = f", {STOPPED} stopped by a signal (run the same command again to resume)" if may_stop else ""
     examples, _, notes = rest.partition("\n\n")
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     sections = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
     epilog = "\n\n".join(sections)
-    parser = ToolParser(description=head, epilog=epilog, formatter_class=HelpFormatter)
+    parser = ToolParser(description=head, epilog=epilog, formatter_class=create_formatter)
     parser.takes_ranks = takes_ranks
     return parser
+
+
+def _replace_commands(text: str) -> str:
+    """Replace `python tools/x.py` by the sub-command where the user has typed one."""
+    pattern = re.compile(r"python tools/(\w+)\.py")
+    return pattern.sub(lambda match: subcommand_names.get(match[1], match[0]), text)
 
 
 def add_action(actions: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
@@ -135,8 +159,8 @@ def add_action(actions: Any, name: str, what: str, example: str) -> argparse.Arg
         name,
         help=what,
         description=description,
-        epilog=f"example:\n    {example}",
-        formatter_class=HelpFormatter,
+        epilog=f"example:\n    {_replace_commands(example)}",
+        formatter_class=create_formatter,
     )
 
 
@@ -218,7 +242,9 @@ def run_main(main: Callable[[], int]) -> NoReturn:
 
 def report_error(error: Exception) -> int:
     """Print an error as one sentence on standard error, and return the exit status."""
-    print(f"error: {format_error(error)}", file=sys.stderr)
+    # a path or a line of a file may contain escape sequences
+    message = escape_controls(format_error(error), allowed="\n\t")
+    print(f"error: {message}", file=sys.stderr)
     return 1
 
 

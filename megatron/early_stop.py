@@ -22,13 +22,18 @@ def _exit_stopped(number: int, frame: FrameType | None) -> None:
 
 
 def _is_command() -> bool:
-    """Return whether this process runs a file in tools/ and is not a multiprocessing worker."""
+    """Return whether this process runs a file in tools/ and is not a multiprocessing worker.
+
+    In an installed wheel these files are in megatron/commands/.
+    """
     process = sys.modules.get("multiprocessing.process")
     # A spawned worker imports the main module again; its parent decides when it ends.
     if process is not None and process.parent_process() is not None:
         return False
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
-    return os.path.basename(os.path.dirname(os.path.abspath(file))) == "tools"
+    folder = os.path.dirname(os.path.abspath(file))
+    installed = os.path.join(os.path.dirname(os.path.abspath(__file__)), "commands")
+    return os.path.basename(folder) == "tools" or folder == installed
 
 
 if _is_command():

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from megatron.command import load_tool
 from megatron.config.schema import RunConfig
+from megatron.console import SUBCOMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples_scaling/**/*.md"))]
@@ -249,6 +250,12 @@ def check_program(command: Command) -> None:
     program = command.words[0]
     if program in ("python", "python3", sys.executable):
         _check_python(command)
+    elif program == "scaling":
+        name = command.words[1] if len(command.words) > 1 else "--help"
+        assert name in (*SUBCOMMANDS, "--help"), f"{command.where}: no sub-command {name}"
+        if name in SUBCOMMANDS:
+            tool = f"tools/{SUBCOMMANDS[name]}.py"
+            parse_tool(replace(command, words=["python", tool, *command.words[2:]]))
     elif program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         for word in command.words[1:]:

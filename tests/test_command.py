@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron.command import load_tool, report_error
+from tests.screen import TerminalStream, render_screen
+
 # like the initialisation of a Cython module
 SWALLOWING_MODULE = """
 import os, signal
@@ -34,3 +37,26 @@ def test_a_stop_signal_during_an_import_is_not_lost(root: Path, tmp_path: Path, 
     command = [sys.executable, "-c", TOOL_CODE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert (done.returncode, done.stderr) == (75, "stopped; run the same command again\n")
+
+
+def test_a_hostile_path_in_an_error_is_printed_inert(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(FileNotFoundError(2, "", "runs/\x1b[31m[red]")) == 1
+    assert capsys.readouterr().err == "error: runs/\\x1b[31m[red]: no such file or folder\n"
+    assert report_error(ValueError("a\n\tb\x07")) == 1
+    assert capsys.readouterr().err == "error: a\n\tb\\x07\n"
+
+
+@pytest.mark.parametrize("tool", ["sweep", "register_corpus", "fit_law"])
+def test_help_on_a_terminal_has_colours_and_the_text_of_a_pipe(
+    root: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich_argparse")
+    parser = load_tool(root / "tools" / f"{tool}.py").build_parser()
+    out = TerminalStream(monkeypatch)
+    plain = parser.format_help()
+    monkeypatch.setattr(sys, "stdout", out)
+    coloured = parser.format_help()
+    assert "\x1b[" in coloured and "\x1b" not in plain
+    assert render_screen(coloured) == [line.rstrip() for line in plain.splitlines() if line.strip()]
+    monkeypatch.setenv("TERM", "dumb")
+    assert parser.format_help() == plain

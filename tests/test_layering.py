@@ -12,7 +12,7 @@ PACKAGE = ROOT / "megatron"
 LAYER = {
     "io": 0, "file_lock": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
     "processes": 0, "rank_env": 0,
-    "revision": 0, "run_dir": 0,
+    "revision": 0, "run_dir": 0, "terminal": 0, "console": 0,
     "plan": 1,
     "tokenizer": 2, "data": 2, "text": 2, "model": 2, "kernels": 2, "objective": 2, "optim": 2,
     "mixture": 3, "parallel": 3,
@@ -34,7 +34,7 @@ SIDE = {  # packages beside the layers: what each may import besides itself
 # datasets: streaming C4, exporting a mixture
 HEAVY = {
     "deepspeed": 1, "duckdb": 1, "lm_eval": 1, "plotly": 1, "wandb": 1, "datasets": 2, "tensorboard": 1,
-    "pyarrow": 4, "pyarrow.flight": 1,
+    "pyarrow": 4, "pyarrow.flight": 1, "rich": 1,
 }  # fmt: skip
 WITHOUT_TORCH = (
     "text", "data", "tokenizer", "plan", *SIDE, *(part for part, layer in LAYER.items() if layer == 0),

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+DISTRIBUTION = "megatron-scaling"
 PYTHONS = ((3, 11), (3, 14))  # first supported version, first unsupported one
-TRAINING = ("torch", "numpy", "omegaconf", "tqdm")  # imported by tools/pretrain.py
+TRAINING = ("torch", "numpy", "omegaconf")  # imported by tools/pretrain.py
 WAIT_S = 120  # for one external program; importing torch from a network disk is slow
 # Runs in a separate process: an import of torch with a missing library may crash, and it takes seconds. A
 # torch for ROCm has no torch.version.cuda.
@@ -224,19 +225,31 @@ def package_rows() -> Iterator[Row]:
     )  # fmt: skip
 
 
+def read_requirements() -> list[tuple[str, str, str]]:
+    """Return (library, pinned version, purpose) of requirements.txt, or without a checkout of the wheel."""
+    file = ROOT / "requirements.txt"
+    if file.is_file():
+        # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
+        return re.findall(r"^([\w.-]+)==(\S+)\s*(?:# (.*))?$", file.read_text(), re.MULTILINE)
+    try:
+        # "numpy>=1.26; extra == 'train'" -> "numpy"
+        lines = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = []
+    names = dict.fromkeys(re.split(r"[^\w.-]", line)[0] for line in lines)
+    return [(name, "", "an extra of this package") for name in names if name != DISTRIBUTION]
+
+
 def library_rows() -> Iterator[Row]:
-    """Yield a row for each pinned line of requirements.txt, with the installed version."""
-    # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
-    pins = re.findall(
-        r"^([\w.-]+)==(\S+)\s*(?:# (.*))?$", (ROOT / "requirements.txt").read_text(), re.MULTILINE
-    )
-    for library, pinned, purpose in pins:
+    """Yield a row for each required library, with the installed version."""
+    for library, pinned, purpose in read_requirements():
         if library == "torch":
             continue
         installed = installed_version(library)
-        value = installed if installed in ("", pinned) else f"{installed} (pinned: {pinned})"
+        value = f"{installed} (pinned: {pinned})" if pinned and installed not in ("", pinned) else installed
         yield Row(
-            library, value, purpose or "building megatron._csrc, tests", f"pip install {library}=={pinned}",
+            library, value, purpose or "building megatron._csrc, tests",
+            f"pip install {library}=={pinned}" if pinned else f"pip install {library}",
             library in TRAINING,
         )  # fmt: skip
 
@@ -289,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lacking = []
     for row in environment_rows(args.quick):
         detail = row.value or f"for {row.purpose}; to install: {row.fix}"
+        # aligned here, not by rich, which may be missing; and a row is shown at once
         print(f"{row.mark:<8}{row.item:<21} {detail}", flush=True)
         if row.required and not row.value:
             lacking.append(row.item)

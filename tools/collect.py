@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.report.study_data import SCORES
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
 from megatron.study.format import (
     NOT_KNOWN,
@@ -27,6 +26,7 @@ from megatron.study.format import (
 )
 from megatron.study.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
 from megatron.study.table import Row, read_runs, write_table, write_table_parquet
+from megatron.terminal import print_table
 
 SHOWN = {
     "run": lambda row: row["run"],
@@ -39,23 +39,7 @@ SHOWN = {
     "time": lambda row: format_duration(row["wall_s"]),
     "note": lambda row: row["note"],
 }
-
-
-def format_table(rows: Sequence[Row]) -> str:
-    """Format rows as aligned text: text columns to the left, numeric columns to the right."""
-    # the heading is a line as the others, so that it also counts for the width of a column
-    lines = [list(SHOWN), *([str(show(row)) for show in SHOWN.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for line in lines:
-        cells = zip(SHOWN, line, widths, strict=True)
-        text.append(
-            "  ".join(
-                f"{cell:<{w}}" if name in ("run", "status", "note") else f"{cell:>{w}}"
-                for name, cell, w in cells
-            ).rstrip()
-        )
-    return "\n".join(text)
+TEXT_COLUMNS = ("run", "status", "note")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -127,6 +111,8 @@ def add_scores(args: argparse.Namespace, rows: list[Row]) -> tuple[list[Row], st
     scores = [] if args.kind is not None else read_scores(args.paths[0], rows)
     if not scores:
         return rows, ""
+    from megatron.report.study_data import SCORES  # imports scipy, which --help does not need
+
     path = args.paths[0] / SCORES
     if not write_scores(scores, path):
         return add_score_columns(
@@ -150,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_table_parquet(rows, out.with_suffix(".parquet"))
     except (OSError, ValueError) as error:
         return report_error(error)
-    print(format_table(rows))
+    print_table(list(SHOWN), [[str(show(row)) for show in SHOWN.values()] for row in rows], TEXT_COLUMNS)
     print(score_note, end="")
     counts = Counter(row["status"] for row in rows)
     counted = join_list([f"{n} {status}" for status, n in counts.most_common()]) or "no runs"

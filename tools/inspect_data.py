@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from megatron.command import create_parser, report_error, run_main
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
+from megatron.terminal import ProgressBar
 from megatron.tokenizer.kinds import load_tokenizer
 
 BAR = 40
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.verify:
             size = Path(f"{args.prefix}.bin")
             total = size.stat().st_size if size.is_file() else 0
-            with tqdm(total=total, unit="B", unit_scale=True, disable=None, desc="verifying") as bar:
+            with ProgressBar("verifying", total, "B") as bar:
                 problems = list(find_faults(args.prefix, bar.update))
             for sentence in problems:
                 print(f"error: {sentence}", file=sys.stderr)

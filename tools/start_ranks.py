@@ -10,15 +10,17 @@ variables, but returns 1 where this command returns 75 (stopped).
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from megatron.command import create_parser, positive_int, run_main
+from megatron.console import SUBCOMMANDS
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
     parser.add_argument("n_ranks", type=positive_int, metavar="N", help="processes to start, 1 or more")
-    parser.add_argument("script", metavar="SCRIPT", help="Python file that each rank runs")
+    parser.add_argument("script", metavar="SCRIPT", help="Python file or sub-command that each rank runs")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     return parser
 
@@ -29,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # imported after parsing, so that --help does not load torch
     from megatron.train.local_ranks import run_ranks
 
-    return run_ranks([sys.executable, args.script, *args.words], args.n_ranks)
+    program = [args.script]
+    if args.script in SUBCOMMANDS and not Path(args.script).exists():
+        program = ["-m", "megatron.console", args.script]
+    return run_ranks([sys.executable, *program, *args.words], args.n_ranks)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
-from megatron.study.blind_record import load_blind
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.price import GPU_MFU, Speed, estimate_speed
 from megatron.study.price_table import format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
+from megatron.terminal import escape_controls
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -117,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")
     for line in outcome.failed:
-        print(f"error: {line}", file=sys.stderr)
+        # the last line of a log may contain escape sequences
+        print(f"error: {escape_controls(line)}", file=sys.stderr)
+    from megatron.study.blind_record import load_blind  # imports scipy, which --help does not need
+
     if outcome.n_done == outcome.n_runs and study.blind is not None and load_blind(study.directory) is None:
         print(f"next: python tools/fit_frontier.py {study.directory} --predict, then this command again")
     if outcome.interrupted:

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from megatron.evaluation.likelihood import Request
 from megatron.evaluation.local_tasks import write_local_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError, NonFiniteRequestError
 from megatron.generation.sampling import Sampling
+from megatron.terminal import ProgressBar
 from megatron.tokenizer.hub_cache import find_hub_error
 
 if TYPE_CHECKING:
@@ -142,8 +141,8 @@ def _name_request_errors(requests: Sequence[tuple[Any, int]]) -> Iterator[None]:
         ) from error
 
 
-def _open_bar(n: int, what: str, reader: Reader) -> tqdm:
-    return tqdm(total=n, desc=what, disable=None if reader.world.is_first else True, mininterval=0.5)
+def _open_bar(n: int, what: str, reader: Reader) -> ProgressBar:
+    return ProgressBar(what, n, "requests", quiet=not reader.world.is_first)
 
 
 @contextmanager

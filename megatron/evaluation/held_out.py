@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
@@ -36,6 +35,7 @@ from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
 from megatron.run_dir import TENSORBOARD
+from megatron.terminal import ProgressBar
 from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
 from megatron.tokenizer.vocabulary import VocabularyRows
@@ -253,7 +253,7 @@ def _score_corpus(
     text = None if scoring.windows == "corpus" else resolve_text_ids(corpus, eod_id, tokenizer)
     windows = select_windows(corpus, causal, scoring.seq_len, scoring.stride, scoring.max_samples, text)
     name, total = Path(corpus.prefix).name, len(windows) * scoring.num_mc
-    with tqdm(total=total, desc=name, disable=None if world.is_first else True, mininterval=0.5) as bar:
+    with ProgressBar(name, total, "windows", quiet=not world.is_first) as bar:
         options: dict[str, Any] = {
             "seq_len": scoring.seq_len,
             "batch_size": scoring.batch_size,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from megatron.config.presets import suggest_nearest
 from megatron.io import read_json
@@ -184,6 +183,8 @@ def _speed_from_finished(finished: Sequence[tuple[PlannedRun, float]]) -> Speed:
         # minimise sum (fixed s_i + per_flop f_i - t_i)^2 / t_i^2 over coefficients >= 0, s = steps / max, f =
         # FLOPs / max. Absolute errors would fit only the longest run; a negative fixed cost would give small
         # models a negative time.
+        from scipy.optimize import nnls  # slow to import
+
         (fixed, per_flop), _ = nnls(
             np.stack([steps, flops], 1) / scale / seconds[:, None], np.ones(len(flops))
         )

@@ -11,6 +11,7 @@ from megatron.run_dir import is_done
 from megatron.study.format import format_duration, format_plural
 from megatron.study.ladder import PlannedRun, format_short
 from megatron.study.price import Speed, makespan
+from megatron.terminal import GAP, escape_controls, format_table
 
 WIDTH = 100  # columns of a terminal
 MIN_NAME_WIDTH = 12
@@ -38,12 +39,10 @@ def format_price_table(
     # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column, so that rows are comparable
     scale, unit = next(((size, name) for size, name in UNITS if longest >= 2 * size), UNITS[-1])
     head = (*HEAD, f"time ({unit})", "status")
-    lines += _align_columns(
-        [head, *(_format_row(run, speed, gpus_per_run, scale) for run in runs)], len(head) - 1
-    )
+    lines += _align_columns(head, [_format_row(run, speed, gpus_per_run, scale) for run in runs])
     lines += _format_legend(runs)
     if details:
-        lines += ["", *_align_columns([DETAILS, *map(_format_details, runs)])]
+        lines += ["", *_align_columns(DETAILS, [*map(_format_details, runs)])]
     return "\n".join(lines)
 
 
@@ -118,23 +117,15 @@ def _short_name(run: PlannedRun) -> str:
     return f"{SHORT_OBJECTIVES.get(objective, objective)}{dash}{rest}"
 
 
-def _align_columns(rows: Sequence[tuple[str, ...]], left_from: int | None = None) -> list[str]:
-    """Return lines of aligned columns: names and columns from `left_from` on the left, others on the right.
-
-    Names are shortened in the middle so that lines fit WIDTH.
-    """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return lines of aligned columns. Names are shortened in the middle so that lines fit WIDTH."""
     # only the name column can shrink: numbers are never cut
     # every column but the first is preceded by two spaces
-    room = WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = max(min(widths[0], room), MIN_NAME_WIDTH)
-    lines = []
-    for row in rows:
-        cells = [_shorten_name(row[0], widths[0]).ljust(widths[0])]
-        for i, (cell, width) in enumerate(zip(row[1:], widths[1:], strict=True), start=1):
-            cells.append(cell if left_from is not None and i >= left_from else cell.rjust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    used = sum(max(map(len, column)) + GAP for column in list(zip(head, *rows, strict=True))[1:])
+    room = max(WIDTH - used, MIN_NAME_WIDTH)
+    names = [_shorten_name(escape_controls(row[0]), room).ljust(MIN_NAME_WIDTH) for row in rows]
+    shortened = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
+    return format_table(head, shortened, ("run", "status"))
 
 
 def _shorten_name(name: str, width: int) -> str:

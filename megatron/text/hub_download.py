@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.terminal import ProgressBar
+
 ENDPOINT = "https://huggingface.co"
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60.0  # without a byte
@@ -109,11 +111,8 @@ class HubRepository:
 
     def _download_rest(self, file: HubFile, partial: Path) -> None:
         """Request the rest of `partial` until it is complete, or until RETRIES attempts return no byte."""
-        from tqdm import tqdm
-
         tries, reason = 0, "the connection was closed"
-        # disable=None: no bar unless stderr is a terminal
-        with tqdm(total=file.n_bytes, unit="B", unit_scale=True, disable=None, desc=file.path) as bar:
+        with ProgressBar(file.path, file.n_bytes, "B") as bar:
             # the size on disk is the only state of a download, so that a kill at any moment needs
             # no repair
             while (n_bytes := partial.stat().st_size if partial.is_file() else 0) < file.n_bytes:
@@ -134,12 +133,12 @@ class HubRepository:
                     )
                 time.sleep(0.0 if moved else min(2.0**tries, 30.0) / 4)
 
-    def _append_range(self, file: HubFile, partial: Path, n_bytes: int, bar: Any) -> None:
+    def _append_range(self, file: HubFile, partial: Path, n_bytes: int, bar: ProgressBar) -> None:
         kind = "" if self.kind == "models" else f"{self.kind}/"
         url = f"/{kind}{self.repo}/resolve/{self.commit}/{urllib.parse.quote(file.path)}"
         with self._open_url(url, {"Range": f"bytes={n_bytes}-"} if n_bytes else {}) as response:
             is_partial = response.status == 206  # else the server ignored the range and sends the whole file
-            bar.n = n_bytes if is_partial else 0
+            bar.done = n_bytes if is_partial else 0
             with partial.open("ab" if is_partial else "wb") as written:
                 while block := response.read(BLOCK_BYTES):
                     written.write(block)

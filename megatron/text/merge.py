@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.log import get_logger
 from megatron.plan.sidecar import EodUse, parse_eod_use
+from megatron.terminal import ProgressBar
 from megatron.text.output_names import check_not_exists, dataset_files
 
 log = get_logger(__name__)
@@ -94,7 +94,7 @@ def merge_datasets(
         meta["empty_documents"] = sum(sidecar["empty_documents"] for sidecar in sidecars)
     total = sum(dataset.n_tokens for dataset in datasets)
     with (
-        tqdm(total=total, unit=" tokens", unit_scale=True, disable=None, desc="merging") as bar,
+        ProgressBar("merging", total, "tokens") as bar,
         IndexedWriter(output, datasets[0].dtype, meta) as writer,
     ):
         for dataset in datasets:

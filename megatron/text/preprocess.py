@@ -33,7 +33,7 @@ from megatron.text.join import (
     rejects_path,
 )
 from megatron.text.output_names import check_not_exists, dataset_files
-from megatron.text.progress_bar import ProgressBar
+from megatron.text.piece_progress import PieceProgress
 from megatron.text.shard_writer import EncodeSettings
 from megatron.text.shards import PieceResult, ShardFolder, hash_job
 from megatron.text.text_readers import STDIN, InputPiece, describe_inputs, find_inputs, split_into_pieces
@@ -292,7 +292,7 @@ class _EncodeJob:
         # the size of standard input is unknown: then the bar has no total
         total = None if any(piece.path == STDIN for piece in self.pieces) else sum(sizes)
         begun = sum(sizes[number] for number in self.results)
-        with ProgressBar("tokenising", total, begun, self.options.quiet) as progress:
+        with PieceProgress("tokenising", total, begun, self.options.quiet) as progress:
             progress.n_documents = sum(result.n_documents for result in self.results.values())
             progress.n_tokens = sum(result.n_tokens for result in self.results.values())
             self.joiner.join_ready()
@@ -305,7 +305,7 @@ class _EncodeJob:
                     progress.update(number, sizes[number], result.n_documents, result.n_tokens)
 
     def _encode_pieces(
-        self, remaining: Sequence[int], progress: ProgressBar
+        self, remaining: Sequence[int], progress: PieceProgress
     ) -> Iterator[tuple[int, PieceResult]]:
         """Encode pieces; yield results in the order of completion. Start no piece after max_tokens."""
         fast = self.fast
@@ -345,7 +345,7 @@ class _EncodeJob:
                 raise
 
     def _encode_in_processes(
-        self, remaining: Sequence[int], progress: ProgressBar
+        self, remaining: Sequence[int], progress: PieceProgress
     ) -> Iterator[tuple[int, PieceResult]]:
         from megatron.text.workers import map_unordered  # slow to import, and not needed for threads
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import PARTIAL_SUFFIX, IndexedWriter
 from megatron.log import get_logger
+from megatron.terminal import ProgressBar
 from megatron.text.encode_piece import find_damage
 from megatron.text.merge import copy_documents, describe_origin, is_built_from
 from megatron.text.output_names import check_not_exists, dataset_files
@@ -180,9 +180,8 @@ def subset_dataset(
     meta = {name: sidecar[name] for name in COPIED_META if name in sidecar}
     meta |= provenance
     meta["empty_documents"] = int((lengths == int(sidecar.get("append_eod", False))).sum())
-    hidden = True if quiet else None
     with (
-        tqdm(total=n_tokens, unit=" tokens", unit_scale=True, disable=hidden, desc="copying") as bar,
+        ProgressBar("copying", n_tokens, "tokens", quiet=quiet) as bar,
         IndexedWriter(output, dataset.dtype, meta) as writer,
     ):
         copy_documents(dataset, numbers, writer, bar.update)
@@ -386,10 +385,7 @@ def _open_compressor(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _make_bar(selection: DocumentSelection, quiet: bool) -> tqdm:
+def _make_bar(selection: DocumentSelection, quiet: bool) -> ProgressBar:
     n_documents = selection.sample if isinstance(selection.sample, int) else selection.documents
-    unit = " tokens" if selection.tokens else " documents"
-    hidden = True if quiet else None  # None: hidden unless stderr is a terminal
-    return tqdm(
-        total=selection.tokens or n_documents, unit=unit, unit_scale=True, disable=hidden, desc="subset"
-    )
+    unit = "tokens" if selection.tokens else "documents"
+    return ProgressBar("subset", selection.tokens or n_documents, unit, quiet=quiet)

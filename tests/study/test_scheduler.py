@@ -17,7 +17,8 @@ from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers.launch import Job, find_checkpoint, prepare_run
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.launchers.scheduler import SweepState, run_all
-from megatron.study.sweep_table import LiveTable, format_table_lines
+from megatron.study.sweep_table import LiveTable, format_job_row
+from tests.screen import TerminalStream, render_screen
 
 STUDY = """
 name: tiny
@@ -226,40 +227,33 @@ def test_runs_go_to_the_emptiest_device_and_several_gpus_are_taken_whole(runs) -
         wide.active.append(Job(runs[0], None, devices or []))
 
 
-def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs) -> None:
+def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, monkeypatch) -> None:
     trunk = runs[2]
     prepare_run(trunk)
     line = {"kind": "train", "step": 10, "loss": 3.5, "tps": 64.0}
     (trunk.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     state = SweepState(list(runs[:2]), [Job(trunk, None)])
-    head, row, counts = format_table_lines(state)
-    # 30 steps of 64 tokens at 64 tokens a second are left
-    assert row.split() == [
+    name, counts = (
         "autoregressive-small-2.56ktok-seed0",
-        "10",
-        "40",
-        "25%",
-        "3.5000",
-        "64",
-        "30",
-        "s",
-    ]
-    assert counts == "1 running, 2 waiting (2 for their trunk), 0 done, 0 failed"
+        "1 running, 2 waiting (2 for their trunk), 0 done, 0 failed",
+    )
+    # 30 steps of 64 tokens at 64 tokens a second are left
+    assert format_job_row(state.running[0]) == (name, "10", "40", "25%", "3.5000", "64", "30 s")
 
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    live = LiveTable(Terminal(), clock=iter(range(100)).__next__)
+    out = TerminalStream(monkeypatch)
+    live = LiveTable(out, clock=iter(range(100)).__next__)
     live.draw(state)
     live.draw(state)
+    head, row, last = render_screen(out.getvalue())
+    assert head.split() == ["running", "step", "of", "done", "loss", "tokens/s", "left"]
+    assert row.split() == [name, "10", "40", "25%", "3.5000", "64", "30", "s"] and last == counts
     live.print_line("[1/3] done")
-    output = live.out.getvalue()
-    assert output.count("\x1b[3A\x1b[J") == 2
-    assert output.endswith("[1/3] done\n")
-    plain = LiveTable(StringIO())
-    plain.draw(state)
-    assert plain.out.getvalue() == ""
+    assert render_screen(out.getvalue()) == ["[1/3] done", head, row, counts]
+    live.clear()
+    assert render_screen(out.getvalue()) == ["[1/3] done"]
+    plain = StringIO()
+    LiveTable(plain).draw(state)
+    assert plain.getvalue() == ""
 
 
 def test_the_progress_of_a_branch_counts_its_own_steps(runs) -> None:

@@ -65,7 +65,16 @@ def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
         ("python tools/download_assets.py c4 --sp", {"--split"}),
         ("python tools/download_assets.py c4 --split v", {"validation"}),
         ("python tools/register_corpus.py x.duckdb add name f --pres", {"--preset"}),
+        ("scaling tra", {"train"}),
+        ("/venv/bin/scaling fit t.csv --prof", {"--profile"}),
+        ("scaling train run.yaml dist.engine=", {"torch", "deepspeed"}),
+        ("scaling sweep s.yaml run.misc.s", {"run.misc.seed=", "run.misc.stop_file="}),
+        ("scaling register x.duckdb add name f --pres", {"--preset"}),
+        ("scaling --he", {"--help"}),
+        ("torchrun --nproc-per-node 2 -m megatron.console train run.yaml misc.se", {"misc.seed="}),
         # the shell completes file names
+        ("scaling train ", set()),
+        ("scaling zzz --o", set()),
         ("python tools/pretrain.py ", set()),
         ("python tools/fit_law.py t.csv --out ", set()),
         ("python my_script.py --o", set()),
@@ -104,6 +113,8 @@ def test_a_real_tab_completes_a_word_in_an_interactive_bash(offered, tmp_path: P
         ("python tools/fit_law.py t.csv --profile R", "--profile R_"),
         ("python tools/pretrain.py run.yaml dist.engine=de", "dist.engine=deepspeed"),
         ("torchrun --nproc-per-node 2 tools/pretrain.py run.yaml misc.se", "misc.seed="),
+        ("scaling colle", "scaling collect"),
+        ("scaling train run.yaml misc.se", "misc.seed="),
     ],
 )
 def test_zsh_completes_the_same(offered, line: str, completed: str) -> None:

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import chdtrc, ndtr, ndtri, stdtrit
 
 CLIP_SIGMAS = 3.0  # standard deviations beyond which a residual is clipped
 MIN_DOF = 1.0
@@ -86,6 +85,8 @@ class Noise:
 
     def half_width(self, level: float) -> float:
         """Return the half-width in log L of a two-sided interval for one new run, by Student's t."""
+        from scipy.special import stdtrit  # slow to import, and readers of laws need none of it
+
         return float(stdtrit(self.dof, (1 + level) / 2)) * self.sigma
 
     def as_dict(self) -> dict[str, Any]:
@@ -176,6 +177,8 @@ def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend |
 
     `basis` [n, p] as from `orthonormal_basis`. Clipped residuals are excluded.
     """
+    from scipy.special import chdtrc
+
     n, p = basis.shape
     low, high = float(x.min()), float(x.max())
     if n - p < MIN_DOF_FOR_TREND or high - low < 1e-6:
@@ -228,6 +231,8 @@ def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
     values has p residuals of 0. Then sigma^2 = sum of clipped squares / (n - p) is iterated upwards to its
     fixed point.
     """
+    from scipy.special import ndtri
+
     # the median of |z| is ndtri(0.75) = 0.6745 for a standard normal z
     size = np.sort(np.abs(residual))[min(p, len(residual) - 1) :]
     sigma = float(np.median(size)) / ndtri(0.75)
@@ -249,6 +254,8 @@ def _sigma_retained(is_dropped: bool = False) -> float:
 
     With c = CLIP_SIGMAS: sqrt(E[min(z^2, c^2)]) for clipping, sqrt(E[z^2 | |z| < c]) for dropping.
     """
+    from scipy.special import ndtr
+
     tail = ndtr(-CLIP_SIGMAS)
     # E[z^2 1(|z| < c)]
     inner = 1 - 2 * tail - 2 * CLIP_SIGMAS * np.exp(-0.5 * CLIP_SIGMAS**2) / np.sqrt(2 * np.pi)

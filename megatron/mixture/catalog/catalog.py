@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tqdm import tqdm
 
 from megatron.config.presets import suggest_nearest
 from megatron.mixture.catalog.catalog_access import connect_catalog, list_columns
@@ -25,6 +24,7 @@ from megatron.mixture.catalog.records import FileTarget, RecordCounts, register_
 from megatron.mixture.catalog.small_files import batch_files, register_small_files
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
 from megatron.mixture.lazy_imports import connect_scratch, fetch_rows, import_pyarrow
+from megatron.terminal import ProgressBar
 from megatron.text.token_counts import TokenCounter
 
 SCHEMA = """
@@ -170,7 +170,7 @@ class Catalog:
         # in bytes, because the number of documents is not known before the files are read
         total = sum(path.stat().st_size for path in paths)
         with (
-            tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, desc="registering") as bar,
+            ProgressBar("registering", total, "B", quiet=quiet) as bar,
             ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing,
         ):
             new = []

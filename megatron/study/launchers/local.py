@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.command import STOPPED
+from megatron.console import TOOLS
 from megatron.plan.memory import estimate_memory
 from megatron.processes import die_with_parent, parent_variable
 from megatron.rank_env import remove_launcher_variables
 from megatron.run_dir import CONFIG, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, ROOT, STOP_WAIT_S, Job, prepare_run
+from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, prepare_run
 from megatron.study.launchers.run_locks import RunLocks
 
-PRETRAIN = ROOT / "tools" / "pretrain.py"
-START_RANKS = (
-    ROOT / "tools" / "start_ranks.py"
-)  # exits with 75 if its ranks were preempted; torchrun exits with 1
+PRETRAIN = TOOLS / "pretrain.py"
+START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
 MAX_MEMORY_SHARE = 0.9  # of a device's memory, since memory use is an estimate
 # glibc returns large blocks to the kernel at every free, and the next tensor faults the pages in again.
 # Keeping the blocks makes small models on a CPU up to a third faster.

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from megatron.command import STOPPED
 from megatron.config.yaml_file import is_single_line
+from megatron.console import TOOLS
 from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.run_dir import is_done
@@ -30,7 +31,7 @@ from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, prepare_run
 from megatron.study.launchers.run_locks import RunLocks
 
-PRETRAIN = ROOT / "tools" / "pretrain.py"
+PRETRAIN = TOOLS / "pretrain.py"
 SCRIPT = ROOT / "examples_scaling" / "training" / "sweep_slurm.sh"
 TASK = "slurm_task"  # file in a run's folder: <array>_<index>, the task's id in squeue
 # --array prints one line for each task. Without it squeue shows all pending tasks of an array as one line,

@@ -4,6 +4,7 @@ import gzip
 import io
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from megatron.text import preprocess as module
+from megatron.text.piece_progress import PieceProgress, StoppedError
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.progress_bar import ProgressBar, StoppedError
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe
+from tests.screen import TerminalStream, render_screen
 
 TEXTS = [f"document {i}: " + "red fish blue fish " * (i % 7) for i in range(2000)]
 
@@ -30,26 +32,18 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-class Terminal(io.StringIO):
-    """A stream that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def test_the_bar_has_bytes_documents_tokens_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    with ProgressBar("tokenising", 4000, 1000, quiet=False) as progress:
-        assert progress.bar is not None
-        progress.bar.mininterval = 0.0
+    monkeypatch.setattr(sys, "stderr", shown := TerminalStream(monkeypatch))
+    with PieceProgress("tokenising", 4000, 1000, quiet=False) as progress:
         progress.update(1, 400, 2, 30)
         progress.update(2, 500, 3, 40)
         progress.update(1, 1000, 5, 75)  # totals of the piece, not increments
-    last = shown.getvalue().split("\r")[-1]
-    assert "2.50k/4.00k" in last and "8 documents, 115 tokens" in last and "B/s" in last and "<" in last
-    for quiet, stream in ((True, Terminal()), (False, io.StringIO())):
+    (line,) = render_screen(shown.getvalue())
+    assert line.startswith("tokenising ") and " 62%, 2.50k/4.00kB, " in line
+    assert re.search(r"B/s, \d:\d\d:\d\d left, 8 documents, 115 tokens$", line)
+    for quiet, stream in ((True, TerminalStream(monkeypatch)), (False, io.StringIO())):
         monkeypatch.setattr(sys, "stderr", stream)
-        with ProgressBar("tokenising", 4000, 0, quiet) as progress:
+        with PieceProgress("tokenising", 4000, 0, quiet) as progress:
             progress.update(1, 400, 2, 30)
         assert stream.getvalue() == ""
 
@@ -74,13 +68,13 @@ def test_a_compressed_file_reports_progress_while_it_is_read(
         path.write_bytes(pack(lines))
     monkeypatch.setattr("megatron.text.text_readers.READ_BYTES", 5000)
     updates: list[tuple[int, ...]] = []
-    update = ProgressBar.update
+    update = PieceProgress.update
 
-    def record_update(progress: ProgressBar, piece: int, *counts: int) -> None:
+    def record_update(progress: PieceProgress, piece: int, *counts: int) -> None:
         updates.append(counts)
         update(progress, piece, *counts)
 
-    monkeypatch.setattr(ProgressBar, "update", record_update)
+    monkeypatch.setattr(PieceProgress, "update", record_update)
     spec = tokenizer if by == "fast" else TokenizerSpec("NullTokenizer", vocab_size=9)
     totals = preprocess([str(path)], tmp_path / "out", spec, PreprocessOptions())
     assert len(updates) > 5
@@ -109,7 +103,7 @@ def test_an_endless_piece_is_interrupted_when_the_work_is_stopped(
     with pytest.raises(KeyboardInterrupt):
         preprocess([str(tmp_path / "in.jsonl.gz")], tmp_path / "out", tokenizer, PreprocessOptions())
     assert not list(tmp_path.glob("out*"))
-    with ProgressBar("x", None, 0, quiet=True) as progress:
+    with PieceProgress("x", None, 0, quiet=True) as progress:
         progress.stop()
         with pytest.raises(StoppedError):
             progress.update(0, 0, 0, 0)

@@ -1,0 +1,149 @@
+"""Tests of terminal output: bars, tables and views on a terminal, and plain text elsewhere."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron.terminal import (
+    LiveView,
+    ProgressBar,
+    escape_controls,
+    format_si,
+    format_table,
+    print_table,
+)
+from tests.screen import TerminalStream, render_screen
+
+HEAD = ("run", "loss", "note")
+# a name that is markup for rich, one that turns a terminal red, one that reverses the text's direction
+ROWS = [("[red]a[/red]", "3.5", ""), ("b\x1b[31m", "12.25", "\u202ex"), ("c\r\nd", "1", "[link=x]")]
+PLAIN = [
+    "run            loss  note",
+    "[red]a[/red]    3.5",
+    r"b\x1b[31m     12.25  \u202ex",
+    r"c\r\nd            1  [link=x]",
+]
+
+
+def test_a_table_has_aligned_columns_and_hostile_names_are_inert() -> None:
+    assert format_table(HEAD, ROWS, ("run", "note")) == PLAIN
+    assert format_table(HEAD, [], ("run", "note")) == ["run  loss  note"]
+
+
+def test_a_terminal_shows_the_same_table_as_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_table(HEAD, ROWS, ("run", "note"))
+    assert capsys.readouterr().out.splitlines() == PLAIN
+    monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
+    print_table(HEAD, ROWS, ("run", "note"))
+    assert "\x1b[1m" in out.getvalue()  # the heading is bold
+    assert render_screen(out.getvalue()) == PLAIN
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("run", "loss"), [("a" * 30, "1234567890")], ("run",))
+    assert render_screen(out.getvalue())[1:] == [f"{'a' * 28}  1234567890", "aa"]
+    # a terminal narrower than the numbers and a part of the name wraps the lines itself
+    monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table(("run", "loss"), [("a" * 30, "1234567890")], ("run",))
+    assert render_screen(out.getvalue())[1:] == [f"{'a' * 24}  1234567890", "a" * 6]
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_without_cursor_movements_gets_plain_text(
+    monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch, term))
+    print_table(HEAD, ROWS, ("run", "note"))
+    assert out.getvalue().splitlines() == PLAIN
+    monkeypatch.setattr(sys, "stderr", err := TerminalStream(monkeypatch, term))
+    with ProgressBar("copying", 10, "tokens") as bar:
+        bar.update(10)
+    assert err.getvalue() == ""
+
+
+def test_no_color_turns_colours_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = []
+    for value in (None, "1"):
+        monkeypatch.setattr(sys, "stderr", err := TerminalStream(monkeypatch))
+        if value:
+            monkeypatch.setenv("NO_COLOR", value)
+        with ProgressBar("copying", 10, "tokens") as bar:
+            bar.update(5)
+        outputs.append(err.getvalue())
+    coloured, plain = outputs
+    assert "\x1b[3" in coloured and "\x1b[3" not in plain  # 30 to 38: colours of the foreground
+    assert "50%, 5/10 tokens" in render_screen(plain)[-1]
+
+
+def test_a_bar_shows_the_amount_rate_and_time_left_and_stays_on_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", err := TerminalStream(monkeypatch))
+    seconds = iter(range(100))
+    with ProgressBar("[red]x\x1b[31m", 8000, "B", n_begun=1000, clock=lambda: next(seconds)) as bar:
+        for _ in range(3):
+            bar.update(500)
+        # 1,500 bytes in 3 s; 5,500 bytes are left
+        (line,) = render_screen(err.getvalue())
+        assert line.startswith(r"[red]x\x1b[31m ") and line.endswith(
+            " 31%, 2.50k/8.00kB, 500B/s, 0:00:11 left"
+        )
+    assert "\x1b[?25l" not in err.getvalue()  # the cursor is never hidden
+
+
+def test_a_log_gets_a_line_every_30_seconds_and_a_short_job_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    seconds = iter(range(0, 1000, 10))
+    with ProgressBar("merging", 100, "tokens", clock=lambda: next(seconds)) as bar:
+        for _ in range(7):
+            bar.update(10)
+    assert err.getvalue() == (
+        "merging: 30%, 30/100 tokens, 1 tokens/s, 0:01:10 left\n"
+        "merging: 60%, 60/100 tokens, 1 tokens/s, 0:00:40 left\n"
+    )
+    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    seconds = iter(range(0, 1000, 10))
+    with ProgressBar("merging", None, "tokens", quiet=True, clock=lambda: next(seconds)) as bar:
+        bar.update(10**9)
+    assert err.getvalue() == ""
+
+
+def test_a_line_printed_above_a_view_is_inert_and_the_view_is_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = LiveView(out := TerminalStream(monkeypatch))
+    view.show(HEAD, ROWS, ("run", "note"), ["[b]3[/b] runs\x1b[2J"])
+    assert render_screen(out.getvalue()) == [*PLAIN, r"[b]3[/b] runs\x1b[2J"]
+    view.print_line("done: [red]\x1b[2J")
+    assert render_screen(out.getvalue())[:2] == [r"done: [red]\x1b[2J", PLAIN[0]]
+    view.show(HEAD, [], ("run", "note"), ["0 runs"])
+    assert render_screen(out.getvalue())[1:] == ["run  loss  note", "0 runs"]
+    view.close()
+    assert render_screen(out.getvalue()) == [r"done: [red]\x1b[2J"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1000, "1.00k"), (9994, "9.99k"), (9996, "10.0k"), (17_580_000, "17.6M"),
+     (999_600, "1.00M"), (0.5, "0.50"), (123.4, "123"), (2.5e12, "2.50T")],
+)  # fmt: skip
+def test_amounts_have_three_digits(number: float, text: str) -> None:
+    assert format_si(number) == text
+
+
+def test_printable_text_of_any_script_is_unchanged() -> None:
+    for text in ("", "naïve 日本語 ± µ", "a b", "[red]"):
+        assert escape_controls(text) == text
+    assert escape_controls("a\nb\tc\x1b\x7f", allowed="\n\t") == "a\nb\tc\\x1b\\x7f"
+
+
+def test_the_module_loads_rich_only_to_draw(root: Path) -> None:
+    code = "import sys, megatron.terminal as t; t.print_table(['a'], [['b']], ['a']); "
+    code += "assert 'rich' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=240, capture_output=True)
