@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"
 
 LAYER = {
-    "io": 0, "file_lock": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
+    "io": 0, "owner_file": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
     "processes": 0, "rank_env": 0,
     "revision": 0, "run_dir": 0,
     "plan": 1,

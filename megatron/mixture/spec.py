@@ -26,8 +26,7 @@ import numpy as np
 
 from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
-from megatron.file_lock import wait_for_lock
-from megatron.io import write_json
+from megatron.io import wait_for_lock, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
 from megatron.mixture.catalog.catalog import Catalog
