@@ -66,7 +66,7 @@ def atomic_path(
             partial.rename(path)
         except BaseException:
             # the rename is the last statement above: after it, the partial name may belong to another writer
-            if not resume or partial.is_file() and not partial.stat().st_size:
+            if not resume or (partial.is_file() and not partial.stat().st_size):
                 partial.unlink(missing_ok=True)
             raise
         fsync_path(path.parent)
@@ -153,10 +153,10 @@ def commit_folder(partial: Path, path: Path) -> None:
 
 
 def publish_files(files: Sequence[tuple[Path, Path]]) -> None:
-    """Rename synced files to their final names, which belong together: (partial, final), the last one last.
+    """Rename synced files, pairs of (partial, final), that belong together. The last one completes the set.
 
-    After a kill at any time a part of the set may exist, but never the last file beside others of an older
-    set; repeating the call completes the set.
+    An older set is deleted first: files of two sets never exist side by side. After a kill the same call
+    completes the set.
     """
     # If the first partial file is gone, an earlier call was killed after its rename: the first final file is
     # then the new one and must not be deleted.
@@ -182,7 +182,8 @@ def fsync_path(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         if not (path.is_dir() and error.errno in WITHOUT_FOLDER_FSYNC):
-            raise
+            # fsync reports a full disk or quota of some network file systems, and names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager

@@ -67,6 +67,19 @@ def test_a_file_system_that_syncs_no_folders_is_accepted(
     assert (tmp_path / "x").read_text() == "whole"
 
 
+def test_a_full_disk_that_only_the_sync_reports_is_an_error_of_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(OSError) as raised:
+        write_atomic(tmp_path / "x", "whole")
+    assert (raised.value.errno, raised.value.filename) == (errno.EDQUOT, str(tmp_path / f"x{PARTIAL}"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupted_write_is_resumed_and_an_empty_one_is_not_kept(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with pytest.raises(KeyboardInterrupt), atomic_path(path, resume=True):
