@@ -1,16 +1,37 @@
-"""Files that are complete or absent: atomic writes, JSON without NaN, and errors of a full disk."""
+"""Atomic writes and file locks, JSON without NaN, and errors of a full disk.
+
+A file or folder is complete or absent: it is written under a temporary name beside its own, synced and
+renamed. The sync of the content before the rename and of the parent folder after it makes this true also
+after a power loss. Two processes that may write one path at the same time hold a lock meanwhile.
+
+A lock is the kernel's (flock) and ends with the process. `filelock.lock_descriptor` sets it, on the file that
+is written: filelock's path lock (4.2.11) also accepts a file that its last owner renamed meanwhile.
+`megatron/owner_file.py` replaces it on file systems without flock.
+"""
 
 import errno
+import io
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from megatron.log import get_logger
+from megatron.owner_file import OWNER, LockedError, OwnerFile
+
+PARTIAL = ".partial"  # suffix of a file or folder that is being written
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota or size limit reached
+WITHOUT_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # flock on a file system without locks
+# fsync of a folder on a file system that supports it for files only, and of a folder that is not readable
+WITHOUT_FOLDER_FSYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES)
+POLL_S = 0.1  # between two attempts to lock
+
+log = get_logger(__name__)
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -25,22 +46,144 @@ def write_atomic_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` to write and close; sync and rename it to `path` on success."""
+def atomic_path(
+    path: Path, *, exclusive: bool = False, resume: bool = False, partial_name: str | None = None
+) -> Iterator[Path]:
+    """Yield a temporary path beside `path` to write and close; sync and rename it to `path` on success.
+
+    exclusive      lock the temporary file: ValueError if another process is writing it
+    resume         the same, and keep it after an exception, unless it is empty: the next call continues it
+    partial_name   name of the temporary file, for writers that choose the format by its suffix
+    """
     # in the same folder, hence on the same file system, where a rename is atomic: readers get the old or the
     # new file
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(partial_name or path.name + PARTIAL)
+    lock = open_exclusive(partial, path) if exclusive or resume else None
     try:
+        try:
+            yield partial
+            fsync_path(partial)
+            partial.rename(path)
+        except BaseException:
+            # the rename is the last statement above: after it, the partial name may belong to another writer
+            if not resume or (partial.is_file() and not partial.stat().st_size):
+                partial.unlink(missing_ok=True)
+            raise
+        fsync_path(path.parent)
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path` to write into; sync and rename it to `path` on success.
+
+    An exception removes it. Raises FileExistsError if `path` exists, ValueError if another process is writing
+    it.
+    """
+    with open_partial_folder(path) as partial:
         yield partial
-        # fsync writes all of the file's pages, also those written through the caller's descriptor. Without it
-        # some file systems store the rename before the content, and a power loss leaves an empty file.
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.rename(path)
-    except BaseException:
-        # the rename is the last statement above: after it, the partial name may belong to another writer
-        partial.unlink(missing_ok=True)
-        raise
+        commit_folder(partial, path)
+
+
+@contextmanager
+def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder beside `path`, locked, and remove what the caller has not renamed.
+
+    Leftovers of a killed process are removed, the folder of a running one is not. Errors as in
+    `atomic_folder`; with `replace` the folder `path` may exist.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    descriptor, owner = _lock_folder(partial, path, replace)
+    try:
+        # The lock is granted, so the writer of these files has ended. A link is deleted, never followed:
+        # rmtree of a link's target would delete data outside the folder.
+        for leftover in partial.iterdir():
+            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
+        yield partial
+    finally:
+        # Still locked: no other process can have begun to fill this folder. After a rename the name is free,
+        # or it belongs to another process.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(partial.stat(), os.fstat(descriptor)):
+                shutil.rmtree(partial, ignore_errors=True)
+        _close_lock(descriptor, owner)
+
+
+def _lock_folder(partial: Path, path: Path, replace: bool) -> tuple[int, OwnerFile | None]:
+    """Create and lock the folder `partial`. Return its descriptor and its owner file."""
+    while True:
+        # checked again after every failed attempt: the previous owner of the lock may have completed `path`
+        if path.exists() and not replace:
+            raise FileExistsError(f"{path}: already exists; choose another name or delete it")
+        partial.mkdir(parents=True, exist_ok=True)
+        try:
+            # flock needs a descriptor, and a folder can be opened only for reading
+            return _open_and_lock(partial, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another process renamed or removed it since mkdir
+        except LockedError as error:
+            raise ValueError(
+                f"{path}: got {error.holder} writing it, expected none. Wait for it, or choose another name."
+            ) from None
+
+
+def create_partial_folder(path: Path) -> Path:
+    """Create an empty folder beside `path`, for `commit_folder`. Raises OSError if either path exists.
+
+    For a folder that several processes write together, maybe in background threads: not a `with` block, and
+    not locked. A lock of the callers (that of the run) excludes other writers.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path}: already exists; choose another name")
+    partial = path.with_name(path.name + PARTIAL)
+    # no exist_ok: two writers of one name must not mix their files
+    partial.mkdir(parents=True)
+    return partial
+
+
+def commit_folder(partial: Path, path: Path) -> None:
+    """Sync a folder with everything in it, and rename it to `path`."""
+    # rglob yields subfolders too: after a power loss a file exists only if its folder entry is on disk too
+    for written in (*partial.rglob("*"), partial):
+        fsync_path(written)
+    partial.rename(path)
+    fsync_path(path.parent)
+
+
+def publish_files(files: Sequence[tuple[Path, Path]]) -> None:
+    """Rename synced files, pairs of (partial, final), that belong together. The last one completes the set.
+
+    An older set is deleted first: files of two sets never exist side by side. After a kill the same call
+    completes the set.
+    """
+    # If the first partial file is gone, an earlier call was killed after its rename: the first final file is
+    # then the new one and must not be deleted.
+    if files[0][0].exists():
+        for _, path in reversed(files):
+            path.unlink(missing_ok=True)
+    for partial, path in files:
+        if partial.exists():
+            partial.rename(path)
+    for folder in {path.parent for _, path in files}:
+        fsync_path(folder)
+
+
+def fsync_path(path: Path) -> None:
+    """fsync a file, or a folder's entries if its file system supports that."""
+    # fsync writes all of a file's pages, also those written through another descriptor. Without it some file
+    # systems store a rename before the content, and a power loss leaves an empty file.
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in WITHOUT_FOLDER_FSYNC):
+            # fsync reports a full disk or quota of some network file systems, and names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager
@@ -115,3 +258,134 @@ def read_json(path: Path) -> dict[str, Any] | None:
             f"{path}: got {type(content).__name__}, expected a JSON object. Delete the file and run again."
         )
     return content
+
+
+class LockedFile(io.BufferedRandom):
+    """A file opened for reading and writing, locked until it is closed or the process ends."""
+
+    owner: OwnerFile | None = None
+
+    def close(self) -> None:
+        """Close the file and release the lock. A second call does nothing."""
+        try:
+            super().close()  # first: it writes what is buffered
+        finally:
+            if self.owner is not None:
+                self.owner.release()
+
+
+def open_locked(path: Path, wait_s: float = 0.0, watch: bool = True) -> LockedFile:
+    """Open a file for reading and writing, created if missing, and lock it.
+
+    watch   if only a heartbeat can show whether the owner is alive, wait for one, up to `WATCH_S`
+
+    Raises LockedError if another process still has the lock after `wait_s`.
+    """
+    # O_CREAT without O_TRUNC: before the lock is granted the content is that of another process
+    descriptor, owner = _open_and_lock(path, os.O_RDWR | os.O_CREAT, wait_s, watch)
+    file = LockedFile(io.FileIO(descriptor, "r+"))
+    file.owner = owner
+    return file
+
+
+def acquire_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> LockedFile | None:
+    """Lock a file as `open_locked` does. Return None if another process has the lock."""
+    try:
+        return open_locked(path, wait_s, watch)
+    except LockedError:
+        return None
+
+
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Lock `path` for a `with` block. Wait without limit for another process to release it."""
+    lock = None
+    while lock is None:
+        lock = acquire_lock(path, wait_s=POLL_S)
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def open_exclusive(path: Path, name: Path | None = None) -> LockedFile:
+    """Open a file, created if missing, and lock it for this process until it is closed.
+
+    Raises ValueError, with `name` in the message, if another process has the lock.
+    """
+    try:
+        return open_locked(path)
+    except LockedError as error:
+        raise ValueError(
+            f"{name or path}: in use by {error.holder}. Wait until it has ended, or choose another name."
+        ) from None
+
+
+def _open_and_lock(
+    path: Path, flags: int, wait_s: float = 0.0, watch: bool = True
+) -> tuple[int, OwnerFile | None]:
+    """Open and lock a file or folder. Return its descriptor and its owner file, for `_close_lock`."""
+    end = time.monotonic() + wait_s
+    while True:
+        descriptor, owner = os.open(path, flags | os.O_CLOEXEC, 0o666), None
+        try:
+            owner = _lock_descriptor(descriptor, path, end, watch)
+            # The lock belongs to an inode. If the previous owner renamed or removed the file before this lock
+            # was granted, the path now names another inode or none: release the lock and retry.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return descriptor, owner
+        except BaseException:
+            _close_lock(descriptor, owner)
+            raise
+        _close_lock(descriptor, owner)
+
+
+def _close_lock(descriptor: int, owner: OwnerFile | None) -> None:
+    if owner is not None:
+        owner.release()
+    os.close(descriptor)
+
+
+def _lock_descriptor(descriptor: int, path: Path, end: float, watch: bool) -> OwnerFile | None:
+    """Lock an open file at `path`. Raises LockedError if another process has the lock at the time `end`."""
+    while True:
+        try:
+            return _try_lock(descriptor, path)
+        except LockedError as error:
+            # An undecided lock is watched past `end`. After WATCH_S without a heartbeat it is taken over, and
+            # after a heartbeat `undecided` is false: the loop ends in both cases.
+            if time.monotonic() >= end and not (watch and error.undecided):
+                raise
+        time.sleep(POLL_S)
+
+
+def _try_lock(descriptor: int, path: Path) -> OwnerFile | None:
+    """Lock once. Return the owner file, or None if the kernel releases the lock with the file."""
+    from filelock import lock_descriptor  # takes 30 ms, and few commands need a lock
+
+    try:
+        # one attempt: filelock's own wait has no limit
+        if lock_descriptor(descriptor, blocking=False):
+            return None
+    except OSError as error:
+        if error.errno not in WITHOUT_FLOCK:
+            raise
+        _warn_once(path, error)
+        return OwnerFile(path)
+    raise LockedError("another process")
+
+
+_warned = False
+
+
+def _warn_once(path: Path, error: OSError) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        log.warning(
+            "%s: the file system has no file locks (%s); using lock files %s instead",
+            path.parent,
+            error.strerror,
+            f"*{OWNER}",
+        )

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron.file_lock import FileLock, acquire_lock
-from megatron.io import read_json, replace_nonfinite, write_atomic
+from megatron.io import LockedFile, acquire_lock, read_json, replace_nonfinite, write_atomic
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
 EXIT, LOCK = "exit.json", ".lock"
@@ -79,10 +78,10 @@ def truncate_metrics(run: Path, step: int) -> None:
     write_atomic(run / METRICS, "".join(line + "\n" for line in lines))
 
 
-def lock_run(run: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
+def lock_run(run: Path, wait_s: float = 0.0, watch: bool = True) -> LockedFile | None:
     """Lock a run for this process until the returned lock is closed; None if another process trains it.
 
-    The lock ends with the process in any case. Arguments as in `file_lock.acquire_lock`.
+    The lock ends with the process in any case. Arguments as in `io.acquire_lock`.
     """
     # The lock is on a file of its own, since files of the run are replaced by renames, and a lock belongs to
     # an inode.

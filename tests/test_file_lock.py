@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron import file_lock
-from megatron.file_lock import open_exclusive
+from megatron import owner_file
+from megatron.io import acquire_lock, open_exclusive, wait_for_lock
 from megatron.run_dir import LOCK, lock_run
 
 HOLDER_CODE = (
@@ -23,7 +23,7 @@ HOLDER_CODE = (
     "from pathlib import Path\n"
     "def refuse(*_): raise OSError({number}, os.strerror({number}))\n"
     "if {number}: fcntl.flock = refuse\n"
-    "from megatron.file_lock import acquire_lock\n"
+    "from megatron.io import acquire_lock\n"
     "lock = acquire_lock(Path({path!r}))\n"
     "print('locked' if lock else 'refused', flush=True)\n"
     "time.sleep({seconds}) if lock else None\n"
@@ -78,11 +78,11 @@ def test_a_second_process_is_refused_and_a_killed_owner_is_replaced_at_once(tmp_
     holder = hold(path, number)
     assert holder.first == "locked"
     assert hold(path, number).first == "refused"
-    assert file_lock.acquire_lock(path) is None
+    assert acquire_lock(path) is None
     holder.send_signal(signal.SIGKILL)
     holder.wait(60)
     started = time.monotonic()
-    lock = file_lock.acquire_lock(path)
+    lock = acquire_lock(path)
     assert lock is not None
     assert time.monotonic() - started < 5
     lock.close()
@@ -92,8 +92,8 @@ def test_a_second_process_is_refused_and_a_killed_owner_is_replaced_at_once(tmp_
 
 def test_the_lock_ends_with_close_and_with_the_process(tmp_path, number, hold) -> None:
     path = tmp_path / ".lock"
-    first = file_lock.acquire_lock(path)
-    assert first is not None and file_lock.acquire_lock(path) is None
+    first = acquire_lock(path)
+    assert first is not None and acquire_lock(path) is None
     first.close()
     assert hold(path, number, seconds=0).wait(60) == 0
     assert hold(path, number).first == "locked"
@@ -101,12 +101,12 @@ def test_the_lock_ends_with_close_and_with_the_process(tmp_path, number, hold) -
 
 def test_a_waiting_process_gets_the_released_lock(tmp_path, number) -> None:
     path = tmp_path / ".lock"
-    lock = file_lock.acquire_lock(path)
+    lock = acquire_lock(path)
     threading.Timer(0.5, lock.close).start()
     started = time.monotonic()
-    with file_lock.wait_for_lock(path):
+    with wait_for_lock(path):
         assert 0.3 < time.monotonic() - started < 30
-        assert file_lock.acquire_lock(path, wait_s=0.2) is None
+        assert acquire_lock(path, wait_s=0.2) is None
 
 
 def test_the_error_names_the_owner_if_it_is_recorded(tmp_path, monkeypatch) -> None:
@@ -128,9 +128,9 @@ def test_another_file_system_error_is_raised(tmp_path, monkeypatch) -> None:
 
 def write_foreign_record(path: Path, **changes: object) -> Path:
     """Write the lock file of a process of another machine."""
-    owner = path.with_name(path.name + file_lock.OWNER)
+    owner = path.with_name(path.name + owner_file.OWNER)
     record = {
-        **file_lock._process_record(),
+        **owner_file._process_record(),
         "host": "elsewhere",
         "machine": "another",
         "token": "theirs",
@@ -142,12 +142,12 @@ def write_foreign_record(path: Path, **changes: object) -> Path:
 
 def test_a_remote_process_without_heartbeat_is_treated_as_dead(tmp_path, monkeypatch) -> None:
     refuse_flock(monkeypatch)
-    monkeypatch.setattr(file_lock, "WATCH_S", 0.6)
+    monkeypatch.setattr(owner_file, "WATCH_S", 0.6)
     owner = write_foreign_record(tmp_path / "x")
     os.utime(owner, (1, 1))  # the clocks of the two machines may differ by years
-    assert file_lock.acquire_lock(tmp_path / "x", watch=False) is None
+    assert acquire_lock(tmp_path / "x", watch=False) is None
     started = time.monotonic()
-    lock = file_lock.acquire_lock(tmp_path / "x")
+    lock = acquire_lock(tmp_path / "x")
     assert lock is not None and time.monotonic() - started > 0.4
     assert json.loads(owner.read_text())["pid"] == os.getpid()
     lock.close()
@@ -156,21 +156,21 @@ def test_a_remote_process_without_heartbeat_is_treated_as_dead(tmp_path, monkeyp
 
 def test_a_remote_process_with_a_heartbeat_keeps_its_lock(tmp_path, monkeypatch) -> None:
     refuse_flock(monkeypatch)
-    monkeypatch.setattr(file_lock, "WATCH_S", 30.0)
+    monkeypatch.setattr(owner_file, "WATCH_S", 30.0)
     owner = write_foreign_record(tmp_path / "x")
     threading.Timer(0.5, lambda: os.utime(owner, (5, 5))).start()
     started = time.monotonic()
-    assert file_lock.acquire_lock(tmp_path / "x") is None
+    assert acquire_lock(tmp_path / "x") is None
     assert time.monotonic() - started < 10
     assert json.loads(owner.read_text())["token"] == "theirs"
 
 
 def test_the_owner_of_a_lock_file_touches_it(tmp_path, monkeypatch) -> None:
     refuse_flock(monkeypatch)
-    monkeypatch.setattr(file_lock, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(file_lock, "_heartbeat", file_lock._Heartbeat())
-    lock = file_lock.acquire_lock(tmp_path / "x")
-    owner = tmp_path / f"x{file_lock.OWNER}"
+    monkeypatch.setattr(owner_file, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(owner_file, "_heartbeat", owner_file._Heartbeat())
+    lock = acquire_lock(tmp_path / "x")
+    owner = tmp_path / f"x{owner_file.OWNER}"
     os.utime(owner, (1, 1))
     end = time.monotonic() + 30
     while owner.stat().st_mtime == 1:
@@ -182,21 +182,21 @@ def test_the_owner_of_a_lock_file_touches_it(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\x00\xff"])
 def test_an_unreadable_lock_file_is_treated_like_a_remote_one(tmp_path, monkeypatch, content) -> None:
     refuse_flock(monkeypatch)
-    monkeypatch.setattr(file_lock, "WATCH_S", 0.3)
-    (tmp_path / f"x{file_lock.OWNER}").write_text(content)
-    assert file_lock.acquire_lock(tmp_path / "x", watch=False) is None
-    lock = file_lock.acquire_lock(tmp_path / "x")
+    monkeypatch.setattr(owner_file, "WATCH_S", 0.3)
+    (tmp_path / f"x{owner_file.OWNER}").write_text(content)
+    assert acquire_lock(tmp_path / "x", watch=False) is None
+    lock = acquire_lock(tmp_path / "x")
     assert lock is not None
     lock.close()
 
 
 def test_a_reused_process_id_is_not_the_dead_owner(tmp_path, monkeypatch) -> None:
     refuse_flock(monkeypatch)
-    current = file_lock._process_record()
+    current = owner_file._process_record()
     write_foreign_record(
         tmp_path / "x", machine=current["machine"], pid=1, started="before the machine was on"
     )
-    lock = file_lock.acquire_lock(tmp_path / "x")
+    lock = acquire_lock(tmp_path / "x")
     assert lock is not None
     lock.close()
 
@@ -210,7 +210,7 @@ def test_concurrent_processes_never_have_the_lock_together(tmp_path, monkeypatch
         "def refuse(*_): raise OSError(38, 'Function not implemented')\n"
         "fcntl.flock = refuse\n"
         f"os.link = os.link if {links} else lambda *_: (_ for _ in ()).throw(OSError(1, 'no links'))\n"
-        "from megatron.file_lock import wait_for_lock\n"
+        "from megatron.io import wait_for_lock\n"
         "folder = Path(sys.argv[1])\n"
         "for _ in range(20):\n"
         "    with wait_for_lock(folder / 'x'):\n"
@@ -218,7 +218,7 @@ def test_concurrent_processes_never_have_the_lock_together(tmp_path, monkeypatch
         "        time.sleep(0.002)\n"
         "        (folder / 'n').write_text(str(n + 1))\n"
     )
-    write_foreign_record(tmp_path / "x", machine=file_lock._process_record()["machine"], pid=2**22 + 1)
+    write_foreign_record(tmp_path / "x", machine=owner_file._process_record()["machine"], pid=2**22 + 1)
     (tmp_path / "n").write_text("0")
     words = [sys.executable, "-c", code, str(tmp_path)]
     several = [subprocess.Popen(words, cwd=root, stderr=subprocess.PIPE, text=True) for _ in range(4)]

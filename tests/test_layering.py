@@ -1,6 +1,8 @@
 """Import order of the packages, read from the syntax trees."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"
 
 LAYER = {
-    "io": 0, "file_lock": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
+    "io": 0, "owner_file": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
     "processes": 0, "rank_env": 0,
     "revision": 0, "run_dir": 0, "terminal": 0, "console": 0,
     "plan": 1,
@@ -96,6 +98,18 @@ def test_a_heavy_library_is_imported_in_one_place_and_only_when_used(library: st
     ]
     assert len({path for path, _ in importers}) <= HEAVY[library], importers
     assert not [path for path, top in importers if top], f"{library} is imported at module scope"
+
+
+def test_laws_load_only_numpy_scipy_and_the_ground() -> None:
+    modules = [f"megatron.laws.{path.stem}" for path in sorted(PACKAGE.glob("laws/[a-z]*.py"))]
+    code = f"import sys, {', '.join(['megatron.laws', *modules])}; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = loaded.stdout.split()
+    ours = {name for name in names if name.startswith("megatron.") and not name.startswith("megatron.laws")}
+    assert ours <= {"megatron.io", "megatron.log", "megatron.owner_file"}  # the last one is a part of `io`
+    assert not {"torch", "pandas", "pyarrow", "yaml", "omegaconf", "pydantic"} & set(names)
 
 
 def test_no_module_imports_tools() -> None:

@@ -17,7 +17,6 @@ FILES = {
 META = "meta.json"
 METADATA = ".metadata"  # the index of torch's distributed checkpoint
 RESTORE = "restore it from a copy, or delete the checkpoint"
-PARTIAL = ".partial"  # suffix of a folder while it is being written
 NAME = re.compile(r"(?P<prefix>.+)\.(?P<timestamp>\d{8}-\d{6}-\d{6})(?P<preempt>\.preempt)?")
 META_CHECKSUM = "sha256"  # key of meta.json: sha256 of all its other keys
 
@@ -97,6 +96,12 @@ def read_meta_json(path: Path) -> dict[str, Any]:
     if not is_own:
         raise ValueError(f"{file}: got content that does not match its checksum; {RESTORE}")
     return meta
+
+
+def compute_sha256(path: Path) -> str:
+    """Return the sha256 of a file's content as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def compute_meta_checksum(meta: dict[str, Any]) -> str:

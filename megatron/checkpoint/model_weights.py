@@ -10,10 +10,18 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from megatron.checkpoint import store
-from megatron.checkpoint.folder import atomic_folder, compute_sha256
-from megatron.checkpoint.layout import FILES, META, RESTORE, CheckpointInfo, find_checkpoints, read_meta_json
+from megatron.checkpoint.layout import (
+    FILES,
+    META,
+    RESTORE,
+    CheckpointInfo,
+    compute_sha256,
+    find_checkpoints,
+    read_meta_json,
+)
 from megatron.checkpoint.torch_file import load_torch_file
 from megatron.config.schema import ModelConfig
+from megatron.io import atomic_folder
 from megatron.log import get_logger
 from megatron.model.gpt import Gpt
 from megatron.plan.datapaths import read_corpora, read_sidecar
@@ -85,7 +93,7 @@ def save_weights(weights: Weights, folder: Path) -> None:
     """Write a checkpoint of weights only, for `checkpoint.init_from`, scoring and generation.
 
     meta.json has the same structure as in a run's checkpoint. START_FILE is a configuration for
-    tools/pretrain.py. Raises ValueError if the folder exists.
+    tools/pretrain.py. Raises FileExistsError if the folder exists.
     """
     with atomic_folder(folder) as partial:
         path = partial / FILES["model"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from megatron.checkpoint import sharded, store
-from megatron.checkpoint.folder import open_partial_folder
 from megatron.checkpoint.layout import FILES
+from megatron.io import atomic_folder
 
 
 def reshard_to_full(src: Path, dst: Path) -> None:
@@ -14,22 +14,22 @@ def reshard_to_full(src: Path, dst: Path) -> None:
     """
     meta = _verify_layout(src, expected="sharded")
     parts = store.read_parts(src, meta)
-    with open_partial_folder(dst) as partial:
+    with atomic_folder(dst) as partial:
         store.write_parts(partial, parts, tuple(FILES))
-        store.commit_checkpoint(partial, dst, {**_drop_file_records(meta), "state_dict_type": "full"})
+        store.write_meta(partial, {**_drop_file_records(meta), "state_dict_type": "full"})
 
 
 def reshard_to_sharded(src: Path, dst: Path) -> None:
     """Convert the full checkpoint `src` to the sharded checkpoint `dst`. Errors as in `reshard_to_full`."""
     meta = _verify_layout(src, expected="full")
     parts = store.read_parts(src, meta)
-    with open_partial_folder(dst) as partial:
+    with atomic_folder(dst) as partial:
         # DCP stores tensors only: the other optimizer values move to part `iter`
         # read_parts restores these to part `optim` when it loads the sharded layout
         parts["iter"]["engine"] = {key: value for key, value in parts["optim"].items() if key != "state"}
         store.write_parts(partial, parts, store.SHARED_PARTS)
         sharded.write_sharded(partial, parts)
-        store.commit_checkpoint(partial, dst, {**_drop_file_records(meta), "state_dict_type": "sharded"})
+        store.write_meta(partial, {**_drop_file_records(meta), "state_dict_type": "sharded"})
 
 
 def _verify_layout(src: Path, expected: str) -> dict:

@@ -7,22 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.folder import compute_sha256, fsync_path
 from megatron.checkpoint.layout import (
     FILES,
     META,
     META_CHECKSUM,
     METADATA,
     NAME,
-    PARTIAL,
     RESTORE,
     CheckpointInfo,
     compute_meta_checksum,
+    compute_sha256,
     find_checkpoints,
     new_checkpoint_name,
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
+from megatron.io import OWNER, PARTIAL, atomic_folder, commit_folder
 from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS
 
@@ -45,23 +45,9 @@ def save_checkpoint(
 
 def save_checkpoint_as(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
     """Save a checkpoint under a given path. See `save_checkpoint`."""
-    partial = create_partial_folder(final)
-    try:
+    with atomic_folder(final) as partial:
         write_parts(partial, parts, tuple(FILES))
-        commit_checkpoint(partial, final, {**meta, "state_dict_type": "full"})
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def create_partial_folder(final: Path) -> Path:
-    """Create an empty folder next to its final path. Raises OSError if either path exists."""
-    if final.exists():
-        raise FileExistsError(f"{final}: already exists; choose another name")
-    partial = final.with_name(final.name + PARTIAL)
-    # no exist_ok: two writers of one name must not mix their files
-    partial.mkdir(parents=True)
-    return partial
+        write_meta(partial, {**meta, "state_dict_type": "full"})
 
 
 def write_parts(partial: Path, parts: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -71,7 +57,13 @@ def write_parts(partial: Path, parts: dict[str, Any], names: tuple[str, ...]) ->
 
 
 def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
-    """Write meta.json with the checksums of all files, fsync everything, then rename the folder."""
+    """Write meta.json, fsync everything, then rename the folder."""
+    write_meta(partial, meta)
+    commit_folder(partial, final)
+
+
+def write_meta(partial: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with the checksums of all files of a checkpoint."""
     # The checksums are of the files as written, not of the tensors in memory: they detect every later change,
     # but not a tensor that was wrong before it was saved.
     written = sorted(partial.iterdir())
@@ -84,14 +76,6 @@ def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
     meta = {**meta, "files": files}
     # meta.json is not in its own `files`; it has a checksum of its other keys instead
     (partial / META).write_text(json.dumps({**meta, META_CHECKSUM: compute_meta_checksum(meta)}, indent=1))
-    # File contents and directory entries must be on disk before the rename makes the checkpoint visible:
-    # after a power loss a folder with its final name is then complete.
-    for path in partial.iterdir():
-        fsync_path(path)
-    fsync_path(partial)
-    partial.rename(final)
-    # the rename is an entry of the parent folder; without this fsync a power loss may undo it
-    fsync_path(final.parent)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -253,6 +237,8 @@ def _remove_interrupted(directory: Path, prefix: str) -> None:
             match = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
             if match and match["prefix"] == prefix:
                 shutil.rmtree(leftover, ignore_errors=True)
+                # its lock, on a file system without flock
+                leftover.with_name(leftover.name + OWNER).unlink(missing_ok=True)
 
 
 def _is_retained(info: CheckpointInfo, keep_every: int | None, keep_at: Sequence[int]) -> bool:

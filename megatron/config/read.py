@@ -31,6 +31,7 @@ from megatron.config.yaml_file import (
     parse_override,
     read_yaml,
 )
+from megatron.io import write_atomic
 from megatron.plan.datapaths import SYNTHETIC, read_corpora, read_sidecar
 from megatron.plan.mixture_use import read_resolved
 
@@ -197,8 +198,8 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 
 def write_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration as YAML."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config_to_dict(config))))
+    """Write the resolved configuration as YAML, atomically."""
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config_to_dict(config))))
 
 
 def _read_vocab_size(prefix: str | None) -> int:

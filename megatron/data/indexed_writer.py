@@ -5,7 +5,6 @@ Lengths are spooled to disk beside the tokens, so that memory does not grow with
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +15,8 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION
-from megatron.file_lock import open_exclusive
+from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
-PARTIAL_SUFFIX = ".partial"
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
 MAX_COUNTED_IDS = (
@@ -185,7 +183,7 @@ class IndexedWriter:
         _csrc.count_ids(ids, self._counts)
 
     def _partial_path(self, suffix: str) -> Path:
-        return self.scratch / (self.prefix.name + suffix + PARTIAL_SUFFIX)
+        return self.scratch / (self.prefix.name + suffix + PARTIAL)
 
     def prepare(self) -> None:
         """Write and fsync all partial files, so that only the renames remain. A second call does nothing."""
@@ -214,8 +212,7 @@ class IndexedWriter:
         self._partial_path(".json").write_text(json.dumps(sidecar, indent=1) + "\n")
         self._bin.flush()
         for suffix in DATASET_SUFFIXES:
-            with self._partial_path(suffix).open("rb") as file:
-                os.fsync(file.fileno())
+            fsync_path(self._partial_path(suffix))
         self._is_prepared = True
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
@@ -247,17 +244,9 @@ class IndexedWriter:
 
 def publish_dataset(prefix: Path, scratch: Path) -> None:
     """Rename the partial files of a prepared dataset to their final names; safe to repeat after a kill."""
-    final = {suffix: prefix.with_name(prefix.name + suffix) for suffix in DATASET_SUFFIXES}
-    partial = {suffix: scratch / (prefix.name + suffix + PARTIAL_SUFFIX) for suffix in DATASET_SUFFIXES}
-    # The .bin is renamed first. If its partial file is gone, an earlier call was killed after that rename:
-    # the final .bin is the new one and must not be deleted.
-    if partial[".bin"].exists():
-        # Delete an older dataset first, data last: a kill must not leave new tokens with an old index.
-        for suffix in reversed(DATASET_SUFFIXES):
-            final[suffix].unlink(missing_ok=True)
-    for suffix in DATASET_SUFFIXES:
-        if partial[suffix].exists():
-            partial[suffix].rename(final[suffix])
+    # an older dataset is deleted first: a kill must not leave new tokens with an old index
+    names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
+    publish_files([(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names])
 
 
 def unigram_entropy(counts: np.ndarray) -> float | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.convert.huggingface import CONFIG_FILE as HUGGINGFACE
-from megatron.checkpoint.layout import META, PARTIAL, find_checkpoints
-from megatron.io import read_json
+from megatron.checkpoint.layout import META, find_checkpoints
+from megatron.io import PARTIAL, read_json
 from megatron.run_dir import CHECKPOINTS
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.file_lock import LockedError, lock_descriptor
-from megatron.io import read_json, write_json
+from megatron.io import LockedError, fsync_path, open_locked, read_json, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import WeightLog, WeightRule
 from megatron.mixture.chunk import Position, quantize_weights
@@ -42,18 +41,17 @@ class Journal:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        # Unbuffered: bytes of a failed write must not be written later.
-        # Append mode: every write is at the end of the file, wherever `_read_lines` has moved the position.
-        self._file = path.open("a+b", buffering=0)
         try:
             # before the first read, so that no other process can add a line after it
-            self._owner = lock_descriptor(self._file.fileno(), path)
+            self._file_lock = open_locked(path)
         except LockedError as error:
-            self._file.close()
             raise ValueError(
                 f"{path}: {error.holder} has locked this log. Read from it (tools/mixture_server.py), "
                 "or use another run name."
             ) from error
+        # Unbuffered: bytes of a failed write must not be written later.
+        # Append mode: every write is at the end of the file, wherever `_read_lines` has moved the position.
+        self._file = path.open("a+b", buffering=0)
         self._lock, self._n_bytes = threading.Lock(), 0
         try:
             self.lines = list(self._read_lines())
@@ -63,6 +61,7 @@ class Journal:
                 # empty, and the next open repeats this. A new log must not be combined with an old rule.
                 path.with_name(path.name + RULE_SUFFIX).unlink(missing_ok=True)
                 self.add(head)
+                fsync_path(path.parent)  # of a new log, whose name must survive a crash as well
             # through JSON, which makes lists of tuples as in the stored line
             elif self.lines[0] != json.loads(json.dumps(head)):
                 raise ValueError(f"{path}: is the log of other documents or settings. Use another run name.")
@@ -97,9 +96,8 @@ class Journal:
     def close(self) -> None:
         """Release the lock and close the file."""
         with self._lock:
-            if self._owner is not None:
-                self._owner.release()
             self._file.close()
+            self._file_lock.close()
 
     def _read_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the complete lines.

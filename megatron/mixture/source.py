@@ -20,7 +20,7 @@ from megatron.mixture.chunk import ChunkUnits, Position, UnitOrder
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.lru_cache import LruCache
 from megatron.mixture.spec import DOCUMENTS, build_step_weights, read_spec
-from megatron.plan.mixture_use import mixture_folder, read_resolved
+from megatron.plan.mixture_use import RESOLVED, mixture_folder, read_resolved
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time
@@ -164,6 +164,12 @@ class MixtureSamples(SampleSource):
         spec, resolved = read_spec(path), read_resolved(path)
         result = QueryResult.load(mixture_folder(path) / DOCUMENTS)
         self.identity = resolved.identity
+        # None: prepared by an older version
+        if result.mixture not in (None, resolved.identity):
+            raise ValueError(
+                f"{mixture_folder(path) / DOCUMENTS}: got documents of another preparation than {RESOLVED}. "
+                f"Run tools/prepare_mixture.py {path}."
+            )
         for file in result.files:
             if file.path.endswith(".bin"):
                 file.check_unchanged()

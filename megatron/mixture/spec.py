@@ -16,9 +16,8 @@ tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized alr
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ import numpy as np
 
 from megatron.config.yaml_file import read_yaml
 from megatron.data.indexed import IndexedTokens
-from megatron.file_lock import wait_for_lock
-from megatron.io import write_json
+from megatron.io import open_partial_folder, publish_files, wait_for_lock, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
 from megatron.mixture.catalog.catalog import Catalog
@@ -109,7 +107,7 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
     folder = mixture_folder(path)
     folder.mkdir(parents=True, exist_ok=True)
     # only one process prepares; the others wait and find the result
-    with _lock_folder(folder):
+    with wait_for_lock(folder / ".lock"):
         with Catalog(spec.catalog, read_only=True) as catalog:
             result = spec.make_query().run(catalog, spec.by)
             result.warn_missing_checksums(spec.catalog)
@@ -123,15 +121,10 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
         # changes with the documents, the specification, or the tokenizer
         sums = [result.compute_identity(), spec.compute_sha256(), tokenizer.get("sha256")]
         identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
-        if (folder / RESOLVED).is_file() and read_resolved(path).identity == identity:
-            return read_resolved(path)
-        result.save(folder / DOCUMENTS)
-        tokens = count_domain_tokens(result, prefixes)
-        weights = compute_first_weights(spec, result, tokens)
-        # last, because a folder without it counts as not prepared
-        write_json(
-            folder / RESOLVED,
-            {
+        if not _is_prepared(path, identity, sums[0]):
+            tokens = count_domain_tokens(result, prefixes)
+            weights = compute_first_weights(spec, result, tokens)
+            resolved = {
                 "identity": identity,
                 "tokenizer": tokenizer,
                 "domains": list(result.names),
@@ -139,9 +132,27 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
                 "tokens": tokens.tolist(),
                 "weights": weights.tolist(),
                 "pairs": prefixes,
-            },
-        )
+            }
+            with open_partial_folder(folder / "prepared") as partial:
+                replace(result, mixture=identity).save(partial / DOCUMENTS)
+                write_json(partial / RESOLVED, resolved)
+                # RESOLVED last, because a folder without it counts as not prepared
+                publish_files([(partial / name, folder / name) for name in (DOCUMENTS, RESOLVED)])
     return read_resolved(path)
+
+
+def _is_prepared(path: str | Path, identity: str, documents_identity: str) -> bool:
+    """Return whether both files of a prepared mixture are those of this identity.
+
+    Older versions replaced them one after the other, so that a kill could leave documents of another mixture.
+    """
+    folder = mixture_folder(path)
+    if not (folder / RESOLVED).is_file() or read_resolved(path).identity != identity:
+        return False
+    try:
+        return QueryResult.load(folder / DOCUMENTS).compute_identity() == documents_identity
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def compute_first_weights(spec: MixtureSpec, result: QueryResult, tokens: np.ndarray) -> np.ndarray:
@@ -325,12 +336,6 @@ def _check_tokenizer(prefixes: Sequence[str]) -> dict[str, Any]:
     for warning in compare_eods(prefixes, allow_mixed=True):
         log.warning("%s", warning)
     return tokenizer
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    with wait_for_lock(folder / ".lock"):
-        yield
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megatron.file_lock import wait_for_lock
+from megatron.io import wait_for_lock
 from megatron.laws.compute_law import ComputeLaw, Optimum
 from megatron.revision import code_revision
 from megatron.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from megatron.command import STOPPED
-from megatron.file_lock import wait_for_lock
-from megatron.io import read_json
+from megatron.io import read_json, wait_for_lock
 from megatron.run_dir import LOCK, RESULT, is_done
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_study
 from megatron.study.launchers.launch import Job, Launcher

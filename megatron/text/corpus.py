@@ -4,14 +4,13 @@ import glob
 import multiprocessing
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from megatron.io import read_json, write_json
+from megatron.io import open_partial_folder, publish_files, read_json, write_json
 from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, SplitWriter, is_intact
 from megatron.text.local_text import (
     LOCAL_SOURCES,
@@ -84,7 +83,8 @@ def prepare_corpus(
     up to `max_bytes` and `max_documents`. If this is less than `min_bytes`, documents of the local text are
     added until it is reached. The sha256 of a document's text decides whether it is held out. So the split
     needs no list, and exact copies, which are dropped, could never be on both sides.
-    Raises FileNotFoundError, ConnectionError or ValueError; the folder is then unchanged.
+    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the corpus;
+    the folder is then unchanged.
     """
     folder = folder.resolve()
     limits = CorpusLimits(max_bytes, max_documents, min_bytes, held_out_share)
@@ -97,20 +97,13 @@ def prepare_corpus(
     existing = read_json(folder / META_FILE)
     if existing is not None and existing.get("asked") == request and is_intact(folder, existing.get("files")):
         return existing, False
-    # beside the folder, on the same file system: a rename there is atomic
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with open_partial_folder(folder, replace=True) as partial:
         content = _write_split(on_disk or _open_hub_source(which), partial, limits)
         write_json(partial / META_FILE, content | {"asked": request})
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / META_FILE).unlink(missing_ok=True)  # first: it lists the hashes of the files replaced below
         # META_FILE last: a folder with it is complete, and a kill before it makes the next call start again
-        for name in ("train.jsonl", "held_out.jsonl", META_FILE):
-            (partial / name).replace(folder / name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        names = ("train.jsonl", "held_out.jsonl", META_FILE)
+        publish_files([(partial / name, folder / name) for name in names])
     return read_json(folder / META_FILE) or {}, True
 
 

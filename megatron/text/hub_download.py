@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.io import atomic_path
 from megatron.terminal import ProgressBar
 
 ENDPOINT = "https://huggingface.co"
@@ -90,24 +91,20 @@ class HubRepository:
     def fetch(self, file: HubFile, target: Path) -> None:
         """Download to `target` atomically; resume from `target`.partial if an earlier call left one.
 
-        Raises ConnectionError, FileNotFoundError, or ValueError if the content differs from the hub's hash.
+        Raises ConnectionError, FileNotFoundError, or ValueError if the content differs from the hub's hash or
+        another process downloads to `target`.
         """
-        partial = target.with_name(target.name + ".partial")
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._download_rest(file, partial)
-        partial.touch()  # an empty file is never requested
-        # parts of several connections, maybe of several calls: only the hash of the whole file shows that
-        # they fit
-        if not _matches_hash(file, partial):
-            # else every later call would resume the same wrong bytes
-            partial.unlink()
-            raise ValueError(
-                f"{self.repo}/{file.path}: got content with another hash than the hub lists. Try again."
-            )
-        # fsync before the rename: after a crash the final name must not refer to incomplete data
-        with partial.open("rb+") as written:
-            os.fsync(written.fileno())
-        partial.rename(target)
+        with atomic_path(target, resume=True) as partial:
+            self._download_rest(file, partial)
+            # parts of several connections, maybe of several calls: only the hash of the whole file shows that
+            # they fit
+            if not _matches_hash(file, partial):
+                # else every later call would resume the same wrong bytes
+                partial.unlink()
+                raise ValueError(
+                    f"{self.repo}/{file.path}: got content with another hash than the hub lists. Try again."
+                )
 
     def _download_rest(self, file: HubFile, partial: Path) -> None:
         """Request the rest of `partial` until it is complete, or until RETRIES attempts return no byte."""

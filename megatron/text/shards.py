@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from megatron.file_lock import OWNER, open_exclusive
-from megatron.io import read_json, write_json
+from megatron.io import OWNER, open_exclusive, read_json, write_atomic, write_json
 from megatron.text.text_readers import STDIN, InputPiece
 
 PLAN_FILE = "plan.json"
@@ -111,11 +110,9 @@ class ShardFolder:
 
     def write_result(self, piece: int, result: PieceResult) -> None:
         """Write the marker of a finished piece, atomically."""
-        partial = self._marker_path(piece).with_suffix(".partial")
-        # No fsync: a kill of the process leaves the page cache intact. After a crash of the system
-        # `read_result` compares the size of the shards.
-        partial.write_text(json.dumps(asdict(result)))
-        partial.rename(self._marker_path(piece))
+        # The shards are not synced, since most are deleted before they reach the disk. After a crash of the
+        # system `read_result` compares their sizes.
+        write_atomic(self._marker_path(piece), json.dumps(asdict(result)))
 
     def read_result(self, piece: int, has_shard: bool = True) -> PieceResult | None:
         """Return the result of a piece, None if it is not finished or its shards are incomplete."""
@@ -134,9 +131,7 @@ class ShardFolder:
 
     def write_join_state(self, state: JoinState) -> None:
         """Write the progress of joining, atomically."""
-        partial = self.folder / f"{JOIN_STATE_FILE}.partial"
-        partial.write_text(json.dumps(asdict(state)))
-        partial.rename(self.folder / JOIN_STATE_FILE)
+        write_atomic(self.folder / JOIN_STATE_FILE, json.dumps(asdict(state)))
 
     def read_join_state(self) -> JoinState | None:
         """Return the progress of joining, None before its first piece."""

@@ -6,7 +6,6 @@ Text stays text: the selected lines are copied unchanged. A subset of a .bin/.id
 import gzip
 import heapq
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from typing import IO, Any
 import numpy as np
 
 from megatron.data.indexed import IndexedTokens, resolve_prefix
-from megatron.data.indexed_writer import PARTIAL_SUFFIX, IndexedWriter
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
 from megatron.terminal import ProgressBar
 from megatron.text.encode_piece import find_damage
@@ -262,7 +262,7 @@ def _sample_documents(source: _InputLines, n: int, seed: int, output: Path) -> I
 
     Documents that are among the lowest n so far are spooled to disk; a heap holds their positions.
     """
-    spool_path = output.with_name(f"{output.name}.spool{PARTIAL_SUFFIX}")
+    spool_path = output.with_name(f"{output.name}.spool{PARTIAL}")
     # Min-heap of (-priority, -number, offset in the spool, size, position). The root is the worst of the best
     # n: highest priority value, and among equal ones the latest document.
     best: list[tuple[int, int, int, int, LinePosition]] = []
@@ -357,17 +357,12 @@ def _check_enough(selection: DocumentSelection, n_documents: int, n_tokens: int,
 def _open_output(path: Path) -> Iterator[IO[bytes]]:
     """Open an output that is renamed to its name at a normal exit; the suffix selects the compression."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        with partial.open("wb") as file:
-            with _open_compressor(path, file) as compressed:
-                yield compressed
-            file.flush()
-            # before the rename: after a crash of the system the final name must not refer to incomplete data
-            os.fsync(file.fileno())
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        atomic_path(path, exclusive=True) as partial,
+        partial.open("wb") as file,
+        _open_compressor(path, file) as compressed,
+    ):
+        yield compressed
 
 
 @contextmanager

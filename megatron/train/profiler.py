@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from megatron.io import write_atomic
+from megatron.io import atomic_path, write_atomic
 from megatron.log import get_logger
 from megatron.parallel.world import World
 from megatron.run_dir import PROFILE
@@ -50,10 +50,9 @@ class ProfileWindow:
         self.profiler.stop()
         self.folder.mkdir(exist_ok=True)
         trace = self.folder / f"steps_{self.first}-{step}.json.gz"
-        partial = trace.with_name(f"partial.{trace.name}")  # torch compresses by the suffix of the name
-        self.profiler.export_chrome_trace(str(partial))
-        # a trace with its final name is complete
-        partial.rename(trace)
+        # torch compresses by the suffix of the name
+        with atomic_path(trace, partial_name=f"partial.{trace.name}") as partial:
+            self.profiler.export_chrome_trace(str(partial))
         by = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         table = self.profiler.key_averages().table(sort_by=by, row_limit=N_ROWS)
         write_atomic(trace.with_name(f"steps_{self.first}-{step}.txt"), table + "\n")

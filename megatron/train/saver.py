@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron.checkpoint import layout, store
 from megatron.config.read import config_to_dict
-from megatron.io import DISK_FULL_ERRNOS
+from megatron.io import DISK_FULL_ERRNOS, PARTIAL, create_partial_folder
 from megatron.parallel.collectives import any_rank, broadcast_string
 from megatron.parallel.watchdog import mark_phase, wait_for_rank_0
 from megatron.revision import code_revision
@@ -95,14 +95,14 @@ class Saver:
     def _save_sharded(self, state: TrainState, final: Path) -> Path:
         error: OSError | None = None
         state_dict = self.run.engine.sharded_state()
-        partial = final.with_name(final.name + layout.PARTIAL)
+        partial = final.with_name(final.name + PARTIAL)
         if self.run.world.is_first:
             small = _build_small_parts(self.run, state)
             small["iter"]["engine"] = {
                 key: value for key, value in state_dict["optim"].items() if key != "state"
             }
             try:
-                store.create_partial_folder(final)
+                create_partial_folder(final)
                 store.write_parts(partial, small, store.SHARED_PARTS)
             except OSError as failed:
                 shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Folders whose writer is killed, and folders with two writers at once."""
+"""Converted checkpoints whose writer is killed, or that have two writers at once."""
 
 import os
 import signal
@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, reshard, store
-from megatron.checkpoint.folder import atomic_folder, open_partial_folder
 
 WRITER = """
 import sys
 from pathlib import Path
-from megatron.checkpoint.folder import atomic_folder
+from megatron.io import atomic_folder
 with atomic_folder(Path(sys.argv[1])) as partial:
     (partial / "deep").mkdir()
     (partial / "deep" / "half").write_text("half")
@@ -43,17 +42,13 @@ def start_writer(root: Path, target: Path) -> "subprocess.Popen[str]":
 
 
 def test_leftovers_of_a_killed_writer_are_replaced(root: Path, full: Path, tmp_path: Path) -> None:
-    for name in ("sharded", "full", "folder"):
+    for name in ("sharded", "full"):
         with start_writer(root, tmp_path / name) as writer:
             writer.send_signal(signal.SIGKILL)
         assert (tmp_path / f"{name}.partial" / "deep" / "half").is_file()
     reshard.reshard_to_sharded(full, tmp_path / "sharded")
     reshard.reshard_to_full(tmp_path / "sharded", tmp_path / "full")
     assert torch.equal(store.load_checkpoint(tmp_path / "full")[0]["model"]["w"], torch.arange(1000))
-    with atomic_folder(tmp_path / "folder") as partial:
-        assert list(partial.iterdir()) == []
-        (partial / "new").touch()
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
     assert not list(tmp_path.glob("*.partial"))
     assert not (tmp_path / "sharded" / "deep").exists()
 
@@ -61,13 +56,12 @@ def test_leftovers_of_a_killed_writer_are_replaced(root: Path, full: Path, tmp_p
 def test_the_folder_of_a_running_writer_is_not_touched(root: Path, full: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     with start_writer(root, target) as writer:
-        for write in (reshard.reshard_to_sharded, lambda _, path: atomic_folder(path).__enter__()):
-            with pytest.raises(ValueError, match="target: got another process writing it"):
-                write(full, target)
+        with pytest.raises(ValueError, match="target: got another process writing it"):
+            reshard.reshard_to_sharded(full, target)
         assert (tmp_path / "target.partial" / "deep" / "half").read_text() == "half"
         writer.communicate("", timeout=60)
     assert writer.returncode == 0
     assert (target / "deep" / "half").is_file() and not (tmp_path / "target.partial").exists()
-    with pytest.raises(FileExistsError, match="already exists"), open_partial_folder(target):
-        pass
+    with pytest.raises(FileExistsError, match="already exists"):
+        reshard.reshard_to_sharded(full, target)
     assert (target / "deep" / "half").is_file()

@@ -11,6 +11,7 @@ import torch
 
 from megatron.checkpoint import layout, sharded, store
 from megatron.checkpoint.model_weights import find_newest_checkpoint
+from megatron.io import PARTIAL, create_partial_folder
 from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}
@@ -74,7 +75,7 @@ def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_interrupted_save_is_not_a_checkpoint_and_is_removed(tmp_path: Path) -> None:
     saved = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
-    leftover = tmp_path / (layout.new_checkpoint_name("run", preempt=False) + layout.PARTIAL)
+    leftover = tmp_path / (layout.new_checkpoint_name("run", preempt=False) + PARTIAL)
     leftover.mkdir()
     assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [saved]
     store.remove_old_checkpoints(tmp_path, "run", keep_last=None)
@@ -82,7 +83,7 @@ def test_an_interrupted_save_is_not_a_checkpoint_and_is_removed(tmp_path: Path) 
 
 
 def test_a_save_of_another_prefix_in_progress_is_not_removed(tmp_path: Path) -> None:
-    writing = tmp_path / (layout.new_checkpoint_name("run-0.1", preempt=False) + layout.PARTIAL)
+    writing = tmp_path / (layout.new_checkpoint_name("run-0.1", preempt=False) + PARTIAL)
     writing.mkdir()
     store.remove_old_checkpoints(tmp_path, "run-0", keep_last=2)
     assert list(tmp_path.iterdir()) == [writing]
@@ -148,7 +149,7 @@ def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
         big = {**make_parts(2), "model": {"tensor": torch.zeros(1 << 20)}}
         with pytest.raises(OSError) as whole:
             store.save_checkpoint(tmp_path, "run", big, META)
-        partial = store.create_partial_folder(tmp_path / "run.20300101-000000-000000")
+        partial = create_partial_folder(tmp_path / "run.20300101-000000-000000")
         with pytest.raises(OSError) as shards:
             sharded.write_sharded(partial, STATE_OF_4_MIB)
     finally:
@@ -158,7 +159,7 @@ def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
     assert store.load_checkpoint(saved)[0]["iter"]["step"] == 1
     # the system's error and file, not the error of torch's writer
     assert whole.value.errno == shards.value.errno == errno.EFBIG
-    assert str(whole.value.filename).endswith(f"{layout.PARTIAL}/{layout.FILES['model']}")
+    assert str(whole.value.filename).endswith(f"{PARTIAL}/{layout.FILES['model']}")
     assert shards.value.filename == str(partial / "__0_0.distcp")
 
 

@@ -24,7 +24,7 @@ from megatron.tokenizer.train_bpe import train_bpe
 CHILD = """
 import sys, time
 from pathlib import Path
-from megatron.data import preprocess as m
+from megatron.text import preprocess as m
 m.PIECE_BYTES = 60_000
 join_ready = m.ShardJoiner.join_ready
 def slow_join(joiner):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.file_lock import OWNER
+from megatron.io import OWNER
 from megatron.run_dir import LOCK, is_done, read_last_metrics, read_metrics
 
 NO_FLOCK = """

@@ -457,3 +457,12 @@ def test_a_server_whose_disk_was_full_resumes_when_there_is_space(follows, start
     assert remote.report(4, *make_loss(4))
     received += read_all(remote, 5, 7)
     assert all(a.equals(b) for a, b in zip(expected, received, strict=True))
+
+
+def test_a_new_log_is_synced_with_the_folder_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").resolve()))
+    Journal(tmp_path / "run.jsonl", {"run": "main"}).close()
+    assert synced == [tmp_path / "run.jsonl", tmp_path]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.io import open_partial_folder
 from megatron.text import corpus
 from megatron.text.corpus import choose_source, prepare_corpus
 from megatron.text.local_text import REASONS, LocalText
@@ -225,3 +226,13 @@ def test_text_that_was_altered_or_deleted_since_is_written_again(tmp_path: Path)
         _, is_new = prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6)
         assert is_new
         assert path.read_bytes() == before
+
+
+def test_a_second_process_with_the_same_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
+    with open_partial_folder(tmp_path / "out", replace=True) as partial:  # as another process that writes it
+        (partial / "train.jsonl").write_text("theirs")
+        with pytest.raises(ValueError, match="out: got another process writing it"):
+            prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6)
+        assert (partial / "train.jsonl").read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

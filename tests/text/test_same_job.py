@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from megatron.data import indexed_writer
-from megatron.file_lock import open_exclusive
+from megatron.io import open_exclusive
 from megatron.text import preprocess as module
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
@@ -137,7 +137,7 @@ def test_a_file_that_its_owner_renames_during_locking_is_not_used(
             target.rename(tmp_path / "x")
         to_rename.clear()
 
-    monkeypatch.setattr("megatron.file_lock.fcntl.flock", rename_first)
+    monkeypatch.setattr("fcntl.flock", rename_first)
     with open_exclusive(path) as file:
         file.write(b"other")
     assert (tmp_path / "x").read_text() == "whole"
@@ -188,7 +188,7 @@ def test_after_a_kill_during_the_final_renames_the_same_call_only_renames(
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from megatron.data import preprocess as m
+from megatron.text import preprocess as m
 m.PIECE_BYTES = 40_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
 m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], m.PreprocessOptions(quiet=True))

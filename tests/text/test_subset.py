@@ -14,6 +14,7 @@ from tokenizers import ByteLevelBPETokenizer
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import find_faults
+from megatron.io import atomic_path
 from megatron.text import subset as module
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.subset import CountingEncoder, DocumentSelection
@@ -318,3 +319,15 @@ def test_an_existing_output_is_not_replaced_without_overwrite(tmp_path: Path) ->
     with pytest.raises(ValueError, match="part.bin: exists already"):
         module.subset_dataset(tmp_path / "pair", tmp_path / "part", DocumentSelection(documents=2))
     assert subset_pair(tmp_path / "pair", tmp_path / "part", DocumentSelection(documents=2)).n_documents == 2
+
+
+def test_a_second_process_with_the_same_output_is_refused(tmp_path: Path) -> None:
+    write_documents(tmp_path / "in.jsonl", 9)
+    out = tmp_path / "out.jsonl"
+    with atomic_path(out, exclusive=True) as partial:  # as another process that writes the subset
+        partial.write_text("theirs")
+        with pytest.raises(ValueError, match=r"out\.jsonl: in use by another process"):
+            subset_text([str(tmp_path / "in.jsonl")], out, DocumentSelection(sample=3))
+        assert partial.read_text() == "theirs"
+    assert out.read_text() == "theirs"
+    assert not list(tmp_path.glob("*.partial"))

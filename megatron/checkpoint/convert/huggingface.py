@@ -21,11 +21,11 @@ from torch import Tensor
 
 from megatron.checkpoint.convert.gpt2_names import BUFFER, export_gpt2_names, import_gpt2_names
 from megatron.checkpoint.convert.redundant_tensors import check_inverse_frequencies, check_tied_head
-from megatron.checkpoint.folder import atomic_folder
 from megatron.checkpoint.model_weights import Weights, clone_if_view
 from megatron.config.hf import GPT2, LLAMA
 from megatron.config.hf_checkpoint import DIFFUSION_TYPE, read_hf_config
 from megatron.config.schema import ModelConfig
+from megatron.io import atomic_folder
 from megatron.log import get_logger
 
 log = get_logger(__name__)

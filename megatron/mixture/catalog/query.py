@@ -8,7 +8,6 @@ corpus.
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.presets import suggest_nearest
-from megatron.data.indexed_writer import PARTIAL_SUFFIX
-from megatron.io import atomic_path
+from megatron.io import atomic_path, wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
 from megatron.mixture.catalog.expression import Condition
@@ -139,18 +137,14 @@ class SourceFile:
             return path
         # a changed file has another name here, so that an old content is never read in its place
         plain = folder / "unpacked" / f"{self.id}-{self.mtime_ns}"
-        if not plain.is_file():
-            plain.parent.mkdir(parents=True, exist_ok=True)
-            # several processes may unpack it
-            partial = plain.with_name(f"{plain.name}.{os.getpid()}{PARTIAL_SUFFIX}")
-            try:
-                with partial.open("wb") as sink:
-                    for block in iter_blocks(path):
-                        sink.write(block)
-                # atomic: other processes see the complete file or none
-                partial.rename(plain)
-            finally:
-                partial.unlink(missing_ok=True)
+        if plain.is_file():
+            return plain
+        plain.parent.mkdir(parents=True, exist_ok=True)
+        # one process unpacks it, and the others wait
+        with wait_for_lock(plain.with_name(plain.name + ".lock")):
+            if not plain.is_file():
+                with atomic_path(plain) as partial, partial.open("wb") as sink:
+                    sink.writelines(iter_blocks(path))
         return plain
 
 
@@ -164,6 +158,7 @@ class QueryResult:
     intervals   Arrow table: domain int32, file int32 (index into `files`), begin and end int64 (rows);
                 sorted by domain, file and row
     n_tokens    tokens of each domain, if they were requested
+    mixture     identity of the prepared mixture that the result was saved for
     """
 
     by: tuple[str, ...]
@@ -171,6 +166,7 @@ class QueryResult:
     files: tuple[SourceFile, ...]
     intervals: Any
     n_tokens: tuple[int, ...] | None = None
+    mixture: str | None = None
 
     def get_column(self, name: str) -> np.ndarray:
         """Return one column of the intervals, without a copy."""
@@ -206,7 +202,7 @@ class QueryResult:
         """Write the result as one Arrow file, atomically."""
         arrow = import_pyarrow()
         meta = {"by": self.by, "domains": self.domains, "files": [vars(file) for file in self.files],
-                "n_tokens": self.n_tokens}  # fmt: skip
+                "n_tokens": self.n_tokens, "mixture": self.mixture}  # fmt: skip
         table = self.intervals.replace_schema_metadata({"mixture": json.dumps(meta, default=str)})
         with (
             atomic_path(path) as partial,
@@ -237,7 +233,8 @@ class QueryResult:
         files = tuple(SourceFile(**file) for file in meta["files"])
         domains = tuple(tuple(values) for values in meta["domains"])
         n_tokens = meta.get("n_tokens") and tuple(meta["n_tokens"])
-        return cls(tuple(meta["by"]), domains, files, table.replace_schema_metadata(None), n_tokens)
+        intervals = table.replace_schema_metadata(None)
+        return cls(tuple(meta["by"]), domains, files, intervals, n_tokens, meta.get("mixture"))
 
     def warn_missing_checksums(self, catalog: Path) -> None:
         """Log a warning if an older catalog has no checksums of files."""

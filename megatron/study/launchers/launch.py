@@ -11,7 +11,7 @@ from megatron.io import write_json
 from megatron.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN, read_last_metrics
 from megatron.study.ladder import PlannedRun
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
 STOP_WAIT_S = 60.0
 

@@ -7,7 +7,7 @@ lock is taken.
 
 from contextlib import suppress
 
-from megatron.file_lock import FileLock, acquire_lock
+from megatron.io import LockedFile, acquire_lock
 from megatron.run_dir import is_done, lock_run
 from megatron.study.ladder import PlannedRun
 
@@ -20,7 +20,7 @@ class RunLocks:
     """Locks that this sweep holds, by run."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, FileLock] = {}
+        self._locks: dict[str, LockedFile] = {}
 
     def acquire(self, run: PlannedRun) -> bool:
         """Lock a run that this process may start now. False if it is done or belongs to another process."""

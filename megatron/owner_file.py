@@ -1,26 +1,28 @@
-"""File locks for runs, studies, datasets and mixture logs.
+"""Locks on file systems without flock: a file that names the process that holds the lock, its owner.
 
-The lock is the kernel's (flock) and ends with the process. Some file systems have no flock (Lustre mounted
-without `flock`, some FUSE and parallel file systems). There a lock is a file `<path>.owner` that names its
-process, the owner. Another process takes the lock over when the owner has ended: at once on the same machine,
-on another machine after `WATCH_S` without a heartbeat. The waiting process measures this time by its own
-monotonic clock, because the clocks of two hosts differ.
+Some file systems have no flock: Lustre mounted without `flock`, some FUSE and parallel file systems.
+`megatron/io.py` then locks `<path>` by creating `<path>.owner`. Another process takes the lock over when the
+owner has ended: at once on the same machine, on another machine after `WATCH_S` without a heartbeat. The
+waiting process measures this time by its own monotonic clock, because the clocks of two hosts differ.
+
+filelock's locks for such file systems (version 4.2.11) do not keep these promises:
+
+* SoftFileLease has a heartbeat and a monotonic watch, but replaces a dead owner only by an exchange of two
+  names (RENAME_EXCHANGE). Where the file system refuses it (NFS, SMB), the lock of a killed process stays.
+* A marker that is empty, after a kill between its creation and its content, stays too.
+* Two machines with the same host name (cloned images) count as one: a live owner is replaced at once.
+* StrictSoftFileLock never replaces a dead owner, and FileLock falls back for ENOSYS only.
 """
 
 import atexit
 import errno
-import fcntl
-import io
 import json
 import os
-import socket
 import threading
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from megatron.log import get_logger
 
@@ -28,10 +30,8 @@ OWNER = ".owner"  # appended to the name of the locked file
 TAKE_OVER = (
     ".takeover"  # appended to the name of the owner file: exists while a process removes a dead owner's file
 )
-UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errno of flock on a file system without locks
 HEARTBEAT_S = 10.0  # seconds between two heartbeats of an owner
 WATCH_S = 60.0  # seconds without a heartbeat after which a remote owner counts as dead
-POLL_S = 0.1
 
 log = get_logger(__name__)
 
@@ -47,150 +47,13 @@ class LockedError(Exception):
         self.holder, self.undecided = holder, undecided
 
 
-class FileLock:
-    """A lock that this process holds until `close` or until the process ends."""
-
-    def __init__(self, file: io.IOBase, owner: "OwnerFile | None") -> None:
-        self._file, self._owner = file, owner
-
-    def close(self) -> None:
-        """Release the lock. A second call does nothing."""
-        if self._owner is not None:
-            self._owner.release()
-        self._file.close()
-
-
-class LockedFile(io.BufferedRandom):
-    """A file opened for reading and writing, locked until it is closed."""
-
-    owner: "OwnerFile | None" = None
-
-    def close(self) -> None:
-        """Close the file and release the lock."""
-        if self.owner is not None:
-            self.owner.release()
-        super().close()
-
-
-def acquire_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> FileLock | None:
-    """Lock `path`, which is created if missing. Return None if another process still has it after `wait_s`.
-
-    watch   if only a heartbeat can show whether the owner is alive, wait for one, up to `WATCH_S`
-    """
-    # append mode: opening must not truncate, the content may belong to the process that has the lock
-    file = path.open("ab")
-    try:
-        return FileLock(file, lock_descriptor(file.fileno(), path, wait_s, watch))
-    except LockedError:
-        file.close()
-        return None
-    except BaseException:
-        file.close()
-        raise
-
-
-@contextmanager
-def wait_for_lock(path: Path) -> Iterator[None]:
-    """Lock `path` for a `with` block. Wait without limit for another process to release it."""
-    lock = None
-    while lock is None:
-        lock = acquire_lock(path, wait_s=POLL_S)
-    try:
-        yield
-    finally:
-        lock.close()
-
-
-def open_locked(path: Path) -> LockedFile:
-    """Open a file for reading and writing, created if missing, and lock it.
-
-    Raises LockedError if another process has the lock.
-    """
-    while True:
-        # O_CREAT without O_TRUNC: before the lock is granted the content is that of another process
-        file = LockedFile(io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+"))
-        try:
-            file.owner = lock_descriptor(file.fileno(), path)
-        except BaseException:
-            file.close()
-            raise
-        # the lock is valid only if `path` still names the locked file
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        # the path is now another file or none: its last owner renamed or deleted it before the lock was free
-        file.close()
-
-
-def open_exclusive(path: Path, name: Path | None = None) -> IO[bytes]:
-    """Open a file, created if missing, and lock it for this process until it is closed.
-
-    Raises ValueError, with `name` in the message, if another process has the lock.
-    """
-    try:
-        return open_locked(path)
-    except LockedError as error:
-        raise ValueError(
-            f"{name or path}: in use by {error.holder}. Wait until it has ended, or choose another name."
-        ) from None
-
-
-def lock_descriptor(
-    descriptor: int, path: Path, wait_s: float = 0.0, watch: bool = True
-) -> "OwnerFile | None":
-    """Lock an open file at `path`.
-
-    Returns the owner file, which must be released before the file is closed, or None if the kernel releases
-    the lock with the file. Raises LockedError if another process still has the lock after `wait_s`.
-    """
-    end = time.monotonic() + wait_s
-    while True:
-        try:
-            return _lock_once(descriptor, path)
-        except LockedError as error:
-            # An undecided lock is watched past `end`. After WATCH_S without a heartbeat it is taken over, and
-            # after a heartbeat `undecided` is false: the loop ends in both cases.
-            if time.monotonic() >= end and not (watch and error.undecided):
-                raise
-        time.sleep(POLL_S)
-
-
-def _lock_once(descriptor: int, path: Path) -> "OwnerFile | None":
-    try:
-        # LOCK_NB: a blocking flock could not be bounded by `wait_s`
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        raise LockedError("another process") from None
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        _warn_once(path, error)
-    return OwnerFile(path)
-
-
-_warned = False
-
-
-def _warn_once(path: Path, error: OSError) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        log.warning(
-            "%s: the file system has no file locks (%s); using lock files %s instead",
-            path.parent,
-            error.strerror,
-            f"*{OWNER}",
-        )
-
-
 class OwnerFile:
     """A lock in the form of a file that names its process. Raises LockedError if a live process has it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + OWNER)
         # the token distinguishes two locks of the same process, and two processes that got the same number
-        self.record = {**_process_record(), "token": uuid.uuid4().hex}
+        self.record = {**_process_record(), "token": os.urandom(16).hex()}
         if not self._create():
             # raises if the owner is alive or undecided; otherwise this process takes the lock over
             record = _read_record(self.path)
@@ -365,7 +228,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _process_record() -> dict[str, Any]:
-    host, machine, namespace = socket.gethostname(), None, None
+    host, machine, namespace = os.uname().nodename, None, None
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")  # each container of a host has its own process numbers
