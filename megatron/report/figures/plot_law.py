@@ -54,13 +54,30 @@ class OptimumPath:
 
 
 def select_law_points(study: Study) -> list[Row]:
-    """Return the finished runs that the law was fitted on, with the fitted columns as `N` and `D`."""
+    """Return the finished runs that the law was fitted on, with the fitted columns as `N` and `D`.
+
+    These are the runs that the law lists, or without a list those of `select_matching_runs`.
+    """
     law = study.law
     if law is None:
         return []
-    columns, filters = law.columns or {}, dict(law.filter or {})
+    rows = select_matching_runs(study)
+    if law.runs:
+        rows = [row for row in study.finished_rows() if row["run"] in set(law.runs)]
+    columns = law.columns or {}
+    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
+    rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]
+    return [row for row in rows if row["N"] and row["D"]]
+
+
+def select_matching_runs(study: Study) -> list[Row]:
+    """Return the finished runs that the law's filter selects, which may have finished after the fit."""
+    law = study.law
+    if law is None:
+        return []
+    filters = dict(law.filter or {})
     most, held_out = filters.pop("max_loss", math.inf), set(law.held_out.get("runs", ()))
-    rows = [
+    return [
         row
         for row in study.finished_rows()
         # values of `filter` come from JSON and rows from files, so they are compared as text
@@ -68,9 +85,6 @@ def select_law_points(study: Study) -> list[Row]:
         and row["loss"] <= most
         and row["run"] not in held_out
     ]
-    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
-    rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]
-    return [row for row in rows if row["N"] and row["D"]]
 
 
 def unique_tokens(row: Row) -> float:
