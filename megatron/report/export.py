@@ -15,8 +15,8 @@ from pathlib import Path
 from string import Template
 
 from megatron.io import atomic_path
-from megatron.report.figures.plot import Figure
-from megatron.report.report import encode_figures, read_part, read_plotly_js, render_chip, render_colours
+from megatron.report.figures.plot import Figure, read_plotly_js
+from megatron.report.report import encode_figures, read_part, render_chip, render_colours
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FORMATS = ("png", "pdf")

@@ -25,7 +25,7 @@ from megatron.report.figures import (
     plot_runs,
     plot_verdict,
 )
-from megatron.report.figures.plot import Chip, Figure
+from megatron.report.figures.plot import Chip, Figure, make_template, read_plotly_js
 from megatron.report.markup import render_paragraph, render_powers, render_prose
 from megatron.report.palette import make_palette
 from megatron.report.study_data import AUTOREGRESSIVE, Study, read_study
@@ -155,16 +155,8 @@ def make_figures(study: Study) -> list[Figure]:
 
 def encode_figures(figures: Sequence[Figure], colours: dict[str, dict[str, str]]) -> str:
     """Return figures and palette as the JSON that page.js reads, escaped for a script element."""
-    entries = [{"key": f.key, "data": f.data, "layout": f.layout, "height_px": f.height_px} for f in figures]
-    return _encode_json({"figures": entries, "palette": colours})
-
-
-def read_plotly_js() -> str:
-    """Return plotly.js for a script element. This is the only use of plotly: the page draws the figures."""
-    from plotly.offline import get_plotlyjs
-
-    # the page may contain text from files: without this "</script" in it would end the element
-    return get_plotlyjs().replace("</script", r"<\/script")
+    entries = [{"key": figure.key, "data": figure.data, "layout": figure.layout} for figure in figures]
+    return _encode_json({"figures": entries, "template": make_template(), "palette": colours})
 
 
 def read_part(name: str) -> str:
@@ -325,7 +317,7 @@ def _render_figure(figure: Figure) -> str:
 
 def render_chip(chip: Chip) -> str:
     """Return a legend entry: a button with a coloured line or dot and a label, which toggles its traces."""
-    stroke = f"var(--{chip.colour[1:]})"
+    stroke = chip.colour
     if chip.dash == "point":
         mark = f'<circle cx="11" cy="5" r="3.5" fill="none" stroke="{stroke}" stroke-width="1.5"/>'
     else:

@@ -11,6 +11,7 @@ import pytest
 
 from megatron.report.export import BROWSERS, export_figures, legend_height_px, render_sheet
 from megatron.report.figures.plot import Chip
+from megatron.report.palette import INK
 from megatron.report.report import make_colours, make_figures
 from megatron.report.study_data import Study, read_study
 
@@ -33,7 +34,7 @@ def test_a_sheet_is_as_large_as_its_figure_and_legend_and_loads_nothing(study: S
 
 def test_more_words_in_a_legend_take_more_lines(study: Study) -> None:
     figure = make_figures(study)[0]
-    few, many = (replace(figure, chips=[Chip("k", "a label", "@ink")] * n) for n in (2, 40))
+    few, many = (replace(figure, chips=[Chip("k", "a label", INK)] * n) for n in (2, 40))
     assert (
         legend_height_px(replace(figure, chips=[]), 640)
         == 0

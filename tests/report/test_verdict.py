@@ -12,6 +12,7 @@ import pytest
 from megatron.laws.fit import fit_law
 from megatron.laws.law import Law
 from megatron.report import report, verdict
+from megatron.report.palette import MUTED
 from megatron.report.study_data import Study, read_study
 from megatron.study.proposal import SPENDING, propose_runs, seconds_per_flop
 
@@ -68,7 +69,7 @@ def test_a_law_that_is_not_sound_is_drawn_grey_and_dotted_and_named_in_titles(fo
             if trace.get("mode") == "lines" and str(trace.get("meta", [""])[0]).startswith(meta)
             and not trace.get("fill")
         ]  # fmt: skip
-        assert lines and all((line["color"], line["dash"]) == ("@muted", "dot") for line in lines), key
+        assert lines and all((line["color"], line["dash"]) == (MUTED, "dot") for line in lines), key
         assert "identify" in figures[key].title or "identif" in figures[key].title
     assert all("not identify" not in figure.title for figure in sound.values())
     assert figures["intervals"].title == "These runs identify 4 of the 5 constants of the law"
