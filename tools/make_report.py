@@ -1,10 +1,11 @@
 """Write the report of a study as one HTML page that works offline.
 
 python tools/make_report.py experiments/quickstart
-python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG and PDF of each
+python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG, PDF and SVG of each
 """
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--figures",
         type=Path,
         metavar="FOLDER",
-        help="also write each figure as PNG and PDF (requires chromium)",
+        help="also write each figure as PNG, PDF and SVG and its data as JSON (requires kaleido, chromium)",
     )
     return parser
 
@@ -56,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = []
         if args.figures:
             study = read_study(args.study_dir)
-            paths = export_figures(make_figures(study), make_colours(study), args.figures)
+            command = shlex.join(
+                map(str, ("python", "tools/make_report.py", args.study_dir, "--figures", args.figures))
+            )
+            paths = export_figures(make_figures(study), make_colours(study), args.figures, command)
     except (OSError, ValueError) as error:
         return report_error(error)
     law = args.study_dir / "law.json"

@@ -106,6 +106,25 @@ def make_template() -> dict[str, Any]:
     return {"layout": layout}
 
 
+def read_chart(text: str) -> Chart:
+    """Return a chart from its JSON."""
+    import plotly.io
+
+    return plotly.io.from_json(text)
+
+
+def make_legend_traces(chips: Sequence[Chip]) -> list[Trace]:
+    """Return a trace without points for each entry of a legend of plotly."""
+    traces = []
+    for chip in chips:
+        style: dict[str, Any] = {"line": {"color": chip.colour, "width": 2.5, "dash": chip.dash}}
+        if chip.dash == "point":
+            style = {"marker": {"color": chip.colour, "size": 8, "symbol": "circle-open"}}
+        mode = "markers" if chip.dash == "point" else "lines"
+        traces.append(scatter_trace([None], [None], mode, name=chip.label, showlegend=True, **style))
+    return traces
+
+
 def read_plotly_js() -> str:
     """Return plotly.js for a script element."""
     from plotly.offline import get_plotlyjs

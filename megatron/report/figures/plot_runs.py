@@ -72,7 +72,7 @@ def curves_figure(study: Study) -> Figure | None:
         curve, colour = study.curves[row["run"]], size_colour(study, row)
         keep = thin_points(len(curve.tokens), MAX_POINTS)
         mean = smooth_loss(curve.loss)[keep]
-        about = {"meta": list_groups(row), "legendgroup": row["run"]}
+        about = {"meta": list_groups(row)}
         data.append(
             scatter_trace(
                 curve.tokens[keep].tolist(), mean.round(4).tolist(), "lines", opacity=0.85,
