@@ -24,6 +24,8 @@ THEMES = {
         "muted": "#5b6475",
         "grid": "#e4e7ec",
         "paper": "#ffffff",
+        "page": "#f6f7f9",
+        "care": "#c77700",
         "accent": "#0b62b0",
     },
     "dark": {
@@ -31,6 +33,8 @@ THEMES = {
         "muted": "#a3abba",
         "grid": "#2b313d",
         "paper": "#171b23",
+        "page": "#0f1218",
+        "care": "#e5a13a",
         "accent": "#62b0f5",
     },
 }

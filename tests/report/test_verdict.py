@@ -51,7 +51,7 @@ def test_the_page_begins_with_the_unidentified_constants_and_the_runs_to_add(fol
         r"To identify it train three more runs: N&nbsp;=&nbsp;|To identify it train three more", second
     )
     assert "of training at the speed of the runs so far" in second
-    box = re.search(r'<div class="law unsound">(.*?)</div><p', text, re.DOTALL)[0]
+    box = re.search(r'<div class="law unsound">(.*?)</div>\s*<p', text, re.DOTALL)[0]
     assert "E + A/N" in box and "1.9" not in re.sub(r"\(.*?\)", "", box)
     assert box.count("<dd>not identified") == 2 and "do not quote it" in box
     assert "N ∝ C" not in text and "No compute-optimal N and D are given" in text

@@ -17,7 +17,7 @@ from megatron.report.figures.plot import (
     scatter_trace,
 )
 from megatron.report.palette import INK, make_palette
-from megatron.report.report import render_html
+from megatron.report.report import render_figure_page
 from megatron.study.format import format_tick
 
 MAX_CONSTANT_SLOPE = 0.25  # largest slope that counts as constant; growth with size shows as 0.5 or more
@@ -59,10 +59,10 @@ def write_coordinate_page(sweeps: Sequence[CoordinateSweep], settings: str, path
     """Write the check as one HTML page, atomically. `settings`: a sentence on what was trained."""
     axes = list(dict.fromkeys(sweep.axis for sweep in sweeps))
     figures = [coordinate_figure([sweep for sweep in sweeps if sweep.axis == axis]) for axis in axes]
-    text = render_html(
+    text = render_figure_page(
         kicker="Coordinate check",
         title="How far activations move in the first steps",
-        opening=f"<p>{settings}</p>",
+        opening=settings,
         figures=figures,
         colours=make_palette(len(NAMES), 1),
     )
