@@ -8,13 +8,13 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.laws.law import Law
-from megatron.report import summary, verdict
-from megatron.report.export import export_figures
-from megatron.report.report import make_colours, make_figures, write_report
-from megatron.report.study_data import Study, read_study
+
+if TYPE_CHECKING:
+    from megatron.laws.law import Law
+    from megatron.report.study_data import Study
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,8 +38,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_law(study: Study, law: Law) -> None:
+def print_law(study: "Study", law: "Law") -> None:
     """Print the law, or the reasons not to quote it and the runs that would identify it."""
+    from megatron.report import summary, verdict
+
     if verdict.is_sound(law):
         print(f"law: {law.formula()}")
         return
@@ -52,6 +54,11 @@ def print_law(study: Study, law: Law) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report and the figures, and print their paths."""
     args = build_parser().parse_args(argv)
+    from megatron.laws.law import Law  # slow imports after the arguments have been parsed
+    from megatron.report.export import export_figures
+    from megatron.report.report import make_colours, make_figures, write_report
+    from megatron.report.study_data import read_study
+
     try:
         path = write_report(args.study_dir, args.out)
         paths = []
