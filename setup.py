@@ -28,7 +28,7 @@ setup(
     description="Scaling studies of language models: from raw text to a fitted law",
     python_requires=">=3.11",
     packages=find_packages(include=["megatron", "megatron.*"]),
-    package_data={"megatron.report": ["page/*"]},
+    package_data={"megatron.report": ["templates/*"]},
     ext_modules=[
         Pybind11Extension(
             "megatron._csrc",

@@ -36,7 +36,7 @@ SIDE = {  # packages beside the layers: what each may import besides itself
 # datasets: streaming C4, exporting a mixture
 HEAVY = {
     "deepspeed": 1, "duckdb": 1, "lm_eval": 1, "plotly": 1, "wandb": 1, "datasets": 2, "tensorboard": 1,
-    "pyarrow": 4, "pyarrow.flight": 1, "rich": 1,
+    "jinja2": 1, "kaleido": 1, "pyarrow": 4, "pyarrow.flight": 1, "rich": 1,
 }  # fmt: skip
 WITHOUT_TORCH = (
     "text", "data", "tokenizer", "plan", *SIDE, *(part for part, layer in LAYER.items() if layer == 0),

@@ -230,8 +230,9 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
         warnings += [] if profile_result.identified else [profile_result.words]
     columns = runs.columns | ({} if args.weights is None else {"weights": args.weights})
     return replace(
-        law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored
-    )
+        law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
+        runs=runs.subset(~is_held_out).names or [],
+    )  # fmt: skip
 
 
 def score_held_out(law: Law | StackedLaw, runs: Selection) -> dict[str, Any]:

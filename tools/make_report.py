@@ -1,19 +1,20 @@
 """Write the report of a study as one HTML page that works offline.
 
 python tools/make_report.py experiments/quickstart
-python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG and PDF of each
+python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG, PDF and SVG of each
 """
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.laws.law import Law
-from megatron.report import summary, verdict
-from megatron.report.export import export_figures
-from megatron.report.report import make_colours, make_figures, write_report
-from megatron.report.study_data import Study, read_study
+
+if TYPE_CHECKING:
+    from megatron.laws.law import Law
+    from megatron.report.study_data import Study
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,13 +33,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--figures",
         type=Path,
         metavar="FOLDER",
-        help="also write each figure as PNG and PDF (requires chromium)",
+        help="also write each figure as PNG, PDF and SVG and its data as JSON (requires kaleido, chromium)",
     )
     return parser
 
 
-def print_law(study: Study, law: Law) -> None:
+def print_law(study: "Study", law: "Law") -> None:
     """Print the law, or the reasons not to quote it and the runs that would identify it."""
+    from megatron.report import summary, verdict
+
     if verdict.is_sound(law):
         print(f"law: {law.formula()}")
         return
@@ -51,12 +54,20 @@ def print_law(study: Study, law: Law) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report and the figures, and print their paths."""
     args = build_parser().parse_args(argv)
+    from megatron.laws.law import Law  # slow imports after the arguments have been parsed
+    from megatron.report.export import export_figures
+    from megatron.report.report import make_colours, make_figures, write_report
+    from megatron.report.study_data import read_study
+
     try:
         path = write_report(args.study_dir, args.out)
         paths = []
         if args.figures:
             study = read_study(args.study_dir)
-            paths = export_figures(make_figures(study), make_colours(study), args.figures)
+            command = shlex.join(
+                map(str, ("python", "tools/make_report.py", args.study_dir, "--figures", args.figures))
+            )
+            paths = export_figures(make_figures(study), make_colours(study), args.figures, command)
     except (OSError, ValueError) as error:
         return report_error(error)
     law = args.study_dir / "law.json"

@@ -59,6 +59,7 @@ class Law:
     not_identified  {constant: reason}
     held_out        runs excluded from the fit, and the errors of their predictions (holdout.py)
     profile         profile likelihood of one constant (profile.py)
+    runs            names of the fitted runs in the table's column `run`; empty if unknown
     """
 
     form: str
@@ -87,6 +88,7 @@ class Law:
     not_identified: dict[str, str] = field(default_factory=dict)
     held_out: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
+    runs: list[str] = field(default_factory=list)
 
     def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
         """Return the loss, nats per token, of N parameters after D tokens, U of them unique; broadcasts."""

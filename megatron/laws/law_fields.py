@@ -113,6 +113,7 @@ FIELDS: dict[str, tuple[Check, str]] = {
     "not_identified": (_is_table_of(_is_text), "reasons by name"),
     "held_out": (lambda value: isinstance(value, dict), "an object"),
     "profile": (lambda value: isinstance(value, dict), "an object"),
+    "runs": (_is_list_of(_is_text), "a list of names of runs"),
 }
 
 

@@ -1,7 +1,7 @@
 """Sentences and tables about differences and noise floors, for the terminal and the page of a study."""
 
 from collections.abc import Sequence
-from html import escape
+from typing import Any
 
 from megatron.report.study_data import Study
 from megatron.study.differences import (
@@ -97,8 +97,8 @@ def format_text_table(differences: Sequence[Difference]) -> str:
     )
 
 
-def render_differences(study: Study) -> str:
-    """Return the section "Differences" of the page; empty without a noise floor or anything to compare."""
+def list_differences(study: Study) -> dict[str, Any]:
+    """Return the content of the section "Differences"; {} without a noise floor or anything to compare."""
     rows = study.finished_rows()
     floors = estimate_noise_floors(rows, study.laws)
     repeated = [difference for difference in compare_repeated(rows, laws=study.laws) if difference.interval]
@@ -110,33 +110,19 @@ def render_differences(study: Study) -> str:
         if difference.interval
     ]  # fmt: skip
     if not floors or not (repeated or best):
-        return ""
-    words = "".join(
-        f'<p class="small">{escape(describe_floor(name, floor))}</p>' for name, floor in floors.items()
-    )
-    tables = ""
-    for title, differences in (
-        ("Cells of several seeds, mean losses, corrected for the number of pairs", repeated),
-        ("The lowest loss at each compute against the others, corrected for all pairs of that compute", best),
-    ):
-        if differences:
-            more = len(differences) - MAX_ROWS
-            left = f" ({more} more: tools/compare_runs.py)" if more > 0 else ""
-            tables += f'<p class="small">{escape(title)}{left}.</p>' + _render_table(
-                differences[:MAX_ROWS], title
-            )
-    return f"<h2>Differences</h2>{words}{tables}"
-
-
-def _render_table(differences: Sequence[Difference], title: str) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADS)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        + "</tr>"
-        for first, *rest in map(format_cells, differences)
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+        return {}
+    titles = {
+        "Cells of several seeds, mean losses, corrected for the number of pairs": repeated,
+        "The lowest loss at each compute against the others, corrected for all pairs of that compute": best,
+    }
+    tables = [
+        {
+            "title": title,
+            "n_more": max(len(differences) - MAX_ROWS, 0),
+            "rows": [format_cells(difference) for difference in differences[:MAX_ROWS]],
+        }
+        for title, differences in titles.items()
+        if differences
+    ]
+    sentences = [describe_floor(name, floor) for name, floor in floors.items()]
+    return {"floors": sentences, "heads": HEADS, "tables": tables}

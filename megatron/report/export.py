@@ -1,160 +1,117 @@
-"""Export of report figures as PNG and PDF for papers, rendered by a headless browser.
+"""Figures for papers as PNG, PDF and SVG, with their data and the command that made them.
 
-The page's script draws one figure on a sheet of its size, and the browser prints the sheet. Nothing is
-downloaded.
+kaleido draws each chart of a figure in a headless chromium and downloads nothing. The legend, which on a page
+consists of buttons, becomes one of plotly. Colours are those of the light theme.
 """
 
 import math
-import os
-import shutil
-import signal
-import subprocess
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
+from typing import Any
 
-from megatron.io import atomic_path
-from megatron.report.figures.plot import Figure
-from megatron.report.report import encode_figures, read_part, read_plotly_js, render_chip, render_colours
+from megatron.io import replace_nonfinite, write_atomic_bytes, write_json
+from megatron.report.figures.plot import Chart, Figure, make_legend_traces, read_chart
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FORMATS = ("png", "pdf")
+FORMATS = ("png", "pdf", "svg")
 WIDTH_PX = 640
-TIMEOUT_S = 120.0
-# Nothing may depend on the network, the user's profile or the theme of the desktop: no host resolves, the
-# profile is temporary, the colour scheme 1 is light. Virtual time (ms) fast-forwards the timers of the page.
-# The scale factor gives a PNG 2 pixels per CSS px.
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-extensions",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--virtual-time-budget=20000",
-    "--blink-settings=preferredColorScheme=1",
-    "--force-device-scale-factor=2",
-    "--no-pdf-header-footer",
-)
-# The page has the size of the sheet and no margin, so that the PDF is one page without a border.
-SHEET = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>$title</title>
-<style>@page{size:${width}px ${height}px;margin:0}html,body{margin:0;background:#fff;color:#000}
-body{font-family:system-ui,sans-serif}figure{margin:0}.modebar{display:none}
-#plot-$key{width:${width}px;height:${plot}px}
-.chips{box-sizing:border-box;height:${legend}px;padding:6px 8px 0;overflow:hidden}
-.chips button{border:0;background:none;font:12px system-ui,sans-serif;padding:2px 6px;color:#000}
-.chips svg{width:22px;height:10px;margin-right:4px}
-$colours</style>
-</head><body><figure id="figure-$key"><div class="chips">$chips</div><div id="plot-$key"></div></figure>
-<script type="application/json" id="figures">$figures</script>
-<script>$plotly</script><script>$script</script></body></html>
-""")
+TIMEOUT_S = 120.0  # of one file
+SCALE = 2  # pixels of a PNG per px
+LINE_PX = 22  # height of a line of the legend
 
 
 def export_figures(
-    figures: Sequence[Figure], colours: dict[str, dict[str, str]], folder: Path, width_px: int = WIDTH_PX
+    figures: Sequence[Figure],
+    colours: dict[str, dict[str, str]],
+    folder: Path,
+    command: str,
+    width_px: int = WIDTH_PX,
 ) -> list[Path]:
-    """Write <folder>/<key>.png and .pdf of every figure, each atomically, and return the paths.
+    """Write <folder>/<key>.png, .pdf, .svg and .json of every figure, each atomically, and return the paths.
+
+    command  the command line that makes the files, stored in the .json next to the data
 
     Raises FileNotFoundError without a browser, and OSError if the browser produces no file.
     """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise FileNotFoundError(
-            f"--figures: got no browser, expected one of {', '.join(BROWSERS)} in PATH. "
-            "Install chromium, or omit --figures."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     with tempfile.TemporaryDirectory(prefix="figures-") as name:
-        scratch = Path(name)
-        for figure in figures:
-            page = scratch / f"{figure.key}.html"
-            page.write_text(render_sheet(figure, colours, width_px), encoding="utf-8")
-            for kind in FORMATS:
-                scratch_file = scratch / f"{figure.key}.{kind}"
-                _run_browser(
-                    browser,
-                    page,
-                    scratch_file,
-                    width_px,
-                    figure.height_px + legend_height_px(figure, width_px),
-                    scratch,
-                )
-                out = folder / scratch_file.name
-                # rendered to scratch and then renamed, so that an interrupted export leaves no partial file
-                with atomic_path(out) as partial:
-                    shutil.copyfile(scratch_file, partial)
-                written.append(out)
+        sheets = {figure.key: make_sheet(figure, colours["light"], width_px) for figure in figures}
+        rendered = render_charts(sheets, Path(name))
+        folder.mkdir(parents=True, exist_ok=True)
+        # rendered to a temporary folder and then copied, so that an interrupted export leaves no partial file
+        for path in rendered:
+            write_atomic_bytes(folder / path.name, path.read_bytes())
+            written.append(folder / path.name)
+    for figure in figures:
+        path = folder / f"{figure.key}.json"
+        write_json(path, replace_nonfinite(list_data(figure) | {"command": command}))
+        written.append(path)
     return written
 
 
-def render_sheet(figure: Figure, colours: dict[str, dict[str, str]], width_px: int) -> str:
-    """Return a page that contains only the figure and has its size."""
+def make_sheet(figure: Figure, colours: dict[str, str], width_px: int) -> Chart:
+    """Return the figure's chart with its legend above it, on white, in the colours of one theme."""
+    chart = read_chart(figure.chart.to_json())  # a copy
+    chart.update_traces(showlegend=False).add_traces(make_legend_traces(figure.chips))
     legend = legend_height_px(figure, width_px)
-    return SHEET.substitute(
-        title=figure.key,
-        key=figure.key,
-        width=width_px,
-        height=figure.height_px + legend,
-        plot=figure.height_px,
-        legend=legend,
-        chips="".join(render_chip(chip) for chip in figure.chips),
-        colours=render_colours(colours),
-        figures=encode_figures([figure], colours),
-        plotly=read_plotly_js(),
-        # the replaced call is the print handler of page.js, which would fix the width to that of a report
-        script=read_part("page.js").replace('drawAll("light", 640)', "undefined"),
-    )
+    chart.update_layout(
+        width=width_px, height=figure.height_px + legend, margin_t=legend + 8, paper_bgcolor="#fff",
+        font_family="sans-serif", showlegend=bool(figure.chips),
+        # measured from the sheet and not from the panels, whose height depends on that of the legend
+        legend={"orientation": "h", "x": 0, "xref": "container", "y": 1, "yref": "container",
+                "yanchor": "top"},
+    )  # fmt: skip
+    # a whole string that is the name of a colour; other text stays as it is
+    name = re.compile(r'"var\(--([\w-]+)\)"')
+    return read_chart(name.sub(lambda match: f'"{colours.get(match[1], match[1])}"', chart.to_json()))
 
 
 def legend_height_px(figure: Figure, width_px: int) -> int:
-    """Return the height of the legend in px, at about 7 px per letter and 44 px per mark."""
+    """Return the height of the legend in px, whose entries are all as wide as the longest."""
     if not figure.chips:
         return 0
-    # Example: 8 entries of 10 letters are 8 (44 + 70) = 912 px. At a width of 640 px that is ceil(1.15 x 912
-    # / 640) = 2 lines, 52 px.
-    filled = sum(44 + 7 * len(chip.label) for chip in figure.chips)
-    # 1.15: words wrap at the end of a line, so lines are not filled completely
-    return 8 + 22 * math.ceil(1.15 * filled / width_px)
+    # 40 px for the mark and 7 px per letter. Example: 8 entries of at most 10 letters take 110 px each, so 5
+    # fit into 640 px: 2 lines
+    per_line = max(1, width_px // (40 + 7 * max(len(chip.label) for chip in figure.chips)))
+    return 8 + LINE_PX * math.ceil(len(figure.chips) / per_line)
 
 
-def _run_browser(
-    browser: str, page: Path, target: Path, width_px: int, height_px: int, scratch: Path
-) -> None:
-    """Render the page into a file. A browser that exceeds TIMEOUT_S is killed with its helper processes."""
-    how = f"--screenshot={target}" if target.suffix == ".png" else f"--print-to-pdf={target}"
-    command = [
-        browser,
-        *FLAGS,
-        # a profile in use by another browser would make this one hand the page over to it and exit
-        f"--user-data-dir={scratch / 'profile'}",
-        f"--window-size={width_px},{height_px}",
-        how,
-        page.as_uri(),
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    # the browser is the leader of its session, so one killpg also ends its helper processes
+def list_data(figure: Figure) -> dict[str, Any]:
+    """Return what a figure shows: its texts, and of each trace its legend keys, values and error bars."""
+    names = ("type", "mode", "meta", "xaxis", "yaxis", "x", "y", "z", "error_x", "error_y", "customdata")
+    traces = [{name: trace[name] for name in names if name in trace} for trace in figure.data]
+    legend = {chip.key: chip.label for chip in figure.chips}
+    return {"title": figure.title, "caption": figure.caption, "legend": legend, "traces": traces}
+
+
+def render_charts(charts: dict[str, Chart], folder: Path) -> list[Path]:
+    """Write each chart in each of FORMATS to <folder>/<key>.<format> and return the paths."""
     try:
-        process.wait(TIMEOUT_S)
-    # the file may be complete although the browser hangs at its exit
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    # only the file counts, not the browser's exit status
-    if not target.is_file() or not target.stat().st_size:
-        raise OSError(
-            f"{target.name}: got no output from {browser} in {TIMEOUT_S:.0f} s, expected a file. Check that "
-            "the browser starts on this machine."
-        )
+        import kaleido
+        from choreographer.browsers.chromium import ChromeNotFoundError
+    except ImportError as error:
+        raise FileNotFoundError(
+            "--figures: got no package kaleido. Install it with pip install kaleido, or omit --figures."
+        ) from error
+    paths = {folder / f"{key}.{kind}": chart for key, chart in charts.items() for kind in FORMATS}
+    sheets = [
+        {"fig": chart, "path": path, "opts": {"format": path.suffix[1:], "scale": SCALE}}
+        for path, chart in paths.items()
+    ]
+    try:
+        # one browser for all; mathjax would be downloaded
+        errors = kaleido.write_fig_from_object_sync(sheets, kopts={"mathjax": False, "timeout": TIMEOUT_S})
+    except ChromeNotFoundError as error:
+        raise FileNotFoundError(
+            "--figures: got no browser, expected chromium or Google Chrome. Install chromium, or omit "
+            "--figures."
+        ) from error
+    for path in paths:
+        if not path.is_file() or not path.stat().st_size:
+            reason = str(next(iter(errors or ()), "no reason")).splitlines()[0]
+            raise OSError(
+                f"{path.name}: got no output from the browser ({reason}), expected a file. Check that "
+                "chromium starts on this machine."
+            )
+    return list(paths)

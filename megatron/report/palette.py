@@ -1,4 +1,7 @@
-"""Colours of the report, for light and dark themes. Figures use names ("@size0"), which the page replaces.
+"""Colours of the report, for light and dark themes, and their names in text and figures ("var(--size0)").
+
+The page declares the names as CSS variables, and its script replaces them in the figures, so that both
+follow the theme of the screen.
 
 Sizes and budgets are ordered, so their colours are a ramp of monotone lightness, which shows the order in
 print and without colour vision. Each theme uses the part of the ramp that contrasts with its background.
@@ -21,6 +24,8 @@ THEMES = {
         "muted": "#5b6475",
         "grid": "#e4e7ec",
         "paper": "#ffffff",
+        "page": "#f6f7f9",
+        "care": "#c77700",
         "accent": "#0b62b0",
     },
     "dark": {
@@ -28,9 +33,19 @@ THEMES = {
         "muted": "#a3abba",
         "grid": "#2b313d",
         "paper": "#171b23",
+        "page": "#0f1218",
+        "care": "#e5a13a",
         "accent": "#62b0f5",
     },
 }
+TRANSLUCENT = {  # name: (colour of THEMES, opacity)
+    "band": ("accent", 0.18),  # intervals
+    "cloud": ("accent", 0.45),  # many points
+    "shade": ("ink", 0.06),  # extrapolation
+    "label": ("paper", 0.75),  # background of text on lines
+}
+INK, MUTED, GRID, PAPER, ACCENT = (f"var(--{name})" for name in ("ink", "muted", "grid", "paper", "accent"))
+BAND, CLOUD, SHADE, LABEL = (f"var(--{name})" for name in TRANSLUCENT)
 
 
 def make_palette(
@@ -38,7 +53,7 @@ def make_palette(
 ) -> dict[str, dict[str, str]]:
     """Return {theme: {colour name: #rrggbb}}, with size0..size<n-1> along the ramp of sizes.
 
-    Likewise budget0.. (of tokens), domain0.. and slice0.. (budgets of FLOPs).
+    Likewise budget0.. (of tokens), domain0.. and slice0.. (budgets of FLOPs). TRANSLUCENT ones are rgba().
     """
     colours = {}
     for theme, named in THEMES.items():
@@ -49,8 +64,15 @@ def make_palette(
             for name, (ramp, n) in ramps.items()
             for i in range(n)
         }
-        colours[theme] = named | along
+        thin = {name: make_translucent(named[of], alpha) for name, (of, alpha) in TRANSLUCENT.items()}
+        colours[theme] = named | thin | along
     return colours
+
+
+def make_translucent(colour: str, alpha: float) -> str:
+    """Return #rrggbb as rgba() with opacity `alpha`."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
 
 
 def interpolate_ramp(ramp: tuple[str, ...], i: int, n: int) -> str:

@@ -14,6 +14,7 @@ from megatron.report.figures.plot_law import (
     find_optimum_path,
     largest_compute,
     select_law_points,
+    select_matching_runs,
 )
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import (
@@ -224,11 +225,13 @@ def list_cautions(study: Study) -> list[str]:
     if study.law is not None:
         words += study.law.warnings or ()
         points = select_law_points(study)
-        n_blind = sum(blind_text.is_blind_run(study, row) for row in points)
+        # runs that finished after the fit match its filter, except for conditions of --where
+        finished = select_matching_runs(study) or points
+        n_blind = sum(blind_text.is_blind_run(study, row) for row in finished)
         # the law may have been fitted with or without the blind run
-        if points and study.law.n_runs not in (len(points), len(points) - n_blind):
+        if finished and study.law.n_runs not in (len(finished), len(finished) - n_blind):
             words.append(
-                f"The law was fitted on {format_plural(study.law.n_runs, 'run')}, and {len(points)} are "
+                f"The law was fitted on {format_plural(study.law.n_runs, 'run')}, and {len(finished)} are "
                 "finished now: fit it again."
             )
         epochs = max((row["epochs"] or 0 for row in points), default=0)

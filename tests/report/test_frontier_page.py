@@ -56,7 +56,7 @@ def test_the_page_begins_with_predicted_against_measured(
     text = report.render_page(make_study(rows, law, blind))
     body = text[text.index("</h1>") : text.index('id="figures"')]
     assert strip_markup(body).startswith(f"Blind check {first}")
-    box = re.search(r'<div class="law answer(.*?)">(.*?)</div>', body)
+    box = re.search(r'<div class="law answer(.*?)">(.*?)</div>', body, re.DOTALL)
     assert (box[1] == " warning") == warns
     assert "95 % predictive interval" in strip_markup(
         box[2]
@@ -119,8 +119,8 @@ def test_a_refit_after_the_prediction_is_reported(rows: list[dict], law: Compute
 def test_the_answers_are_for_one_four_and_ten_times_the_largest_budget(
     rows: list[dict], law: ComputeLaw
 ) -> None:
-    text = report._render_summary(make_study(rows, law))
-    table = re.search(r'<table class="answers">.*?<tbody>(.*?)</tbody>', text)[1]
+    text = report.render_summary(make_study(rows, law))
+    table = re.search(r'<table class="answers">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)[1]
     lines = [strip_markup(line) for line in table.split("</tr>")[:-1]]
     assert len(lines) == 3
     for line, times in zip(lines, (1, 4, 10), strict=True):
@@ -144,7 +144,7 @@ def test_crosses_are_at_the_lowest_point_of_their_slice(rows: list[dict], law: C
 
 
 def test_a_rejected_form_is_reported_with_the_answer(rows: list[dict], law: ComputeLaw) -> None:
-    text = strip_markup(report._render_summary(make_study(rows, replace(law, lack_of_fit=REJECTED))))
+    text = strip_markup(report.render_summary(make_study(rows, replace(law, lack_of_fit=REJECTED))))
     assert "The form of the frontier fails its lack-of-fit test (F = 31, p = 0.0001)" in text
     assert "scatter by 0.40 %, the form is off by another 2.10 %" in text and re.search(ANSWER, text)
 
@@ -171,7 +171,7 @@ def test_an_unsound_parametric_law_comes_after_the_frontier_and_gives_no_number(
     form = make_unsound_law(**changes)
     study = make_study(rows, law)
     study = replace(study, law=form, laws={AR: form})
-    text = strip_markup(report._render_summary(study))
+    text = strip_markup(report.render_summary(study))
     order = [text.index(part) for part in ("What to train next", "Parametric forms", words)]
     assert order == sorted(order)
     assert "N ∝ C 0.56" not in text and "no law" not in text.lower().split(". ")[0]
@@ -180,14 +180,14 @@ def test_an_unsound_parametric_law_comes_after_the_frontier_and_gives_no_number(
     keys = [figure.key for figure in report.make_figures(study)]
     assert "optimum" not in keys and keys[:2] == ["isoflop", "frontier"]
     assert ("misfit" in keys) == ("lack_of_fit" in changes)
-    alone = strip_markup(report._render_summary(replace(study, compute_law=None)))
+    alone = strip_markup(report.render_summary(replace(study, compute_law=None)))
     assert alone.startswith(words)  # without a frontier it is the first line, followed by the runs to add
     assert ("To identify it train" in alone) == ("not_identified" in changes)
     assert ("fit the compute-optimal frontier" in alone) == ("lack_of_fit" in changes)
 
 
 def test_a_study_without_any_law_first_reports_that_and_the_runs_to_train(rows: list[dict]) -> None:
-    text = strip_markup(report._render_summary(make_study(rows, None)))
+    text = strip_markup(report.render_summary(make_study(rows, None)))
     assert text.startswith("No law is shown") and "Towards a law train" in text
     assert text.index("Towards a law train") < text.index("were trained on")
 

@@ -159,6 +159,26 @@ def test_text_from_files_cannot_become_markup(study):
     assert "img" not in page.tags and "</script><img src=http://x/>" in page.words
 
 
+def test_names_of_runs_sizes_and_methods_cannot_become_markup(study):
+    hostile = "</script><img src=x onerror=alert(1)>"
+    run = study / "runs" / "ar-1M-0.5MT"
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps(plan | {"size": hostile, "flops_convention": hostile}))
+    run.rename(run.with_name("<img src=x onerror=alert(2)>"))
+    other = study / "runs" / "ar-2M-0.5MT"
+    (other / "result.json").unlink()
+    (other / "exit.json").write_text(json.dumps({"status": 1, "last_words": hostile}))
+    law = json.loads((study / "law.json").read_text())
+    law["interval"]["method"] = law["warnings"][0] = hostile
+    (study / "law.json").write_text(json.dumps(law))
+    text = report.render_page(read_study(study))
+    page = Page(text)
+    assert "img" not in page.tags and page.tags.count("script") == 3
+    # the size, the method, the warning and the last words of the failed run
+    assert page.words.count(hostile) == 4 and "<img src=x onerror=alert(2)>" in page.words
+    assert len(parse_figures(text)["figures"]) == 10  # the JSON is still one script element
+
+
 def test_text_that_was_added_to_a_corpus_is_reported_with_its_share(study):
     path = study / "corpus.json"
     corpus = json.loads(path.read_text())

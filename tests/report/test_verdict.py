@@ -12,6 +12,7 @@ import pytest
 from megatron.laws.fit import fit_law
 from megatron.laws.law import Law
 from megatron.report import report, verdict
+from megatron.report.palette import MUTED
 from megatron.report.study_data import Study, read_study
 from megatron.study.proposal import SPENDING, propose_runs, seconds_per_flop
 
@@ -50,7 +51,7 @@ def test_the_page_begins_with_the_unidentified_constants_and_the_runs_to_add(fol
         r"To identify it train three more runs: N&nbsp;=&nbsp;|To identify it train three more", second
     )
     assert "of training at the speed of the runs so far" in second
-    box = re.search(r'<div class="law unsound">(.*?)</div><p', text, re.DOTALL)[0]
+    box = re.search(r'<div class="law unsound">(.*?)</div>\s*<p', text, re.DOTALL)[0]
     assert "E + A/N" in box and "1.9" not in re.sub(r"\(.*?\)", "", box)
     assert box.count("<dd>not identified") == 2 and "do not quote it" in box
     assert "N ∝ C" not in text and "No compute-optimal N and D are given" in text
@@ -68,7 +69,7 @@ def test_a_law_that_is_not_sound_is_drawn_grey_and_dotted_and_named_in_titles(fo
             if trace.get("mode") == "lines" and str(trace.get("meta", [""])[0]).startswith(meta)
             and not trace.get("fill")
         ]  # fmt: skip
-        assert lines and all((line["color"], line["dash"]) == ("@muted", "dot") for line in lines), key
+        assert lines and all((line["color"], line["dash"]) == (MUTED, "dot") for line in lines), key
         assert "identify" in figures[key].title or "identif" in figures[key].title
     assert all("not identify" not in figure.title for figure in sound.values())
     assert figures["intervals"].title == "These runs identify 4 of the 5 constants of the law"

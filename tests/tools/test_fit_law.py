@@ -115,6 +115,7 @@ def test_runs_marked_held_out_are_predicted_and_not_fitted(root: Path, marked: P
     assert np.array(law["replicates"]["beta"]) == pytest.approx(0.3, rel=1e-4)
     scores = law["held_out"]
     assert scores["runs"] == ["r60", "r61"] and scores["N"] == [5e9, 5e9]
+    assert law["runs"] == [f"r{i}{j}" for i in range(6) for j in range(3)]
     assert np.array(scores["measured"]) / scores["predicted"] == pytest.approx([1.05, 1.10], rel=1e-6)
     assert scores["worst_percent"] == pytest.approx(100 * np.log(1.10), rel=1e-5)
     assert scores["n_inside"] == 0 and "2 runs held out" in done.stdout

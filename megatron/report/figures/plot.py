@@ -1,15 +1,17 @@
-"""Figures as data, and the parts that all figures share: axes, colours, legends, hover texts of runs.
+"""Charts of plotly, and what all figures share: template, axes, legends, hover texts of runs.
 
-A figure is plain data ({"data": [...], "layout": {...}}) that the page draws, so this module does not need
-plotly. Colours are names of palette.py with the prefix "@". Titles state results and are computed from the
-numbers.
+This is the only module that imports plotly, inside functions. The template has the style, so the other
+modules of this folder contain only what is drawn. Colours are names of palette.py. Titles state results and
+are computed from the numbers.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from megatron.report.palette import ACCENT, BAND, GRID, INK, LABEL, MUTED, PAPER, SHADE
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import (
     OBJECTIVE_NAMES,
@@ -19,6 +21,13 @@ from megatron.study.format import (
     format_tick,
 )
 from megatron.study.table import Row
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+# strings, because plotly is imported when the first chart is made
+Chart: TypeAlias = "go.Figure"
+Trace: TypeAlias = "go.Scatter"
 
 DASH = {AUTOREGRESSIVE: "solid", MASKED_DIFFUSION: "dash"}
 SYMBOL = {AUTOREGRESSIVE: "circle", MASKED_DIFFUSION: "diamond-open"}
@@ -32,22 +41,96 @@ class Chip:
 
     key: str
     label: str
-    colour: str = "@ink"
+    colour: str = INK
     dash: str = "solid"  # solid, dash, or point for a marker alone
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its texts. `alt` describes the figure for readers who do not see it."""
+    """A chart with its texts. `alt` describes the figure for readers who do not see it."""
 
     key: str
     title: str
     caption: str
     alt: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
+    chart: Chart
     chips: list[Chip] = field(default_factory=list)
-    height_px: int = 400
+
+    @property
+    def height_px(self) -> int:
+        """Return the height of the chart."""
+        return self.chart.layout.height
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """Return the traces as plotly.js reads them."""
+        return self.chart.to_plotly_json()["data"]
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Return the layout as plotly.js reads it, without the template, which all figures share."""
+        layout = self.chart.to_plotly_json()["layout"]
+        return {name: value for name, value in layout.items() if name != "template"}
+
+
+def make_chart(traces: Sequence[Trace], layout: dict[str, Any], height_px: int = 400) -> Chart:
+    """Return a chart in the style of the report. Raises ValueError for properties that plotly lacks."""
+    import plotly.graph_objects as go
+
+    return go.Figure(list(traces), {**layout, "height": height_px, "template": make_template()})
+
+
+@cache
+def make_template() -> dict[str, Any]:
+    """Return the template of all charts: fonts, axes, hover boxes, labels and shapes."""
+    axis = {
+        "gridcolor": GRID, "linecolor": MUTED, "tickcolor": MUTED, "zeroline": False, "zerolinecolor": MUTED,
+        "showline": True, "ticks": "outside", "ticklen": 4, "automargin": True, "exponentformat": "B",
+        "title": {"standoff": 8},
+    }  # fmt: skip
+    clear = "rgba(0,0,0,0)"
+    layout = {
+        "font": {"size": 12.5, "color": INK},
+        "xaxis": axis,
+        "yaxis": axis,
+        "paper_bgcolor": clear,
+        "plot_bgcolor": clear,
+        "margin": {"l": 8, "r": 16, "t": 26, "b": 8},
+        "modebar": {"bgcolor": clear, "color": MUTED, "activecolor": INK},
+        "hoverlabel": {"bgcolor": PAPER, "bordercolor": MUTED, "align": "left", "font": {"color": INK}},
+        "hovermode": "closest",
+        "showlegend": False,  # the page has legends of its own, which the keyboard reaches: Chip
+        "annotationdefaults": {"showarrow": False, "font": {"color": MUTED, "size": 11}},
+        "shapedefaults": {"layer": "below", "line": {"width": 0}},
+    }
+    return {"layout": layout}
+
+
+def read_chart(text: str) -> Chart:
+    """Return a chart from its JSON."""
+    import plotly.io
+
+    return plotly.io.from_json(text)
+
+
+def make_legend_traces(chips: Sequence[Chip]) -> list[Trace]:
+    """Return a trace without points for each entry of a legend of plotly."""
+    traces = []
+    for chip in chips:
+        style: dict[str, Any] = {"line": {"color": chip.colour, "width": 2.5, "dash": chip.dash}}
+        if chip.dash == "point":
+            style = {"marker": {"color": chip.colour, "size": 8, "symbol": "circle-open"}}
+        mode = "markers" if chip.dash == "point" else "lines"
+        traces.append(scatter_trace([None], [None], mode, name=chip.label, showlegend=True, **style))
+    return traces
+
+
+def read_plotly_js() -> str:
+    """Return plotly.js for a script element."""
+    from plotly.offline import get_plotlyjs
+
+    # without this, "</script" in a string of plotly.js would end the element
+    return get_plotlyjs().replace("</script", r"<\/script")
 
 
 def log_axis(
@@ -76,9 +159,55 @@ def log_axis(
     }
 
 
-def scatter_trace(x: Sequence[float], y: Sequence[float], mode: str, **more: Any) -> dict[str, Any]:
-    """Return a trace of points or lines."""
-    return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), **more}
+def scatter_trace(x: Sequence[float], y: Sequence[float], mode: str, **more: Any) -> Trace:
+    """Return a trace of points or lines. Raises ValueError for properties that plotly lacks."""
+    import plotly.graph_objects as go
+
+    return go.Scatter(x=list(x), y=list(y), mode=mode, **more)
+
+
+def contour_trace(x: Sequence[float], y: Sequence[float], z: Sequence[Sequence[float]], **more: Any) -> Trace:
+    """Return lines of equal z [len(y), len(x)], with their values."""
+    import plotly.graph_objects as go
+
+    style = {"contours": {"coloring": "none", "showlabels": True}, "showscale": False}
+    return go.Contour(x=x, y=y, z=z, line={"color": MUTED, "width": 1.2}, **style, **more)
+
+
+def band_trace(
+    x: Sequence[float], ends: tuple[Sequence[float], Sequence[float]], meta: str, **more: Any
+) -> Trace:
+    """Return a filled band between two lines as one closed trace, so that it is hidden as a whole."""
+    low, high = ends
+    # one closed polygon: forward along the lower end, back along the upper
+    return scatter_trace(
+        [*x, *x[::-1]], [*low, *high[::-1]], "lines", fill="toself", fillcolor=BAND,
+        line={"width": 0, "color": ACCENT}, hoverinfo="skip", meta=[meta], **more,
+    )  # fmt: skip
+
+
+def shade_beyond(last: float, end: float, shaded: Sequence[str], labelled: Sequence[str]) -> dict[str, Any]:
+    """Return the layout's shading of x from `last` to `end` in the panels of y axes, and their labels."""
+    rectangles = [
+        {"type": "rect", "xref": "x", "yref": f"{axis} domain", "x0": last, "x1": end, "y0": 0, "y1": 1,
+         "fillcolor": SHADE}
+        for axis in shaded
+    ]  # fmt: skip
+    labels = [
+        {"xref": "x domain", "yref": f"{axis} domain", "x": 0.99, "y": 0, "xanchor": "right",
+         "yanchor": "bottom", "text": "beyond the runs"}
+        for axis in labelled
+    ]  # fmt: skip
+    return {"shapes": rectangles, "annotations": labels}
+
+
+def level_line(y: float, text: str) -> dict[str, Any]:
+    """Return the layout's dotted horizontal line with a label at the right, where the curves are below."""
+    line = {"type": "line", "xref": "x domain", "x0": 0, "x1": 1, "y0": y, "y1": y,
+            "line": {"color": MUTED, "width": 1.2, "dash": "dot"}}  # fmt: skip
+    label = {"xref": "x domain", "x": 1, "xanchor": "right", "y": y, "yanchor": "bottom", "text": text,
+             "bgcolor": LABEL, "borderpad": 1}  # fmt: skip
+    return {"shapes": [line], "annotations": [label]}
 
 
 def format_flops_tick(value: float) -> str:
@@ -96,7 +225,7 @@ def linear_axis(title: str, low: float, high: float) -> dict[str, Any]:
 
 def size_colour(study: Study, row: Row) -> str:
     """Return the colour name of a run's size."""
-    return f"@size{study.sizes().index(row['n_params'])}"
+    return f"var(--size{study.sizes().index(row['n_params'])})"
 
 
 def list_groups(row: Row) -> list[str]:
@@ -107,12 +236,11 @@ def list_groups(row: Row) -> list[str]:
 def make_run_chips(study: Study, rows: Sequence[Row]) -> list[Chip]:
     """Return legend entries for the sizes of `rows`, and for their objectives if there are several."""
     sizes = [N for N in study.sizes() if any(row["n_params"] == N for row in rows)]
-    chips = [Chip(f"size:{N}", study.size_name(N), f"@size{study.sizes().index(N)}") for N in sizes]
+    chips = [Chip(f"size:{N}", study.size_name(N), f"var(--size{study.sizes().index(N)})") for N in sizes]
     objectives = [o for o in study.objectives() if any(row["objective"] == o for row in rows)]
     if len(objectives) > 1:
         chips += [
-            Chip(f"objective:{o}", OBJECTIVE_NAMES.get(o, o), "@muted", DASH.get(o, "dot"))
-            for o in objectives
+            Chip(f"objective:{o}", OBJECTIVE_NAMES.get(o, o), MUTED, DASH.get(o, "dot")) for o in objectives
         ]
     return chips
 
@@ -129,7 +257,13 @@ def format_score_hover(study: Study, row: Row) -> str:
     return f"{format_run_hover(study, row)}<br>held out {format_loss(row['loss'], row['loss_se'])}"
 
 
-def make_run_mark(study: Study, row: Row, x: float, more: str = "", colour: str = "") -> dict[str, Any]:
+def make_error_bars(rows: Sequence[Row], colour: str) -> dict[str, Any]:
+    """Return bars of 2 standard errors of the held-out loss of runs."""
+    bars = [2 * (row["loss_se"] or 0) for row in rows]
+    return {"array": bars, "color": colour, "thickness": 1, "width": 3}
+
+
+def make_run_mark(study: Study, row: Row, x: float, more: str = "", colour: str = "") -> Trace:
     """Return the mark of a finished run at its held-out loss, with 2 standard errors. `more`: hover text."""
     colour = colour or size_colour(study, row)
     return scatter_trace(
@@ -139,6 +273,6 @@ def make_run_mark(study: Study, row: Row, x: float, more: str = "", colour: str 
         meta=list_groups(row),
         cliponaxis=False,
         marker={"color": colour, "size": 9, "symbol": SYMBOL.get(row["objective"], "square")},
-        error_y={"array": [2 * (row["loss_se"] or 0)], "color": colour, "thickness": 1, "width": 3},
+        error_y=make_error_bars([row], colour),
         hovertemplate=f"{format_score_hover(study, row)}{more}<extra></extra>",
     )

@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 
 from megatron.io import write_atomic
-from megatron.report.figures.plot import Chip, Figure, log_axis, scatter_trace
-from megatron.report.palette import make_palette
-from megatron.report.report import render_html
+from megatron.report.figures.plot import (
+    Chip,
+    Figure,
+    Trace,
+    log_axis,
+    make_chart,
+    scatter_trace,
+)
+from megatron.report.palette import INK, make_palette
+from megatron.report.report import render_figure_page
 from megatron.study.format import format_tick
 
 MAX_CONSTANT_SLOPE = 0.25  # largest slope that counts as constant; growth with size shows as 0.5 or more
@@ -52,10 +59,10 @@ def write_coordinate_page(sweeps: Sequence[CoordinateSweep], settings: str, path
     """Write the check as one HTML page, atomically. `settings`: a sentence on what was trained."""
     axes = list(dict.fromkeys(sweep.axis for sweep in sweeps))
     figures = [coordinate_figure([sweep for sweep in sweeps if sweep.axis == axis]) for axis in axes]
-    text = render_html(
+    text = render_figure_page(
         kicker="Coordinate check",
         title="How far activations move in the first steps",
-        opening=f"<p>{settings}</p>",
+        opening=settings,
         figures=figures,
         colours=make_palette(len(NAMES), 1),
     )
@@ -88,7 +95,7 @@ def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
         layout["annotations"].append(
             {
                 "text": f"<b>{sweep.parametrization}</b>", "xref": "paper", "yref": "paper",
-                "x": begin, "y": 1, "xanchor": "left", "yanchor": "bottom", "showarrow": False,
+                "x": begin, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"color": INK},
             }
         )  # fmt: skip
         data += [_quantity_line(sweep, quantity, k, suffix) for k, quantity in enumerate(sweep.moved)]
@@ -103,12 +110,12 @@ def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
         "Change of each activation since initialisation. Flat lines: one learning rate works for every "
         f"{axis}."
     )
-    chips = [Chip(q, NAMES[q], f"@size{k}") for k, q in enumerate(sweeps[0].moved)]
-    return Figure(axis, title, caption, alt, data, layout, chips, 400)
+    chips = [Chip(q, NAMES[q], f"var(--size{k})") for k, q in enumerate(sweeps[0].moved)]
+    return Figure(axis, title, caption, alt, make_chart(data, layout, 400), chips)
 
 
-def _quantity_line(sweep: CoordinateSweep, quantity: str, k: int, suffix: str) -> dict[str, Any]:
-    colour = f"@size{k}"
+def _quantity_line(sweep: CoordinateSweep, quantity: str, k: int, suffix: str) -> Trace:
+    colour = f"var(--size{k})"
     point = f"%{{y:.3g}} at {sweep.axis} %{{x}}<extra></extra>"
     return scatter_trace(
         sweep.sizes,

@@ -12,16 +12,19 @@ from megatron.report.figures.plot import (
     SYMBOL,
     Chip,
     Figure,
+    Trace,
     format_flops_tick,
     format_run_hover,
     linear_axis,
     list_groups,
     log_axis,
+    make_chart,
     make_run_chips,
     scatter_trace,
     size_colour,
 )
 from megatron.report.figures.plot_law import select_law_points, unique_tokens
+from megatron.report.palette import ACCENT, CLOUD, INK, MUTED
 from megatron.report.study_data import MASKED_DIFFUSION, Study
 from megatron.study.format import OBJECTIVE_NAMES, format_count, format_plural, format_tick
 from megatron.study.table import Row
@@ -36,7 +39,7 @@ NAMES = {
 }
 MIN_REPLICATES = 10
 MAX_TICKS = 3
-COLOUR = {MASKED_DIFFUSION: "@ink"}
+COLOUR = {MASKED_DIFFUSION: INK}
 THRESHOLD = 3.84  # 95 % quantile of chi-square with one degree of freedom
 
 
@@ -61,14 +64,14 @@ def residual_figure(study: Study) -> Figure | None:
     names = {"N": "parameters, N", "D": "tokens, D", "C": "compute (FLOPs)"}
     layout: dict[str, Any] = {
         "yaxis": linear_axis("measured minus law (% of nats)", float(left.min()), float(left.max()))
-        | {"zeroline": True, "zerolinecolor": "@muted"}
+        | {"zeroline": True},
+        "grid": {"rows": 1, "columns": 3, "pattern": "coupled", "xgap": 0.1},
     }
     for i, letter in enumerate(panels):
         write = format_flops_tick if letter == "C" else format_tick
-        # a panel takes 0.31 of the width and 0.345 with its gap, for three panels
-        axis = log_axis(names[letter], at[letter], write) | {"domain": [i * 0.345, i * 0.345 + 0.31]}
+        axis = log_axis(names[letter], at[letter], write)
         few = slice(None, None, max(1, math.ceil(len(axis["tickvals"]) / MAX_TICKS)))  # panels are narrow
-        axis |= {"tickvals": axis["tickvals"][few], "ticktext": axis["ticktext"][few], "anchor": "y"}
+        axis |= {"tickvals": axis["tickvals"][few], "ticktext": axis["ticktext"][few]}
         layout["xaxis" if i == 0 else f"xaxis{i + 1}"] = axis
     slopes = {letter: _slope_per_decade(np.log(at[letter]), left) for letter in panels}
     trend = headlines.describe_trend({letter: np.array(values) for letter, values in at.items()}, left)
@@ -82,10 +85,12 @@ def residual_figure(study: Study) -> Figure | None:
         + ", ".join(f"{x}: {slope:+.2f} %" for x, slope in slopes.items())
         + "."
     )
-    return Figure("residuals", title, caption, alt, data, layout, make_run_chips(study, points), 360)
+    return Figure(
+        "residuals", title, caption, alt, make_chart(data, layout, 360), make_run_chips(study, points)
+    )
 
 
-def residual_mark(study: Study, row: Row, x: float, y: float, axis: str) -> dict[str, Any]:
+def residual_mark(study: Study, row: Row, x: float, y: float, axis: str) -> Trace:
     """Return the mark of one run in one panel."""
     return scatter_trace(
         [x], [y], "markers", xaxis=axis, meta=list_groups(row),
@@ -104,8 +109,10 @@ def pairs_figure(study: Study) -> Figure | None:
     law = study.law
     if law is None or law.n_replicates() < MIN_REPLICATES or not set(NAMES) <= set(law.replicates):
         return None
-    data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {}
+    data: list[Trace] = []
+    layout: dict[str, Any] = {
+        "grid": {"rows": 2, "columns": 2, "pattern": "independent", "xgap": 0.2, "ygap": 0.25}
+    }
     together = []
     for i, (x, y) in enumerate(PAIRS):
         traces, axes, correlation = pair_panel(law, i, x, y)
@@ -120,11 +127,11 @@ def pairs_figure(study: Study) -> Figure | None:
         "that the runs determine a combination of the two constants but neither alone."
     )
     correlations = "; ".join(f"{a} and {b}: {r:.2f}" for (a, b), r in zip(PAIRS, together, strict=True))
-    chips = [Chip("replicates", "replicates", "@accent", "point"), Chip("fit", "the fit", "@ink", "point")]
-    return Figure("pairs", title, caption, f"{title}. {correlations}.", data, layout, chips, 620)
+    chips = [Chip("replicates", "replicates", ACCENT, "point"), Chip("fit", "the fit", INK, "point")]
+    return Figure("pairs", title, caption, f"{title}. {correlations}.", make_chart(data, layout, 620), chips)
 
 
-def pair_panel(law: Law, i: int, x: str, y: str) -> tuple[list[dict[str, Any]], dict[str, Any], float]:
+def pair_panel(law: Law, i: int, x: str, y: str) -> tuple[list[Trace], dict[str, Any], float]:
     """Return (traces, axes, correlation) of panel i in a 2 x 2 grid. Coefficients have a log axis."""
     number = "" if i == 0 else str(i + 1)
     on = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
@@ -134,7 +141,7 @@ def pair_panel(law: Law, i: int, x: str, y: str) -> tuple[list[dict[str, Any]], 
         along.round(6).tolist(),
         [float(f"{v:.6g}") for v in up],
         "markers",
-        marker={"color": "@accent/0.45", "size": 5},
+        marker={"color": CLOUD, "size": 5},
         meta=["replicates"],
         hovertemplate=f"{x} %{{x:.3f}}, {y} %{{y:.4g}}<extra>replicate</extra>",
         **on,
@@ -143,21 +150,18 @@ def pair_panel(law: Law, i: int, x: str, y: str) -> tuple[list[dict[str, Any]], 
         [law.params[x]],
         [law.params[y]],
         "markers",
-        marker={"color": "@ink", "size": 10, "symbol": "x"},
+        marker={"color": INK, "size": 10, "symbol": "x"},
         meta=["fit"],
         hovertemplate=f"{x} {law.params[x]:.4g}, {y} {law.params[y]:.4g}<extra>the fit</extra>",
         **on,
     )
-    # panels 0 1 in the upper row (low = 0.57), 2 3 in the lower (low = 0)
-    left, low = (i % 2) * 0.55, 0.57 * (1 - i // 2)
     logged = y in "AB" and bool((up > 0).all())
     axis = (
         log_axis(NAMES[y], up.tolist()) if logged else linear_axis(NAMES[y], float(up.min()), float(up.max()))
     )
     axes = {
-        f"xaxis{number}": linear_axis(NAMES[x], float(along.min()), float(along.max()))
-        | {"domain": [left, left + 0.45], "anchor": on["yaxis"]},
-        f"yaxis{number}": axis | {"domain": [low, low + 0.43], "anchor": on["xaxis"]},
+        f"xaxis{number}": linear_axis(NAMES[x], float(along.min()), float(along.max())),
+        f"yaxis{number}": axis,
     }
     # correlation with log A or log B, since these coefficients scatter over factors
     height = np.log(up) if logged else up
@@ -181,8 +185,8 @@ def profile_figure(study: Study) -> Figure | None:
             values.tolist(),
             statistic.round(4).tolist(),
             "lines+markers",
-            line={"color": "@accent", "width": 2},
-            marker={"color": "@accent", "size": 6},
+            line={"color": ACCENT, "width": 2},
+            marker={"color": ACCENT, "size": 6},
             hovertemplate=f"{name}* %{{x:.3g}}: worse by %{{y:.2f}}<extra></extra>",
             meta=["profile"],
         ),
@@ -190,7 +194,7 @@ def profile_figure(study: Study) -> Figure | None:
             [values.min(), values.max()],
             [THRESHOLD, THRESHOLD],
             "lines",
-            line={"color": "@muted", "width": 1.2, "dash": "dot"},
+            line={"color": MUTED, "width": 1.2, "dash": "dot"},
             hoverinfo="skip",
             meta=["threshold"],
         ),
@@ -207,14 +211,13 @@ def profile_figure(study: Study) -> Figure | None:
         "are in the 95 % confidence interval; if the line stays below it up to an end of the figure, the "
         "runs do not bound the constant on that side."
     )
-    chips = [Chip("profile", "profile", "@accent"), Chip("threshold", "95 %", "@muted", "dot")]
+    chips = [Chip("profile", "profile", ACCENT), Chip("threshold", "95 %", MUTED, "dot")]
     return Figure(
         "profile",
         profile["words"],
         caption,
         f"{profile['words']} Threshold {THRESHOLD}.",
-        data,
-        layout,
+        make_chart(data, layout),
         chips,
     )
 
@@ -230,7 +233,7 @@ def held_out_figure(study: Study) -> Figure | None:
     ]
     data = [
         scatter_trace(
-            ends, ends, "lines", hoverinfo="skip", line={"color": "@muted", "dash": "dot", "width": 1}
+            ends, ends, "lines", hoverinfo="skip", line={"color": MUTED, "dash": "dot", "width": 1}
         ),
         *(held_out_marks(objective, result) for objective, result in results.items()),
     ]
@@ -254,14 +257,14 @@ def held_out_figure(study: Study) -> Figure | None:
         describe_held_out(objective, result) for objective, result in results.items()
     )
     chips = [
-        Chip(f"objective:{o}", OBJECTIVE_NAMES.get(o, o), COLOUR.get(o, "@accent"), "point") for o in results
+        Chip(f"objective:{o}", OBJECTIVE_NAMES.get(o, o), COLOUR.get(o, ACCENT), "point") for o in results
     ]
-    return Figure("heldout", title, caption, alt, data, layout, chips if len(chips) > 1 else [])
+    return Figure("heldout", title, caption, alt, make_chart(data, layout), chips if len(chips) > 1 else [])
 
 
-def held_out_marks(objective: str, result: dict[str, Any]) -> dict[str, Any]:
+def held_out_marks(objective: str, result: dict[str, Any]) -> Trace:
     """Return the trace of one law's held-out runs, with the intervals of their predictions."""
-    colour = COLOUR.get(objective, "@accent")
+    colour = COLOUR.get(objective, ACCENT)
     columns = [result[name] for name in ("N", "D", "predicted", "low", "high", "measured")]
     return scatter_trace(
         result["predicted"],

@@ -13,13 +13,18 @@ from megatron.report.figures.plot import (
     LOSS_UNIT,
     Chip,
     Figure,
+    Trace,
+    band_trace,
     format_flops_tick,
     format_run_hover,
     linear_axis,
     log_axis,
+    make_chart,
     scatter_trace,
+    shade_beyond,
 )
 from megatron.report.frontier_text import FACTORS, find_optimum, has_answer, select_frontier_points
+from megatron.report.palette import ACCENT, BAND, INK, MUTED
 from megatron.report.study_data import Study
 from megatron.study.format import (
     format_count,
@@ -47,19 +52,19 @@ def slices_figure(study: Study) -> Figure | None:
     if not rows:
         return None
     law, sound = study.compute_law, has_answer(study)
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     chips, losses = [], [row["loss"] for row in rows]
     for i, indices in enumerate(split_budgets(np.array([row["C"] for row in rows]))):
         group = [rows[k] for k in indices]
         # geometric mean of the budget: its runs differ by the rounding to whole steps
         C = math.exp(float(np.mean(np.log([row["C"] for row in group]))))
         name, key = f"{format_exponent(C)} FLOPs", f"isoflop:{i}"
-        traces = _slice_traces(study, group, C, key, f"@slice{i}", name)
+        traces = _slice_traces(study, group, C, key, f"var(--slice{i})", name)
         # The ends of a slice can rise far above the runs. They would compress the points into a line at the
         # bottom.
         losses += [y for trace in traces for y in trace["y"] if min(losses) / 2 < y < 2 * max(losses)]
         data += traces
-        chips.append(Chip(key, name, f"@slice{i}"))
+        chips.append(Chip(key, name, f"var(--slice{i})"))
     sizes = [x for trace in data for x in trace["x"]]
     layout = {
         "xaxis": log_axis("parameters, N", sizes),
@@ -77,7 +82,9 @@ def slices_figure(study: Study) -> Figure | None:
     alt = f"{title}. " + "; ".join(
         f"at {format_exponent(C)} FLOPs the best N is {format_count(at.N)}" for C, at in ends if at
     )
-    return Figure("isoflop", title, caption, f"{alt.strip().rstrip('.')}.", data, layout, chips, 440)
+    return Figure(
+        "isoflop", title, caption, f"{alt.strip().rstrip('.')}.", make_chart(data, layout, 440), chips
+    )
 
 
 def _describe_slices(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
@@ -94,7 +101,7 @@ def _describe_slices(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
 
 def _slice_traces(
     study: Study, rows: Sequence[Row], C: float, key: str, colour: str, name: str
-) -> list[dict[str, Any]]:
+) -> list[Trace]:
     """Return the traces of one budget: the law's slice, the runs, and the minimum of an identified law."""
     law, sizes = study.compute_law, [row["N"] for row in rows]
     at = find_optimum(law, C) if has_answer(study) else None
@@ -119,7 +126,7 @@ def _slice_traces(
     return traces
 
 
-def _minimum_mark(at: Optimum, key: str, colour: str, name: str) -> dict[str, Any]:
+def _minimum_mark(at: Optimum, key: str, colour: str, name: str) -> Trace:
     """Return the mark of a slice's minimum with the interval of its N."""
     text = format_with_interval(at.N, at.N_interval, format_count)
     low, high = at.N_interval
@@ -150,11 +157,11 @@ def frontier_figure(study: Study) -> Figure | None:
         ("y", "N", [at.N for at in best], [at.N_interval for at in best]),
         ("y2", "loss", [at.loss for at in best], [at.predictive for at in best]),
     )
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     layout: dict[str, Any] = {
-        "xaxis": log_axis("compute, C (FLOPs)", C, format_flops_tick) | {"anchor": "y2"}
+        "grid": {"rows": 2, "columns": 1, "pattern": "coupled", "ygap": 0.2},
+        "xaxis": log_axis("compute, C (FLOPs)", C, format_flops_tick),
     }
-    domains = {"y": [0.56, 1.0], "y2": [0.0, 0.44]}
     for axis, letter, line, ends in panels:
         data += _frontier_traces(study, rows, C, axis, letter, line, ends, sound)
         runs = [row[letter] for row in rows]
@@ -163,9 +170,9 @@ def frontier_figure(study: Study) -> Figure | None:
         shown = [*line, *runs] if sound else [*runs, *_clip_to_axis(runs, line)]
         shown += _clip_to_axis(shown, [end for pair in ends for end in pair]) if sound else []
         panel = log_axis("parameters, N*", shown) if letter == "N" else loss_axis("loss, L*", shown)
-        layout[axis.replace("y", "yaxis")] = panel | {"domain": domains[axis]}
+        layout[axis.replace("y", "yaxis")] = panel
     # the range of a log axis is in powers of ten
-    layout |= _shade_extrapolation(law.C[1], 10 ** layout["xaxis"]["range"][1], list(domains.values()))
+    layout |= shade_beyond(law.C[1], 10 ** layout["xaxis"]["range"][1], ("y", "y2"), ("y",))
     title = f"No compute-optimal size follows from {UNKNOWN} ({format_plural(law.n_runs, 'run')})"
     if sound:
         first, last = best[0], find_optimum(law, law.C[1])
@@ -184,9 +191,9 @@ def frontier_figure(study: Study) -> Figure | None:
     if sound:
         at = best[-1]
         alt += f" At {format_exponent(at.C)} FLOPs N* is {format_count(at.N)} and L* {at.loss:.2f}."
-    chips = [Chip("optimum", "frontier", "@accent" if sound else "@muted", "solid" if sound else "dot"),
-             Chip("runs", "runs", "@muted", "point")]  # fmt: skip
-    return Figure("frontier", title, caption, alt, data, layout, chips, 600)
+    chips = [Chip("optimum", "frontier", ACCENT if sound else MUTED, "solid" if sound else "dot"),
+             Chip("runs", "runs", MUTED, "point")]  # fmt: skip
+    return Figure("frontier", title, caption, alt, make_chart(data, layout, 600), chips)
 
 
 def _frontier_traces(
@@ -198,7 +205,7 @@ def _frontier_traces(
     line: Sequence[float],
     ends: Sequence[tuple[float, float]],
     sound: bool,
-) -> list[dict[str, Any]]:
+) -> list[Trace]:
     """Return the traces of one panel: the band if there is one, the runs, and the line on top."""
     write: Callable[[float], str] = format_count if letter == "N" else "{:.3f}".format
     name = "N*" if letter == "N" else "L*"
@@ -211,13 +218,13 @@ def _frontier_traces(
         *(_band_traces(C, ends, line, axis) if sound else []),
         scatter_trace(
             [row["C"] for row in rows], [row[letter] for row in rows], "markers", yaxis=axis, meta=["runs"],
-            marker={"color": "@muted", "size": 6, "symbol": "circle-open"},
+            marker={"color": MUTED, "size": 6, "symbol": "circle-open"},
             customdata=[format_run_hover(study, row) for row in rows],
             hovertemplate="%{customdata}<extra>run</extra>",
         ),
         scatter_trace(
             C, line, "lines", yaxis=axis, meta=["optimum"], customdata=texts,
-            line={"color": "@accent", "width": 2.4} if sound else _unsound_line(2.4),
+            line={"color": ACCENT, "width": 2.4} if sound else _unsound_line(2.4),
             hovertemplate="%{customdata}<extra></extra>",
         ),
     ]  # fmt: skip
@@ -249,15 +256,14 @@ def blind_figure(study: Study) -> Figure | None:
         "yaxis2": {
             "domain": [0.0, 0.18], "range": [-0.6, 1.6],
             "tickvals": [1, 0][: 1 + measured], "ticktext": ["predicted", "measured"][: 1 + measured],
-            "title": {"text": ""}, "showgrid": False,
+            "showgrid": False,
         },
     }  # fmt: skip
     if has_interval:
         layout["shapes"] = [
             {
                 "type": "rect", "xref": "x2", "yref": "y2 domain", "x0": blind.interval[0],
-                "x1": blind.interval[1], "y0": 0, "y1": 1, "fillcolor": "@accent/0.18", "line": {"width": 0},
-                "layer": "below",
+                "x1": blind.interval[1], "y0": 0, "y1": 1, "fillcolor": BAND,
             }
         ]  # fmt: skip
     caption = (
@@ -271,15 +277,13 @@ def blind_figure(study: Study) -> Figure | None:
         caption += " The line is from a later fit than the prediction."
     title = blind_text.format_blind_title(blind)
     alt = f"{title}. {format_plural(len(rows), 'run')} of the fit are to its left."
-    chips = [Chip("blind", "prediction", "@accent", "point"), Chip("runs", "runs", "@muted", "point")]
+    chips = [Chip("blind", "prediction", ACCENT, "point"), Chip("runs", "runs", MUTED, "point")]
     if study.compute_law is not None:
-        chips.insert(1, Chip("optimum", "frontier", "@accent" if has_answer(study) else "@muted"))
-    return Figure("blind", title, caption, alt, data, layout, chips, 460)
+        chips.insert(1, Chip("optimum", "frontier", ACCENT if has_answer(study) else MUTED))
+    return Figure("blind", title, caption, alt, make_chart(data, layout, 460), chips)
 
 
-def _approach_traces(
-    study: Study, rows: Sequence[Row]
-) -> tuple[list[dict[str, Any]], list[float], list[float]]:
+def _approach_traces(study: Study, rows: Sequence[Row]) -> tuple[list[Trace], list[float], list[float]]:
     """Return (traces, losses, FLOPs) of the runs and of the frontier up to the blind run."""
     law, blind = study.compute_law, study.blind
     losses, compute = [row["loss"] for row in rows], [row["C"] for row in rows]
@@ -293,19 +297,17 @@ def _approach_traces(
     return traces, [*losses, *(at.loss for at in best)], compute
 
 
-def _blind_marks(
-    blind: Any, has_interval: bool, measured: bool, axes: dict[str, str]
-) -> list[dict[str, Any]]:
+def _blind_marks(blind: Any, has_interval: bool, measured: bool, axes: dict[str, str]) -> list[Trace]:
     """Return marks of predicted interval and measured loss: vertical over C, or horizontal in a panel."""
     horizontal = bool(axes)
     text = f"predicted {blind.predicted:.3f} ({format_interval(blind.interval, '{:.3f}'.format)})"
     low, high = blind.interval
     error = {
         "type": "data", "symmetric": False, "array": [high - blind.predicted],
-        "arrayminus": [blind.predicted - low], "color": "@accent", "thickness": 3, "width": 6,
+        "arrayminus": [blind.predicted - low], "color": ACCENT, "thickness": 3, "width": 6,
     }  # fmt: skip
 
-    def mark(value: float, row: int, more: dict[str, Any], words: str) -> dict[str, Any]:
+    def mark(value: float, row: int, more: dict[str, Any], words: str) -> Trace:
         # rows of the lower panel: 1 predicted, 0 measured
         x, y = (value, row) if horizontal else (blind.C, value)
         return scatter_trace(
@@ -313,13 +315,13 @@ def _blind_marks(
             **axes, **more,
         )  # fmt: skip
 
-    bar = {"marker": {"color": "@accent", "size": 9, "symbol": "line-ns" if horizontal else "line-ew",
-                      "line": {"width": 2, "color": "@accent"}}}  # fmt: skip
+    bar = {"marker": {"color": ACCENT, "size": 9, "symbol": "line-ns" if horizontal else "line-ew",
+                      "line": {"width": 2, "color": ACCENT}}}  # fmt: skip
     if has_interval:
         bar["error_x" if horizontal else "error_y"] = error
     marks = [mark(blind.predicted, 1, bar, text)]
     if measured:
-        diamond = {"marker": {"color": "@ink", "size": 10, "symbol": "diamond"}}
+        diamond = {"marker": {"color": INK, "size": 10, "symbol": "diamond"}}
         marks.append(mark(blind.measured, 0, diamond, f"measured {blind.measured:.3f}"))
     return marks
 
@@ -332,19 +334,13 @@ def _find_optima(law: ComputeLaw, first: float, last: float) -> list[Optimum]:
 
 def _band_traces(
     C: Sequence[float], ends: Sequence[tuple[float, float]], line: Sequence[float], axis: str
-) -> list[dict[str, Any]]:
+) -> list[Trace]:
     """Return the band as one closed trace, clipped at BAND_LIMIT; empty without an interval."""
     if not all(math.isfinite(end) for pair in ends for end in pair):
         return []
-    # one closed polygon: forward along the lower end, back along the upper
     cut = (min(line) / BAND_LIMIT, max(line) * BAND_LIMIT)
     low, high = (np.clip([pair[i] for pair in ends], *cut).tolist() for i in (0, 1))
-    return [
-        scatter_trace(
-            [*C, *C[::-1]], [*low, *high[::-1]], "lines", yaxis=axis, fill="toself", fillcolor="@accent/0.18",
-            line={"width": 0, "color": "@accent"}, hoverinfo="skip", meta=["optimum"],
-        )
-    ]  # fmt: skip
+    return [band_trace(C, (low, high), "optimum", yaxis=axis)]
 
 
 def _clip_to_axis(shown: Sequence[float], more: Sequence[float]) -> list[float]:
@@ -358,26 +354,7 @@ def _clip_to_axis(shown: Sequence[float], more: Sequence[float]) -> list[float]:
 
 def _unsound_line(width: float) -> dict[str, Any]:
     """Return the line style of a law that is not identified: grey and dotted."""
-    return {"color": "@muted", "width": width, "dash": "dot"}
-
-
-def _shade_extrapolation(last: float, end: float, domains: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the shading and label of the range beyond the largest budget, for each panel."""
-    shapes = [
-        {
-            "type": "rect", "xref": "x", "yref": "paper", "x0": last, "x1": end, "y0": low, "y1": high,
-            "fillcolor": "@ink/0.06", "line": {"width": 0}, "layer": "below",
-        }
-        for low, high in domains
-    ]  # fmt: skip
-    words = [
-        {
-            "xref": "paper", "yref": "paper", "x": 0.99, "y": low, "xanchor": "right", "yanchor": "bottom",
-            "showarrow": False, "text": "beyond the runs", "font": {"color": "@muted", "size": 11},
-        }
-        for low, _ in domains[:1]
-    ]  # fmt: skip
-    return {"shapes": shapes, "annotations": words}
+    return {"color": MUTED, "width": width, "dash": "dot"}
 
 
 def loss_axis(title: str, values: Sequence[float]) -> dict[str, Any]:

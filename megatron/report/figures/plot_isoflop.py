@@ -1,7 +1,6 @@
 """Figures of equal compute and of equal loss: isoFLOP curves, and contours of L(N, D)."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -13,14 +12,18 @@ from megatron.report.figures.plot import (
     LOSS_UNIT,
     Chip,
     Figure,
+    Trace,
+    contour_trace,
     linear_axis,
     log_axis,
+    make_chart,
     make_run_chips,
     make_run_mark,
     scatter_trace,
 )
 from megatron.report.figures.plot_law import largest_compute, line_style, select_law_points
 from megatron.report.frontier_text import select_frontier_points
+from megatron.report.palette import ACCENT
 from megatron.report.study_data import Study
 from megatron.study.format import (
     format_count,
@@ -60,12 +63,12 @@ def isoflop_figure(study: Study) -> Figure | None:
     isoflop = fit_study_isoflop(study)
     if isoflop is None or select_frontier_points(study):
         return None
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     chips = []
     for i, parabola in enumerate(isoflop.parabolas):
         name = f"{format_exponent(parabola.C)} FLOPs"
-        data += parabola_traces(parabola, f"isoflop:{i}", f"@budget{i}", name)
-        chips.append(Chip(f"isoflop:{i}", name, f"@budget{i}"))
+        data += parabola_traces(parabola, f"isoflop:{i}", f"var(--budget{i})", name)
+        chips.append(Chip(f"isoflop:{i}", name, f"var(--budget{i})"))
     sizes = np.concatenate([parabola.N for parabola in isoflop.parabolas])
     losses = np.concatenate([parabola.L for parabola in isoflop.parabolas])
     layout = {
@@ -96,7 +99,7 @@ def isoflop_figure(study: Study) -> Figure | None:
         f"at {format_exponent(parabola.C)} FLOPs the minimum is at N = {format_count(parabola.N_best)}"
         for parabola in isoflop.parabolas
     )
-    return Figure("isoflop", title, caption, f"{alt}.", data, layout, chips)
+    return Figure("isoflop", title, caption, f"{alt}.", make_chart(data, layout), chips)
 
 
 def describe_bias(study: Study, isoflop: IsoFlop) -> list[str]:
@@ -107,7 +110,7 @@ def describe_bias(study: Study, isoflop: IsoFlop) -> list[str]:
     return [] if bias is None else [bias.words]
 
 
-def parabola_traces(parabola: Parabola, key: str, colour: str, name: str) -> list[dict[str, Any]]:
+def parabola_traces(parabola: Parabola, key: str, colour: str, name: str) -> list[Trace]:
     """Return the traces of one budget: runs, parabola, and minimum with its error."""
     fitted = parabola.N[parabola.used]
     # L = c0 + c1 x + c2 x^2 in x = log N; coefficients in this order
@@ -152,22 +155,14 @@ def contour_figure(study: Study) -> Figure | None:
     z = study.law.loss(N[None, :], D[:, None])
     first, last = (6.0 * min(row["N"] * row["D"] for row in points), largest_compute(study))
     best = optimal_frontier(study.law, np.geomspace(first, last, 30))
-    data: list[dict[str, Any]] = [
-        {
-            "type": "contour",
-            "x": N.tolist(),
-            "y": D.tolist(),
-            "z": z.round(4).tolist(),
-            "contours": {"coloring": "none", "showlabels": True},
-            "line": {"color": "@muted", "width": 1.2},
-            "ncontours": 14,
-            "showscale": False,
-            "hovertemplate": "N %{x:.3s}, D %{y:.3s}<br>the law %{z:.3f}<extra></extra>",
-            "meta": ["contours"],
-        },
+    data: list[Trace] = [
+        contour_trace(
+            N.tolist(), D.tolist(), z.round(4).tolist(), ncontours=14, meta=["contours"],
+            hovertemplate="N %{x:.3s}, D %{y:.3s}<br>the law %{z:.3f}<extra></extra>",
+        ),
         scatter_trace(
             best.N.tolist(), best.D.tolist(), "lines", meta=["optimum"],
-            line=line_style(study.law, "@accent", 2.4),
+            line=line_style(study.law, ACCENT, 2.4),
             customdata=[format_exponent(c) for c in best.C],
             hovertemplate="optimum at %{customdata} FLOPs<extra></extra>",
         ),
@@ -175,7 +170,7 @@ def contour_figure(study: Study) -> Figure | None:
     for row in points:
         # a vertical error bar of the loss is invisible on a contour figure
         mark = make_run_mark(study, row, row["N"])
-        data.append(mark | {"y": [row["D"]], "error_y": {"visible": False}})
+        data.append(mark.update(y=[row["D"]], error_y={"visible": False}))
     layout = {
         "xaxis": log_axis("parameters, N", N.tolist()),
         "yaxis": log_axis("training tokens, D", D.tolist()),
@@ -195,5 +190,5 @@ def contour_figure(study: Study) -> Figure | None:
             f"N = {format_count(best.N[i])}, D = {format_count(best.D[i])}" for i in (0, len(best.N) - 1)
         )
         alt += f" The compute-optimal path runs from {first} to {last}."
-    chips = [Chip("optimum", "optimum", "@accent"), *make_run_chips(study, points)]
-    return Figure("contours", title, caption, alt, data, layout, chips, 460)
+    chips = [Chip("optimum", "optimum", ACCENT), *make_run_chips(study, points)]
+    return Figure("contours", title, caption, alt, make_chart(data, layout, 460), chips)

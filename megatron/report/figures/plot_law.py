@@ -1,4 +1,4 @@
-"""Figures of the fitted law, as plotly JSON: the law and its runs, and the compute-optimal N and D."""
+"""Figures of the fitted law: the law and its runs, and the compute-optimal N and D."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +15,19 @@ from megatron.report.figures.plot import (
     LOSS_UNIT,
     Chip,
     Figure,
+    Trace,
+    band_trace,
     format_flops_tick,
     format_run_hover,
     linear_axis,
     log_axis,
+    make_chart,
     make_run_chips,
     make_run_mark,
     scatter_trace,
+    shade_beyond,
 )
+from megatron.report.palette import ACCENT, MUTED
 from megatron.report.study_data import Study
 from megatron.study.format import (
     format_count,
@@ -54,13 +59,30 @@ class OptimumPath:
 
 
 def select_law_points(study: Study) -> list[Row]:
-    """Return the finished runs that the law was fitted on, with the fitted columns as `N` and `D`."""
+    """Return the finished runs that the law was fitted on, with the fitted columns as `N` and `D`.
+
+    These are the runs that the law lists, or without a list those of `select_matching_runs`.
+    """
     law = study.law
     if law is None:
         return []
-    columns, filters = law.columns or {}, dict(law.filter or {})
+    rows = select_matching_runs(study)
+    if law.runs:
+        rows = [row for row in study.finished_rows() if row["run"] in set(law.runs)]
+    columns = law.columns or {}
+    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
+    rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]
+    return [row for row in rows if row["N"] and row["D"]]
+
+
+def select_matching_runs(study: Study) -> list[Row]:
+    """Return the finished runs that the law's filter selects, which may have finished after the fit."""
+    law = study.law
+    if law is None:
+        return []
+    filters = dict(law.filter or {})
     most, held_out = filters.pop("max_loss", math.inf), set(law.held_out.get("runs", ()))
-    rows = [
+    return [
         row
         for row in study.finished_rows()
         # values of `filter` come from JSON and rows from files, so they are compared as text
@@ -68,9 +90,6 @@ def select_law_points(study: Study) -> list[Row]:
         and row["loss"] <= most
         and row["run"] not in held_out
     ]
-    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
-    rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]
-    return [row for row in rows if row["N"] and row["D"]]
 
 
 def unique_tokens(row: Row) -> float:
@@ -110,7 +129,7 @@ def prediction_figure(study: Study) -> Figure | None:
             [low, high],
             "lines",
             hoverinfo="skip",
-            line={"color": "@muted", "dash": "dot", "width": 1},
+            line={"color": MUTED, "dash": "dot", "width": 1},
         )
     ]
     for row, x, error in zip(points, predicted, off, strict=True):
@@ -129,14 +148,14 @@ def prediction_figure(study: Study) -> Figure | None:
         "were used in the fit, so the figure does not show how well the law predicts other runs."
     )
     alt = f"{title}. The worst is {worst['run']}, measured {worst['loss']:.3f}."
-    return Figure("prediction", title, caption, alt, data, layout, make_run_chips(study, points))
+    return Figure("prediction", title, caption, alt, make_chart(data, layout), make_run_chips(study, points))
 
 
 def line_style(law: Law, colour: str, width: float) -> dict[str, Any]:
     """Return the line style of a law: grey and dotted if the law is not sound."""
     if verdict.is_sound(law):
         return {"color": colour, "width": width}
-    return {"color": "@muted", "width": width, "dash": "dot"}
+    return {"color": MUTED, "width": width, "dash": "dot"}
 
 
 def size_figure(study: Study) -> Figure | None:
@@ -157,15 +176,15 @@ def size_figure(study: Study) -> Figure | None:
                 N.tolist(),
                 line.round(5).tolist(),
                 "lines",
-                line=line_style(study.law, f"@budget{i}", 2),
+                line=line_style(study.law, f"var(--budget{i})", 2),
                 hoverinfo="skip",
                 **about,
             )
         )
         for row in points:
             if row["D"] == D:
-                data.append(make_run_mark(study, row, row["N"], colour=f"@budget{i}") | about)
-        chips.append(Chip(f"budget:{D}", f"{format_count(D)} tokens", f"@budget{i}"))
+                data.append(make_run_mark(study, row, row["N"], colour=f"var(--budget{i})").update(about))
+        chips.append(Chip(f"budget:{D}", f"{format_count(D)} tokens", f"var(--budget{i})"))
     letter = LETTERS.get((study.law.columns or {}).get("N", "n_params"), "N")
     layout = {
         "xaxis": log_axis(f"parameters, {letter}", list(N)),
@@ -191,7 +210,7 @@ def size_figure(study: Study) -> Figure | None:
     alt = f"{title}."
     if is_flattening(study.law, N, budgets):
         alt += " The curves flatten to the right: at fixed tokens each further doubling of N brings less."
-    return Figure("size", title, caption, alt, data, layout, chips)
+    return Figure("size", title, caption, alt, make_chart(data, layout), chips)
 
 
 def is_flattening(law: Law, N: np.ndarray, budgets: Sequence[float]) -> bool:
@@ -213,7 +232,7 @@ def optimum_figure(study: Study) -> Figure | None:
     first = min((6.0 * row["N"] * row["D"] for row in points), default=last / 100)
     C = np.geomspace(first, last * EXTRAPOLATION, 48)
     best = find_optimum_path(study.law, C)
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     panels = (("N", "y", best.N, best.N_ends), ("D", "y2", best.D, best.D_ends))
     for panel in panels:
         data += optimum_traces(study, points, C, *panel)
@@ -244,14 +263,14 @@ def optimum_figure(study: Study) -> Figure | None:
     )
     alt = alt if sound else f"{title}. The lines are grey and dotted"
     chips = [
-        Chip("optimum", "optimum", "@accent"),
-        Chip("runs", "runs", "@muted", "point"),
-        Chip("literature", "the literature", "@muted", "dot"),
+        Chip("optimum", "optimum", ACCENT),
+        Chip("runs", "runs", MUTED, "point"),
+        Chip("literature", "the literature", MUTED, "dot"),
     ]
-    return Figure("optimum", title, caption, f"{alt}.", data, layout, chips, 620)
+    return Figure("optimum", title, caption, f"{alt}.", make_chart(data, layout, 620), chips)
 
 
-def literature_traces(C: np.ndarray) -> list[dict[str, Any]]:
+def literature_traces(C: np.ndarray) -> list[Trace]:
     """Return N* and D* over C [n] of published laws. They used other text; Kaplan's N excludes embeddings."""
     lines = {}
     for name, params in PUBLISHED.items():
@@ -266,7 +285,7 @@ def literature_traces(C: np.ndarray) -> list[dict[str, Any]]:
     return [
         scatter_trace(
             C.tolist(), y.tolist(), "lines", yaxis=axis, meta=["literature"],
-            line={"color": "@muted", "width": 1.2, "dash": "dot"},
+            line={"color": MUTED, "width": 1.2, "dash": "dot"},
             hovertemplate=f"{name}<br>%{{y:.3s}} at %{{x:.2s}} FLOPs<extra></extra>",
         )
         for name, pair in lines.items()
@@ -282,7 +301,7 @@ def optimum_traces(
     axis: str,
     line: np.ndarray,
     ends: tuple[np.ndarray, np.ndarray] | None,
-) -> list[dict[str, Any]]:
+) -> list[Trace]:
     """Return the traces of one panel: the band if there is one, the runs, and the optimum on top."""
     bounds = zip(*ends, strict=True) if ends else [None] * len(C)
     texts = [
@@ -295,7 +314,7 @@ def optimum_traces(
         "markers",
         yaxis=axis,
         meta=["runs"],
-        marker={"color": "@muted", "size": 6, "symbol": "circle-open"},
+        marker={"color": MUTED, "size": 6, "symbol": "circle-open"},
         customdata=[format_run_hover(study, row) for row in points],
         hovertemplate="%{customdata}<extra>run</extra>",
     )
@@ -306,26 +325,10 @@ def optimum_traces(
         yaxis=axis,
         meta=["optimum"],
         customdata=texts,
-        line=line_style(study.law, "@accent", 2.4),
+        line=line_style(study.law, ACCENT, 2.4),
         hovertemplate="%{customdata}<extra></extra>",
     )
-    return [*([band_trace(C, ends, axis)] if ends else []), runs, best]
-
-
-def band_trace(C: np.ndarray, ends: tuple[np.ndarray, np.ndarray], axis: str) -> dict[str, Any]:
-    """Return a filled band between two lines as one closed trace, so that it is hidden as a whole."""
-    low, high = ends
-    return scatter_trace(
-        [*C, *C[::-1]],
-        [*low, *high[::-1]],
-        "lines",
-        yaxis=axis,
-        fill="toself",
-        fillcolor="@accent/0.18",
-        line={"width": 0, "color": "@accent"},
-        hoverinfo="skip",
-        meta=["optimum"],
-    )
+    return [*([band_trace(C, ends, "optimum", yaxis=axis)] if ends else []), runs, best]
 
 
 def describe_band(law: Law) -> str:
@@ -342,9 +345,9 @@ def optimum_layout(
 ) -> dict[str, Any]:
     """Return a layout of two stacked panels with one C axis; the range beyond the runs is shaded."""
     names = {"N": "parameters, N", "D": "tokens, D"}
-    domains = {"y": [0.54, 1.0], "y2": [0.0, 0.46]}
     layout: dict[str, Any] = {
-        "xaxis": log_axis("compute, C = 6 N D (FLOPs)", list(C), format_flops_tick) | {"anchor": "y2"}
+        "grid": {"rows": 2, "columns": 1, "pattern": "coupled", "ygap": 0.15},
+        "xaxis": log_axis("compute, C = 6 N D (FLOPs)", list(C), format_flops_tick),
     }
     for letter, axis, line, ends in panels:
         shown = [
@@ -356,34 +359,6 @@ def optimum_layout(
         # a vanished term (A = 0 or B = 0) has its optimum at N = 0 or infinite D, which a log axis cannot
         # show
         shown = [x for x in shown if math.isfinite(x) and x > 0]
-        layout[axis.replace("y", "yaxis")] = log_axis(names[letter], shown) | {"domain": domains[axis]}
-    layout["shapes"] = [
-        {
-            "type": "rect",
-            "xref": "x",
-            "yref": "paper",
-            "x0": last,
-            "x1": 10 ** layout["xaxis"]["range"][1],
-            "y0": low,
-            "y1": high,
-            "fillcolor": "@ink/0.06",
-            "line": {"width": 0},
-            "layer": "below",
-        }
-        for low, high in domains.values()
-    ]
-    layout["annotations"] = [
-        {
-            "xref": "paper",
-            "yref": "paper",
-            "x": 0.99,
-            "y": low,
-            "xanchor": "right",
-            "yanchor": "bottom",
-            "showarrow": False,
-            "text": "beyond the runs",
-            "font": {"color": "@muted", "size": 11},
-        }
-        for low, _ in domains.values()
-    ]
-    return layout
+        layout[axis.replace("y", "yaxis")] = log_axis(names[letter], shown)
+    axes = [axis for _, axis, *_ in panels]
+    return layout | shade_beyond(last, 10 ** layout["xaxis"]["range"][1], axes, axes)

@@ -1,11 +1,18 @@
-"""Figure of mixtures as plotly JSON: the weights of the domains during training."""
+"""Figure of mixtures: the weights of the domains during training."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from megatron.report.figures.plot import Chip, Figure, linear_axis, scatter_trace
+from megatron.report.figures.plot import (
+    Chip,
+    Figure,
+    Trace,
+    linear_axis,
+    make_chart,
+    scatter_trace,
+)
+from megatron.report.palette import MUTED
 from megatron.report.study_data import Study
 from megatron.study.format import format_plural
 from megatron.study.table import read_valid_metrics
@@ -55,7 +62,7 @@ def mixture_figure(study: Study) -> Figure | None:
     shown = select_domains(runs)
     if not shown:
         return None
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     for number, (run, weights) in enumerate(runs.items()):
         dash = DASHES[number % len(DASHES)]
         for place, name in enumerate(shown):
@@ -73,7 +80,7 @@ def mixture_figure(study: Study) -> Figure | None:
                     share[keep].round(5).tolist(),
                     "lines",
                     # "hv": weights are constant between two records
-                    line={"color": f"@domain{place}", "width": 2, "dash": dash, "shape": "hv"},
+                    line={"color": f"var(--domain{place})", "width": 2, "dash": dash, "shape": "hv"},
                     meta=[f"domain:{name}", f"run:{run}"],
                     hovertemplate=f"<b>{name}</b>, {run}<br>%{{y:.1%}} at %{{x:.3s}} tokens<extra></extra>",
                 )
@@ -83,10 +90,10 @@ def mixture_figure(study: Study) -> Figure | None:
         "xaxis": linear_axis("training tokens", 0, max(trace["x"][-1] for trace in data)),
         "yaxis": linear_axis("share of the tokens", 0, highest) | {"tickformat": ".0%"},
     }
-    chips = [Chip(f"domain:{name}", name, f"@domain{place}") for place, name in enumerate(shown)]
+    chips = [Chip(f"domain:{name}", name, f"var(--domain{place})") for place, name in enumerate(shown)]
     if len(runs) > 1:
         chips += [
-            Chip(f"run:{run}", run, "@muted", "dash" if DASHES[n % len(DASHES)] != "solid" else "solid")
+            Chip(f"run:{run}", run, MUTED, "dash" if DASHES[n % len(DASHES)] != "solid" else "solid")
             for n, run in enumerate(runs)
         ]
     title = describe_mixture(runs)
@@ -96,7 +103,7 @@ def mixture_figure(study: Study) -> Figure | None:
         "horizontal line. "
         + (f"{format_plural(left_out, 'domain')} with smaller changes are not shown." if left_out else "")
     )
-    return Figure("mixture", title, caption.strip(), f"{title}.", data, layout, chips)
+    return Figure("mixture", title, caption.strip(), f"{title}.", make_chart(data, layout), chips)
 
 
 def describe_mixture(runs: Mapping[str, WeightsOverTime]) -> str:

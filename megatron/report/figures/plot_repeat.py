@@ -1,7 +1,5 @@
 """Figures of repeated text (epochs, crossover of the objectives) and of downstream scores."""
 
-from typing import Any
-
 import numpy as np
 
 from megatron.laws.crossover import crossover
@@ -14,16 +12,21 @@ from megatron.report.figures.plot import (
     SYMBOL,
     Chip,
     Figure,
+    Trace,
+    band_trace,
     format_flops_tick,
     format_run_hover,
     format_score_hover,
     linear_axis,
     list_groups,
     log_axis,
+    make_chart,
+    make_error_bars,
     make_run_chips,
     scatter_trace,
     size_colour,
 )
+from megatron.report.palette import ACCENT, INK
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import OBJECTIVE_NAMES, format_count, format_digits, format_exponent
 from megatron.study.table import Row
@@ -49,7 +52,7 @@ def epochs_figure(study: Study) -> Figure | None:
     shown = [row for rows in series.values() for row in rows]
     if not shown or max(row["epochs"] for row in shown) <= 1:
         return None
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     for (objective, _, unique), rows in sorted(series.items()):
         colour = size_colour(study, rows[0])
         data.append(
@@ -60,11 +63,7 @@ def epochs_figure(study: Study) -> Figure | None:
                 meta=list_groups(rows[0]),
                 line={"color": colour, "width": 2, "dash": DASH.get(objective, "dot")},
                 marker={"color": colour, "size": 9, "symbol": SYMBOL.get(objective, "square")},
-                error_y={
-                    "array": [2 * (row["loss_se"] or 0) for row in rows],
-                    "color": colour,
-                    "thickness": 1,
-                },
+                error_y=make_error_bars(rows, colour),
                 customdata=[
                     f"{format_score_hover(study, row)}<br>{format_digits(row['epochs'], 2)} epochs of "
                     f"{format_count(unique)} tokens"
@@ -85,7 +84,9 @@ def epochs_figure(study: Study) -> Figure | None:
         "One line per size and amount of unique text, autoregressive solid and masked diffusion dashed. "
         "Where a line turns up, more repetition increases the loss. Bars: two standard errors."
     )
-    return Figure("epochs", title, caption, f"{title}.", data, layout, make_run_chips(study, shown))
+    return Figure(
+        "epochs", title, caption, f"{title}.", make_chart(data, layout), make_run_chips(study, shown)
+    )
 
 
 def _describe_turn(study: Study, objective: str, series: dict[tuple, list[Row]]) -> str:
@@ -108,23 +109,17 @@ def crossover_figure(study: Study) -> Figure | None:
     at = np.isfinite(crossing.C)
     if not at.any():
         return None
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     shown = crossing.C[at].tolist()
     # a replicate without a crossing counts as infinite, so an end can be infinite: then no band is drawn
     if crossing.ends is not None and np.isfinite([end[at] for end in crossing.ends]).all():
         low, high = (end[at] for end in crossing.ends)
-        data.append(
-            scatter_trace(
-                [*unique[at], *unique[at][::-1]], [*low, *high[::-1]], "lines", fill="toself",
-                fillcolor="@accent/0.18", line={"width": 0, "color": "@accent"}, hoverinfo="skip",
-                meta=["crossover"],
-            )
-        )  # fmt: skip
+        data.append(band_trace(unique[at], (low, high), "crossover"))
         shown += [*low, *high]
     data.append(
         scatter_trace(
             unique[at].tolist(), crossing.C[at].tolist(), "lines+markers", meta=["crossover"],
-            line={"color": "@accent", "width": 2.4}, marker={"color": "@accent", "size": 8},
+            line={"color": ACCENT, "width": 2.4}, marker={"color": ACCENT, "size": 8},
             hovertemplate="%{x:.3s} unique tokens: from %{y:.2s} FLOPs<extra>crossover</extra>",
         )
     )  # fmt: skip
@@ -150,9 +145,8 @@ def crossover_figure(study: Study) -> Figure | None:
         f"{format_count(u)} tokens: {format_exponent(c)} FLOPs"
         for u, c in zip(unique[at], crossing.C[at], strict=True)
     )
-    return Figure(
-        "crossover", title, caption, f"{alt}.", data, layout, [Chip("crossover", "crossover", "@accent")]
-    )
+    chips = [Chip("crossover", "crossover", ACCENT)]
+    return Figure("crossover", title, caption, f"{alt}.", make_chart(data, layout), chips)
 
 
 def downstream_figure(study: Study) -> Figure | None:
@@ -167,7 +161,7 @@ def downstream_figure(study: Study) -> Figure | None:
     tasks = {key: pairs for key, pairs in tasks.items() if len(pairs) > 1}
     if not tasks:
         return None
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     chips, words = [], []
     for i, ((task, kind), pairs) in enumerate(sorted(tasks.items())):
         L, y = (np.array(v, dtype=float) for v in zip(*((r["loss"], s) for r, s in pairs), strict=True))
@@ -175,7 +169,7 @@ def downstream_figure(study: Study) -> Figure | None:
         data.append(
             scatter_trace(
                 L.tolist(), y.tolist(), "markers", meta=[f"task:{task}"],
-                marker={"color": "@accent", "size": 8},
+                marker={"color": ACCENT, "size": 8},
                 customdata=[f"{format_run_hover(study, row)}<br>{task} {value:.3f}" for row, value in pairs],
                 hovertemplate="%{customdata}, loss %{x:.3f}<extra></extra>",
             )
@@ -192,7 +186,7 @@ def downstream_figure(study: Study) -> Figure | None:
             data.append(
                 scatter_trace(
                     x.tolist(), curve.score(x).tolist(), "lines", meta=[f"task:{task}"], hoverinfo="skip",
-                    line={"color": "@ink", "width": 1.8, "dash": dash},
+                    line={"color": INK, "width": 1.8, "dash": dash},
                 )
             )  # fmt: skip
             off = 100 * np.abs(curve.score(L) - y).max()
@@ -200,7 +194,7 @@ def downstream_figure(study: Study) -> Figure | None:
                 f"{headlines.describe_rank_correlation(task, L, y, kind == 'accuracy')}, "
                 f"off its curve by {off:.1f} points at most"
             )
-        chips.append(Chip(f"task:{task}", task, "@ink", dash))
+        chips.append(Chip(f"task:{task}", task, INK, dash))
     x, y = ([v for trace in data for v in trace[axis]] for axis in "xy")
     layout = {
         "xaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(x), max(x)),
@@ -208,4 +202,4 @@ def downstream_figure(study: Study) -> Figure | None:
     }
     title = "; ".join(words)
     caption = "Points: finished runs. Lines: error = ε − k exp(−γ L), or for accuracies a sigmoid in L."
-    return Figure("downstream", title, caption, f"{title}.", data, layout, chips)
+    return Figure("downstream", title, caption, f"{title}.", make_chart(data, layout), chips)

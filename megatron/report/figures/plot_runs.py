@@ -1,8 +1,7 @@
-"""Figures of the runs as plotly JSON: loss curves, loss over compute, comparison of objectives."""
+"""Figures of the runs: loss curves, loss over compute, comparison of objectives."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,16 +12,22 @@ from megatron.report.figures.plot import (
     SYMBOL,
     Chip,
     Figure,
+    Trace,
     format_flops_tick,
     format_run_hover,
     format_score_hover,
+    level_line,
     linear_axis,
     list_groups,
     log_axis,
+    make_chart,
+    make_error_bars,
     make_run_chips,
     make_run_mark,
+    scatter_trace,
     size_colour,
 )
+from megatron.report.palette import INK
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import format_count, format_exponent, format_loss, format_plural
 from megatron.study.table import Row
@@ -67,37 +72,31 @@ def curves_figure(study: Study) -> Figure | None:
         curve, colour = study.curves[row["run"]], size_colour(study, row)
         keep = thin_points(len(curve.tokens), MAX_POINTS)
         mean = smooth_loss(curve.loss)[keep]
-        about = {"meta": list_groups(row), "legendgroup": row["run"]}
+        about = {"meta": list_groups(row)}
         data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": curve.tokens[keep].tolist(),
-                "y": mean.round(4).tolist(),
-                "line": {"color": colour, "width": 1.6, "dash": DASH.get(row["objective"], "dot")},
-                "opacity": 0.85,
-                "hovertemplate": f"{format_run_hover(study, row)}<br>training {AT_POINT}",
-                **about,
-            }
-        )
+            scatter_trace(
+                curve.tokens[keep].tolist(), mean.round(4).tolist(), "lines", opacity=0.85,
+                line={"color": colour, "width": 1.6, "dash": DASH.get(row["objective"], "dot")},
+                hovertemplate=f"{format_run_hover(study, row)}<br>training {AT_POINT}", **about,
+            )
+        )  # fmt: skip
         few = thin_points(len(curve.held_out_tokens), MAX_HELD_OUT)
         data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": curve.held_out_tokens[few].tolist(),
-                "y": curve.held_out_loss[few].round(4).tolist(),
-                "cliponaxis": False,
-                "marker": {
+            scatter_trace(
+                curve.held_out_tokens[few].tolist(),
+                curve.held_out_loss[few].round(4).tolist(),
+                "markers",
+                cliponaxis=False,
+                marker={
                     "color": colour,
                     "size": [5] * (len(few) - 1) + [9],
                     "opacity": 1,
                     "line": {"width": 0 if row["objective"] == AUTOREGRESSIVE else 1.5},
                     "symbol": SYMBOL.get(row["objective"], "square-open"),
                 },
-                "hovertemplate": f"{format_run_hover(study, row)}<br>held out {AT_POINT}",
+                hovertemplate=f"{format_run_hover(study, row)}<br>held out {AT_POINT}",
                 **about,
-            }
+            )
         )
         seen += [*mean, *curve.held_out_loss]
     tokens = [x for trace in data for x in trace["x"]]
@@ -114,36 +113,8 @@ def curves_figure(study: Study) -> Figure | None:
         "Points: loss on held-out documents; the last one of a run is large. Masked-diffusion losses are "
         "upper bounds, and noisier."
     )
-    return Figure(
-        "curves", words[0], caption, " ".join(words), data, layout, make_run_chips(study, rows), 460
-    )
-
-
-def level_line(y: float, text: str) -> dict[str, Any]:
-    """Return a dotted horizontal line with its label at the right, where the curves are below it."""
-    line = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": y,
-        "y1": y,
-        "layer": "below",
-        "line": {"color": "@muted", "width": 1.2, "dash": "dot"},
-    }
-    name = {
-        "xref": "paper",
-        "x": 1,
-        "xanchor": "right",
-        "y": y,
-        "yanchor": "bottom",
-        "showarrow": False,
-        "text": text,
-        "font": {"color": "@muted", "size": 11},
-        "bgcolor": "@paper/0.75",
-        "borderpad": 1,
-    }
-    return {"shapes": [line], "annotations": [name]}
+    chart = make_chart(data, layout, 460)
+    return Figure("curves", words[0], caption, " ".join(words), chart, make_run_chips(study, rows))
 
 
 def describe_curves(study: Study, entropy: float | None) -> list[str]:
@@ -179,15 +150,14 @@ def compute_figure(study: Study) -> Figure | None:
     for objective in study.objectives():
         lower = lower_envelope([row for row in rows if row["objective"] == objective])
         data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [row["train_flops"] for row in lower],
-                "hoverinfo": "skip",
-                "y": [row["loss"] for row in lower],
-                "meta": [f"objective:{objective}", "envelope"],
-                "line": {"color": "@ink", "width": 2.2, "dash": DASH.get(objective, "dot")},
-            }
+            scatter_trace(
+                [row["train_flops"] for row in lower],
+                [row["loss"] for row in lower],
+                "lines",
+                meta=[f"objective:{objective}", "envelope"],
+                hoverinfo="skip",
+                line={"color": INK, "width": 2.2, "dash": DASH.get(objective, "dot")},
+            )
         )
         group = [row for row in rows if row["objective"] == objective]
         claim = claim or headlines.describe_envelope(study, group, lower)
@@ -208,32 +178,20 @@ def compute_figure(study: Study) -> Figure | None:
         f"{best['run']} at "
         f"{format_exponent(best['train_flops'])} FLOPs."
     )
-    return Figure(
-        "compute",
-        title,
-        caption,
-        alt,
-        data,
-        layout,
-        [*make_run_chips(study, rows), Chip("envelope", "envelope")],
-    )
+    chips = [*make_run_chips(study, rows), Chip("envelope", "envelope")]
+    return Figure("compute", title, caption, alt, make_chart(data, layout), chips)
 
 
-def intermediate_trace(study: Study, row: Row) -> dict[str, Any]:
+def intermediate_trace(study: Study, row: Row) -> Trace:
     """Return the trace of a run's held-out losses during training, over the compute spent so far."""
     curve = study.curves[row["run"]]
     # held-out curves are over tokens: FLOPs per token are constant within a run
     flops = curve.held_out_tokens * (row["train_flops"] / row["train_tokens"])
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": flops.tolist(),
-        "y": curve.held_out_loss.round(4).tolist(),
-        "line": {"color": size_colour(study, row), "width": 1, "dash": DASH.get(row["objective"], "dot")},
-        "opacity": 0.4,
-        "hoverinfo": "skip",
-        "meta": list_groups(row),
-    }
+    return scatter_trace(
+        flops.tolist(), curve.held_out_loss.round(4).tolist(), "lines", opacity=0.4, hoverinfo="skip",
+        line={"color": size_colour(study, row), "width": 1, "dash": DASH.get(row["objective"], "dot")},
+        meta=list_groups(row),
+    )  # fmt: skip
 
 
 def lower_envelope(rows: Sequence[Row]) -> list[Row]:
@@ -266,24 +224,18 @@ def objectives_figure(study: Study) -> Figure | None:
             )
             colour = size_colour(study, rows[0])
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "x": [row["train_tokens"] for row in rows],
-                    "y": [row["loss"] for row in rows],
-                    "meta": list_groups(rows[0]),
-                    "cliponaxis": False,
-                    "error_y": {
-                        "array": [2 * (row["loss_se"] or 0) for row in rows],
-                        "color": colour,
-                        "thickness": 1,
-                        "width": 3,
-                    },
-                    "line": {"color": colour, "width": 2, "dash": DASH[objective]},
-                    "marker": {"color": colour, "size": 9, "symbol": SYMBOL[objective]},
-                    "customdata": [format_score_hover(study, row) for row in rows],
-                    "hovertemplate": "%{customdata}<extra></extra>",
-                }
+                scatter_trace(
+                    [row["train_tokens"] for row in rows],
+                    [row["loss"] for row in rows],
+                    "lines+markers",
+                    meta=list_groups(rows[0]),
+                    cliponaxis=False,
+                    error_y=make_error_bars(rows, colour),
+                    line={"color": colour, "width": 2, "dash": DASH[objective]},
+                    marker={"color": colour, "size": 9, "symbol": SYMBOL[objective]},
+                    customdata=[format_score_hover(study, row) for row in rows],
+                    hovertemplate="%{customdata}<extra></extra>",
+                )
             )
     rows = [row for pair in pairs for row in pair.values()]
     losses = [row["loss"] for row in rows]
@@ -300,4 +252,4 @@ def objectives_figure(study: Study) -> Figure | None:
         "Bars: two standard errors."
     )
     alt = f"{title}, in {format_plural(len(pairs), 'pair')} of runs of equal N, tokens, text and seed."
-    return Figure("objectives", title, caption, alt, data, layout, make_run_chips(study, rows))
+    return Figure("objectives", title, caption, alt, make_chart(data, layout), make_run_chips(study, rows))

@@ -1,7 +1,6 @@
 """Figures of the reasons against a law: misfit relative to seed noise, and intervals of the constants."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -9,13 +8,16 @@ from megatron.report import verdict
 from megatron.report.figures.plot import (
     Chip,
     Figure,
+    Trace,
     format_flops_tick,
     format_run_hover,
     linear_axis,
     log_axis,
+    make_chart,
     scatter_trace,
 )
 from megatron.report.figures.plot_law import select_law_points, unique_tokens
+from megatron.report.palette import ACCENT, MUTED
 from megatron.report.study_data import Study
 from megatron.study.format import format_constant, format_interval, format_plural
 from megatron.study.table import Row
@@ -35,13 +37,13 @@ def misfit_figure(study: Study) -> Figure | None:
         cell = (row["N"], row["D"], unique_tokens(row))
         cells.setdefault(cell, []).append((row, 100 * (row["loss"] / predicted - 1)))
     noise = 100 * study.law.lack_of_fit["noise"]
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     for (N, D, _), pairs in cells.items():
         C, off = 6.0 * N * D, [value for _, value in pairs]
         data.append(
             scatter_trace(
                 [C] * len(off), off, "markers", meta=["runs"],
-                marker={"color": "@muted", "size": 6, "symbol": "circle-open"},
+                marker={"color": MUTED, "size": 6, "symbol": "circle-open"},
                 customdata=[f"{format_run_hover(study, row)}<br>{value:+.2f} %" for row, value in pairs],
                 hovertemplate="%{customdata}<extra>run</extra>",
             )
@@ -50,8 +52,8 @@ def misfit_figure(study: Study) -> Figure | None:
         half = 2 * noise / math.sqrt(len(off))
         data.append(
             scatter_trace(
-                [C], [float(np.mean(off))], "markers", meta=["cells"], marker={"color": "@accent", "size": 9},
-                error_y={"array": [half], "color": "@accent", "thickness": 1.5, "width": 4},
+                [C], [float(np.mean(off))], "markers", meta=["cells"], marker={"color": ACCENT, "size": 9},
+                error_y={"array": [half], "color": ACCENT, "thickness": 1.5, "width": 4},
                 hovertemplate=f"{len(off)} runs<br>%{{y:+.2f}} ± {half:.2f} %<extra></extra>",
             )
         )  # fmt: skip
@@ -60,8 +62,7 @@ def misfit_figure(study: Study) -> Figure | None:
     ends = [sign * (max(abs(y) for trace in data for y in trace["y"]) + 2 * noise) for sign in (-1, 1)]
     layout = {
         "xaxis": log_axis("compute, C = 6 N D (FLOPs)", compute, format_flops_tick),
-        "yaxis": linear_axis("measured minus law (% of nats)", *ends)
-        | {"zeroline": True, "zerolinecolor": "@muted"},
+        "yaxis": linear_axis("measured minus law (% of nats)", *ends) | {"zeroline": True},
     }
     words = verdict.describe_misfit(study.law)
     title = words[:1].upper() + words[1:]
@@ -69,10 +70,10 @@ def misfit_figure(study: Study) -> Figure | None:
         "Rings: runs. Dots: means of the runs of one N and D, with two standard errors of the scatter of "
         "seeds. If the form holds, about 95 % of the bars reach zero."
     )
-    n_reach = sum(abs(t["y"][0]) <= t["error_y"]["array"][0] for t in data if "error_y" in t)
+    n_reach = sum(abs(trace.y[0]) <= trace.error_y.array[0] for trace in data if trace.error_y.array)
     alt = f"{title}. The bars of {n_reach} of {format_plural(len(cells), 'cell')} reach zero."
-    chips = [Chip("cells", "cells", "@accent", "point"), Chip("runs", "runs", "@muted", "point")]
-    return Figure("misfit", title, caption, alt, data, layout, chips, 380)
+    chips = [Chip("cells", "cells", ACCENT, "point"), Chip("runs", "runs", MUTED, "point")]
+    return Figure("misfit", title, caption, alt, make_chart(data, layout, 380), chips)
 
 
 def intervals_figure(study: Study) -> Figure | None:
@@ -80,14 +81,14 @@ def intervals_figure(study: Study) -> Figure | None:
     law = study.law
     if law is None or law.identified is not False or not (law.interval or {}).get("params"):
         return None
-    data: list[dict[str, Any]] = []
+    data: list[Trace] = []
     for name, value in law.params.items():
         ends = law.interval["params"].get(name)
         if ends is None or not value > 0 or name in law.fixed:
             continue
         # relative to the fit, so that an alpha of 0.3 and a B of 400 share one axis
         low, high = (float(np.clip(end / value, *CLIP)) for end in ends)
-        colour = "@muted" if name in law.not_identified else "@accent"
+        colour = MUTED if name in law.not_identified else ACCENT
         data.append(
             scatter_trace(
                 [low, 1.0, high], [name] * 3, "lines+markers", meta=[f"constant:{name}"],
@@ -110,4 +111,6 @@ def intervals_figure(study: Study) -> Figure | None:
         "fitted value; dotted where it is not identified. Lines end at 0.01 and 100."
     )
     reasons = " ".join(dict.fromkeys(law.not_identified.values()))
-    return Figure("intervals", title, caption, f"{title}. {reasons}".strip(), data, layout, [], 320)
+    return Figure(
+        "intervals", title, caption, f"{title}. {reasons}".strip(), make_chart(data, layout, 320), []
+    )

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures. Colours in their JSON are names ("@ink", "@size0/0.2") of the theme's palette.
+// Draws the figures. Colours in their JSON are names ("var(--ink)") of the theme's palette.
 (function () {
   const payload = JSON.parse(document.getElementById("figures").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -8,42 +8,24 @@
   let theme = dark.matches ? "dark" : "light";
   let printWidth = null; // px; in print the width of a figure's box is not available, so it is fixed
 
-  function colour(name) {
-    const [key, alpha] = name.slice(1).split("/");
-    const hex = payload.palette[theme][key];
-    if (!alpha) return hex;
-    const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-    return `rgba(${r},${g},${b},${alpha})`;
-  }
-
   function resolveColours(part) {
-    if (typeof part === "string") return part[0] === "@" ? colour(part) : part;
+    if (typeof part === "string") {
+      const name = /^var\(--([\w-]+)\)$/.exec(part);
+      return name ? payload.palette[theme][name[1]] ?? part : part;
+    }
     if (Array.isArray(part)) return typeof part[0] === "number" ? part : part.map(resolveColours);
     if (part === null || typeof part !== "object") return part;
     return Object.fromEntries(Object.entries(part).map(([key, value]) => [key, resolveColours(value)]));
   }
 
-  function axis(given) {
-    return {
-      gridcolor: colour("@grid"), linecolor: colour("@muted"), tickcolor: colour("@muted"), zeroline: false,
-      showline: true, ticks: "outside", ticklen: 4, automargin: true, exponentformat: "B", ...given,
-      title: { standoff: 8, ...given.title },
-    };
-  }
-
   function layout(figure) {
-    const given = resolveColours(figure.layout);
-    const axes = Object.keys(given).filter((key) => /^[xy]axis/.test(key));
+    const template = resolveColours(payload.template);
+    template.layout.font.family = getComputedStyle(document.body).fontFamily;
     return {
-      ...given, ...Object.fromEntries(axes.map((key) => [key, axis(given[key])])),
-      height: figure.height_px * (printWidth ? 0.72 : 1), // two figures to a sheet of paper
-      autosize: printWidth === null, width: printWidth ?? undefined, showlegend: false,
-      hovermode: "closest", uirevision: "keep the zoom", dragmode: coarse ? false : "zoom",
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("@muted"), activecolor: colour("@ink") },
-      margin: { l: 8, r: 16, t: 26, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("@ink") },
-      hoverlabel: { bgcolor: colour("@paper"), bordercolor: colour("@muted"), align: "left",
-        font: { color: colour("@ink") } },
+      ...resolveColours(figure.layout), template,
+      height: figure.layout.height * (printWidth ? 0.72 : 1), // two figures to a sheet of paper
+      autosize: printWidth === null, width: printWidth ?? undefined,
+      uirevision: "keep the zoom", dragmode: coarse ? false : "zoom",
     };
   }
 

@@ -1,0 +1,220 @@
+"""Content of a report page as plain text and numbers, which the templates turn into HTML."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from megatron.laws.compute_law import Optimum
+from megatron.laws.law import Law
+from megatron.report import blind_text, frontier_text, headlines, summary, verdict
+from megatron.report.palette import MUTED
+from megatron.report.study_data import AUTOREGRESSIVE, Study
+from megatron.study.format import (
+    NOT_KNOWN,
+    OBJECTIVE_NAMES,
+    format_constant,
+    format_count,
+    format_digits,
+    format_duration,
+    format_exponent,
+    format_interval,
+    format_loss,
+    format_plural,
+)
+from megatron.study.table import STUDY, Row
+
+GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}
+
+
+def collect_summary(study: Study) -> dict[str, Any]:
+    """Return the content of summary.html: the blind check, the answer, the runs, the laws and caveats."""
+    laws = list(study.laws.values()) or ([study.law] if study.law is not None else [])
+    describe = (summary.describe_training, summary.describe_text, summary.describe_best_run)
+    return {
+        "blind": collect_blind(study),
+        "answer": collect_answer(study),
+        "trained": " ".join(filter(None, (sentence(study) for sentence in describe))),
+        "doubts": summary.list_doubts(study),
+        "laws": [collect_law(law) for law in laws],
+        "optima": summary.describe_optima(study),
+        "tiles": list_tiles(study),
+    }
+
+
+def collect_sections(study: Study) -> dict[str, Any]:
+    """Return the content after the figures, except the differences."""
+    return {
+        "cautions": summary.list_cautions(study),
+        "runs": [collect_run(study, row) for row in study.rows],
+        "commands": list_commands(study),
+        "facts": list_facts(study),
+    }
+
+
+def collect_blind(study: Study) -> dict[str, Any]:
+    """Return predicted and measured loss as sentences; {} without a blind check."""
+    if study.blind is None:
+        return {}
+    return {
+        "is_warning": blind_text.is_warning(study.blind),
+        "lead": blind_text.format_blind_lead(study.blind),
+        "record": blind_text.describe_record(study),
+    }
+
+
+def collect_answer(study: Study) -> dict[str, Any]:
+    """Return the best N, D and loss at the next budgets; {} without an answer."""
+    answers = frontier_text.list_answers(study)
+    if not answers:
+        return {}
+    law = study.compute_law
+    # the lead is the answer at NEXT_FACTOR; the last one if that optimum overflows
+    chosen = next((at for times, at in answers if times == frontier_text.NEXT_FACTOR), answers[-1][1])
+    fitted = f"{format_plural(law.n_runs, 'run')} of {format_plural(law.n_budgets, 'budget')}"
+    note = (
+        f"In brackets 95 % intervals: confidence of N* and D*, predictive (nats per token) "
+        f"for the measured loss of one new run. Fitted on {fitted} from {format_exponent(law.C[0])} to "
+        f"{format_exponent(law.C[1])} FLOPs."
+    )
+    if law.lack_of_fit.get("passes", False):
+        note += f" Its form {frontier_text.describe_frontier_misfit(law)}."
+    return {
+        "cautions": frontier_text.list_frontier_cautions(study),
+        "lead": frontier_text.describe_optimum(chosen),
+        "rows": [_collect_optimum(times, at) for times, at in answers],
+        "note": note,
+    }
+
+
+def _collect_optimum(times: float, at: Optimum) -> dict[str, Any]:
+    cells = (
+        (format_count(at.N), format_interval(at.N_interval, format_count)),
+        (format_count(at.D), format_interval(at.D_interval, format_count)),
+        (f"{at.loss:.2f}", format_interval(at.predictive, "{:.2f}".format)),
+    )
+    return {
+        "flops": format_exponent(at.C),
+        "distance": "largest fitted" if times == 1 else f"{times:g} times the largest",
+        "cells": [(value, f"({inside})" if inside else "interval unknown") for value, inside in cells],
+    }
+
+
+def collect_law(law: Law) -> dict[str, Any]:
+    """Return a law's formula, its constants with intervals, and a note."""
+    interval = law.interval or {}
+    constants = []
+    for name, value in law.params.items():
+        inside = format_interval((interval.get("params") or {}).get(name), format_constant)
+        shown = "not identified" if name in law.not_identified else format_constant(value)
+        constants.append((GREEK.get(name, name), shown + (f" ({inside})" if inside else "")))
+    words = f"{format_plural(law.n_runs, 'run')}"
+    if interval.get("n_bootstrap"):
+        percent = f"{100 * interval.get('level', 0.95):.0f} %"
+        words += f"; in brackets {percent} confidence intervals, {interval.get('method', '')}"
+    objective = OBJECTIVE_NAMES.get((law.filter or {}).get("objective", ""), "")
+    is_sound = verdict.is_sound(law)
+    warning = "" if is_sound else f"This is {verdict.name_law(law)}: do not quote it. "
+    return {
+        "is_sound": is_sound,
+        "formula": verdict.format_symbolic(law) if law.identified is False else law.formula(),
+        "constants": constants,
+        "note": f"{warning}Held-out loss of the {objective} models, N parameters, D tokens. "
+        f"Fitted on {words}. {verdict.describe_fit(law)}",
+    }
+
+
+def list_tiles(study: Study) -> list[tuple[str, str]]:
+    """Return (value, label) of four key numbers of the study."""
+    done = study.finished_rows()
+    tiles = [(f"{len(done)} of {len(study.rows)}", "runs finished")]
+    scored = study.finished_rows(AUTOREGRESSIVE) or done
+    if scored:
+        row = min(scored, key=lambda row: row["loss"])
+        size = study.size_name(row["n_params"])
+        label = f"lowest {headlines.name_loss(study, row)}, nats per token ({size})"
+        tiles.append((format_loss(row["loss"]), label))
+    tiles += _list_law_tiles(study)
+    if done:
+        spent = sum(row["train_flops"] or 0 for row in done)
+        seconds = sum(row["wall_s"] or 0 for row in done)
+        # steps shared with a trunk are counted in each branch, so the sum exceeds the compute spent
+        branched = any(row.get("trunk") not in (None, "", row["run"]) for row in done)
+        what = "trained, shared steps counted in each run" if branched else "spent on training"
+        tiles.append((f"{format_exponent(spent)} FLOPs", f"{what}, {format_duration(seconds)} in all"))
+    return tiles
+
+
+def _list_law_tiles(study: Study) -> list[tuple[str, str]]:
+    """Return a tile with the growth of the compute-optimal size, or one that states that it is unknown."""
+    law = study.law
+    if frontier_text.has_answer(study):
+        frontier = study.compute_law
+        value, ends = frontier.params["size_exponent"], frontier.interval("size_exponent")
+    elif study.compute_law is not None and (law is None or not verdict.is_sound(law)):
+        return [("no law", "but a frontier that these runs do not identify")]
+    elif law is None:
+        return []
+    elif not verdict.is_sound(law):
+        return [("no law", f"but {verdict.name_law(law)}")]
+    elif law.derived.get("a_exponent") is None:
+        return []
+    else:
+        value, ends = law.derived["a_exponent"], ((law.interval or {}).get("derived") or {}).get("a_exponent")
+    inside = format_interval(ends, "{:.2f}".format)
+    return [(f"N ∝ C^{value:.2f}", f"compute-optimal size{f' ({inside})' if inside else ''}")]
+
+
+def collect_run(study: Study, row: Row) -> dict[str, Any]:
+    """Return one row of the table of runs."""
+    is_sized = bool(row["n_params"])
+    return {
+        "colour": f"var(--size{study.sizes().index(row['n_params'])})" if is_sized else MUTED,
+        "name": row["run"],
+        "size": row["size"] or NOT_KNOWN,
+        "cells": (
+            format_count(row["n_params"], 3),
+            format_count(row["train_tokens"], 3),
+            NOT_KNOWN if row["epochs"] is None else format_digits(row["epochs"], 2),
+            format_exponent(row["train_flops"]),
+            format_loss(row["loss"], row["loss_se"]),
+            format_duration(row["wall_s"]),
+        ),
+        "status": row["status"],
+        "held_out": bool(row.get("held_out")),
+        "note": row["note"],
+    }
+
+
+def list_commands(study: Study) -> list[str]:
+    """Return the commands that reproduce the study."""
+    folder = study.folder
+    study_file = f"{folder}/{STUDY}" if (folder / STUDY).is_file() else "STUDY.yaml"
+    fits = [
+        f"python tools/fit_law.py {folder}/table.csv --objective {objective} --form {law.form} "
+        f"--out {folder}/{'law' if law is study.law else f'law_{objective}'}.json"
+        for objective, law in study.laws.items()
+    ]
+    return [
+        f"python tools/sweep.py {study_file}  # trains the missing runs",
+        f"python tools/collect.py {folder}",
+        *(fits or [f"python tools/fit_law.py {folder}/table.csv --out {folder}/law.json"]),
+        f"python tools/make_report.py {folder}",
+    ]
+
+
+def list_facts(study: Study) -> list[tuple[str, str]]:
+    """Return (name, value) of the software, hardware and seeds of the runs."""
+    done = study.finished_rows()
+    facts = [
+        (name, _join_distinct(result.get(key) for result in study.results))
+        for name, key in (("hardware", "hardware"), ("torch", "torch"), ("code (git)", "git"))
+    ]
+    facts.append(("seeds", _join_distinct(row["seed"] for row in done)))
+    facts.append(("sequence length", _join_distinct(row["seq_len"] for row in done)))
+    if study.law is not None:
+        facts.append(("table fitted, sha256", (study.law.table or {}).get("sha256", "")))
+    return [(name, value) for name, value in facts if value]
+
+
+def _join_distinct(values: Iterable[Any]) -> str:
+    """Return the distinct values, in order of their first occurrence."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
