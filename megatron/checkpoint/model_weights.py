@@ -15,7 +15,7 @@ from megatron.checkpoint.layout import FILES, META, RESTORE, CheckpointInfo, fin
 from megatron.checkpoint.torch_file import load_torch_file
 from megatron.config.schema import ModelConfig
 from megatron.log import get_logger
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.plan.datapaths import read_corpora, read_sidecar
 from megatron.run_dir import CHECKPOINTS
 

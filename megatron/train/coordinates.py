@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig, OptimConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task, compute_task_loss
 from megatron.optim.adamw import build_adamw

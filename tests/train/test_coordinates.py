@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.optim.adamw import build_adamw
 from megatron.report.figures.plot_coordinates import CoordinateSweep
 from megatron.train.coordinates import QUANTITIES, measure_coordinates

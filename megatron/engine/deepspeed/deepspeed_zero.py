@@ -16,7 +16,7 @@ from megatron.engine.deepspeed.deepspeed_scale import get_loss_scale, set_loss_s
 from megatron.engine.deepspeed.deepspeed_state import ShardedState
 from megatron.engine.interface import StepReport
 from megatron.engine.task_loss import TaskLoss
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import MOMENTS
 from megatron.parallel.collectives import sum_over_ranks

@@ -13,7 +13,7 @@ from megatron.engine.torch import full_state
 from megatron.engine.torch.loss_scale import LossScale
 from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import build_fused_adamw, step_optimizer
 from megatron.parallel.collectives import sum_over_group
