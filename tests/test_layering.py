@@ -87,9 +87,11 @@ def test_data_and_studies_do_not_need_torch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "objective", "optim", "parallel", "engine", "train"])
-def test_training_calls_cpp_through_kernels_only(part: str) -> None:
+def test_training_calls_cpp_and_cpu_code_through_kernels_only(part: str) -> None:
     paths = [path for path in FILES if find_part(path) == part]
-    assert paths and not [p for p in paths for name, _ in iterate_imports(p) if name == "megatron._csrc"]
+    details = ("megatron._csrc", "megatron.kernels.cpu_")
+    assert paths
+    assert not [p for p in paths for name, _ in iterate_imports(p) if name.startswith(details)]
 
 
 @pytest.mark.parametrize("library", HEAVY)
