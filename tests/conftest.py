@@ -13,8 +13,8 @@ import torch
 
 from megatron.checkpoint import store
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.train.local_ranks import reserve_port
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -88,6 +88,14 @@ def test_data_and_studies_do_not_need_torch(path: Path) -> None:
     assert not [name for name, _ in iterate_imports(path) if name.split(".")[0] == "torch"]
 
 
+@pytest.mark.parametrize("part", ["model", "objective", "optim", "parallel", "engine", "train"])
+def test_training_calls_cpp_and_cpu_code_through_kernels_only(part: str) -> None:
+    paths = [path for path in FILES if find_part(path) == part]
+    details = ("megatron._csrc", "megatron.kernels.cpu_")
+    assert paths
+    assert not [p for p in paths for name, _ in iterate_imports(p) if name.startswith(details)]
+
+
 @pytest.mark.parametrize("library", HEAVY)
 def test_a_heavy_library_is_imported_in_one_place_and_only_when_used(library: str) -> None:
     importers = [

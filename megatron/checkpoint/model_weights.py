@@ -23,7 +23,7 @@ from megatron.checkpoint.torch_file import load_torch_file
 from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
 from megatron.log import get_logger
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.plan.datapaths import read_corpora, read_sidecar
 from megatron.run_dir import CHECKPOINTS
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task, compute_sample_nats, compute_task_loss
 from megatron.parallel.dtensor import to_local
 

@@ -31,7 +31,7 @@ from megatron.evaluation.windows import (
     read_window,
 )
 from megatron.kernels.linear_cross_entropy import linear_nll
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World

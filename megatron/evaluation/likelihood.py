@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.linear_cross_entropy import linear_log_p
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 

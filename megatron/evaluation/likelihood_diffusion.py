@@ -26,7 +26,7 @@ from megatron.evaluation.likelihood import (
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.sampling import Sampling
 from megatron.kernels.linear_cross_entropy import linear_log_p
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.sample_noise import Purpose, make_generator
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from megatron.generation.nonfinite_scores import check_logits
 from megatron.generation.sampling import Sampling, draw_uniforms, sample_tokens
-from megatron.model.gpt import Gpt
 from megatron.model.kv_cache import KvCache
+from megatron.model.transformer import Gpt
 
 
 def stream_tokens(

@@ -11,7 +11,7 @@ from megatron.config.cli_choices import ORDERS
 from megatron.generation.generate import check_prompts
 from megatron.generation.nonfinite_scores import check_logits
 from megatron.generation.sampling import Sampling, draw_uniforms, sample_tokens
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.tokenizer.vocabulary import VocabularyRows
 
 

@@ -1,1 +1,1 @@
-"""Fast paths, each behind one function that chooses its implementation."""
+"""Fast paths, each behind one public function that chooses its implementation for device and dtype."""

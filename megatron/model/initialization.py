@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.plan.parametrization import find_parameter_rule
 
 

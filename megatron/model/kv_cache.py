@@ -4,14 +4,12 @@ import torch
 from torch import Tensor
 
 from megatron.config.schema import ModelConfig
-from megatron.model.rotary import rotary_table
 
 
 class KvCache:
     """Preallocated keys and values of B sequences of equal length, up to `n_positions` positions.
 
     n_read     positions stored so far
-    cos, sin   [n_positions, K]: rotary tables, computed once; None with learned positions
     """
 
     def __init__(
@@ -36,11 +34,20 @@ class KvCache:
             dtype=dtype,
         )
         self.layers = [LayerCache(keys, values) for keys, values in self.storage]
-        self.cos, self.sin = None, None
-        if config.positions == "rotary":
-            self.cos, self.sin = rotary_table(n_positions, config.d_head, config.rope_theta, device)
         self.n_positions = n_positions
         self.n_read = 0
+
+    def build_mask(self, n_new: int) -> Tensor | None:
+        """Return the keys visible to each new position, bool [n_new, n_read + n_new], or None.
+
+        None: an empty cache needs plain causal attention, and a single new position attends to every key.
+        """
+        if self.n_read == 0 or n_new == 1:
+            return None
+        seen = torch.ones(n_new, self.n_read + n_new, dtype=torch.bool, device=self.storage.device)
+        # row i is position n_read + i: it sees all cached keys and the new ones up to itself
+        # n_read = 2, n_new = 2: rows 1110 and 1111
+        return seen.tril(diagonal=self.n_read)
 
     def advance(self, n: int) -> None:
         """Add n positions to the count, after every block has written them."""
@@ -56,18 +63,6 @@ class LayerCache:
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         self.n_read = 0
-
-    def build_mask(self, n_new: int) -> Tensor | None:
-        """Return the keys visible to each new position, bool [n_new, n_read + n_new], or None.
-
-        None: an empty cache needs plain causal attention, and a single new position attends to every key.
-        """
-        if self.n_read == 0 or n_new == 1:
-            return None
-        seen = torch.ones(n_new, self.n_read + n_new, dtype=torch.bool, device=self.keys.device)
-        # row i is position n_read + i: it sees all cached keys and the new ones up to itself
-        # n_read = 2, n_new = 2: rows 1110 and 1111
-        return seen.tril(diagonal=self.n_read)
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, H, S, K]; return all of them up to there, [B, H, n_read + S, K]."""

@@ -7,18 +7,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-import megatron.kernels.cpu_attention  # noqa: F401  registers an operator listed below
+from megatron.kernels.attention import ATTENTION_OPERATORS
 
 # results saved by `selective`: matrix products and attention take nearly all of the forward's time
 SAVED_OPERATORS = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_mm.default,  # float8's
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.megatron.cpu_attention.default,
+    *ATTENTION_OPERATORS,
 ]
 
 

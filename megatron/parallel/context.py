@@ -1,5 +1,6 @@
 """Context parallelism: positions are split over ranks, heads exchanged (Ulysses, arXiv 2309.14509)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.parallel.ring import RingAttention
 
 
@@ -54,12 +55,13 @@ class UlyssesAttention(nn.Module):
     Each rank computes H / n heads over the whole sequence with `local_attention`. H must be divisible by n.
     """
 
-    def __init__(self, group: ProcessGroup, local_attention: nn.Module) -> None:
+    def __init__(self, group: ProcessGroup, local_attention: Callable[..., Tensor]) -> None:
         super().__init__()
         self.group, self.local_attention = group, local_attention
 
     @torch.compiler.disable
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
+        assert mask is None, "the layout check refuses options that need a mask"
         # one all-to-all for the three tensors, concatenated along the batch
         # k and v have as many heads as q here: Attention has repeated shared ones
         q, k, v = _AllToAll.apply(torch.cat([q, k, v]), self.group, True).chunk(3)

@@ -2,7 +2,7 @@
 
 import torch
 
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 MIN_CAPABILITY = (8, 9)  # Ada and Hopper: the first GPUs with float8 products
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 
-from megatron.model.gpt import Gpt
-from megatron.model.rotary import rotary_table
+from megatron.model.transformer import AttentionInputs, Gpt, rotary_table
 
 
 class _Exchange:
@@ -70,7 +69,7 @@ class Stage(nn.Module):
         # hidden states between stages are split over the tensor ranks; rotary tables need all positions
         n_positions = x.shape[1] * (1 if self.is_first else self.n_tensor_ranks)
         # context rank c has the consecutive positions c S / n to (c + 1) S / n - 1
-        angles = rotary_table(
+        rotary = rotary_table(
             n_positions,
             self.config.d_head,
             self.config.rope_theta,
@@ -80,7 +79,7 @@ class Stage(nn.Module):
         if self.is_first:
             x = self.embedding(x)
         for block in self.blocks.values():
-            x = block(x, *angles, self.causal)
+            x = block(x, AttentionInputs(self.causal, rotary))
         return self.norm(x) if self.is_last else x
 
 

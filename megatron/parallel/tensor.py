@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 POSITIONS = Shard(1)  # of [B, S, D]
 
@@ -27,7 +27,7 @@ def _build_block_plan() -> dict[str, nn.Module]:
     return {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(
-            input_layouts=(POSITIONS, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
+            input_layouts=(POSITIONS, None), desired_input_layouts=(Replicate(), None)
         ),
         # weights [H K, D] are split by rows: each rank has H / t heads, and attention needs no communication
         "attention.query": ColwiseParallel(),

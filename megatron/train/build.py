@@ -19,8 +19,8 @@ from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, m
 from megatron.engine.interface import Engine
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.mixture.source import MixtureSamples
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective

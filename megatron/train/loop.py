@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from megatron.checkpoint import store
 from megatron.checkpoint.layout import find_checkpoints
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict, write_config
+from megatron.data.prefetch import Prefetcher
 from megatron.evaluation.validate import HeldOutLoss, validate
 from megatron.io import write_json
 from megatron.log import get_logger
@@ -20,7 +22,6 @@ from megatron.parallel.watchdog import mark_phase
 from megatron.revision import code_revision
 from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics, truncate_metrics
 from megatron.train.build import Run, build_schedule, choose_microbatch_rows
-from megatron.train.feed import open_feed
 from megatron.train.feedback import Feedback
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger
@@ -61,6 +62,29 @@ def train(run: Run, stop: StopMonitor) -> bool:
         finally:
             record.close()
     return done
+
+
+def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task]]:
+    """Return this rank's microbatches of `n_steps` steps, prepared by dataset.num_workers threads.
+
+    Order, masks and other noise are functions of the sample numbers, so the number of workers does not change
+    the result.
+    """
+    batches = run.open_batches(first_sample)
+    rows = choose_microbatch_rows(run.config, run.world)
+    size = run.config.dataset.batch_size
+    on_gpu = run.world.device.type == "cuda"
+
+    def make_tasks(step: int) -> list[Task]:
+        batch = batches.batch_at(first_sample + step * size)
+        # the noise is keyed by sample number: the size of a microbatch changes rounding only
+        parts = [slice(begin, begin + rows) for begin in range(0, len(batch.tokens), rows)]
+        tasks = [run.objective.corrupt(batch.tokens[part], batch.numbers[part]) for part in parts]
+        return [task.pin_memory() for task in tasks] if on_gpu else tasks
+
+    # a new thread has CUDA device 0 as its current device and would pin memory for that GPU
+    init_thread = partial(torch.cuda.set_device, run.world.device) if on_gpu else None
+    return Prefetcher(make_tasks, n_steps, run.config.dataset.num_workers, init_thread)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Resuming from a checkpoint."""
+"""Resuming from a checkpoint of this run, or branching from a step of another.
+
+One trunk with a constant learning rate serves runs of several lengths.
+"""
 
 import json
 from pathlib import Path
@@ -10,11 +13,11 @@ from megatron.checkpoint import store
 from megatron.checkpoint.layout import find_checkpoints
 from megatron.config.read import config_to_dict
 from megatron.log import get_logger
+from megatron.optim.schedule import LearningRateSchedule
 from megatron.parallel.collectives import broadcast_string
 from megatron.plan.datapaths import SYNTHETIC
 from megatron.plan.run_plan import RunPlan
-from megatron.train.branch import check_branch
-from megatron.train.build import Run
+from megatron.train.build import Run, build_schedule
 from megatron.train.state import TrainState
 
 log = get_logger(__name__)
@@ -59,8 +62,32 @@ def _choose_checkpoint(run: Run) -> Path | None:
         return None
     path = Path(trunk)
     meta = store.verify_checkpoint(path)
-    check_branch(path, store.read_parts(path, meta, store.SHARED_PARTS), meta, run)
+    _check_branch(path, store.read_parts(path, meta, store.SHARED_PARTS), meta, run)
     return path
+
+
+def _check_branch(path: Path, parts: dict[str, Any], meta: dict[str, Any], run: Run) -> None:
+    """Check that this run, started at the trunk's step, gives the result of a run from its first step.
+
+    The condition: every setting that affects the numbers is equal except for the schedule, and the schedules
+    agree on all steps taken so far. Raises ValueError with the first step at which they differ.
+    """
+    if meta.get("trunk_identity") != run.plan.trunk_identity:
+        raise ValueError(
+            f"checkpoint.branch_from: {path} is from a run with another model, corpus, order, objective, "
+            "batch, optimizer or seed. A branch may change lr_scheduler and evaluation only."
+        )
+    step = int(parts["iter"]["step"])
+    schedule = build_schedule(run.config, run.plan)
+    trunk_settings = {key: value for key, value in parts["lr"].items() if key != "step"}
+    # exact equality of floats: equal settings evaluate the same expression and give equal bits
+    difference = schedule.first_difference(LearningRateSchedule(**trunk_settings), step)
+    if step >= run.plan.n_steps or difference is not None:
+        last = min(step, run.plan.n_steps) if difference is None else difference
+        raise ValueError(
+            f"checkpoint.branch_from: {path} has {step:,} steps, but its learning rates equal those of this "
+            f"run for the first {last:,} only. Branch from an earlier checkpoint, or start the decay later."
+        )
 
 
 def _refuse_damaged(run: Run) -> None:

@@ -14,7 +14,7 @@ from megatron.checkpoint.model_weights import Weights, load_weights, save_weight
 from megatron.generation.generate import generate
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.sampling import Sampling
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
     patched.setenv("HF_HUB_OFFLINE", "1")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.megatron_layouts import read_megatron
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 Tensors = dict[str, Tensor]
 LLAMA = {"n_layers": 4, "n_tokens": 41, "n_kv_heads": 2, "vocab_rows": 48}

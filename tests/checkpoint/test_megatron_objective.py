@@ -13,7 +13,7 @@ import torch
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.megatron_args import read_objective
 from megatron.checkpoint.convert.megatron_layouts import read_megatron
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, write_deepspeed, write_megatron_lm
 
 # default arguments of wmn-231314/diffusion-data-constraint

@@ -16,7 +16,7 @@ from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights
 from megatron.evaluation.harness import build_hf_model, harness_model
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 from megatron.tokenizer.special_tokens import find_prefix_id, find_special_ids

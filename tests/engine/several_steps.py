@@ -19,8 +19,8 @@ from megatron.checkpoint import sharded
 from megatron.config.read import build_config
 from megatron.config.schema import RunConfig
 from megatron.engine.interface import Engine
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World, open_world
 from megatron.train.build import build_engine, build_objective

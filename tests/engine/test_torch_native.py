@@ -9,10 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.engine.torch.loss_scale import BACKOFF, INITIAL_SCALE, LossScale
-from megatron.engine.torch.torch_native import TorchEngine
-from megatron.model.gpt import Gpt
+from megatron.engine.torch.torch_native import BACKOFF, INITIAL_SCALE, LossScale, TorchEngine
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Task

@@ -17,7 +17,7 @@ from megatron.evaluation.corpus_loss import (
     compute_left_to_right_loss,
     count_text_bytes,
 )
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import NullTokenizer

@@ -19,9 +19,8 @@ from megatron.evaluation.harness import format_results, harness_model, merge_res
 from megatron.evaluation.local_tasks import LOCAL_TASKS
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.sampling import Sampling
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
-from megatron.model.rotary import rotary_at_positions
+from megatron.model.transformer import Gpt, rotary_at_positions
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

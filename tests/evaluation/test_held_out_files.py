@@ -16,7 +16,7 @@ from megatron.evaluation import corpus_tokenizer, held_out
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.scored_models import find_models
 from megatron.generation.nonfinite_scores import NonFiniteError
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

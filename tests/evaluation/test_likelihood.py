@@ -15,7 +15,7 @@ from megatron.evaluation.likelihood_diffusion import (
     score_bound,
     score_left_to_right,
 )
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

@@ -27,7 +27,7 @@ from megatron.evaluation.windows import (
     iter_strided_windows,
     read_window,
 )
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
 from megatron.text.text_readers import read_parquet_columns

@@ -9,8 +9,8 @@ from scipy.stats import chisquare
 
 from megatron.generation.generate import generate, stream_tokens
 from megatron.generation.sampling import Sampling, sample_tokens
-from megatron.model.gpt import Gpt
 from megatron.model.kv_cache import KvCache
+from megatron.model.transformer import Gpt
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [9, 3]]
 GREEDY = Sampling(temperature=0)

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.sampling import Sampling
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 1, 4], [9, 2, 6], [5]]

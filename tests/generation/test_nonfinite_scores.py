@@ -19,7 +19,7 @@ from megatron.generation.generate import generate
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.nonfinite_scores import NonFiniteError, check_log_p
 from megatron.generation.sampling import Sampling
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 from tests.conftest import build_tiny
 

@@ -11,7 +11,7 @@ from megatron.checkpoint.model_weights import Weights
 from megatron.generation import completions as text_module
 from megatron.generation.completions import TextGenerator
 from megatron.generation.sampling import Sampling
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 GREEDY = Sampling(temperature=0)
 

@@ -1,4 +1,4 @@
-"""CPU attention against torch's kernel and float64, and the rotary embedding."""
+"""CPU attention against torch's kernel and float64."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from megatron import _csrc
 from megatron.kernels import cpu_attention as module
+from megatron.kernels.attention import scaled_dot_product_attention
 from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
-from megatron.model.attention import ScaledDotProductAttention
-from megatron.model.rotary import apply_rotary, rotary_table
 from megatron.parallel.activation_checkpointing import SAVED_OPERATORS
 
 SHAPES = [(2, 3, 1, 8), (3, 2, 128, 16), (2, 2, 129, 32), (1, 4, 333, 64), (5, 2, 512, 32)]
@@ -130,7 +129,7 @@ def test_training_on_short_windows_uses_it_and_nothing_else_does() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert not is_cpu_attention_faster(q, q)
         assert is_cpu_attention_faster(q.bfloat16(), q.bfloat16())
-    mixed = ScaledDotProductAttention(0.3)(q.requires_grad_(), q, q, True)
+    mixed = scaled_dot_product_attention(q.requires_grad_(), q, q, True, scale=0.3)
     assert "cpu_attention" in type(mixed.grad_fn).__name__
 
 
@@ -144,28 +143,13 @@ def test_selective_recomputation_saves_its_result(monkeypatch: pytest.MonkeyPatc
         calls.clear()
         q = torch.randn(1, 1, 100, 8, requires_grad=True)
         output = checkpoint(
-            lambda x: ScaledDotProductAttention(0.3)(x * 2, x * 3, x, True), q, use_reentrant=False, **options
+            lambda x: scaled_dot_product_attention(x * 2, x * 3, x, True, scale=0.3),
+            q,
+            use_reentrant=False,
+            **options,
         )
         output.sum().backward()
         return len(calls)
 
     assert count_calls() == 3  # forward, recomputed forward, backward
     assert count_calls(context_fn=lambda: create_selective_checkpoint_contexts(SAVED_OPERATORS)) == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_rotary_embedding_matches_the_formula(dtype: torch.dtype) -> None:
-    cos, sin = rotary_table(7, 8, 1e4, torch.device("cpu"))
-    x = torch.randn(2, 3, 7, 8).to(dtype).requires_grad_()
-    grad = torch.randn(2, 3, 7, 8).to(dtype)
-
-    def rotate_by_formula(x: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-    near = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {}  # else the defaults
-    result, expected = apply_rotary(x, cos, sin), rotate_by_formula(x).to(dtype)
-    torch.testing.assert_close(result, expected, **near)
-    (ours,) = torch.autograd.grad(result, x, grad)
-    (theirs,) = torch.autograd.grad(rotate_by_formula(x.double()), x, grad.double())
-    torch.testing.assert_close(ours, theirs.to(dtype), **near)

@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from megatron.config.schema import ModelConfig
 from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, draw_keep_mask
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 
 
 def test_the_dropped_share_is_the_rate_along_every_axis() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 LLAMA_NAMES = {
     "embedding": "model.embed_tokens",

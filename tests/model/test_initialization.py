@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from megatron.config.read import build_config
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 
 
 def build_model(**model) -> Gpt:

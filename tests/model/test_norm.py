@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from megatron.model.norm import LayerNorm, RmsNorm
+from megatron.model.transformer import LayerNorm, RmsNorm
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from megatron.model import attention
-from megatron.model.gpt import Gpt
+from megatron.kernels import attention
+from megatron.model.transformer import Gpt
 
 N = 150
 TOKENS = torch.randint(0, 40, (3, N), generator=torch.Generator().manual_seed(0))
@@ -39,10 +39,10 @@ def test_causal_attention_in_blocks_equals_plain_attention(
     """Blocks are used without gradients; here there are three, the last of them shorter."""
     at_once = tiny.hidden_states(TOKENS, True, **model_kwargs)
     blocks = []
-    attend_in_blocks = attention.ScaledDotProductAttention._attend_in_blocks
+    attend_in_blocks = attention.attend_in_query_blocks
     monkeypatch.setattr(
-        attention.ScaledDotProductAttention,
-        "_attend_in_blocks",
+        attention,
+        "attend_in_query_blocks",
         lambda *args: blocks.append(args) or attend_in_blocks(*args),
     )
     tiny.hidden_states(TOKENS, True, **model_kwargs)

@@ -8,8 +8,8 @@ import torch
 from megatron.config.hf import shape_from_hf
 from megatron.config.presets import padded_rows
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from tests.model.conftest import LLAMA_NAMES, rename_weights
 
 transformers = pytest.importorskip("transformers")

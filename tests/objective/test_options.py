@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
-from megatron.objective.autoregressive import Autoregressive
+from megatron.model.transformer import Gpt
+from megatron.objective.autoregressive import Autoregressive, build_orders
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.objective.orders import build_orders
 from megatron.objective.sample_noise import draw_training_noise, stratify_groups
 from megatron.objective.task import Task, compute_sample_nats
 

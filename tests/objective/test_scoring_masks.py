@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron.evaluation.corpus_loss import CorpusLoss
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.sample_noise import Purpose, make_generator
 

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron.config.presets import load_model_sizes, padded_rows
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.plan.count import (
     flop_terms,
     flops_per_token,

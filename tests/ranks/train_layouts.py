@@ -22,8 +22,8 @@ import torch.distributed.checkpoint as dcp
 from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective, Task

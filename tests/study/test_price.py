@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from megatron.config.read import build_config
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.objective.task import compute_task_loss
 from megatron.plan.count import n_params
 from megatron.plan.memory import activation_bytes, block_bytes, estimate_memory

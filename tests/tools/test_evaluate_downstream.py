@@ -14,8 +14,8 @@ import pytest
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import save_weights
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from tests.conftest import free_port
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]

@@ -11,7 +11,7 @@ import torch
 
 from megatron.config.presets import load_model_sizes, padded_rows
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 Listed = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -15,8 +15,7 @@ from megatron.parallel.world import World
 from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
-from megatron.train.feed import open_feed
-from megatron.train.loop import train
+from megatron.train.loop import open_feed, train
 from tests.conftest import load_newest
 
 WORKERS = (0, 1, 2, 4)

@@ -16,8 +16,7 @@ from megatron.plan.run_plan import plan_run
 from megatron.revision import code_revision
 from megatron.run_dir import METRICS
 from megatron.train.build import Run, build_run, build_schedule
-from megatron.train.feed import open_feed
-from megatron.train.loop import train
+from megatron.train.loop import open_feed, train
 from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState

@@ -11,7 +11,7 @@ import torch
 
 from megatron.checkpoint import layout, reshard, store
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 
 SHAPE = ModelConfig(d_model=16, n_heads=2, n_layers=1, d_head=8, d_ff=32, n_tokens=50, vocab_rows=64)
 Seal = Callable[[Path], None]

@@ -30,8 +30,8 @@ from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.harness import build_hf_model, harness_model, open_tasks
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 
 N_TOKENS = 50257  # GPT-2's

@@ -23,8 +23,8 @@ from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.generation.generate import generate
 from megatron.generation.sampling import Sampling
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 
 N_TOKENS = 50257  # GPT-2's
 

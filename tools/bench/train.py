@@ -28,8 +28,8 @@ from megatron.checkpoint.convert.huggingface import export_llama_names
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
 from megatron.plan.count import flops_per_token_executed, n_params

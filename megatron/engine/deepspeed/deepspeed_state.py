@@ -1,7 +1,8 @@
-"""Access by name to the float32 weights and AdamW moments inside DeepSpeed's flat tensors.
+"""Access by name to the float32 weights and AdamW moments inside DeepSpeed's flat tensors, and loss scale.
 
 ZeRO splits flattened parameters over the ranks: a rank holds one contiguous range of the elements of each
 parameter (or none), at some offset of a flat float32 tensor. Stage 0 keeps full parameters on every rank.
+The float16 loss scale is in torch's scaler at stage 0, otherwise in DeepSpeed's optimizer.
 """
 
 from collections.abc import Iterator
@@ -155,3 +156,32 @@ def _get_collective_device() -> torch.device:
     """Return the device required for tensors in collectives of the default group."""
     on_gpu = "nccl" in dist.get_backend() and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def get_loss_scale(engine: Any) -> dict[str, Tensor] | None:
+    """Return the loss scale in the form of the torch engine's `LossScale.state_dict`; None without one."""
+    scaler = engine.torch_autocast_z0_gradscaler
+    if scaler is not None:
+        state = scaler.state_dict()
+        return _build_scale_state(state["scale"], state["_growth_tracker"])
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if not getattr(scaler, "dynamic", False):
+        return None
+    # DeepSpeed counts iterations since the last overflow; good_steps is the number of steps without one
+    return _build_scale_state(scaler.cur_scale, scaler.cur_iter - scaler.last_overflow_iter - 1)
+
+
+def set_loss_scale(engine: Any, state: dict[str, Tensor]) -> None:
+    """Set the scale from the result of `get_loss_scale`."""
+    scale, good_steps = float(state["scale"]), int(state["good_steps"])
+    scaler = engine.torch_autocast_z0_gradscaler
+    if scaler is not None:
+        scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": good_steps})
+        return
+    scaler = engine.optimizer.loss_scaler
+    # the inverse of get_loss_scale: good_steps - (-1) - 1 = good_steps
+    scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, good_steps, -1
+
+
+def _build_scale_state(scale: float, good_steps: int) -> dict[str, Tensor]:
+    return {"scale": torch.tensor(float(scale)), "good_steps": torch.tensor(good_steps, dtype=torch.int32)}

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from megatron.engine.deepspeed.deepspeed_scale import get_loss_scale, set_loss_scale
-from megatron.engine.deepspeed.deepspeed_state import ShardedState
+from megatron.engine.deepspeed.deepspeed_state import ShardedState, get_loss_scale, set_loss_scale
 from megatron.engine.interface import StepReport
 from megatron.engine.task_loss import TaskLoss
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import MOMENTS
 from megatron.parallel.collectives import sum_over_ranks

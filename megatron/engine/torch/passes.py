@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from megatron.config.schema import DistConfig
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch.unpipelined import UnpipelinedModel
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.float8 import convert_to_float8

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import DistConfig
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task, compute_sample_nats, compute_task_loss
 from megatron.parallel import fsdp
 from megatron.parallel.collectives import sum_gradients

@@ -6,20 +6,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import broadcast
 
 from megatron.config.schema import DistConfig, OptimConfig
 from megatron.engine.interface import StepReport
 from megatron.engine.torch import full_state
-from megatron.engine.torch.loss_scale import LossScale
 from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
-from megatron.model.gpt import Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import build_fused_adamw, step_optimizer
 from megatron.parallel.collectives import sum_over_group
 from megatron.parallel.dtensor import to_local
 from megatron.parallel.mesh import build_mesh
 from megatron.parallel.world import World
+
+# The smallest positive float16 is 2^-24 = 6e-8; a gradient below half of it rounds to 0. Scaled by 2^16,
+# gradients down to 2^-40 = 9e-13 remain. An overflow costs one step, too small a scale costs digits in all.
+INITIAL_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0, 0.5, 2000
 
 
 class TorchEngine:
@@ -169,3 +173,38 @@ def uses_fsdp(config: DistConfig, world: World) -> bool:
         return config.cpu_offload
     by_ddp = world.layout.tensor == 1 or world.layout.pipeline > 1
     return config.sharding_stage != "zero0" or not by_ddp
+
+
+class LossScale:
+    """Dynamic loss scale for float16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
+
+    A factor on the loss: halved after a step with an overflow, doubled after 2000 steps without one.
+
+    The scale stays on the device, so no step synchronizes with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.tensor(INITIAL_SCALE, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def update(self, is_finite: Tensor) -> None:
+        """Update the scale after a step; the gradient overflowed unless `is_finite`."""
+        # torch's kernel for GradScaler: updates scale and good_steps in place, without synchronization
+        overflowed = 1.0 - is_finite.float()
+        torch._amp_update_scale_(self.scale, self.good_steps, overflowed, GROWTH, BACKOFF, GROWTH_STEPS)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint."""
+        return {"scale": self.scale.cpu(), "good_steps": self.good_steps.cpu()}
+
+    def load(self, state: dict[str, Tensor] | None, world: World | None) -> None:
+        """Load the result of `state_dict`; None leaves the scale unchanged.
+
+        With a world, rank 0's is broadcast.
+        """
+        if state is not None:
+            self.scale.copy_(state["scale"])
+            self.good_steps.copy_(state["good_steps"])
+        if world is not None and world.n_ranks > 1:
+            broadcast(self.scale, 0)
+            broadcast(self.good_steps, 0)

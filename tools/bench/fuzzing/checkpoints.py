@@ -148,7 +148,7 @@ def make_model(**more: Any) -> Any:
     import torch
 
     from megatron.config.schema import ModelConfig
-    from megatron.model.gpt import Gpt
+    from megatron.model.transformer import Gpt
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

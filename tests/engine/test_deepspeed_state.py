@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.engine.deepspeed.deepspeed_scale import get_loss_scale, set_loss_scale
+from megatron.engine.deepspeed.deepspeed_state import get_loss_scale, set_loss_scale
 
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from megatron.config.schema import ModelConfig
-from megatron.model.gpt import Gpt
 from megatron.model.initialization import init_weights
+from megatron.model.transformer import Gpt
 from tests.model.conftest import LLAMA_NAMES, rename_weights
 
 CONFIG = ModelConfig(d_model=48, d_ff=128, d_head=16, n_heads=4, n_layers=3, n_tokens=200, vocab_rows=256)

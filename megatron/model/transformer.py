@@ -1,0 +1,349 @@
+"""The transformer: embedding, pre-norm blocks of attention and feed-forward layer, final norm and head.
+
+Shapes: B samples, S positions, D = d_model, H heads of K = d_head channels, F = d_ff, V rows of the head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from megatron.config.schema import ModelConfig
+from megatron.kernels.attention import scaled_dot_product_attention
+from megatron.kernels.dropout import attend_with_dropout, derive_layer_key
+from megatron.kernels.norm import rms_norm
+from megatron.kernels.rotary import apply_rotary
+from megatron.kernels.swiglu import swiglu
+from megatron.model.kv_cache import KvCache, LayerCache
+from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin, each float32 [S, K] or [B, 1, S, K]
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * gain over the last axis, for any shape (Zhang and Sennrich, arXiv 1910.07467).
+
+    `multiplier` is a constant factor of the result, not a parameter.
+    """
+
+    def __init__(self, d_model: int, eps: float, multiplier: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_model))
+        self.eps, self.multiplier = eps, multiplier
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Always float32: the mean square of a wide bf16 row loses digits. FSDP gathers gains in bf16.
+        normed = self.normalize(x.float(), self.weight.float())
+        return (normed if self.multiplier == 1 else normed * self.multiplier).to(x.dtype)
+
+    def normalize(self, x: Tensor, gain: Tensor) -> Tensor:
+        return rms_norm(x, gain, self.eps)
+
+
+class LayerNorm(RmsNorm):
+    """(x - mean) / std * gain (+ bias) over the last axis (Ba et al., arXiv 1607.06450)."""
+
+    def __init__(self, d_model: int, eps: float, bias: bool, multiplier: float = 1.0) -> None:
+        super().__init__(d_model, eps, multiplier)
+        self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
+
+    def normalize(self, x: Tensor, gain: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x, gain.shape, gain, bias, self.eps)
+
+
+def build_residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm | LayerNorm:
+    """Build the residual-stream norm of a configuration."""
+    if config.norm == "layernorm":
+        return LayerNorm(config.d_model, config.norm_eps, config.biases, multiplier)
+    return RmsNorm(config.d_model, config.norm_eps, multiplier)
+
+
+def rotary_at_positions(positions: Tensor, d_head: int, theta: float) -> Rotary:
+    """Return cos and sin, each float32 [..., K]: position p rotates pair k by p / theta^(2k / K).
+
+    Su et al., arXiv 2104.09864, with pair k in columns k and k + K / 2 as in Hugging Face's Llama.
+    """
+    # angles in float64: at position 8192 a float32 angle has an error of 5e-4 radian
+    frequency = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device=positions.device) / d_head)
+    angle = positions.double()[..., None] * frequency
+    angle = torch.cat([angle, angle], dim=-1)  # [..., K]: both columns of a pair rotate by the same angle
+    return angle.cos().float(), angle.sin().float()
+
+
+@lru_cache(maxsize=4)
+def rotary_table(n_positions: int, d_head: int, theta: float, device: torch.device, first: int = 0) -> Rotary:
+    """Return cos and sin of consecutive positions from `first`, each float32 [S, K]; cached, so read-only."""
+    # not as inference tensors: autograd could not save a cached one in a later training step
+    with torch.inference_mode(False):
+        return rotary_at_positions(torch.arange(first, first + n_positions, device=device), d_head, theta)
+
+
+def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
+    """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
+    ends = (tokens == eod_id).long()
+    # number of ends strictly before each position: an end token itself does not count yet
+    # tokens a b E c d, with E the end-of-document token: ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
+    return ends.cumsum(1) - ends
+
+
+def positions_in_document(documents: Tensor) -> Tensor:
+    """Return positions counted from the start of each document: document numbers [B, S] -> [B, S]."""
+    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    starts = torch.ones_like(documents, dtype=torch.bool)  # True at the first position of each document
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # cummax carries the index of the latest start forward
+    # documents 0 0 0 1 1: starts at 0 and 3, cummax 0 0 0 3 3, result 0 1 2 0 1
+    return index - torch.where(starts, index, 0).cummax(1).values
+
+
+def build_attention_mask(causal: bool, documents: Tensor | None, visible: Tensor | None) -> Tensor | None:
+    """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
+
+    documents [B, S]     document numbers; a position attends to its own document only
+    visible   [B, S, S]  a position attends only where this is True
+    """
+    if documents is not None:
+        # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
+        same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
+        visible = same if visible is None else visible & same
+    if visible is None:
+        return None  # a mask costs B S^2 bytes and is slower than plain causal or full attention
+    # the softmax of a row without any key is NaN: `same` always contains the position itself
+    return (visible.tril() if causal else visible)[:, None]
+
+
+def gather_positions(x: Tensor, query_positions: Tensor) -> Tensor:
+    """Select positions of each sequence: x [B, S, ...], query_positions int64 [B, Q] -> [B, Q, ...]."""
+    # advanced indexing with [B, 1] and [B, Q] broadcasts to [B, Q]
+    return x[torch.arange(len(query_positions), device=x.device)[:, None], query_positions]
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Inputs of a block's attention besides the hidden states x [B, S, D]."""
+
+    causal: bool  # position p attends to positions 0..p only
+    rotary: Rotary | None = None  # cos and sin of the positions; None: x contains learned positions
+    mask: Tensor | None = None  # bool [B, 1, S, S], visible keys, causality included; None: `causal` decides
+    dropout_key: Tensor | None = None  # int64 [B], key of each sample in this block; enables dropout
+    cache: LayerCache | None = None  # earlier positions, which x continues and attends to as well
+    query_positions: Tensor | None = None  # int64 [B, Q], positions to compute; None: all
+    query_rotary: Rotary | None = None  # cos and sin of the query positions
+
+    def select_queries(self, query_positions: Tensor, n_positions: int) -> "AttentionInputs":
+        """Return the inputs that compute `query_positions` [B, Q] out of S = `n_positions`."""
+        assert self.cache is None and self.dropout_key is None, "a cache and dropout require all positions"
+        rotary, mask = self.rotary, self.mask
+        if rotary is not None:
+            tables = (table.expand(len(query_positions), 1, -1, -1)[:, 0] for table in rotary)  # [B, S, K]
+            cos, sin = (gather_positions(table, query_positions)[:, None] for table in tables)  # [B, 1, Q, K]
+            rotary = cos, sin
+        # the mask of Q rows contains causality: row i is query_positions[i], not i
+        if mask is not None:
+            mask = gather_positions(mask[:, 0], query_positions)[:, None]
+        elif self.causal:
+            # [B, Q, 1] >= [S] -> [B, Q, S]: query at position p sees keys 0..p
+            keys = torch.arange(n_positions, device=query_positions.device)
+            mask = (query_positions[:, :, None] >= keys)[:, None]
+        return replace(self, causal=False, mask=mask, query_positions=query_positions, query_rotary=rotary)
+
+
+class Attention(nn.Module):
+    """Causal or bidirectional multi-head self-attention, [B, S, D] -> [B, S, D], or [B, Q, D] for queries.
+
+    With fewer key/value heads than query heads, adjacent query heads share one key/value head
+    (grouped-query attention, Ainslie et al., arXiv 2305.13245).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        heads, shared = config.n_heads * config.d_head, config.kv_heads * config.d_head
+        self.d_head = config.d_head
+        self.n_sharing = heads // shared  # query heads per key/value head; 1: multi-head attention
+        self.scale = attention_multiplier(config)
+        self.dropout = config.attention_dropout
+        self.query = nn.Linear(config.d_model, heads, bias=config.biases)
+        self.key = nn.Linear(config.d_model, shared, bias=config.biases)
+        self.value = nn.Linear(config.d_model, shared, bias=config.biases)
+        self.out = nn.Linear(heads, config.d_model, bias=config.biases)
+        # per head, before the rotary embedding, as in Qwen3 (arXiv 2505.09388)
+        self.query_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.key_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
+        # softmax(scale q k^T) v with arguments (q, k, v, causal, mask); replaced by context parallelism
+        self.core_attention: Callable[..., Tensor] = partial(scaled_dot_product_attention, scale=self.scale)
+
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        queries = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
+        # -1 and not n_heads: under tensor parallelism the projections return the heads of this rank only
+        projected = self.query(queries), self.key(x), self.value(x)
+        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in projected)  # [B, S, H, K]
+        q, k, v = (y.transpose(1, 2) for y in (self.query_norm(q), self.key_norm(k), v))  # [B, H, S, K]
+        if inputs.rotary is not None:
+            q = apply_rotary(q, *(inputs.query_rotary or inputs.rotary))
+            k = apply_rotary(k, *inputs.rotary)
+        if inputs.cache is not None:
+            # k is cached after its rotation: q . k depends on the difference of two positions only
+            k, v = inputs.cache.extend(k, v)
+        if self.n_sharing > 1:
+            # query head h uses key head h // n_sharing; the cache above stores the shared heads only
+            k, v = (y.repeat_interleave(self.n_sharing, dim=1) for y in (k, v))
+        if inputs.dropout_key is None:
+            attended = self.core_attention(q, k, v, inputs.causal, inputs.mask)
+        else:
+            attended = attend_with_dropout(
+                q, k, v, self.scale, inputs.causal, inputs.mask, inputs.dropout_key, self.dropout
+            )
+        return self.out(attended.transpose(1, 2).flatten(-2))  # [B, H, S, K] -> [B, S, H K] -> [B, S, D]
+
+
+class Mlp(nn.Module):
+    """Feed-forward layer [B, S, D] -> [B, S, D] via F.
+
+    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202), or down(gelu(up(x))) as in GPT-2.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        gated = config.feed_forward == "swiglu"
+        self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.biases) if gated else None
+        self.up = nn.Linear(config.d_model, config.d_ff, bias=config.biases)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=config.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            # the tanh approximation of GPT-2: with the exact GELU its published weights give other logits
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(swiglu(self.gate(x), self.up(x)))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, D] -> [B, S, D], or [B, Q, D] for queries."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = build_residual_norm(config)
+        self.attention = Attention(config)
+        self.mlp_norm = build_residual_norm(config)
+        self.mlp = Mlp(config)
+        self.multiplier = residual_multiplier(config)
+
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        attended = self.attention(self.attention_norm(x), inputs)
+        # keys and values needed every position; from here on only the query positions are computed
+        residual = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
+        x = residual + self._scale_branch(attended)
+        return x + self._scale_branch(self.mlp(self.mlp_norm(x)))
+
+    def _scale_branch(self, branch: Tensor) -> Tensor:
+        return branch if self.multiplier == 1 else branch * self.multiplier
+
+
+class Gpt(nn.Module):
+    """A transformer for both objectives; by default of the Llama family with a tied embedding.
+
+    On the meta device it is built without values. `initialization.init_weights` fills them in.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_rows, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        # the final norm contains the logit multiplier: the fused loss multiplies by the plain head weight
+        self.norm = build_residual_norm(config, logit_multiplier(config))
+        self.position_embedding: nn.Embedding | None = None
+        if config.positions == "learned":
+            assert config.n_positions is not None, "set by read.py"
+            self.position_embedding = nn.Embedding(config.n_positions, config.d_model)
+        head = None if config.tied_embedding else nn.Linear(config.d_model, config.vocab_rows, bias=False)
+        self.unembedding: nn.Linear | None = head
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """Weight of the head [V, D]: that of the embedding if they are tied."""
+        return self.embedding.weight if self.unembedding is None else self.unembedding.weight
+
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        causal: bool,
+        *,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+        dropout_key: Tensor | None = None,
+        cache: KvCache | None = None,
+        first_position: int = 0,
+        query_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return the input of the head: tokens int64 [B, S] -> [B, S, D].
+
+        positions       [B, S] int64    position of each token; None: consecutive from first_position, or
+                                        counted from the start of each document
+        visible         [B, S, S] bool  keys that each position may attend to; None: all
+        dropout_key     [B] int64       key of each sample; attention dropout is applied in training only
+        cache           tokens continue the cached positions, all in one document; they are added to it
+        query_positions [B, Q] int64    positions to return as [B, Q, D], repeats allowed; the last block
+                                        computes only these; None: all. Not with dropout or a cache
+        """
+        if cache is not None:
+            return self._hidden_states_after_cache(tokens, cache)
+        documents = None
+        if self.config.document_mask:
+            assert self.config.eod_id is not None, "set by read.py"
+            documents = document_numbers(tokens, self.config.eod_id)
+            positions = positions_in_document(documents) if positions is None else positions
+        drops = self.training and self.config.attention_dropout > 0
+        assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
+        x, rotary = self._embed(tokens, positions, first_position)
+        inputs = AttentionInputs(causal, rotary, build_attention_mask(causal, documents, visible))
+        for i, block in enumerate(self.blocks):
+            if drops and dropout_key is not None:
+                inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))
+            # earlier blocks need all positions, since the next block attends to them
+            if query_positions is not None and i == len(self.blocks) - 1:
+                inputs = inputs.select_queries(query_positions, tokens.shape[1])
+            x = block(x, inputs)
+        return self.norm(x)
+
+    def _hidden_states_after_cache(self, tokens: Tensor, cache: KvCache) -> Tensor:
+        """Return hidden states of the positions that follow the cache; causal."""
+        x, rotary = self.embedding(tokens), None
+        window = slice(cache.n_read, cache.n_read + tokens.shape[1])  # positions of the tokens
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[window]
+        else:
+            d_head, theta = self.config.d_head, self.config.rope_theta
+            cos, sin = rotary_table(cache.n_positions, d_head, theta, tokens.device)
+            rotary = cos[window], sin[window]
+        # the first positions are plain causal attention; later ones need the offset mask of the cache
+        inputs = AttentionInputs(cache.n_read == 0, rotary, cache.build_mask(tokens.shape[1]))
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x = block(x, replace(inputs, cache=layer))
+        # only after the last block: until then every layer writes at the same n_read
+        cache.advance(tokens.shape[1])
+        return self.norm(x)
+
+    def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Rotary | None]:
+        """Return (embedded tokens [B, S, D], cos and sin); cos and sin are None with learned positions."""
+        x, n = self.embedding(tokens), tokens.shape[1]
+        if self.position_embedding is not None:
+            table = self.position_embedding.weight
+            assert positions is not None or n <= len(table), f"{n} positions, but the table has {len(table)}"
+            return x + (table[:n] if positions is None else self.position_embedding(positions)), None
+        d_head, theta = self.config.d_head, self.config.rope_theta
+        if positions is None:
+            return x, rotary_table(n, d_head, theta, tokens.device, first)
+        # a table per sample; the axis of size 1 broadcasts over the heads
+        return x, rotary_at_positions(positions[:, None], d_head, theta)  # [B, 1, S, K]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return logits over the rows of the embedding: [..., D] -> [..., V]."""
+        return F.linear(hidden, self.head_weight)
+
+    def forward(self, tokens: Tensor, causal: bool, **model_kwargs: Tensor) -> Tensor:
+        """Map tokens int64 [B, S] to logits [B, S, V]; `model_kwargs` as for `hidden_states`."""
+        return self.compute_logits(self.hidden_states(tokens, causal, **model_kwargs))
