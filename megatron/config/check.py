@@ -5,15 +5,84 @@ Every ValueError names the keys.
 
 from dataclasses import fields
 
-from megatron.config.schema import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
+from megatron.config.parallelism import HYBRID, check_parallelism
+from megatron.config.schema import (
+    SYNTHETIC,
+    CheckpointConfig,
+    DatasetConfig,
+    DistConfig,
+    LrSchedulerConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+)
 
 OBJECTIVE_KEYS = {
     "autoregressive": ("orders", "order_kind", "order_noise", "randmask_ratio"),
     "masked_diffusion": ("t_draw", "low_noise_start", "low_noise_iterations", "ar_ratio"),
 }
+# key of `dist` -> default value
+TORCH_ONLY = {
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "context_parallel": 1,
+    "cpu_offload": False,
+    "activation_checkpointing": "none",
+    "compile": False,
+    "float8": False,
+}
+DEEPSPEED_ONLY = {"offload_optimizer": False, "offload_parameters": False, "deepspeed_config": None}
 
 
-def check_model(config: RunConfig) -> None:
+def check_config(config: RunConfig) -> None:
+    """Check combinations of keys. Raises ValueError with the keys."""
+    _check_checkpoint(config.checkpoint)
+    _check_model(config)
+    _check_objective(config)
+    _check_optim(config.optim)
+    # imported models have exactly one row per token; only masked diffusion needs a row for [MASK]
+    spare = 0 if config.objective.name == "autoregressive" else 1
+    if config.model.vocab_rows < config.model.n_tokens + spare:
+        raise ValueError(
+            f"model.vocab_rows: {config.model.vocab_rows} rows are too few for {config.model.n_tokens} tokens"
+            f"{' and [MASK]' if spare else ''}. Remove the key."
+        )
+    data = config.dataset
+    if data.mixture is not None and (data.path_train is not None or data.order != "epoch"):
+        raise ValueError("dataset.mixture: replaces path_train and order. Remove those keys.")
+    _check_length(config.lr_scheduler)
+    # synthetic tokens do not repeat unless unique_tokens limits them
+    endless = data.path_train == SYNTHETIC and data.unique_tokens is None
+    if endless and config.lr_scheduler.total_epochs is not None:
+        raise ValueError(
+            "lr_scheduler.total_epochs: synthetic tokens have no epochs; set total_iterations, or "
+            "dataset.unique_tokens to repeat them"
+        )
+    if config.dataset.unique_tokens is not None:
+        _check_unique_tokens(config.dataset)
+    window = config.logging.profile_steps
+    if window is not None and (len(window) != 2 or not 1 <= window[0] <= window[1]):
+        raise ValueError(f"logging.profile_steps: got {window}, expected [first, last], counted from 1")
+    if config.misc.seed < 0:
+        raise ValueError(f"misc.seed: got {config.misc.seed}, expected 0 or more")
+    check_engine(config.dist, config.optim)
+    check_parallelism(config)
+
+
+def _check_unique_tokens(data: DatasetConfig) -> None:
+    """Raise ValueError if the data has no fixed sequence of whole samples whose first can be selected."""
+    if data.mixture is not None:
+        raise ValueError(
+            "dataset.unique_tokens: a mixture defines its own size. Remove one of the two settings."
+        )
+    if data.order == "megatron":
+        raise ValueError(
+            "dataset.unique_tokens: got dataset.order=megatron, expected epoch, because Megatron's order "
+            "cuts samples again in every epoch. Use tools/subset_corpus.py instead."
+        )
+
+
+def _check_model(config: RunConfig) -> None:
     """Check that the shape can be built and that every option has an effect."""
     model = config.model
     if model.positions == "rotary" and model.d_head % 2:
@@ -60,7 +129,7 @@ def _check_parametrization(model: ModelConfig) -> None:
             )
 
 
-def check_objective(config: RunConfig) -> None:
+def _check_objective(config: RunConfig) -> None:
     """Check the ranges of the objective's options and that none belongs to the other objective."""
     objective = config.objective
     if not 0 < objective.rate_min < 1:
@@ -89,7 +158,7 @@ def check_objective(config: RunConfig) -> None:
                 )
 
 
-def check_optim(optim: OptimConfig) -> None:
+def _check_optim(optim: OptimConfig) -> None:
     """Check the ranges of AdamW's settings."""
     for key in ("beta1", "beta2"):
         if not 0 <= getattr(optim, key) < 1:
@@ -99,7 +168,7 @@ def check_optim(optim: OptimConfig) -> None:
             raise ValueError(f"optim.{key}: got {getattr(optim, key)}, expected 0 or more")
 
 
-def check_checkpoint(checkpoint: CheckpointConfig) -> None:
+def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
     """Check that checkpoints can be written and found again."""
     if checkpoint.asynchronous and checkpoint.state_dict_type != "sharded":
         raise ValueError("checkpoint.asynchronous: got checkpoint.state_dict_type=full, expected sharded")
@@ -113,3 +182,76 @@ def check_checkpoint(checkpoint: CheckpointConfig) -> None:
         raise ValueError(
             f"checkpoint.chkpt_at: got {early[0]}, expected 1 or more (steps are counted from 1)"
         )
+
+
+def _check_length(length: LrSchedulerConfig) -> None:
+    """Check combinations of keys of `lr_scheduler`. Raises ValueError with the keys."""
+    _require_exactly_one(length, "the length", "total_iterations", "total_tokens", "total_epochs")
+    _require_at_most_one(length, "the warm-up", "warmup_iterations", "warmup_tokens", "warmup_fraction")
+    decays = ("decay_iterations", "decay_tokens", "decay_fraction")
+    _require_at_most_one(length, "the decay", *decays)
+    decay_keys = [key for key in decays if getattr(length, key) is not None]
+    decay_keys += ["decay_shape"] if length.decay_shape != LrSchedulerConfig.decay_shape else []
+    if decay_keys and length.kind != "wsd":
+        raise ValueError(
+            f"lr_scheduler.{decay_keys[0]}: kind {length.kind} has no separate decay; set kind: wsd"
+        )
+    for key in ("warmup_fraction", "decay_fraction", "lr_min_ratio"):
+        value = getattr(length, key)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"lr_scheduler.{key}: got {value}, expected 0 to 1")
+    for key in ("warmup_iterations", "warmup_tokens"):
+        if (getattr(length, key) or 0) < 0:
+            raise ValueError(f"lr_scheduler.{key}: got {getattr(length, key)}, expected 0 or more")
+
+
+def _require_exactly_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
+    """Raise ValueError unless exactly one of the keys is set."""
+    _require_at_most_one(length, what, *keys)
+    if all(getattr(length, key) is None for key in keys):
+        raise ValueError(f"lr_scheduler: give {what} as {_join_keys(keys)}")
+
+
+def _require_at_most_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
+    """Raise ValueError if more than one of the keys is set."""
+    if sum(getattr(length, key) is not None for key in keys) > 1:
+        raise ValueError(f"lr_scheduler: give {what} as {_join_keys(keys)}, not as two of them")
+
+
+def _join_keys(keys: tuple[str, ...]) -> str:
+    return f"either {', '.join(keys[:-1])} or {keys[-1]}"
+
+
+def check_engine(dist: DistConfig, optim: OptimConfig) -> None:
+    """Raise ValueError with the settings that the engine of a run does not support."""
+    if dist.engine == "torch":
+        _require_engine(_list_changed_keys(dist, DEEPSPEED_ONLY), "deepspeed", dist.engine)
+        return
+    if dist.sharding_stage in HYBRID:
+        raise ValueError(
+            f"dist.sharding_stage: got {dist.sharding_stage}, expected zero0, zero1, zero2 or zero3 with "
+            "dist.engine=deepspeed"
+        )
+    torch_settings = _list_changed_keys(dist, TORCH_ONLY)
+    torch_settings += [f"optim.kernel={optim.kernel}"] if optim.kernel != "torch" else []
+    _require_engine(torch_settings, "torch", dist.engine)
+    if dist.offload_optimizer and dist.sharding_stage == "zero0":
+        raise ValueError(
+            "dist.offload_optimizer: got dist.sharding_stage=zero0, expected zero1, zero2 or zero3"
+        )
+    if dist.offload_parameters and dist.sharding_stage != "zero3":
+        raise ValueError(
+            f"dist.offload_parameters: got dist.sharding_stage={dist.sharding_stage}, expected zero3"
+        )
+
+
+def _list_changed_keys(dist: DistConfig, defaults: dict[str, object]) -> list[str]:
+    """Return `dist.key=value` for each key whose value differs from `defaults`."""
+    return [
+        f"dist.{key}={getattr(dist, key)}" for key, value in defaults.items() if getattr(dist, key) != value
+    ]
+
+
+def _require_engine(settings: list[str], required: str, engine: str) -> None:
+    if settings:
+        raise ValueError(f"{', '.join(settings)}: got dist.engine={engine}, expected {required}")

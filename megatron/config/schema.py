@@ -6,6 +6,8 @@ None means not set. Derived numbers (steps, FLOPs, parameters) are in `plan.py`.
 from dataclasses import dataclass, field
 from typing import Any
 
+SYNTHETIC = "synthetic"  # replaces the prefix of a dataset: random tokens without files
+
 
 def option(
     default: Any, help_text: str, *choices: Any, above: float | None = None, later: bool = False

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SYNTHETIC = "synthetic"  # replaces a prefix: random tokens without files
+from megatron.config.schema import SYNTHETIC as SYNTHETIC  # re-exported for readers of datasets
+
 # practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "uint16")

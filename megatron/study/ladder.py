@@ -9,11 +9,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from megatron.config.presets import load_model_sizes, suggest_nearest
-from megatron.config.read import build_config, check_known_keys
+from megatron.config.read import check_known_keys
 from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.config.yaml_file import is_finite, is_single_line, merge_sections, read_yaml
 from megatron.io import write_atomic
 from megatron.plan.exposure import Exposure
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import RunPlan, plan_run
 from megatron.study.blind_plan import BlindPlan, read_blind_plan
 from megatron.study.blind_record import BLIND, BlindPrediction, load_blind
@@ -236,7 +237,7 @@ def _plan_cell(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
         # a placeholder: RunConfig requires a length, and the length is not known before the model is built
         "lr_scheduler": {**schedule, "total_iterations": 1},
     }
-    probe = build_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
+    probe = resolve_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
     data, optim = read_section("dataset"), read_section("optim")
     corpus_tokens = Exposure(probe).epoch_tokens
     # D before rounding; the rules below use it unrounded, so they do not depend on the batch
@@ -304,7 +305,7 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     where = f"study {study.name}, run {name}"
     try:
-        plan = plan_run(build_config(raw, where=where))
+        plan = plan_run(resolve_config(raw, where=where))
     except ValueError as error:
         raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
     if plan.warmup_steps > plan.n_steps:
@@ -316,7 +317,7 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     # if their names are equal too
     folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
     raw["logging"]["run_dir"] = str(folder)
-    return PlannedRun(build_config(raw, where=name), plan, folder, held_out=grid.held_out)
+    return PlannedRun(resolve_config(raw, where=name), plan, folder, held_out=grid.held_out)
 
 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
