@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
 from megatron.config.hf import shape_from_hf
+from megatron.config.option import describe_bounds
 from megatron.config.presets import (
     SIZES_FILE,
     load_model_sizes,
@@ -274,12 +275,11 @@ def _convert_value(value: Any, hint: Any, field: Field, name: str) -> Any:
         return _check_list(value, expected_type, name)
     if type(value) is not expected_type:
         raise ValueError(f"{name}: got {value!r}, expected {expected_type.__name__}")
-    choices = field.metadata.get("choices") or ()
+    choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}")
-    above = field.metadata.get("above")
-    if above is not None and not value > above:
-        raise ValueError(f"{name}: got {value}, expected more than {above}")
+    if expected := describe_bounds(field, value):
+        raise ValueError(f"{name}: got {value}, expected {expected}")
     return value
 
 
