@@ -1,12 +1,14 @@
 """Declaration of a setting: a dataclass field that carries every fact about its key."""
 
-from dataclasses import Field, field
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field
 from typing import Any
 
 # how a setting enters the identity of a run (plan/identity.py)
 ALWAYS = "always"  # its value
 IF_CHANGED = "if changed"  # its value unless it is the default: added after runs had identities
 CONTENT = "content"  # the content of the files that it names
+REQUIRED: Any = MISSING  # instead of a default: the key must be set
 BOUNDS = ("above", "at_least", "below", "at_most")
 
 
@@ -22,6 +24,8 @@ def option(
     engine: str | None = None,
     objective: str | None = None,
     identity: str | None = None,
+    expected: str = "",
+    read: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     """Declare a setting: a dataclass field with its help text, `choices` and bounds.
 
@@ -29,14 +33,17 @@ def option(
     engine      the only engine that supports values other than the default
     objective   the only objective that supports values other than the default
     identity    ALWAYS, IF_CHANGED or CONTENT; None: does not affect the losses
+    expected    description of valid values in messages; default: from type, choices and bounds
+    read        reader of a value with a form of its own: (value, name of the key) -> value of the field
     """
     # read.py and check.py check these facts, reference.py prints them, and plan/identity.py hashes by them
     metadata = {
         "help": help_text, "choices": choices,
         "above": above, "at_least": at_least, "below": below, "at_most": at_most,
         "unit": unit, "engine": engine, "objective": objective, "identity": identity,
+        "expected": expected, "read": read,
     }  # fmt: skip
-    if isinstance(default, list):
+    if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 

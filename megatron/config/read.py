@@ -4,17 +4,15 @@ No data file is opened. A corpus records the size of its vocabulary and its end-
 plan/resolve.py passes the function that reads them.
 """
 
-import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
 from megatron.config.hf import shape_from_hf
-from megatron.config.option import describe_bounds
 from megatron.config.presets import (
     SIZES_FILE,
     load_model_sizes,
@@ -24,17 +22,16 @@ from megatron.config.presets import (
     swiglu_width,
 )
 from megatron.config.schema import DatasetConfig, RunConfig
+from megatron.config.section import convert_value
 from megatron.config.yaml_file import (
     MAX_INT,
     is_finite,
-    is_single_line,
     load_yaml_file,
     merge_sections,
     parse_override,
     read_yaml,
 )
 
-MAX_FLOAT = 1e300  # largest magnitude of a setting, so that sums and products of settings are finite
 # keys from which others are computed before the types of all keys are checked
 INTEGER_SHAPE_KEYS = ("d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows")
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
@@ -85,15 +82,6 @@ def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:
             f"{path}: model.size: '{size}' is not in {SIZES_FILE.name}; {hint} "
             f"A new name needs its shape, {' '.join(f'model.{key}=...' for key in REQUIRED_SHAPE_KEYS)}"
         )
-
-
-def check_known_keys(raw: Any, known_keys: Sequence[str], where: str) -> None:
-    """Raise ValueError unless `raw` is a dictionary with known keys. Suggests the nearest known key."""
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where}: got {raw!r}, expected the keys {', '.join(known_keys)}")
-    for key in raw:
-        if key not in known_keys:
-            raise ValueError(f"{where}: unknown key '{key}'; {suggest_nearest(str(key), list(known_keys))}")
 
 
 def build_config(
@@ -247,44 +235,5 @@ def _build_section(cls: type, raw: Any, path: str) -> Any:
         if is_dataclass(hint):
             values[key] = _build_section(hint, {} if value is None else value, f"{path}{key}.")
         else:
-            values[key] = _convert_value(value, hint, fields_by_name[key], f"{path}{key}")
+            values[key] = convert_value(value, hint, fields_by_name[key], f"{path}{key}")
     return cls(**values)
-
-
-def _convert_value(value: Any, hint: Any, field: Field, name: str) -> Any:
-    """Return `value` in the field's type. Converts only int to float, 1e9 to int, and numbers to str."""
-    # `int | None` -> (int, NoneType); a plain type is its only kind
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in kinds:
-        return None
-    expected_type = next(kind for kind in kinds if kind is not type(None))
-    # type() instead of isinstance(), because bool is a subclass of int
-    if type(value) in (int, float) and not (is_finite(value) and abs(value) <= MAX_FLOAT):
-        raise ValueError(f"{name}: got {value!r}, expected a finite number. Remove the key for its default.")
-    if expected_type is float and type(value) is int:
-        value = float(value)
-    if expected_type is str and type(value) in (int, float):
-        value = str(value)
-    if expected_type is int and type(value) is float and value.is_integer():
-        value = int(value)  # YAML reads 1e9 as a float
-    if expected_type is int and type(value) is int and abs(value) > MAX_INT:
-        raise ValueError(f"{name}: got {value}, expected a number below 2^63. Write a smaller one.")
-    if expected_type is str and type(value) is str and not is_single_line(value):
-        raise ValueError(f"{name}: got {value!r}, expected one line. Remove control characters.")
-    if get_origin(expected_type) is list:
-        return _check_list(value, expected_type, name)
-    if type(value) is not expected_type:
-        raise ValueError(f"{name}: got {value!r}, expected {expected_type.__name__}")
-    choices = field.metadata["choices"]
-    if choices and value not in choices:
-        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}")
-    if expected := describe_bounds(field, value):
-        raise ValueError(f"{name}: got {value}, expected {expected}")
-    return value
-
-
-def _check_list(value: Any, expected_type: Any, name: str) -> list[Any]:
-    (kind,) = get_args(expected_type)
-    if not isinstance(value, list) or any(type(item) is not kind for item in value):
-        raise ValueError(f"{name}: got {value!r}, expected a list of {kind.__name__}")
-    return value
