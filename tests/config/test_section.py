@@ -1,4 +1,4 @@
-"""The reader of sections: declared types, bounds, choices and nested sections, with the key in each message."""
+"""The reader of sections: types, bounds, choices and nested sections, with the key in each message."""
 
 from dataclasses import dataclass
 from pathlib import Path
