@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.config.option import REQUIRED, option
-from megatron.config.section import read_section
+from megatron.config.section import check_known_keys, read_section, to_integer
 from megatron.mixture.distributor import DRY_POLICIES
 
 RULES = ("ado", "loss")
@@ -47,13 +47,25 @@ class SchedulePoint:
     weights: Any = option(REQUIRED, "weights, see weights.py")
 
 
+def _read_points(value: Any, name: str) -> list[SchedulePoint]:
+    """Read the points of a schedule; a wrong point is shown whole."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{name}: got {value!r}, expected {POINTS}")
+    for point in value:
+        check_known_keys(point, ("at", "weights"), name)
+        at = to_integer(point.get("at"))
+        if point.get("weights") is None or type(at) is not int or at < 0:
+            raise ValueError(f"{name}: got {point}, expected {{at: an integer from 0, weights: ...}}.")
+    return [read_section(SchedulePoint, point, f"{name}[{i}]") for i, point in enumerate(value)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
     """Weights that change at given points of the run."""
 
     unit: str = option("steps", "unit of the points", "steps", "tokens")
     change: str = option("at_once", "change between two points", "at_once", "linear")
-    points: list[SchedulePoint] = option(REQUIRED, "weights and where they begin", expected=POINTS)
+    points: list[SchedulePoint] = option(REQUIRED, "weights and where they begin", read=_read_points)
 
     def check(self, where: str) -> None:
         """Raise ValueError unless the first point is at 0 and the others rise."""
