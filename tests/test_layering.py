@@ -23,7 +23,7 @@ LAYER = {
     "train": 6,
 }  # fmt: skip
 ALLOWED_WITHIN_LAYER = {
-    ("config", "plan"), ("text", "tokenizer"), ("text", "data"), ("model", "kernels"),
+    ("text", "tokenizer"), ("text", "data"), ("model", "kernels"),
     ("objective", "kernels"),
     ("evaluation", "generation"),
 }  # fmt: skip

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.config.cli_choices import OBJECTIVES, TARGET_DTYPES, TARGETS
+from megatron.config.cli_choices import TARGET_DTYPES, TARGETS
+from megatron.config.training_schema import OBJECTIVES
 
 
 def build_parser() -> argparse.ArgumentParser:

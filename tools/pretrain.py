@@ -20,9 +20,9 @@ from typing import NoReturn
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import STOPPED, create_parser, report_error
-from megatron.config.read import read_config
 from megatron.config.schema import RunConfig
 from megatron.config.yaml_file import read_yaml
+from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import RunPlan, plan_run
 from megatron.processes import end_after_parent
 from megatron.rank_env import ranks_from_environment
@@ -79,10 +79,10 @@ def load_plan(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     from megatron.mixture.spec import prepare_mixture
 
     data = read_yaml(path, overrides).get("dataset")
-    mixture = data.get("mixture") if isinstance(data, dict) else None  # `read_config` rejects other types
+    mixture = data.get("mixture") if isinstance(data, dict) else None  # `load_config` rejects other types
     if mixture is not None:
         prepare_mixture(mixture)
-    config = read_config(path, overrides)
+    config = load_config(path, overrides)
     return config, plan_run(config)
 
 

@@ -16,25 +16,6 @@ YAML has these sections, and `section.key=value` arguments of `tools/pretrain.py
 study they are under `run`. `null`: not set. Alternatively `model.hf_config` sets a shape with Hugging Face's
 keys, see [MODELS.md](MODELS.md).
 """
-# unit of a number, by the suffix of its key
-UNIT_BY_SUFFIX = {
-    "_iterations": "steps", "_tokens": "tokens", "_epochs": "epochs", "_minutes": "minutes",
-    "_hours": "hours",
-    "_s": "seconds", "_fraction": "share", "_ratio": "share", "_parallel": "ranks", "_layers": "blocks",
-    "_heads": "heads", "_positions": "positions", "_threads": "threads", "_workers": "threads",
-    "_samples": "samples",
-}  # fmt: skip
-# unit of a number, by its key; this table has precedence
-UNIT_BY_NAME = {
-    "shard_size": "ranks", "pipeline_chunks": "stages per rank", "seq_len": "tokens", "batch_size": "samples",
-    "microbatch_size": "samples", "d_model": "features", "d_ff": "features", "d_head": "features",
-    "base_d_model": "features", "base_d_head": "features", "vocab_rows": "rows", "rope_theta": "-",
-    "norm_eps": "-", "eod_id": "id", "attention_dropout": "share", "rate_min": "share",
-    "low_noise_start": "share", "init_std": "-",
-    "orders": "orders", "order_noise": "sample lengths", "lr": "-", "weight_decay": "-", "beta1": "-",
-    "beta2": "-", "eps": "-", "grad_clip": "L2 norm", "chkpt_at": "steps", "keep_every": "steps",
-    "keep_last": "checkpoints", "num_mc": "masks per sample", "profile_steps": "steps", "seed": "-",
-}  # fmt: skip
 
 
 def format_type(key: Field) -> str:
@@ -54,13 +35,9 @@ def find_unit(key: Field) -> str:
     """Return the unit of a number, empty for other types. Raises ValueError for a number without one."""
     if "number" not in format_type(key):
         return ""
-    if key.name in UNIT_BY_NAME:
-        return UNIT_BY_NAME[key.name]
-    for end, unit in UNIT_BY_SUFFIX.items():
-        # the leading underscore lets the suffix match a whole name too
-        if f"_{key.name}".endswith(end):
-            return unit
-    raise ValueError(f"megatron/config/reference.py: no unit for '{key.name}'. Add it to UNIT_BY_NAME.")
+    if not key.metadata["unit"]:
+        raise ValueError(f"megatron/config/schema.py: no unit for '{key.name}'. Add unit=... to its option.")
+    return key.metadata["unit"]
 
 
 def format_default(key: Field) -> str:
@@ -76,12 +53,12 @@ def format_default(key: Field) -> str:
 
 
 def format_help(key: Field) -> str:
-    """Return the help text, and the lower bound of a number."""
+    """Return the help text, and the lower bound of a number that has no upper one."""
     above = key.metadata["above"]
+    if above is None or key.metadata["below"] is not None:
+        return key.metadata["help"]
     # above=-1 bounds whole numbers from 0: "0 or more" reads better than "more than -1"
-    if above is None or above < 0:
-        return key.metadata["help"] + ("" if above is None else f"; {above + 1} or more")
-    return f"{key.metadata['help']}; more than {above}"
+    return f"{key.metadata['help']}; " + (f"{above + 1} or more" if above < 0 else f"more than {above}")
 
 
 def list_sections() -> Iterator[tuple[str, str, list[Field]]]:

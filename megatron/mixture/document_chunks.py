@@ -111,11 +111,11 @@ class DocumentChunks:
         return view
 
     def _make_distributor(self, result: QueryResult, run: str | None) -> None:
-        spec = self.spec.raw
+        settings = self.spec.settings
         weights, rule = build_chunk_weights(self.spec, result)
         self.distributor = Distributor(
             self.counts, self.names, weights,
-            self.chunk_size, self.seed, spec.get("dry", "repeat"), spec.get("shuffle", True),
+            self.chunk_size, self.seed, settings.dry, settings.shuffle,
         )  # fmt: skip
         if rule is not None and run is not None:
             adaptive = self.spec.adaptive
@@ -124,7 +124,7 @@ class DocumentChunks:
             head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run,
                     "seed": self.seed, "chunk_size": self.chunk_size}  # fmt: skip
             path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
-            every, delay = adaptive["every_steps"], adaptive["delay_steps"]
+            every, delay = adaptive.every_steps, adaptive.delay_steps
             self.learner = Learner(path, head, rule, self.distributor, every, delay)
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:

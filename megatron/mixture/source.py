@@ -178,7 +178,7 @@ class MixtureSamples(SampleSource):
         # intervals are sorted by domain: spans[bounds[k] : bounds[k + 1]] are those of domain k
         spans = np.column_stack(columns).astype(np.int64)
         bounds = np.searchsorted(result.get_column("domain"), np.arange(len(resolved.domains) + 1))
-        shuffle = spec.raw.get("shuffle", True)
+        shuffle = spec.settings.shuffle
         self.seq_len, self.batch_size, self.names = seq_len, batch_size, resolved.domains
         self.tokens = np.array(resolved.tokens)
         mapped = make_dataset_cache()
@@ -188,7 +188,7 @@ class MixtureSamples(SampleSource):
         ]
         self.weights, self.rule = build_step_weights(spec, result, self.tokens, batch_size * seq_len)
         self.every_steps, self.delay_steps = (
-            (0, 0) if spec.adaptive is None else (spec.adaptive["every_steps"], spec.adaptive["delay_steps"])
+            (0, 0) if spec.adaptive is None else (spec.adaptive.every_steps, spec.adaptive.delay_steps)
         )
         self.distributor = Distributor(
             [stream.n_windows for stream in self.streams],
@@ -196,7 +196,7 @@ class MixtureSamples(SampleSource):
             self.weights,
             batch_size,
             seed,
-            spec.raw.get("dry", "repeat"),
+            spec.settings.dry,
         )
         self.samples_per_epoch = sum(stream.n_windows for stream in self.streams)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-weights")

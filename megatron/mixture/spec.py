@@ -33,7 +33,7 @@ from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
-from megatron.mixture.spec_check import check_spec
+from megatron.mixture.settings import AdaptiveSettings, MixtureSettings, read_mixture_settings
 from megatron.mixture.weights import WeightSchedule, compute_weights
 from megatron.plan.datapaths import compare_eods, read_sidecar
 from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
@@ -48,37 +48,37 @@ log = get_logger(__name__)
 class MixtureSpec:
     """The file, read and checked as far as possible without the catalog.
 
-    raw   the keys and values of the file
+    raw   the keys and values as written, which compute_sha256 hashes
     """
 
     path: Path
     raw: dict[str, Any]
+    settings: MixtureSettings
 
     @property
     def catalog(self) -> Path:
         """Path of the catalog."""
-        return self.path.parent / self.raw["catalog"]
+        return self.path.parent / self.settings.catalog
 
     @property
     def by(self) -> tuple[str, ...]:
         """Properties that define a domain."""
-        return tuple(_as_list(self.raw.get("by")))
+        return tuple(self.settings.by)
 
     @property
     def counts_tokens(self) -> bool:
         """True if weights are shares of tokens, False if they are shares of documents."""
-        return self.raw.get("count", "tokens") == "tokens"
+        return self.settings.count == "tokens"
 
     @property
-    def adaptive(self) -> dict[str, Any] | None:
-        """Rule, every_steps and delay_steps; None: weights do not follow the model."""
-        section = self.raw.get("adaptive")
-        return None if section is None else {"every_steps": 10, "delay_steps": 8, **section}
+    def adaptive(self) -> AdaptiveSettings | None:
+        """Rule and its steps; None: weights do not follow the model."""
+        return self.settings.adaptive
 
     def make_query(self) -> Query:
         """Return the query that selects the documents."""
-        query = Query(tuple(_as_list(self.raw.get("corpora"))))
-        for condition in _as_list(self.raw.get("where")):
+        query = Query(tuple(self.settings.corpora))
+        for condition in self.settings.where:
             query = query.where(condition)
         return query
 
@@ -92,8 +92,7 @@ class MixtureSpec:
 def read_spec(path: str | Path) -> MixtureSpec:
     """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
     raw = read_yaml(path)
-    check_spec(raw, str(path))
-    return MixtureSpec(Path(path), raw)
+    return MixtureSpec(Path(path), raw, read_mixture_settings(raw, str(path)))
 
 
 def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False) -> ResolvedMixture:
@@ -157,8 +156,8 @@ def _is_prepared(path: str | Path, identity: str, documents_identity: str) -> bo
 
 def compute_first_weights(spec: MixtureSpec, result: QueryResult, tokens: np.ndarray) -> np.ndarray:
     """Return the shares of the tokens at the beginning, float64 [K]."""
-    points = _as_list((spec.raw.get("schedule") or {}).get("points"))
-    written = points[0]["weights"] if points else spec.raw.get("weights")
+    schedule = spec.settings.schedule
+    written = spec.settings.weights if schedule is None else schedule.points[0].weights
     return _compute_token_shares(spec, written, result, tokens)
 
 
@@ -196,16 +195,15 @@ def build_step_weights(
 ) -> tuple[DomainWeights, WeightRule | None]:
     """Return the weights of each step, and the rule that computes them if they follow the model."""
     first = compute_first_weights(spec, result, tokens)
-    schedule = spec.raw.get("schedule")
+    schedule = spec.settings.schedule
     if schedule is None:
         return _build_adaptive(spec, first, tokens)
-    per_step = tokens_per_step if schedule.get("unit") == "tokens" else 1
-    points = _as_list(schedule.get("points"))
+    per_step = tokens_per_step if schedule.unit == "tokens" else 1
     return WeightSchedule(
         # rounded up: weights change at the first step that begins at or after the point
-        [-(-int(point["at"]) // per_step) for point in points],
-        [_compute_token_shares(spec, point["weights"], result, tokens) for point in points],
-        schedule.get("change") == "linear",
+        [-(-point.at // per_step) for point in schedule.points],
+        [_compute_token_shares(spec, point.weights, result, tokens) for point in schedule.points],
+        schedule.change == "linear",
     ), None
 
 
@@ -216,8 +214,8 @@ def build_chunk_weights(spec: MixtureSpec, result: QueryResult) -> tuple[DomainW
     shares of documents by the mean tokens of a domain's documents, which are in the catalog. Raises
     ValueError for a schedule in tokens, and for weights that follow a model and count tokens.
     """
-    schedule, documents = spec.raw.get("schedule"), result.n_documents
-    if (schedule or {}).get("unit") == "tokens":
+    schedule, documents = spec.settings.schedule, result.n_documents
+    if schedule is not None and schedule.unit == "tokens":
         raise ValueError(
             f"{spec.path}: got a schedule in tokens, expected steps for documents. Use dataset.mixture."
         )
@@ -232,13 +230,11 @@ def build_chunk_weights(spec: MixtureSpec, result: QueryResult) -> tuple[DomainW
         # documents per token; 0 for a domain whose documents are all empty
         factors = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
     if schedule is None:
-        first = _normalize_shares(spec, spec.raw.get("weights"), result, natural, factors)
+        first = _normalize_shares(spec, spec.settings.weights, result, natural, factors)
         return _build_adaptive(spec, first, natural)
-    points = _as_list(schedule.get("points"))
-    weights = [_normalize_shares(spec, point["weights"], result, natural, factors) for point in points]
-    return WeightSchedule(
-        [int(point["at"]) for point in points], weights, schedule.get("change") == "linear"
-    ), None
+    points = schedule.points
+    weights = [_normalize_shares(spec, point.weights, result, natural, factors) for point in points]
+    return WeightSchedule([point.at for point in points], weights, schedule.change == "linear"), None
 
 
 def _build_adaptive(
@@ -247,7 +243,7 @@ def _build_adaptive(
     adaptive = spec.adaptive
     if adaptive is None:
         return ConstantWeights(first), None
-    return WeightLog(first, adaptive["delay_steps"]), _make_rule(spec, adaptive["rule"], first, natural)
+    return WeightLog(first, adaptive.delay_steps), _make_rule(spec, adaptive.rule, first, natural)
 
 
 def _make_rule(spec: MixtureSpec, name: str, first: np.ndarray, natural: np.ndarray) -> WeightRule:
@@ -290,7 +286,7 @@ def _tokenize_file(
     path = file.check_unchanged()
     if path.suffix == ".bin":
         return str(path.with_suffix(""))
-    tokenizer = spec.raw.get("tokenizer")
+    tokenizer = spec.settings.tokenizer
     if tokenizer is None:
         raise ValueError(f"{spec.path}: no tokenizer, but {path} is text. Add tokenizer: gpt2, or a folder.")
     made_from = [file.path, file.n_bytes, file.mtime_ns, file.text_key, str(tokenizer)]
@@ -338,7 +334,3 @@ def _check_tokenizer(prefixes: Sequence[str]) -> dict[str, Any]:
     return tokenizer
 
 
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

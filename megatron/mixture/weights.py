@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.presets import suggest_nearest
-from megatron.config.read import check_known_keys
+from megatron.config.section import check_known_keys
 
 INFERRED = "inferred"
 

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.config.read import config_to_dict
+from megatron.config.option import ALWAYS, IF_CHANGED
 from megatron.config.schema import RunConfig
 from megatron.plan.datapaths import read_corpora, read_sidecar
 from megatron.plan.mixture_use import read_resolved
 
-HASHED_SECTIONS = ("model", "objective", "optim", "lr_scheduler")
+# sections whose values are hashed under `section: {key: value}`; those of the others under `key: value`
+NESTED_SECTIONS = ("model", "objective", "optim", "lr_scheduler", "evaluation")
 
 
 def _describe_corpora(path: str | None) -> Any:
@@ -48,13 +49,15 @@ def _read_checkpoint_checksums(path: str) -> Any:
         return path  # building the run reports the error
 
 
-def _select_settings(section: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a section without options added later that have their default value.
-
-    Runs from before such an option was added keep their identity.
-    """
-    omitted = [f.name for f in fields(section) if f.metadata.get("later") and values[f.name] == f.default]
-    return {key: value for key, value in values.items() if key not in omitted}
+def _select_settings(section: Any) -> dict[str, Any]:
+    """Return the settings of a section that are hashed by value; config/schema.py states which and how."""
+    values = {}
+    for key in fields(section):
+        value, identity = getattr(section, key.name), key.metadata["identity"]
+        # runs from before a setting was added keep their identity: its default is not hashed
+        if identity == ALWAYS or identity == IF_CHANGED and value != key.default:
+            values[key.name] = value
+    return values
 
 
 def run_identity(config: RunConfig) -> str:
@@ -88,26 +91,20 @@ def _hash_json(values: dict[str, Any]) -> str:
 def _collect_hashed_values(config: RunConfig) -> dict[str, Any]:
     """Return the values that affect the losses. Their names are hashed too, so they must not change."""
     # not hashed, for example: the parallel layout, which changes the losses at most by rounding
-    whole = config_to_dict(config)
-    hashed: dict[str, Any] = {
-        name: _select_settings(getattr(config, name), whole[name]) for name in HASHED_SECTIONS
-    }
-    hashed["model"].pop("size")  # a label of the shape
-    hashed["optim"].pop("kernel", None)  # another implementation of the same update
-    hashed["dtype"] = "float8" if config.dist.float8 else config.dist.dtype
-    hashed["seed"] = config.misc.seed
-    hashed["seq_len"] = config.dataset.seq_len
-    hashed["batch_size"] = config.dataset.batch_size
-    # keys of later options are present only if not the default, so that older runs keep their identity
-    if config.dataset.order != "epoch":
-        hashed["order"] = config.dataset.order
-    if config.dataset.unique_tokens is not None:
-        hashed["unique_tokens"] = config.dataset.unique_tokens
+    hashed: dict[str, Any] = {}
+    for part in fields(config):
+        section = getattr(config, part.name)
+        if is_dataclass(section):
+            values = _select_settings(section)
+            hashed |= {part.name: values} if part.name in NESTED_SECTIONS else values
+    # float8 is a dtype of matrix products; two keys would change the identity of all other runs
+    if hashed.pop("float8", False):
+        hashed["dtype"] = "float8"
+    # keys with identity=CONTENT
     hashed["train"] = _describe_corpora(config.dataset.path_train)
     if config.dataset.mixture is not None:
         hashed["train"] = read_resolved(config.dataset.mixture).identity
     hashed["held_out"] = _describe_corpora(config.dataset.path_eval)
     if config.checkpoint.init_from is not None:
         hashed["init_from"] = _read_checkpoint_checksums(config.checkpoint.init_from)
-    hashed["evaluation"] = {"max_samples": config.evaluation.max_samples, "num_mc": config.evaluation.num_mc}
     return hashed

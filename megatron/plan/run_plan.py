@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.config.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
 from megatron.config.schema import RunConfig
 from megatron.plan import count
 from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpora, read_sidecar
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
+from megatron.plan.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.config.schema import SYNTHETIC as SYNTHETIC  # re-exported for readers of datasets
 from megatron.plan.idx_header import DTYPE_NAMES
 
-SYNTHETIC = "synthetic"  # replaces a prefix: random tokens without files
 # practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
 MAX_COUNT = 1 << 63

@@ -1,21 +1,20 @@
 """Key `blind` of a STUDY.yaml: the run that is predicted before it is trained."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-from megatron.config.read import check_known_keys
-from megatron.config.yaml_file import is_finite
-from megatron.study.grid import Grid, read_grid
+from megatron.config.option import REQUIRED, option
+from megatron.config.section import read_section
+from megatron.config.training_schema import OBJECTIVES
+from megatron.study.grid import Grid, read_sizes
 from megatron.study.seeds import Seeds
 
-OBJECTIVES = ("autoregressive", "masked_diffusion")
 MIN_COMPUTE, MAX_COMPUTE = 2.0, 8.0  # below: no extrapolation; above: intervals too wide to test the frontier
 FLOPS_COLUMN = {"exact": "train_flops", "6nd": "flops_6nd"}  # convention -> column of the study's table
 LABEL = "blind"  # suffix of the run's name
-KEYS = ("objective", "compute", "sizes", "lr", "batch_tokens", "run", "flops_convention", "seed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlindPlan:
     """Settings of the run that tests the frontier.
 
@@ -26,14 +25,19 @@ class BlindPlan:
     run          keys that override the study's `run`
     """
 
-    sizes: list[str]
-    objective: str = "autoregressive"
-    compute: float = 4.0
-    lr: list[Any] = field(default_factory=list)
-    batch_tokens: list[Any] = field(default_factory=list)
-    flops_convention: str = "exact"
-    seed: int = 0
-    run: dict[str, Any] = field(default_factory=dict)
+    sizes: list[str] = option(REQUIRED, "candidate sizes", read=read_sizes)
+    objective: str = option(OBJECTIVES[0], "objective", *OBJECTIVES, expected=" or ".join(OBJECTIVES))
+    compute: float = option(
+        4.0, "FLOPs over the largest budget", at_least=MIN_COMPUTE, at_most=MAX_COMPUTE,
+        expected=f"{MIN_COMPUTE:g} to {MAX_COMPUTE:g} times the largest budget of the grids.",
+    )  # fmt: skip
+    lr: list[Any] = option([], "rule of the learning rate")
+    batch_tokens: list[Any] = option([], "rule of the batch", unit="tokens")
+    flops_convention: str = option(
+        "exact", "convention of all budgets", *FLOPS_COLUMN, expected=" or ".join(FLOPS_COLUMN)
+    )
+    seed: int = option(0, "seed", unit="-")
+    run: dict[str, Any] = option({}, "keys that override the study's `run`", expected="sections with keys")
 
     @property
     def flops_column(self) -> str:
@@ -58,35 +62,12 @@ class BlindPlan:
 
 def read_blind_plan(raw: Any, where: str) -> BlindPlan:
     """Read and validate the key `blind`. Raises ValueError naming the key and the expected value."""
-    check_known_keys(raw, KEYS, where)
-    values = {key: value for key, value in raw.items() if value is not None}
-    compute = values.get("compute", BlindPlan.compute)
-    if not is_finite(compute) or not MIN_COMPUTE <= compute <= MAX_COMPUTE:
-        raise ValueError(
-            f"{where}.compute: got {compute!r}, expected {MIN_COMPUTE:g} to {MAX_COMPUTE:g} times the "
-            "largest budget of the grids."
-        )
-    for key, allowed in (("objective", OBJECTIVES), ("flops_convention", tuple(FLOPS_COLUMN))):
-        if values.get(key, allowed[0]) not in allowed:
-            raise ValueError(f"{where}.{key}: got {values[key]!r}, expected {' or '.join(allowed)}.")
+    plan = read_section(BlindPlan, raw, where)
     for key in ("lr", "batch_tokens"):
-        if isinstance(values.get(key), list) and len(values[key]) > 1:
-            raise ValueError(
-                f"{where}.{key}: got {len(values[key])} rules, expected one. The blind run is a single run."
-            )
-    objective = values.get("objective", BlindPlan.objective)
-    shared = {key: values[key] for key in ("sizes", "lr", "batch_tokens", "run") if key in values}
-    seed = values.get("seed", 0)
-    # read_grid validates the shared keys; the length is a placeholder, since the budget depends on the
-    # grids
-    grid = read_grid(
-        {"objectives": [objective], "seeds": [seed], "train_flops": [1.0], "label": LABEL, **shared}, where
-    )
-    return BlindPlan(
-        # the grid's values, not the raw ones: sizes are text and rules are validated
-        **{f.name: getattr(grid, f.name) for f in fields(BlindPlan) if f.name in shared},
-        objective=objective,
-        compute=float(compute),
-        flops_convention=values.get("flops_convention", "exact"),
-        seed=grid.seeds.default[0],
-    )
+        n = len(getattr(plan, key))
+        if n > 1:
+            raise ValueError(f"{where}.{key}: got {n} rules, expected one. The blind run is a single run.")
+    # the length is a placeholder, since the budget depends on the grids
+    for size in plan.sizes:
+        plan.make_grid(size, flops=1.0).check(where)
+    return plan

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from megatron.config.option import REQUIRED, option
 from megatron.config.presets import load_model_sizes, suggest_nearest
-from megatron.config.read import build_config, check_known_keys
 from megatron.config.schema import DatasetConfig, RunConfig
-from megatron.config.yaml_file import is_finite, is_single_line, merge_sections, read_yaml
+from megatron.config.section import check_known_keys, list_keys, read_section
+from megatron.config.yaml_file import merge_sections, read_yaml
 from megatron.io import write_atomic
 from megatron.plan.exposure import Exposure
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import RunPlan, plan_run
 from megatron.study.blind_plan import BlindPlan, read_blind_plan
 from megatron.study.blind_record import BLIND, BlindPrediction, load_blind
@@ -24,7 +26,23 @@ STUDY = "study.yaml"  # in the study's directory
 BUDGET_TOLERANCE = 0.05  # in log FLOPs: change of a budget by rounding to whole steps
 
 
-@dataclass(frozen=True)
+def _read_grids(value: Any, name: str) -> list[Grid]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name}: got {value!r}, expected a list.")
+    return [read_grid(grid, f"{name}[{i}]") for i, grid in enumerate(value)]
+
+
+def _read_sizes(value: Any, name: str) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: got {value!r}, expected keys.")
+    for size, shape in value.items():
+        check_name(str(size), name)
+        if not isinstance(shape, dict):
+            raise ValueError(f"{name}.{size}: got {shape!r}, expected keys such as d_model.")
+    return {str(size): shape for size, shape in value.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyPlan:
     """Contents of a STUDY.yaml.
 
@@ -35,14 +53,16 @@ class StudyPlan:
     blind         settings of the run that is predicted before it is trained
     """
 
-    name: str
-    directory: Path
-    run: dict[str, Any]
-    sizes: dict[str, dict[str, Any]]
-    grids: list[Grid]
-    share_trunks: bool = True
-    seed: int = 0
-    blind: BlindPlan | None = None
+    name: str = option(REQUIRED, "name of the study", expected="one line of text.")
+    directory: Path = option(REQUIRED, "folder of all files of the study")
+    run: dict[str, Any] = option(REQUIRED, "base configuration of every run")
+    sizes: dict[str, dict[str, Any]] = option({}, "shapes by name", read=_read_sizes)
+    grids: list[Grid] = option(REQUIRED, "combinations of settings", read=_read_grids)
+    share_trunks: bool = option(True, "runs that differ only in length share their first steps")
+    seed: int = option(
+        0, "added to every seed", unit="-", expected="an integer, which is added to every seed."
+    )
+    blind: BlindPlan | None = option(None, "run that is predicted before it is trained", read=read_blind_plan)
 
     def save(self) -> None:
         """Write <directory>/study.yaml: the study with its overrides applied."""
@@ -83,38 +103,12 @@ class PlannedRun:
 def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPlan:
     """Read a STUDY.yaml with `key=value` overrides. Raises FileNotFoundError or ValueError."""
     raw = read_yaml(path, overrides)
-    keys = [f.name for f in fields(StudyPlan)]
+    keys = list_keys(StudyPlan)
     check_known_keys(raw, keys, str(path))
     for key in ("name", "directory", "run", "grids"):
         if not raw.get(key):
             raise ValueError(f"{path}: got no '{key}', expected the keys {', '.join(keys)}.")
-    for key in ("name", "directory"):
-        # YAML reads a name such as 2024 as a number
-        words = str(raw[key]) if key == "name" and is_finite(raw[key]) else raw[key]
-        if not isinstance(words, str) or not is_single_line(words):
-            raise ValueError(f"{path}: {key}: got {raw[key]!r}, expected one line of text.")
-    for key, kind in (("run", dict), ("sizes", dict), ("grids", list)):
-        if raw.get(key) and not isinstance(raw[key], kind):
-            raise ValueError(
-                f"{path}: {key}: got {raw[key]!r}, expected {'a list' if kind is list else 'keys'}."
-            )
-    sizes = {}
-    for name, shape in (raw.get("sizes") or {}).items():
-        check_name(str(name), f"{path}: sizes")
-        if not isinstance(shape, dict):
-            raise ValueError(f"{path}: sizes.{name}: got {shape!r}, expected keys such as d_model.")
-        sizes[str(name)] = shape
-    share_trunks = raw.get("share_trunks", True)
-    if not isinstance(share_trunks, bool):
-        raise ValueError(f"{path}: share_trunks: got {share_trunks!r}, expected true or false.")
-    seed = 0 if raw.get("seed") is None else raw["seed"]
-    # not isinstance: True is an int, and `seed: true` is a mistake
-    if type(seed) is not int:
-        raise ValueError(f"{path}: seed: got {seed!r}, expected an integer, which is added to every seed.")
-    grids = [read_grid(grid, f"{path}: grids[{i}]") for i, grid in enumerate(raw["grids"])]
-    blind = None if raw.get("blind") is None else read_blind_plan(raw["blind"], f"{path}: blind")
-    name, directory = str(raw["name"]), Path(raw["directory"])
-    return StudyPlan(name, directory, raw["run"], sizes, grids, share_trunks, seed, blind)
+    return read_section(StudyPlan, raw, str(path), separator=": ")
 
 
 def expand_study(study: StudyPlan) -> list[PlannedRun]:
@@ -236,7 +230,7 @@ def _plan_cell(study: StudyPlan, grid: Grid, cell: Cell) -> PlannedRun:
         # a placeholder: RunConfig requires a length, and the length is not known before the model is built
         "lr_scheduler": {**schedule, "total_iterations": 1},
     }
-    probe = build_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
+    probe = resolve_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
     data, optim = read_section("dataset"), read_section("optim")
     corpus_tokens = Exposure(probe).epoch_tokens
     # D before rounding; the rules below use it unrounded, so they do not depend on the batch
@@ -304,7 +298,7 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     where = f"study {study.name}, run {name}"
     try:
-        plan = plan_run(build_config(raw, where=where))
+        plan = plan_run(resolve_config(raw, where=where))
     except ValueError as error:
         raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
     if plan.warmup_steps > plan.n_steps:
@@ -316,7 +310,7 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     # if their names are equal too
     folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
     raw["logging"]["run_dir"] = str(folder)
-    return PlannedRun(build_config(raw, where=name), plan, folder, held_out=grid.held_out)
+    return PlannedRun(resolve_config(raw, where=name), plan, folder, held_out=grid.held_out)
 
 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

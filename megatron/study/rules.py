@@ -9,16 +9,16 @@
 Batches are in tokens and take the first three forms.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from megatron.config.presets import suggest_nearest
+from megatron.config.option import REQUIRED, option
 from megatron.config.schema import ModelConfig
+from megatron.config.section import check_known_keys, convert_value, read_section
 from megatron.config.yaml_file import is_finite
 from megatron.plan.count import n_non_embedding, n_params
 
-MAX_EXPONENT = 10
+EXPONENT = "a number from -10 to 10"
 # Step Law and Kaplan count N without embeddings, Chinchilla with them: an exponent is only valid with its N.
 COUNTS = {"non_embedding": n_non_embedding, "all": n_params}
 TRANSFERS = {"mup": ("base_d_model", "base_d_head"),
@@ -34,11 +34,11 @@ STEPLAW = {
 class ScalingRule:
     """Rule coefficient N^n D^d, with the keys that a run's `model` section needs for it."""
 
-    coefficient: float
-    n: float = 0.0
-    d: float = 0.0
-    params: str = "non_embedding"
-    model: dict[str, Any] = field(default_factory=dict)
+    coefficient: float = option(REQUIRED, "factor", above=0, expected="a number above 0")
+    n: float = option(0.0, "exponent of N", at_least=-10, at_most=10, expected=EXPONENT)
+    d: float = option(0.0, "exponent of D", at_least=-10, at_most=10, expected=EXPONENT)
+    params: str = option("non_embedding", "parameters that N counts", *COUNTS)
+    model: dict[str, Any] = field(default_factory=dict)  # no key of a rule
 
     def __call__(self, model: ModelConfig, train_tokens: float) -> float:
         """Return the value to six digits, since it is written to the config and enters the run's identity."""
@@ -60,32 +60,14 @@ def read_rule(raw: Any, kind: str, where: str) -> ScalingRule:
     for name, keys in TRANSFERS.items():
         # a batch has no transfer rule: there `mup` is an unknown key
         if name in raw and kind == "lr":
-            _refuse_unknown_keys(raw, [name, *keys], where)
+            check_known_keys(raw, [name, *keys], where)
+            coefficient = convert_value(raw[name], float, fields(ScalingRule)[0], f"{where}.{name}")
             base = {key: value for key, value in raw.items() if key != name}
-            return ScalingRule(_read_number(raw, name, where), model={"parametrization": name, **base})
-    _refuse_unknown_keys(raw, ["coefficient", "n", "d", "params"], where)
-    params = raw.get("params", "non_embedding")
-    if not isinstance(params, str) or params not in COUNTS:
-        raise ValueError(f"{where}.params: got {params!r}, expected one of {', '.join(COUNTS)}.")
-    exponents = {key: _read_number(raw, key, where, positive=False) for key in ("n", "d") if key in raw}
-    return ScalingRule(_read_number(raw, "coefficient", where), params=params, **exponents)
+            return ScalingRule(coefficient, model={"parametrization": name, **base})
+    return read_section(ScalingRule, raw, where)
 
 
 def round_batch(tokens: float, seq_len: int, multiple: int) -> int:
     """Return the samples of a batch of about `tokens` tokens: the nearest positive multiple of `multiple`."""
     # Example: 500,000 tokens, windows of 1,024, multiple of 16: round(30.5) = 31 multiples, 496 samples.
     return max(1, round(tokens / (seq_len * multiple))) * multiple
-
-
-def _read_number(raw: dict[str, Any], key: str, where: str, positive: bool = True) -> float:
-    value = raw.get(key)
-    if not is_finite(value) or (value <= 0 if positive else abs(value) > MAX_EXPONENT):
-        expected = "a number above 0" if positive else f"a number from -{MAX_EXPONENT} to {MAX_EXPONENT}"
-        raise ValueError(f"{where}.{key}: got {value!r}, expected {expected}.")
-    return float(value)
-
-
-def _refuse_unknown_keys(raw: dict[str, Any], keys: Sequence[str], where: str) -> None:
-    for key in raw:
-        if key not in keys:
-            raise ValueError(f"{where}: unknown key '{key}'; {suggest_nearest(str(key), list(keys))}")

@@ -11,10 +11,11 @@ An entry of `cells` selects cells by the values of one or more keys; omitted key
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from megatron.config.read import check_known_keys
+from megatron.config.option import option
+from megatron.config.section import check_known_keys, read_section, to_integer
 from megatron.config.yaml_file import is_finite
 
 # key of an entry -> key of the grid that lists its values
@@ -26,6 +27,24 @@ AXES = {
 MAX_SEEDS = 10_000  # largest number of seeds; a larger one is probably a mistake
 
 
+def _read_list(value: Any, where: str) -> list[int]:
+    """Read a list of seeds; a number n stands for 0, 1, ..., n - 1."""
+    value = to_integer(value)
+    # type() instead of isinstance: True is an int
+    if type(value) is int and 0 < value <= MAX_SEEDS:
+        return list(range(value))
+    if not isinstance(value, list) or not value:
+        raise ValueError(
+            f"{where}: got {value!r}, expected a list of seeds, or a number of seeds from 1 to {MAX_SEEDS:,}."
+        )
+    seeds = [to_integer(seed) for seed in value]
+    for seed in seeds:
+        if not is_finite(seed) or not isinstance(seed, int):
+            raise ValueError(f"{where}: got {seed!r}, expected integers.")
+    # duplicates would train one run twice under one identity
+    return list(dict.fromkeys(seeds))
+
+
 @dataclass(frozen=True)
 class Seeds:
     """Seeds of the cells of a grid.
@@ -34,8 +53,8 @@ class Seeds:
     cells    entries: values of keys of AXES, and `seeds`, a list
     """
 
-    default: list[int]
-    cells: list[dict[str, Any]] = field(default_factory=list)
+    default: list[int] = option([0], "seeds of the other cells", read=_read_list)
+    cells: list[Any] = option([], "cells with their seeds", expected="a list of cells with their seeds")
 
     def select(self, axes: Mapping[str, Any]) -> list[int]:
         """Return the seeds of the cell with these values (Cell.axis_values)."""
@@ -60,14 +79,10 @@ def read_seeds(raw: Any, grid: Mapping[str, Sequence[Any]], where: str) -> Seeds
     select the same cell.
     """
     if not isinstance(raw, dict):
-        return Seeds(_read_list([0] if raw is None else raw, where))
-    check_known_keys(raw, ["default", "cells"], where)
-    default = _read_list([0] if raw.get("default") is None else raw["default"], f"{where}.default")
-    entries = raw.get("cells") or []
-    if not isinstance(entries, list):
-        raise ValueError(f"{where}.cells: got {entries!r}, expected a list of cells with their seeds.")
+        return Seeds() if raw is None else Seeds(_read_list(raw, where))
+    seeds = read_section(Seeds, raw, where)
     read: list[dict[str, Any]] = []
-    for i, entry in enumerate(entries):
+    for i, entry in enumerate(seeds.cells):
         read.append(_read_entry(entry, grid, f"{where}.cells[{i}]"))
         # Quadratic in the number of entries, of which a study has a few. Example of an overlap: {size: a} and
         # {train_flops: 1e18} both select the cell of size a at 1e18 FLOPs.
@@ -77,7 +92,7 @@ def read_seeds(raw: Any, grid: Mapping[str, Sequence[Any]], where: str) -> Seeds
                 raise ValueError(
                     f"{where}.cells[{i}]: got a cell of cells[{j}], expected one entry per cell."
                 )
-    return Seeds(default, read)
+    return Seeds(seeds.default, read)
 
 
 def _read_entry(entry: Any, grid: Mapping[str, Sequence[Any]], where: str) -> dict[str, Any]:
@@ -106,30 +121,6 @@ def _read_entry(entry: Any, grid: Mapping[str, Sequence[Any]], where: str) -> di
     return axes | {"seeds": _read_list(entry["seeds"], f"{where}.seeds")}
 
 
-def _read_list(value: Any, where: str) -> list[int]:
-    """Read a list of seeds; a number n stands for 0, 1, ..., n - 1."""
-    value = to_integer(value)
-    # type() instead of isinstance: True is an int
-    if type(value) is int and 0 < value <= MAX_SEEDS:
-        return list(range(value))
-    if not isinstance(value, list) or not value:
-        raise ValueError(
-            f"{where}: got {value!r}, expected a list of seeds, or a number of seeds from 1 to {MAX_SEEDS:,}."
-        )
-    seeds = [to_integer(seed) for seed in value]
-    for seed in seeds:
-        if not is_finite(seed) or not isinstance(seed, int):
-            raise ValueError(f"{where}: got {seed!r}, expected integers.")
-    # duplicates would train one run twice under one identity
-    return list(dict.fromkeys(seeds))
-
-
 def _do_overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Return whether some cell matches both entries: no key has different values."""
     return all(a[key] == b[key] for key in a.keys() & b.keys() if key != "seeds")
-
-
-def to_integer(value: Any) -> Any:
-    """Convert a float that is an integer to int, since YAML reads 1e6 as a float."""
-    # below 1e15 < 2^53 every whole float64 is exact, so the conversion loses nothing
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value

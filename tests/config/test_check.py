@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from megatron.config.read import build_config
+from megatron.plan.resolve import resolve_config
 
 RUN = {
     "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
@@ -34,5 +34,5 @@ RUN = {
 )
 def test_an_invalid_value_is_refused(section: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        build_config({**RUN, section: values})
+        resolve_config({**RUN, section: values})
     assert message in str(caught.value)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from megatron.config.engines import check_engine
+from megatron.config.check import check_engine
 from megatron.config.schema import DistConfig, OptimConfig
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from megatron.config.hf import shape_from_hf
-from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
 from megatron.plan.count import n_params
+from megatron.plan.resolve import resolve_config
 
 
 def build_model_config(hf_config: dict, **more: object) -> ModelConfig:
@@ -14,7 +14,7 @@ def build_model_config(hf_config: dict, **more: object) -> ModelConfig:
         "dataset": {"seq_len": 512},
         "lr_scheduler": {"total_iterations": 1},
     }
-    return build_config(raw).model
+    return resolve_config(raw).model
 
 
 # published parameter counts: the sizes of the published weights

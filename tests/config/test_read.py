@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.read import build_config, config_to_dict, read_config, write_config
+from megatron.config.option import IF_CHANGED
+from megatron.config.read import config_to_dict, write_config
 from megatron.config.schema import RunConfig
-from megatron.plan.identity import HASHED_SECTIONS, run_identity
+from megatron.plan.identity import run_identity
+from megatron.plan.resolve import load_config, resolve_config
 from megatron.plan.run_plan import plan_run
 
 SHAPE = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
@@ -32,9 +34,9 @@ def test_a_named_size_takes_the_place_of_a_shape_that_is_set_to_null(tmp_path: P
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 100}\n"
                     "lr_scheduler: {total_iterations: 5}\n")  # fmt: skip
     words = ["model.size=7M", "model.d_model=null", "model.n_heads=null", "model.n_layers=null"]
-    config = read_config(path, words)
+    config = load_config(path, words)
     assert (config.model.size, config.model.d_model, config.model.n_layers) == ("7M", 128, 3)
-    assert build_config(config_to_dict(config)) == config
+    assert resolve_config(config_to_dict(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_a_missing_corpus_is_reported(tmp_path: Path, words: list[str], sentence
     path = tmp_path / "run.yaml"
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2}\nlr_scheduler: {total_iterations: 5}\n")
     with pytest.raises(ValueError) as caught:
-        read_config(path, words)
+        load_config(path, words)
     assert sentence in str(caught.value)
 
 
@@ -57,7 +59,7 @@ def test_overrides_on_the_command_line_replace_values_of_the_file(tmp_path: Path
     path = tmp_path / "run.yaml"
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 100}\n"
                     "optim: {lr: 1e-3}\nlr_scheduler: {total_iterations: 5}\n")  # fmt: skip
-    config = read_config(path, ["optim.lr=3e-4", "misc.seed=7"])
+    config = load_config(path, ["optim.lr=3e-4", "misc.seed=7"])
     assert (config.optim.lr, config.misc.seed, config.lr_scheduler.total_iterations) == (3e-4, 7, 5)
 
 
@@ -154,51 +156,51 @@ def test_overrides_on_the_command_line_replace_values_of_the_file(tmp_path: Path
 )
 def test_an_invalid_configuration_is_refused_in_one_sentence(sections: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        build_config(minimal_settings(**sections))
+        resolve_config(minimal_settings(**sections))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_and_an_override_without_a_value_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such configuration file"):
-        read_config(tmp_path / "none.yaml")
+        load_config(tmp_path / "none.yaml")
     (tmp_path / "run.yaml").write_text("name: x")
     with pytest.raises(ValueError, match="expected section.key=value"):
-        read_config(tmp_path / "run.yaml", ["optim.lr"])
+        load_config(tmp_path / "run.yaml", ["optim.lr"])
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "a: ${nowhere}", "\tx: 1"])
 def test_a_file_without_keys_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ValueError) as caught:
-        read_config(tmp_path / "run.yaml")
+        load_config(tmp_path / "run.yaml")
     assert str(tmp_path / "run.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_config_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
-        build_config(minimal_settings()).optim.lr = 1.0
+        resolve_config(minimal_settings()).optim.lr = 1.0
 
 
 def test_a_resolved_config_reads_back_equal(tmp_path: Path) -> None:
-    config = build_config(minimal_settings(model={"size": "7M", "n_tokens": 50257}))
+    config = resolve_config(minimal_settings(model={"size": "7M", "n_tokens": 50257}))
     write_config(config, tmp_path / "config.yaml")
-    assert read_config(tmp_path / "config.yaml") == config
-    assert build_config(config_to_dict(config)) == config
+    assert load_config(tmp_path / "config.yaml") == config
+    assert resolve_config(config_to_dict(config)) == config
 
 
 def test_hugging_face_names_give_the_same_shape() -> None:
-    ours = build_config(
+    ours = resolve_config(
         minimal_settings(model={"d_model": 1280, "n_heads": 16, "n_layers": 32, "n_tokens": 50257})
     )
     names = {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "vocab_size": 50257}
-    assert build_config(minimal_settings(model={"hf_config": names})).model == ours.model
+    assert resolve_config(minimal_settings(model={"hf_config": names})).model == ours.model
 
 
 def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
     shape = {key: value for key, value in SHAPE.items() if key != "n_tokens"}
-    config = build_config(minimal_settings(model=shape, dataset={"path_train": corpus}))
+    config = resolve_config(minimal_settings(model=shape, dataset={"path_train": corpus}))
     # 300 tokens and [MASK], padded to a multiple of 128
     assert (config.model.n_tokens, config.model.vocab_rows) == (300, 384)
 
@@ -206,7 +208,7 @@ def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
 def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
     data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
     length = {"total_tokens": 2000, "warmup_tokens": 81}
-    plan = plan_run(build_config(minimal_settings(dataset=data, lr_scheduler=length)))
+    plan = plan_run(resolve_config(minimal_settings(dataset=data, lr_scheduler=length)))
     # 40 tokens per step; 1,001 tokens hold 100 windows of 10 + 1
     assert (plan.n_steps, plan.warmup_steps, plan.train_tokens) == (50, 3, 2000)
     assert (plan.unique_tokens, plan.epochs) == (1000, 2.0)
@@ -241,7 +243,7 @@ def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
     ],
 )
 def test_an_impossible_run_is_refused(corpus: str, data: dict, length: dict, sentence: str) -> None:
-    config = build_config(minimal_settings(dataset={"path_train": corpus, **data}, lr_scheduler=length))
+    config = resolve_config(minimal_settings(dataset={"path_train": corpus, **data}, lr_scheduler=length))
     with pytest.raises(ValueError) as caught:
         plan_run(config)
     assert sentence in str(caught.value)
@@ -258,13 +260,13 @@ def test_an_impossible_run_is_refused(corpus: str, data: dict, length: dict, sen
 def test_a_broken_sidecar_is_refused_in_one_sentence(corpus: str, text: str, sentence: str) -> None:
     Path(f"{corpus}.json").write_text(text)
     with pytest.raises(ValueError, match=sentence):
-        plan_run(build_config(minimal_settings(dataset={"path_train": corpus})))
+        plan_run(resolve_config(minimal_settings(dataset={"path_train": corpus})))
 
 
 def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> None:
     def identity(**sections: dict) -> str:
         data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
-        return plan_run(build_config(minimal_settings(**{"dataset": data, **sections}))).identity
+        return plan_run(resolve_config(minimal_settings(**{"dataset": data, **sections}))).identity
 
     same = identity()
     assert identity(logging={"run_dir": "elsewhere"}) == same
@@ -276,26 +278,31 @@ def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> No
 
 
 def test_omitted_shape_keys_follow_from_the_others(corpus: str, tmp_path: Path) -> None:
-    gelu = build_config(minimal_settings(model={**SHAPE, "feed_forward": "gelu", "positions": "learned"}))
+    gelu = resolve_config(minimal_settings(model={**SHAPE, "feed_forward": "gelu", "positions": "learned"}))
     assert (gelu.model.d_ff, gelu.model.n_positions, gelu.model.kv_heads) == (256, gelu.dataset.seq_len, 4)
-    shorter = build_config(minimal_settings(model={**SHAPE, "positions": "learned"}, dataset={"seq_len": 33}))
+    shorter = resolve_config(
+        minimal_settings(model={**SHAPE, "positions": "learned"}, dataset={"seq_len": 33})
+    )
     assert shorter.model.n_positions == 33
     sidecar = json.loads(Path(f"{corpus}.json").read_text())
     sidecar["tokenizer"]["eod_id"] = 17
     Path(f"{corpus}.json").write_text(json.dumps(sidecar))
     shape = {"d_model": 64, "n_heads": 4, "n_layers": 2, "document_mask": True}
-    assert build_config(minimal_settings(model=shape, dataset={"path_train": corpus})).model.eod_id == 17
+    assert resolve_config(minimal_settings(model=shape, dataset={"path_train": corpus})).model.eod_id == 17
+
+
+HASHED_SECTIONS = ("model", "objective", "optim", "lr_scheduler")
 
 
 def test_a_later_option_at_its_default_does_not_change_the_run_identity() -> None:
-    plain = build_config(minimal_settings())
+    plain = resolve_config(minimal_settings())
     whole = config_to_dict(plain)
     later = {
         (section.name, f.name)
         for section in fields(RunConfig)
         if section.name in HASHED_SECTIONS
         for f in fields(getattr(plain, section.name))
-        if f.metadata["later"]
+        if f.metadata["identity"] == IF_CHANGED
     }
     assert ("model", "qk_norm") in later
     # the hash before later options existed: over all other options, each with its name
@@ -315,9 +322,9 @@ def test_a_later_option_at_its_default_does_not_change_the_run_identity() -> Non
     hashed["evaluation"] = {"max_samples": None, "num_mc": 8}
     assert run_identity(plain) == hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
     for more in ({"qk_norm": True}, {"biases": True}, {"n_kv_heads": 2}, {"attention_dropout": 0.1}):
-        assert run_identity(build_config(minimal_settings(model=SHAPE | more))) != run_identity(plain)
+        assert run_identity(resolve_config(minimal_settings(model=SHAPE | more))) != run_identity(plain)
     for more in ({"orders": 2}, {"randmask_ratio": 0.1}):
-        assert run_identity(build_config(minimal_settings(objective=more))) != run_identity(plain)
+        assert run_identity(resolve_config(minimal_settings(objective=more))) != run_identity(plain)
 
 
 SHAPE_OVERRIDES = ["model.d_model=64", "model.n_heads=2", "model.n_layers=3"]
@@ -347,9 +354,9 @@ def test_a_size_on_the_command_line_sets_the_shape(
     words = [*words, "model.n_tokens=200", "lr_scheduler.total_iterations=1"]
     if label is None:
         with pytest.raises(ValueError, match="is not in model_sizes.yaml"):
-            read_config(path, words)
+            load_config(path, words)
     else:
-        config = read_config(path, words)
+        config = load_config(path, words)
         assert config.model.size == label
         if label in ("7M", "425"):
             assert config.model.d_model == {"7M": 128, "425": 64}[label]

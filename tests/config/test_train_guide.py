@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megatron.config.parallelism import build_layout
-from megatron.config.read import read_config
 from megatron.config.schema import DistConfig
+from megatron.plan.resolve import load_config
 from megatron.rank_env import ranks_from_environment
 
 SMALL = "examples_scaling/training/small.yaml"
@@ -45,7 +45,7 @@ def test_a_refused_setting_has_the_message_in_the_guide(
     monkeypatch.chdir(root)
     (shown,) = [message for message in messages if key in message]
     with pytest.raises((ValueError, OSError)) as failed:
-        read_config(Path(SMALL), words)
+        load_config(Path(SMALL), words)
     assert str(failed.value).endswith(shown.split(": ", 2)[2].removeprefix("..."))
 
 

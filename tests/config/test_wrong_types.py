@@ -7,8 +7,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from megatron.config.read import read_config, write_config
+from megatron.config.read import write_config
 from megatron.config.schema import RunConfig
+from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.study.ladder import expand_study, read_study_plan
 from tests.wrong_values import READ_S, generate_wrong_texts, read_refusal
@@ -38,10 +39,10 @@ KEYS[("model",)].append("hf_config")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -> None:
     def read_run() -> None:
-        config = read_config(tmp_path / "run.yaml")
+        config = load_config(tmp_path / "run.yaml")
         plan_run(config)
         write_config(config, tmp_path / "written.yaml")
-        assert read_config(tmp_path / "written.yaml") == config
+        assert load_config(tmp_path / "written.yaml") == config
 
     refused = []
     for text in generate_wrong_texts({"name": "r", **RUN}, KEYS, N, seed):

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from megatron.checkpoint import sharded
-from megatron.config.read import build_config
 from megatron.config.schema import RunConfig
 from megatron.engine.interface import Engine
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World, open_world
+from megatron.plan.resolve import resolve_config
 from megatron.train.build import build_engine, build_objective
 
 BATCH, SEQ_LEN, N_TOKENS, N_STEPS, SAVED_AFTER = 8, 16, 100, 5, 3
@@ -30,7 +30,7 @@ BATCH, SEQ_LEN, N_TOKENS, N_STEPS, SAVED_AFTER = 8, 16, 100, 5, 3
 
 def build_case_config(case: dict[str, Any]) -> RunConfig:
     """Return the configuration of a case: a model small enough to be split unevenly."""
-    return build_config(
+    return resolve_config(
         {
             "dist": {"cpu_only": True, "dtype": "float32", **case.get("dist", {})},
             "model": {

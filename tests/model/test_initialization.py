@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
-from megatron.config.read import build_config
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
+from megatron.plan.resolve import resolve_config
 
 
 def build_model(**model) -> Gpt:
@@ -15,7 +15,7 @@ def build_model(**model) -> Gpt:
         "model": shape | model,
         "lr_scheduler": {"total_iterations": 1},
     }
-    gpt = Gpt(build_config(raw, "test").model)
+    gpt = Gpt(resolve_config(raw, "test").model)
     init_weights(gpt, seed=0)
     return gpt
 

@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron.config.presets import load_model_sizes, padded_rows
-from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
@@ -20,10 +19,11 @@ from megatron.plan.count import (
     n_non_embedding,
     n_params,
 )
+from megatron.plan.resolve import resolve_config
 
 
 def build_shape(size: str, n_tokens: int = 50257) -> ModelConfig:
-    return build_config(
+    return resolve_config(
         {"model": {"size": size, "n_tokens": n_tokens}, "lr_scheduler": {"total_iterations": 1}}
     ).model
 

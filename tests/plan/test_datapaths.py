@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.read import build_config
 from megatron.config.schema import RunConfig
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora, read_data_paths
 from megatron.plan.exposure import Exposure
 from megatron.plan.identity import run_identity
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 
 EXAMPLES = ("c4_100m", "c4", "slimpajama", "c4_and_slimpajama")
@@ -116,7 +116,7 @@ def test_corpora_of_two_tokenizers_are_refused_and_datasets_without_a_sidecar_ar
 
 
 def build_run(path: Path | str, **dataset: object) -> RunConfig:
-    return build_config(
+    return resolve_config(
         {
             "dataset": {"path_train": str(path), "seq_len": 10, "batch_size": 5, **dataset},
             "model": {"d_model": 16, "n_heads": 2, "n_layers": 1},

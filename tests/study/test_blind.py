@@ -234,7 +234,7 @@ def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
         ("blind.lr=[0.1, 0.2]", "blind.lr: got 2 rules, expected one"),
         ("blind.lr=0.1", "blind.lr: got 0.1, expected a list"),
         ("blind.run=3", "blind.run: got 3"),
-        ("blind.seed=x", "blind.seeds: got 'x'"),
+        ("blind.seed=x", "blind.seed: got 'x', expected int"),
         ("blind.siz=[a]", "siz"),
     ],
 )

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.config.read import build_config
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.objective.task import compute_task_loss
 from megatron.plan.count import n_params
 from megatron.plan.memory import activation_bytes, block_bytes, estimate_memory
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
@@ -58,7 +58,7 @@ def make_config(n_layers: int, dtype: str, **more):
         "dist": {"dtype": dtype, **more},
         "lr_scheduler": {"total_iterations": 1},
     }
-    return build_config(raw)
+    return resolve_config(raw)
 
 
 def measure_saved_bytes(config) -> int:
@@ -196,7 +196,7 @@ def test_the_cost_model_reproduces_its_timings() -> None:
 
 def test_finished_runs_of_two_sizes_price_the_others_by_fixed_cost_and_rate(runs) -> None:
     config = runs[0].config
-    wide = build_config(
+    wide = resolve_config(
         {
             "model": {"d_model": 64, "n_heads": 2, "n_layers": 2, "n_tokens": 300},
             "dataset": {"path_train": config.dataset.path_train, "seq_len": 16, "batch_size": 4},

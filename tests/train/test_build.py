@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from megatron.config.parallelism import ParallelLayout
-from megatron.config.read import build_config
 from megatron.parallel.world import World
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
 from megatron.train.build import build_run, choose_microbatch_rows
 
 
 def choose_rows(batch: int, stages: int = 1, requested: int | None = None, schedule: str = "1f1b") -> int:
-    config = build_config(
+    config = resolve_config(
         {
             "dist": {"pipeline_parallel": stages, "pipeline_schedule": schedule} if stages > 1 else {},
             "model": {"d_model": 16, "n_heads": 2, "n_layers": 8, "n_tokens": 10},
@@ -81,7 +81,7 @@ def test_a_conflicting_deepspeed_json_is_refused_before_the_model_is_built(
         raise AssertionError("a model is made")
 
     (tmp_path / "ds.json").write_text('{"train_batch_size": 3}')
-    config = build_config(
+    config = resolve_config(
         {
             "dist": {"engine": "deepspeed", "deepspeed_config": str(tmp_path / "ds.json"), "cpu_only": True},
             "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "n_tokens": 10},

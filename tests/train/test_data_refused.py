@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.read import build_config
 from megatron.data.indexed import check_ids
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train.build import open_held_out_samples, open_train_samples
 
@@ -35,7 +35,7 @@ def write_dataset(prefix: Path, odd: int | None = None, about: dict | None = Non
 def config_of(path: Path | str, n_tokens: int | None = 100, **data: object) -> object:
     model = SHAPE if n_tokens is None else SHAPE | {"n_tokens": n_tokens}
     dataset = {"path_train": str(path), "seq_len": 10, "batch_size": 4, **data}
-    return build_config({"model": model, "lr_scheduler": {"total_iterations": 5}, "dataset": dataset})
+    return resolve_config({"model": model, "lr_scheduler": {"total_iterations": 5}, "dataset": dataset})
 
 
 @pytest.mark.parametrize("odd", [100, 70_000, -1])

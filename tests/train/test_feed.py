@@ -10,8 +10,8 @@ import torch
 
 from megatron.checkpoint import layout
 from megatron.checkpoint.preempt import StopMonitor
-from megatron.config.read import read_config
 from megatron.parallel.world import World
+from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
@@ -33,7 +33,7 @@ def blended(words: list[str], corpus: Path, tmp_path: Path) -> list[str]:
 
 def build_small_run(words: list[str], folder: Path) -> Run:
     (folder / "empty.yaml").write_text("name: test\n")
-    config = read_config(folder / "empty.yaml", words)
+    config = load_config(folder / "empty.yaml", words)
     return build_run(config, plan_run(config), ALONE)
 
 
@@ -122,7 +122,7 @@ def test_a_blend_of_other_proportions_is_another_run(blended, tmp_path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_tasks_are_in_pinned_memory(blended, tmp_path) -> None:
     (tmp_path / "empty.yaml").write_text("name: test\n")
-    config = read_config(tmp_path / "empty.yaml", [*blended, "dist.cpu_only=false", "dataset.num_workers=2"])
+    config = load_config(tmp_path / "empty.yaml", [*blended, "dist.cpu_only=false", "dataset.num_workers=2"])
     run = build_run(config, plan_run(config), World(0, 1, 0, torch.device("cuda", 0)))
     with open_feed(run, 0, 2) as feed:
         for (task,) in feed:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.config.read import build_config
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.interface import StepReport
 from megatron.evaluation.validate import validate
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task
 from megatron.parallel.world import World
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.revision import git_revision
 from megatron.run_dir import read_metrics
@@ -46,7 +46,7 @@ def test_the_log_line_equals_that_of_torchtitan() -> None:
 
 
 def test_both_utilisations_follow_from_the_tokens_and_the_peak(tmp_path) -> None:
-    config = build_config(SMALL)
+    config = resolve_config(SMALL)
     logger = MetricsLogger(config, plan_run(config), CPU, tmp_path)
     logger.peak_tflops = 1e-6  # a very small device
     report = StepReport(torch.tensor(128.0, dtype=torch.float64), 64, torch.tensor(1.0))
@@ -63,7 +63,7 @@ def test_both_utilisations_follow_from_the_tokens_and_the_peak(tmp_path) -> None
 
 
 def test_a_single_held_out_sample_gives_a_loss_without_a_standard_error(tmp_path) -> None:
-    config = build_config(SMALL)
+    config = resolve_config(SMALL)
 
     class Even:
         """Engine with a loss of two nats for each of 16 tokens."""

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from megatron.checkpoint.preempt import StopMonitor
-from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.source import MixtureSamples
 from megatron.mixture.spec import prepare_mixture
 from megatron.parallel.world import World
+from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
@@ -66,7 +66,7 @@ def build_words(path: Path, run: str) -> list[str]:
 def build_small_run(path: Path, run: str, *more: str) -> Run:
     prepare_mixture(path)
     (path.parent / "empty.yaml").write_text("name: test\n")
-    config = read_config(path.parent / "empty.yaml", [*build_words(path, run), *more])
+    config = load_config(path.parent / "empty.yaml", [*build_words(path, run), *more])
     return build_run(config, plan_run(config), ALONE)
 
 

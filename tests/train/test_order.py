@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from megatron.checkpoint import layout
-from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
+from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.run_dir import read_metrics
 from megatron.train.build import open_train_samples
@@ -28,7 +28,7 @@ def test_training_samples_have_the_configured_order(words: list[str], corpus: Pa
     }
     names = set()
     for order, samples in expected.items():
-        config = read_config(
+        config = load_config(
             tmp_path / "empty.yaml", [*words, "misc.seed=7", f"dataset.order={order}", "model.n_tokens=200"]
         )
         plan = plan_run(config)

@@ -10,8 +10,9 @@ import torch
 
 from megatron.checkpoint import layout, store
 from megatron.checkpoint.preempt import StopMonitor
-from megatron.config.read import config_to_dict, read_config
+from megatron.config.read import config_to_dict
 from megatron.parallel.world import World
+from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.revision import code_revision
 from megatron.run_dir import METRICS
@@ -27,7 +28,7 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 def build_small_run(words: list[str], folder: Path) -> Run:
     (folder / "empty.yaml").write_text("name: test\n")
-    config = read_config(folder / "empty.yaml", words)
+    config = load_config(folder / "empty.yaml", words)
     return build_run(config, plan_run(config), ALONE)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
 from megatron.data.indexed import IndexedTokens
+from megatron.plan.resolve import load_config, resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.run_dir import RESULT, read_metrics
 from megatron.train.build import open_train_samples
@@ -22,7 +22,7 @@ def config_of(words: list[str], tmp_path: Path):
     (tmp_path / "empty.yaml").write_text("name: test\n")
 
     def read(*more: str) -> RunConfig:
-        return read_config(tmp_path / "empty.yaml", [*words, "model.n_tokens=200", *more])
+        return load_config(tmp_path / "empty.yaml", [*words, "model.n_tokens=200", *more])
 
     return read
 
@@ -84,4 +84,4 @@ def test_a_run_logs_the_part_and_its_epochs_and_its_written_configuration_is_rea
     last = [line for line in read_metrics(run) if line["kind"] == "train"][-1]
     assert (last["epoch"], last["unique_tokens"], last["repeated_tokens"]) == (6.0, 48 * S, 5 * 48 * S)
     result = json.loads((run / RESULT).read_text())
-    assert plan_run(build_config(result["config"])).identity == result["identity"]
+    assert plan_run(resolve_config(result["config"])).identity == result["identity"]

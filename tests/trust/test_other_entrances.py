@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from megatron.config.read import read_config
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
@@ -26,6 +25,7 @@ from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.catalog.tars import iter_samples
 from megatron.mixture.spec import read_spec
 from megatron.plan.datapaths import read_corpora
+from megatron.plan.resolve import load_config
 from megatron.study.ladder import read_study_plan
 from megatron.study.table import read_run, read_table
 from megatron.tokenizer.kinds import load_tokenizer_by_name
@@ -104,7 +104,7 @@ def test_a_data_path_file_names_files_and_runs_nothing(tmp_path: Path, target: P
     assert not target.exists()
 
 
-@pytest.mark.parametrize("read", [read_config, read_spec, read_study_plan])
+@pytest.mark.parametrize("read", [load_config, read_spec, read_study_plan])
 @pytest.mark.parametrize(
     "value",
     [

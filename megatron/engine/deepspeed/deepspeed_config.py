@@ -43,7 +43,7 @@ ADAMW = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}  # key of Dee
 def build_deepspeed_config(
     dist: DistConfig, optim: OptimConfig, n_ranks: int, microbatch_rows: int, n_microbatches: int
 ) -> dict[str, Any]:
-    """Build the `config` of `deepspeed.initialize`; config/engines.py has refused unsupported settings.
+    """Build the `config` of `deepspeed.initialize`; config/check.py has refused unsupported settings.
 
     Gradients are accumulated and reduced over ranks in float32 for every `dist.dtype`.
     """

@@ -253,7 +253,7 @@ class RequestHandler:
 
     def _describe_mixture(self, source: DocumentChunks) -> dict[str, Any]:
         description = {"identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names}
-        every = None if source.spec.adaptive is None else source.spec.adaptive["every_steps"]
+        every = None if source.spec.adaptive is None else source.spec.adaptive.every_steps
         return {**description, "at_once": source.at_once, "every": every}
 
     def _open_run(self, request: dict[str, Any]) -> DocumentChunks:

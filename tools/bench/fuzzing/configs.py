@@ -110,7 +110,8 @@ PIECES = (
 
 def open_runs(folder: Path) -> FileCase:
     """Open a run's YAML, which is checked and planned."""
-    from megatron.config.read import build_config, config_to_dict, read_config
+    from megatron.config.read import config_to_dict
+    from megatron.plan.resolve import load_config, resolve_config
     from megatron.plan.run_plan import plan_run
 
     path = folder / "run.yaml"
@@ -119,9 +120,9 @@ def open_runs(folder: Path) -> FileCase:
         write_dataset(folder / name)
 
     def read() -> None:
-        config = read_config(path)
+        config = load_config(path)
         # a resolved configuration that is read again must give the same run
-        if build_config(config_to_dict(config)) != config:
+        if resolve_config(config_to_dict(config)) != config:
             raise WrongAnswerError("the resolved configuration resolves to a different one")
         plan = plan_run(config)
         if not plan.n_steps > 0 or not plan.train_tokens > 0:
@@ -132,7 +133,7 @@ def open_runs(folder: Path) -> FileCase:
 
 def open_words(folder: Path) -> WordCase:
     """Open key=value words that override a run's YAML."""
-    from megatron.config.read import read_config
+    from megatron.plan.resolve import load_config
 
     path = folder / "run.yaml"
     path.write_text(RUN.format(folder=folder))
@@ -150,7 +151,7 @@ def open_words(folder: Path) -> WordCase:
         "misc.seed=5",
     )
     # `and None`: a configuration is not empty, and `read` would return it as counts of outcomes
-    return WordCase(words, mutate, lambda word: read_config(path, [word]) and None)
+    return WordCase(words, mutate, lambda word: load_config(path, [word]) and None)
 
 
 def open_studies(folder: Path) -> FileCase:

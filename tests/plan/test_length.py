@@ -2,10 +2,10 @@
 
 import pytest
 
-from megatron.config.length import DECAY_FRACTION, count_decay_steps, count_steps, count_warmup_steps
-from megatron.config.read import build_config
 from megatron.config.schema import DatasetConfig, LrSchedulerConfig
 from megatron.plan.identity import trunk_identity
+from megatron.plan.length import DECAY_FRACTION, count_decay_steps, count_steps, count_warmup_steps
+from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 
 DATA = DatasetConfig(seq_len=10, batch_size=8)  # 80 tokens per step
@@ -58,16 +58,16 @@ def test_synthetic_tokens_need_no_file_and_no_vocabulary_and_repeat_only_on_requ
         "lr_scheduler": {"total_tokens": 1e3},
         "objective": {"name": "mdm"},
     }
-    config = build_config(raw)
+    config = resolve_config(raw)
     assert (config.model.n_tokens, config.model.vocab_rows) == (50257, 50304)  # GPT-2's
     assert (config.model.d_head, config.model.d_ff) == (16, 128)
     assert config.objective.name == "masked_diffusion"
     plan = plan_run(config)
     assert (plan.n_steps, plan.unique_tokens) == (12, 960)
     assert plan.epochs < 1e-12
-    part = plan_run(build_config({**raw, "dataset": {**raw["dataset"], "unique_tokens": 240}}))
+    part = plan_run(resolve_config({**raw, "dataset": {**raw["dataset"], "unique_tokens": 240}}))
     assert (part.epochs, part.unique_tokens, part.repeated_tokens) == (4.0, 240, 720)
-    spelt = plan_run(build_config({**raw, "objective": {"name": "masked_diffusion"}}))
+    spelt = plan_run(resolve_config({**raw, "objective": {"name": "masked_diffusion"}}))
     assert spelt.identity == plan.identity
 
 
@@ -75,7 +75,7 @@ def test_runs_of_two_lengths_share_a_trunk_if_they_have_one_sample_order() -> No
     def trunk_identities(**dataset: str) -> set[str]:
         model = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
         raw = {"model": model, "dataset": {"path_train": "synthetic", **dataset}}
-        configs = [build_config({**raw, "lr_scheduler": {"total_iterations": n}}) for n in (10, 20)]
+        configs = [resolve_config({**raw, "lr_scheduler": {"total_iterations": n}}) for n in (10, 20)]
         return {trunk_identity(config) for config in configs}
 
     assert len(trunk_identities()) == 1
@@ -100,5 +100,5 @@ def test_steps_to_profile_are_steps_of_the_run(window: object, sentence: str) ->
         "logging": {"profile_steps": window},
     }
     with pytest.raises(ValueError) as caught:
-        plan_run(build_config(raw))
+        plan_run(resolve_config(raw))
     assert sentence in str(caught.value)

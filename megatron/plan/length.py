@@ -8,40 +8,6 @@ from megatron.config.schema import DatasetConfig, LrSchedulerConfig
 DECAY_FRACTION = 0.2  # default, of the run: Haegele et al., arXiv 2405.18392, figure 5
 
 
-def check_length(length: LrSchedulerConfig) -> None:
-    """Check combinations of keys of `lr_scheduler`. Raises ValueError with the keys."""
-    require_exactly_one(length, "the length", "total_iterations", "total_tokens", "total_epochs")
-    require_at_most_one(length, "the warm-up", "warmup_iterations", "warmup_tokens", "warmup_fraction")
-    decays = ("decay_iterations", "decay_tokens", "decay_fraction")
-    require_at_most_one(length, "the decay", *decays)
-    decay_keys = [key for key in decays if getattr(length, key) is not None]
-    decay_keys += ["decay_shape"] if length.decay_shape != LrSchedulerConfig.decay_shape else []
-    if decay_keys and length.kind != "wsd":
-        raise ValueError(
-            f"lr_scheduler.{decay_keys[0]}: kind {length.kind} has no separate decay; set kind: wsd"
-        )
-    for key in ("warmup_fraction", "decay_fraction", "lr_min_ratio"):
-        value = getattr(length, key)
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"lr_scheduler.{key}: got {value}, expected 0 to 1")
-    for key in ("warmup_iterations", "warmup_tokens"):
-        if (getattr(length, key) or 0) < 0:
-            raise ValueError(f"lr_scheduler.{key}: got {getattr(length, key)}, expected 0 or more")
-
-
-def require_exactly_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
-    """Raise ValueError unless exactly one of the keys is set."""
-    require_at_most_one(length, what, *keys)
-    if all(getattr(length, key) is None for key in keys):
-        raise ValueError(f"lr_scheduler: give {what} as {_join_keys(keys)}")
-
-
-def require_at_most_one(length: LrSchedulerConfig, what: str, *keys: str) -> None:
-    """Raise ValueError if more than one of the keys is set."""
-    if sum(getattr(length, key) is not None for key in keys) > 1:
-        raise ValueError(f"lr_scheduler: give {what} as {_join_keys(keys)}, not as two of them")
-
-
 def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: int) -> int:
     """Return the steps of the run. `epoch_samples` is the number of samples in one epoch.
 
@@ -54,7 +20,7 @@ def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: i
     elif length.total_tokens is not None:
         n_steps = round(length.total_tokens / tokens_per_step)  # to the nearest step
     else:
-        assert length.total_epochs is not None, "read.py checks that exactly one of the three lengths is set"
+        assert length.total_epochs is not None, "config/check.py requires exactly one of the lengths"
         # example: 2 epochs of 1,000 samples in batches of 256 are 7.8, so 7 steps; 208 samples are skipped
         n_steps = math.floor(_to_fraction(length.total_epochs) * epoch_samples / data.batch_size)
     if n_steps < 1:
@@ -108,7 +74,3 @@ def _resolve_steps(
 def _to_fraction(number: float) -> Fraction:
     """Return 0.1 as one tenth instead of the nearest double, so that 0.1 of 30 steps is exactly 3 steps."""
     return Fraction(str(number))
-
-
-def _join_keys(keys: tuple[str, ...]) -> str:
-    return f"either {', '.join(keys[:-1])} or {keys[-1]}"

@@ -1,0 +1,69 @@
+"""Declaration of a setting: a dataclass field that carries every fact about its key."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field
+from typing import Any
+
+# how a setting enters the identity of a run (plan/identity.py)
+ALWAYS = "always"  # its value
+IF_CHANGED = "if changed"  # its value unless it is the default: added after runs had identities
+CONTENT = "content"  # the content of the files that it names
+REQUIRED: Any = MISSING  # instead of a default: the key must be set
+BOUNDS = ("above", "at_least", "below", "at_most")
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *choices: Any,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    unit: str = "",
+    engine: str | None = None,
+    objective: str | None = None,
+    identity: str | None = None,
+    expected: str = "",
+    read: Callable[[Any, str], Any] | None = None,
+) -> Any:
+    """Declare a setting: a dataclass field with its help text, `choices` and bounds.
+
+    unit        of a number; "-" for a number without unit
+    engine      the only engine that supports values other than the default
+    objective   the only objective that supports values other than the default
+    identity    ALWAYS, IF_CHANGED or CONTENT; None: does not affect the losses
+    expected    description of valid values in messages; default: from type, choices and bounds
+    read        reader of a value with a form of its own: (value, name of the key) -> value of the field
+    """
+    # read.py and check.py check these facts, reference.py prints them, and plan/identity.py hashes by them
+    metadata = {
+        "help": help_text, "choices": choices,
+        "above": above, "at_least": at_least, "below": below, "at_most": at_most,
+        "unit": unit, "engine": engine, "objective": objective, "identity": identity,
+        "expected": expected, "read": read,
+    }  # fmt: skip
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def describe_bounds(key: Field, value: float) -> str | None:
+    """Return the expected range if a number is outside the bounds of its key, otherwise None."""
+    above, at_least, below, at_most = (key.metadata.get(name) for name in BOUNDS)
+    inside = (
+        (above is None or value > above)
+        and (at_least is None or value >= at_least)
+        and (below is None or value < below)
+        and (at_most is None or value <= at_most)
+    )
+    if inside:
+        return None
+    if at_least is not None and at_most is not None:
+        return f"{at_least} to {at_most}"
+    if at_least is not None:
+        return f"{at_least} or more" + ("" if below is None else f" and less than {below}")
+    if above is not None and below is not None:
+        return f"a number between {above} and {below}"
+    # of more than 0 and 1 or less, the message names only the bound that is exceeded
+    return f"{at_most} or less" if above is None or value > above else f"more than {above}"
