@@ -22,8 +22,8 @@ def find_portions(own: str, entries: list[str]) -> list[str]:
         if shared := sorted(names & (_list_modules(own) | {"__init__"})):
             raise ImportError(
                 f"{folder}: got a second package `megatron` with {', '.join(shared[:3])}, expected only "
-                f"megatron/core beside {own}. Remove {entry or os.getcwd()} from the search path (PYTHONPATH), "
-                "or install each in its own virtual environment."
+                f"megatron/core beside {own}. Remove {entry or os.getcwd()} from the search path (PYTHONPATH)"
+                ", or install each in its own virtual environment."
             )
         if names:
             portions.append(folder)

@@ -83,7 +83,7 @@ def test_the_real_megatron_core_imports_beside_this_package(root: Path, tmp_path
             distribution("megatron-core")
         except PackageNotFoundError:
             pytest.skip(
-                "no megatron-core: MEGATRON_CORE_WHEEL can name a file of `pip download --no-deps megatron-core`"
+                "no megatron-core: run `pip download --no-deps megatron-core`, set MEGATRON_CORE_WHEEL to it"
             )
     code = "import megatron.core.transformer as t, megatron.model.gpt as g; print(t.TransformerConfig, g.Gpt)"
     done = run_python(code, *entries, folder=tmp_path)
