@@ -4,7 +4,7 @@ import os
 import sys
 
 
-def find_portions(own: str, entries: list[str]) -> list[str]:
+def find_portions(package: str, entries: list[str]) -> list[str]:
     """Return the folders `megatron/` on a search path that add to this package: those of megatron-core.
 
     NVIDIA's wheel installs `megatron/core` without `megatron/__init__.py`, a portion of a namespace package.
@@ -14,16 +14,16 @@ def find_portions(own: str, entries: list[str]) -> list[str]:
     portions: list[str] = []
     for entry in entries:
         folder = os.path.realpath(os.path.join(entry, "megatron"))
-        if folder in (own, *portions) or not os.path.isdir(folder):
+        if folder in (package, *portions) or not os.path.isdir(folder):
             continue
         if os.path.exists(os.path.join(folder, "laws", "__init__.py")):  # another copy of this project
             continue
         names = _list_modules(folder)
-        if shared := sorted(names & (_list_modules(own) | {"__init__"})):
+        if shared := sorted(names & (_list_modules(package) | {"__init__"})):
             raise ImportError(
                 f"{folder}: got a second package `megatron` with {', '.join(shared[:3])}, expected only "
-                f"megatron/core beside {own}. Remove {entry or os.getcwd()} from the search path (PYTHONPATH)"
-                ", or install each in its own virtual environment."
+                f"megatron/core beside {package}. Remove {entry or os.getcwd()} from the search path "
+                "(PYTHONPATH), or install each in its own virtual environment."
             )
         if names:
             portions.append(folder)

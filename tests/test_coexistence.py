@@ -63,13 +63,15 @@ def test_another_package_with_our_names_is_refused_in_two_sentences(
 
 
 def test_copies_of_this_project_and_leftovers_are_ignored(root: Path, tmp_path: Path) -> None:
-    own = str(root / "megatron")
+    package = str(root / "megatron")
     copy = write_package(tmp_path / "copy", __init__="", laws="", data="")
     leftover = tmp_path / "leftover"
     (leftover / "megatron" / "data" / "__pycache__").mkdir(parents=True)
     link = tmp_path / "link"
     link.symlink_to(root)
-    assert megatron.find_portions(own, [str(copy), str(leftover), str(link), str(tmp_path / "absent")]) == []
+    assert (
+        megatron.find_portions(package, [str(copy), str(leftover), str(link), str(tmp_path / "absent")]) == []
+    )
 
 
 def test_the_real_megatron_core_imports_beside_this_package(root: Path, tmp_path: Path) -> None:

@@ -88,6 +88,19 @@ def test_the_base_and_the_extra_for_laws_require_no_torch(wheel: Path) -> None:
         assert {"numpy", "scipy", "filelock"} <= chosen and ("torch" in chosen) is has_torch, extra
 
 
+@pytest.mark.slow
+def test_an_editable_install_is_a_search_path_which_megatron_core_does_not_hide(
+    wheel: Path, tmp_path: Path
+) -> None:
+    source = wheel.parent / "source"
+    code = f"import setuptools.build_meta as build; build.build_editable({str(tmp_path)!r})"
+    run(sys.executable, "-c", code, folder=source)
+    (built,) = tmp_path.glob("*.whl")
+    archive = zipfile.ZipFile(built)
+    (name,) = (name for name in archive.namelist() if "/" not in name)  # no import hook beside it
+    assert name.endswith(".pth") and archive.read(name).decode().strip() == str(source)
+
+
 def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
