@@ -3,6 +3,7 @@
 # make test-all                  also run the slow tests
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
+# make site                      build the guides as a searchable site in build/site
 # make lint                      run ruff, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ CORPUS ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all lint check docs clean
+.PHONY: quickstart test test-all lint check docs site clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -30,6 +31,11 @@ lint: $(READY)
 
 docs: $(READY)
 	python tools/config_reference.py
+
+# mkdocs is installed only here: nothing else needs it
+site: $(READY)
+	python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.1
+	python -m mkdocs build --strict
 
 # installs nothing, only reports
 check:

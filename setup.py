@@ -1,9 +1,9 @@
-"""Build of megatron and its C++ extension megatron._csrc; lint and test settings are in pyproject.toml."""
+"""Build of the extension megatron._csrc, and of the tools in a wheel. The rest is in pyproject.toml."""
 
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
-from setuptools import find_packages, setup
+from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ParallelCompile(default=0).install()
@@ -23,21 +23,14 @@ class BuildWithTools(build_py):
 
 
 setup(
-    name="megatron-scaling",
-    version="0.2.0",
-    description="Scaling studies of language models: from raw text to a fitted law",
-    python_requires=">=3.11",
-    packages=find_packages(include=["megatron", "megatron.*"]),
-    package_data={"megatron.report": ["templates/*"]},
     ext_modules=[
         Pybind11Extension(
             "megatron._csrc",
             sorted(str(path) for path in Path("csrc").glob("*.cpp")),
+            depends=sorted(str(path) for path in Path("csrc").glob("*.[hi]*")),
             cxx_std=20,
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )
     ],
     cmdclass={"build_ext": build_ext, "build_py": BuildWithTools},
-    entry_points={"console_scripts": ["scaling = megatron.console:run_console"]},
-    zip_safe=False,
 )

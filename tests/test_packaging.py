@@ -73,3 +73,18 @@ def test_the_image_excludes_exactly_what_git_ignores(root: Path, tracked: list[P
     outside = (".venv/bin/python", "experiments/run/log.txt", "build/x", ".git/HEAD", "megatron/_csrc.so")
     for name in (*outside, "megatron/data/__pycache__/x.pyc"):
         assert is_ignored(Path(name)), name
+
+
+def test_the_site_lists_every_guide_once(root: Path, tracked: list[Path]) -> None:
+    nav = (root / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"- (\S+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(str(path) for path in tracked if path.suffix == ".md")
+
+
+def test_relative_links_between_guides_exist(root: Path, tracked: list[Path]) -> None:
+    guides = [path for path in tracked if path.suffix == ".md"]
+    links = [
+        (g, link) for g in guides for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", (root / g).read_text())
+    ]
+    assert len(links) > 50
+    assert [(str(g), link) for g, link in links if not (root / g.parent / link).exists()] == []

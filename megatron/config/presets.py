@@ -6,7 +6,8 @@ from pathlib import Path
 
 from megatron.config.yaml_file import read_yaml
 
-SIZES_FILE = Path(__file__).resolve().parents[2] / "utils" / "model_sizes.yaml"
+# a link to utils/model_sizes.yaml; a copy of it in a wheel
+SIZES_FILE = Path(__file__).with_name("model_sizes.yaml")
 
 VOCAB_MULTIPLE = 128  # rows of the embedding: matrix units process multiples of 128
 

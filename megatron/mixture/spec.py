@@ -332,5 +332,3 @@ def _check_tokenizer(prefixes: Sequence[str]) -> dict[str, Any]:
     for warning in compare_eods(prefixes, allow_mixed=True):
         log.warning("%s", warning)
     return tokenizer
-
-

@@ -1,0 +1,48 @@
+"""The public names of megatron.laws, and the Python sessions of LIBRARY.md."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import megatron.laws
+
+
+def test_every_public_name_is_imported_and_listed_in_the_guide(root: Path) -> None:
+    guide = (root / "examples_scaling/training/LIBRARY.md").read_text().partition("## What is public")[2]
+    table = "\n".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", table)) == set(megatron.laws.__all__)
+    for name in megatron.laws.__all__:
+        assert getattr(megatron.laws, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'fit_lawn'"):
+        megatron.laws.fit_lawn  # noqa: B018
+
+
+def test_names_for_type_checkers_are_those_imported_at_run_time(root: Path) -> None:
+    text = (root / "megatron/laws/__init__.py").read_text()
+    typed = {
+        name: module
+        for module, names in re.findall(
+            r"^    from megatron\.laws\.([\w.]+) import (.*)$", text, re.MULTILINE
+        )
+        for name in names.split(", ")
+    }
+    assert typed == megatron.laws.MODULE
+
+
+def test_the_package_imports_no_library_before_use(root: Path) -> None:
+    code = "import megatron.laws, sys; print([n for n in ('torch', 'numpy', 'scipy') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_sessions_of_the_guide_print_what_it_shows(root: Path) -> None:
+    guide = root / "examples_scaling/training/LIBRARY.md"
+    blocks = re.findall(r"```pycon\n(.*?)```", guide.read_text(), re.DOTALL)
+    session = doctest.DocTestParser().get_doctest("".join(blocks), {}, guide.name, str(guide), 0)
+    assert len(session.examples) > 10
+    printed: list[str] = []
+    assert doctest.DocTestRunner().run(session, out=printed.append).failed == 0, "".join(printed)

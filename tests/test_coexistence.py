@@ -1,0 +1,93 @@
+"""The package `megatron` beside NVIDIA's megatron-core, and beside packages with the same module names."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+import megatron
+
+BOTH = "import megatron.core, megatron.laws.law as law; print(megatron.core.NAME, law.Law.__name__)"
+
+
+def write_package(folder: Path, **sources: str) -> Path:
+    """Write `folder/megatron/NAME/__init__.py` for each name; `__init__` is megatron/__init__.py."""
+    for name, source in sources.items():
+        part = folder / "megatron" / ("" if name == "__init__" else name)
+        part.mkdir(parents=True, exist_ok=True)
+        (part / "__init__.py").write_text(source)
+    return folder
+
+
+def run_python(code: str, *entries: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process that finds these folders first, in this order."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, entries)), "PYTHONSAFEPATH": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("first", ["core", "ours"])
+def test_megatron_core_in_another_folder_imports_beside_this_package(
+    first: str, root: Path, tmp_path: Path
+) -> None:
+    core = write_package(tmp_path / "site", core="NAME = 'core'\nfrom megatron.core.part import X\n")
+    (core / "megatron" / "core" / "part.py").write_text("X = 1\n")
+    entries = (core, root) if first == "core" else (root, core)
+    assert run_python(BOTH, *entries, folder=tmp_path).stdout == "core Law\n"
+
+
+def test_megatron_core_in_the_same_folder_imports_beside_this_package(root: Path, tmp_path: Path) -> None:
+    site = write_package(tmp_path, core="NAME = 'core'\n")
+    for path in (root / "megatron").iterdir():  # pip installs both wheels into one folder
+        (site / "megatron" / path.name).symlink_to(path)
+    assert run_python(BOTH, site, folder=tmp_path).stdout == "core Law\n"
+
+
+@pytest.mark.parametrize(
+    "parts", [{"__init__": "", "training": ""}, {"core": "", "data": ""}], ids=["regular", "namespace"]
+)
+def test_another_package_with_our_names_is_refused_in_two_sentences(
+    parts: dict[str, str], root: Path, tmp_path: Path
+) -> None:
+    other = write_package(tmp_path / "Megatron-DeepSpeed", **parts)
+    done = run_python("import megatron.laws", root, other, folder=tmp_path)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith(f"ImportError: {other}/megatron: got a second package `megatron`")
+    assert f"Remove {other} from the search path (PYTHONPATH)" in last and "virtual environment" in last
+
+
+def test_copies_of_this_project_and_leftovers_are_ignored(root: Path, tmp_path: Path) -> None:
+    package = str(root / "megatron")
+    copy = write_package(tmp_path / "copy", __init__="", laws="", data="")
+    leftover = tmp_path / "leftover"
+    (leftover / "megatron" / "data" / "__pycache__").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    assert (
+        megatron.find_portions(package, [str(copy), str(leftover), str(link), str(tmp_path / "absent")]) == []
+    )
+
+
+def test_the_real_megatron_core_imports_beside_this_package(root: Path, tmp_path: Path) -> None:
+    wheel = Path(os.environ.get("MEGATRON_CORE_WHEEL", ""))
+    entries = [root]
+    if wheel.is_file():
+        zipfile.ZipFile(wheel).extractall(tmp_path)
+        entries.append(tmp_path)
+    else:
+        try:
+            distribution("megatron-core")
+        except PackageNotFoundError:
+            pytest.skip(
+                "no megatron-core: run `pip download --no-deps megatron-core`, set MEGATRON_CORE_WHEEL to it"
+            )
+    code = "import megatron.core.transformer as t, megatron.model.transformer as g; print(t.TransformerConfig, g.Gpt)"
+    done = run_python(code, *entries, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "megatron.core.transformer" in done.stdout and "megatron.model.transformer.Gpt" in done.stdout

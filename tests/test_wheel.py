@@ -1,0 +1,129 @@
+"""Contents of the wheel, and an installation for laws alone, without torch."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+STUB = (
+    "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"  # the helper takes a minute to compile
+)
+FIT = """
+import sys
+import megatron.laws
+assert "torch" not in sys.modules
+import numpy as np
+from megatron.laws import fit_law
+N, D = (grid.ravel() for grid in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(2e8, 2e10, 4)))
+law = fit_law(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.36, n_bootstrap=0)
+from megatron.config.presets import load_model_sizes
+from megatron.report.report import read_study
+from megatron.study.table import read_table
+assert "torch" not in sys.modules and load_model_sizes()["7M"]
+print(*(round(law.params[name], 4) for name in ("E", "alpha", "beta")))
+"""
+
+
+def run(*words: str | Path, folder: Path) -> str:
+    """Run a command outside the checkout and return its output."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, with an empty C++ helper."""
+    folder = tmp_path_factory.mktemp("wheel")
+    listed = run(
+        "git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", folder=folder
+    )
+    for name in filter(None, listed.split("\0")):
+        if name.startswith((".venv", "csrc/")) or not (root / name).is_file():
+            continue
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, folder / "source" / name, follow_symlinks=False)
+    (folder / "source" / "csrc").mkdir()
+    (folder / "source" / "csrc" / "stub.cpp").write_text(STUB)
+    run(sys.executable, "-m", "pip", "wheel", "./source", "--no-deps", "--no-build-isolation", folder=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
+    wheel: Path, root: Path
+) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert "megatron" in tops and not tops & {"tests", "tools", "utils", "csrc", "examples_scaling"}
+    sources = {str(path.relative_to(root)) for path in (root / "megatron").rglob("*") if path.is_file()}
+    sources = {name for name in sources if "__pycache__" not in name and not name.endswith(".so")}
+    assert sources <= set(names)
+    sizes = zipfile.ZipFile(wheel).read("megatron/config/model_sizes.yaml")
+    assert sizes == (root / "utils" / "model_sizes.yaml").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_base_and_the_extra_for_laws_require_no_torch(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    listed = re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
+    required = [Requirement(text) for text in listed]
+    for extra, has_torch in (("", False), ("laws", False), ("train", True)):
+        chosen = {
+            entry.name for entry in required if not entry.marker or entry.marker.evaluate({"extra": extra})
+        }
+        assert {"numpy", "scipy", "filelock"} <= chosen and ("torch" in chosen) is has_torch, extra
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_a_search_path_which_megatron_core_does_not_hide(
+    wheel: Path, tmp_path: Path
+) -> None:
+    source = wheel.parent / "source"
+    code = f"import setuptools.build_meta as build; build.build_editable({str(tmp_path)!r})"
+    run(sys.executable, "-c", code, folder=source)
+    (built,) = tmp_path.glob("*.whl")
+    archive = zipfile.ZipFile(built)
+    (name,) = (name for name in archive.namelist() if "/" not in name)  # no import hook beside it
+    assert name.endswith(".pth") and archive.read(name).decode().strip() == str(source)
+
+
+def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    bounds = {entry.name.lower(): entry for entry in map(Requirement, texts)}
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", (root / "requirements.txt").read_text(), re.MULTILINE)
+    assert len(pins) > 20
+    for name, version in pins:
+        assert name.lower() in bounds, f"{name}: in requirements.txt, but in no extra of pyproject.toml"
+        assert bounds[name.lower()].specifier.contains(version), f"{bounds[name.lower()]} refuses {version}"
+
+
+@pytest.mark.slow
+def test_laws_installed_in_a_new_environment_fit_without_torch(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "fresh", with_pip=True)
+    python = tmp_path / "fresh" / "bin" / "python"
+    installed = subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", f"{wheel}[laws]"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if "No matching distribution found for numpy" in installed.stderr:
+        pytest.skip("no package index")
+    assert installed.returncode == 0, installed.stderr
+    assert "torch" not in run(python, "-m", "pip", "list", folder=tmp_path).split()
+    assert run(python, "-c", FIT, folder=tmp_path) == "1.8 0.35 0.36\n"
