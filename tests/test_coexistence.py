@@ -87,7 +87,8 @@ def test_the_real_megatron_core_imports_beside_this_package(root: Path, tmp_path
             pytest.skip(
                 "no megatron-core: run `pip download --no-deps megatron-core`, set MEGATRON_CORE_WHEEL to it"
             )
-    code = "import megatron.core.transformer as t, megatron.model.transformer as g; print(t.TransformerConfig, g.Gpt)"
+    code = "import megatron.core.transformer as t, megatron.model.transformer as g\n"
+    code += "print(t.TransformerConfig, g.Gpt)"
     done = run_python(code, *entries, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "megatron.core.transformer" in done.stdout and "megatron.model.transformer.Gpt" in done.stdout
