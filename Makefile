@@ -4,7 +4,7 @@
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
 # make site                      build the guides as a searchable site in build/site
-# make lint                      run ruff, shellcheck and hadolint
+# make lint                      run ruff, mypy, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
@@ -26,6 +26,7 @@ test-all: $(READY)
 lint: $(READY)
 	ruff check .
 	ruff format --check .
+	mypy
 	shellcheck $$(git ls-files '*.sh') .ci/run
 	hadolint Dockerfile
 

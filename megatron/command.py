@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -69,7 +69,7 @@ class ToolParser(argparse.ArgumentParser):
     arguments: Sequence[str] = ()
     takes_ranks = False
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Parse as argparse does, and keep the arguments for the suggestions of `error`."""
         self.arguments = sys.argv[1:] if args is None else list(args)
         if self.takes_ranks:
@@ -252,7 +252,7 @@ def format_error(error: Exception) -> str:
     """Return an error's message. For an error of the operating system: the path and an explanation."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
-    reason = ERROR_HINTS.get(error.errno, error.strerror)
+    reason = ERROR_HINTS.get(error.errno) or error.strerror or os.strerror(error.errno)
     path = error.filename2 or error.filename  # for a failed rename: the target, not the partial file
     return f"{str(path).removesuffix('.partial')}: {reason}" if path is not None else reason
 
@@ -266,6 +266,7 @@ def shorten_path(path: Path) -> Path:
 def load_tool(tool: Path) -> ModuleType:
     """Import a file in tools/ as a module, for code that inspects the tools: completion and guide tests."""
     spec = importlib.util.spec_from_file_location(f"tools_{tool.stem}", tool)
+    assert spec is not None and spec.loader is not None, "importlib has a loader for .py files"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)

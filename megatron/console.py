@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from megatron import command
-from megatron.terminal import is_terminal, open_console
+from megatron.terminal import escape_controls, is_terminal, open_console
 
 PROGRAM = "scaling"
 PACKAGE = Path(__file__).resolve().parent
@@ -115,7 +115,7 @@ def report_unknown(word: str) -> int:
     names = {name: name for name in SUBCOMMANDS} | {tool: name for name, tool in SUBCOMMANDS.items()}
     nearest = get_close_matches(word.lower().removesuffix(".py"), names, 1)
     hint = f"; did you mean {names[nearest[0]]}?" if nearest else ""
-    got = command.escape_controls(word)
+    got = escape_controls(word)
     print(
         f"{PROGRAM}: error: got '{got}', expected a sub-command{hint} (see {PROGRAM} --help)", file=sys.stderr
     )

@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,7 @@ def _find_nonfinite(content: Any, key_path: str = "") -> Iterator[str]:
     """Yield the path of each float that is NaN or Inf, its keys joined by dots."""
     if isinstance(content, float) and not math.isfinite(content):
         yield key_path
-    pairs = content.items() if isinstance(content, dict) else ()
+    pairs: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else ()
     pairs = enumerate(content) if isinstance(content, list | tuple) else pairs
     for key, value in pairs:
         yield from _find_nonfinite(value, f"{key_path}.{key}".lstrip("."))

@@ -53,7 +53,7 @@ def open_console(stream: TextIO) -> "Console":
 
     console = Console(file=stream, force_terminal=True, markup=False, emoji=False, highlight=False)
     # rich hides the cursor while it draws. After Ctrl-Z or kill -9 the shell would have none.
-    console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
+    console.show_cursor = lambda show=True: False  # type: ignore[method-assign]  # of one instance
     return console
 
 

@@ -70,7 +70,7 @@ class _Record:
     """An object that the file would construct, as data: class or function name, arguments and state."""
 
     name: str
-    args: tuple
+    args: tuple[Any, ...]
     state: Any = None
 
 

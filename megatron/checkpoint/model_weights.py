@@ -219,13 +219,13 @@ def copy_weights(model: Gpt, weights: Weights) -> None:
 def _read_meta(path: Path) -> dict[str, Any]:
     """Return meta.json with the keys that are read from it validated. Raises ValueError."""
     meta = read_meta_json(path)
-    config = meta.get("config")
-    sections = [config.get(key) for key in ("model", "objective")] if isinstance(config, dict) else []
-    listed = meta.get("files")
+    config, listed = meta.get("config"), meta.get("files")
     if (
-        not all(isinstance(section, dict) for section in (config, *sections, listed))
+        not isinstance(config, dict)
+        or not isinstance(listed, dict)
+        or not all(isinstance(config.get(key), dict) for key in ("model", "objective"))
         or not isinstance(config.get("dataset") or {}, dict)
-        or not isinstance(sections[1].get("name"), str)
+        or not isinstance(config["objective"].get("name"), str)
         or not all(store.is_file_record(name, record) for name, record in listed.items())
     ):
         raise ValueError(f"{path / META}: expected `files`, `config.model` and `config.objective`; {RESTORE}")

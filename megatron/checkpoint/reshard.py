@@ -1,6 +1,7 @@
 """Convert checkpoints between the full and the sharded layout, in one process."""
 
 from pathlib import Path
+from typing import Any
 
 from megatron.checkpoint import sharded, store
 from megatron.checkpoint.layout import FILES
@@ -32,12 +33,12 @@ def reshard_to_sharded(src: Path, dst: Path) -> None:
         store.write_meta(partial, {**_drop_file_records(meta), "state_dict_type": "sharded"})
 
 
-def _verify_layout(src: Path, expected: str) -> dict:
+def _verify_layout(src: Path, expected: str) -> dict[str, Any]:
     meta = store.verify_checkpoint(src)
     if store.is_sharded_checkpoint(meta) != (expected == "sharded"):
         raise ValueError(f"{src}: got the {meta.get('state_dict_type', 'full')} layout, expected {expected}")
     return meta
 
 
-def _drop_file_records(meta: dict) -> dict:
+def _drop_file_records(meta: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if key != "files"}

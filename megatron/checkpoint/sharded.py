@@ -11,11 +11,12 @@ from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from megatron.checkpoint.dcp_metadata import read_metadata
 from megatron.checkpoint.layout import METADATA as METADATA  # re-exported for callers
@@ -54,7 +55,7 @@ class _FileSystem(FileSystem):
     """torch's file system, but write errors keep the errno of the operating system."""
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         with super().create_stream(path, mode) as stream:
             if mode == "rb":
                 yield stream
@@ -94,19 +95,21 @@ def unflatten_state(named: dict[str, Tensor]) -> DcpState:
 def write_sharded(folder: Path, state: DcpState, group: dist.ProcessGroup | None = None) -> None:
     """Write this rank's shards; collective over `group`. Raises OSError on all ranks if one fails."""
     with _translate_errors(folder):
-        dcp.save(flatten_state(state), storage_writer=_make_writer(folder), process_group=group)
+        save(flatten_state(state), storage_writer=_make_writer(folder), process_group=group)
 
 
-def write_sharded_async(folder: Path, state: DcpState, group: dist.ProcessGroup | None) -> Future:
+def write_sharded_async(folder: Path, state: DcpState, group: dist.ProcessGroup | None) -> Future[Any]:
     """Copy the state now and write it in a thread; `wait_for_write` waits for it.
 
     `group` must not be used for anything else meanwhile.
     """
     with _translate_errors(folder):
-        return dcp.async_save(flatten_state(state), storage_writer=_make_writer(folder), process_group=group)
+        writing = async_save(flatten_state(state), storage_writer=_make_writer(folder), process_group=group)
+    assert isinstance(writing, Future), "AsyncSaveResponse is returned with a stager only"
+    return writing
 
 
-def wait_for_write(folder: Path, writing: Future) -> None:
+def wait_for_write(folder: Path, writing: Future[Any]) -> None:
     """Wait for `write_sharded_async`. Errors as in `write_sharded`."""
     with _translate_errors(folder):
         writing.result()
@@ -119,14 +122,14 @@ def read_sharded(folder: Path, state: DcpState) -> None:
     """
     named = flatten_state(state)
     metadata = read_metadata(folder)
-    entries = metadata.state_dict_metadata
+    entries = _list_tensors(metadata)
     for key, tensor in named.items():
         entry = entries.get(key)
         if entry is None or entry.size != tensor.shape:
             got = "nothing" if entry is None else f"shape {tuple(entry.size)}"
             raise ValueError(f"{folder}: {key}: got {got}, expected shape {tuple(tensor.shape)}")
     with _translate_errors(folder):
-        dcp.load(named, storage_reader=_Reader(folder, metadata))
+        load(named, storage_reader=_Reader(folder, metadata))
 
 
 def read_all_shards(folder: Path) -> DcpState:
@@ -134,11 +137,20 @@ def read_all_shards(folder: Path) -> DcpState:
     metadata = read_metadata(folder)
     named = {
         key: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for key, entry in metadata.state_dict_metadata.items()
+        for key, entry in _list_tensors(metadata).items()
     }
     with _translate_errors(folder):
-        dcp.load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
+        load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
     return unflatten_state(named)
+
+
+def _list_tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    """Return the entries of the result of `read_metadata`, which refuses other objects than tensors."""
+    return {
+        key: entry
+        for key, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from megatron.checkpoint.layout import (
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
-from megatron.io import OWNER, PARTIAL, atomic_folder, commit_folder
+from megatron.io import PARTIAL, atomic_folder, commit_folder
 from megatron.log import get_logger
+from megatron.owner_file import OWNER
 from megatron.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
@@ -190,14 +191,16 @@ def next_generation(directory: Path, prefix: str, step: int) -> int:
     It is the generation of the newest checkpoint, plus one if that checkpoint has this step or a later one.
     In that case the run was rewound, and its new checkpoints must sort after the old ones.
     """
-    ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]
+    ordered = [
+        (info.generation, info.step) for info in find_checkpoints(directory, prefix) if info.step is not None
+    ]
     if not ordered:
         return 0
     # Example: steps 100, 200, 300 of generation 0, then the run resumes from 100. Its next checkpoint, 200,
     # gets generation 1 and sorts after step 300; the one after it, 300, is later than 200 and keeps
     # generation 1.
-    newest = ordered[-1]
-    return newest.generation + (newest.step >= step)
+    newest_generation, newest_step = ordered[-1]
+    return newest_generation + (newest_step >= step)
 
 
 def remove_old_checkpoints(

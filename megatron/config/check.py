@@ -127,7 +127,7 @@ def _check_objective(config: RunConfig) -> None:
             )
 
 
-def list_changed_keys(section: Any) -> list[Field]:
+def list_changed_keys(section: Any) -> list[Field[Any]]:
     """Return the keys whose value is not the default.
 
     A key that is set to its default cannot be distinguished from an omitted one, and has no effect.

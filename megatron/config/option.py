@@ -48,7 +48,7 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def describe_bounds(key: Field, value: float) -> str | None:
+def describe_bounds(key: Field[Any], value: float) -> str | None:
     """Return the expected range if a number is outside the bounds of its key, otherwise None."""
     above, at_least, below, at_most = (key.metadata.get(name) for name in BOUNDS)
     inside = (

@@ -1,6 +1,7 @@
 """Parallel axes of a run: their sizes, rank coordinates, and checks of combinations of settings."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from megatron.config.schema import DistConfig, RunConfig
 
@@ -161,7 +162,7 @@ def _check_shape(config: RunConfig) -> None:
     cut = next((axis for axis in axes if getattr(config.dist, axis) > 1), None)
     if cut is None:
         return
-    supported = {
+    supported: dict[str, dict[str, Any]] = {
         "model": {
             "norm": "rmsnorm", "feed_forward": "swiglu", "positions": "rotary", "biases": False,
             "tied_embedding": True, "qk_norm": False, "document_mask": False, "attention_dropout": 0.0,

@@ -72,7 +72,9 @@ def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:
     for word in overrides:
         words = merge_sections(words, parse_override(word))
     model_words = words.get("model")
-    size = model_words.get("size") if isinstance(model_words, dict) else None
+    if not isinstance(model_words, dict):
+        return
+    size = model_words.get("size")
     # Without this check, a misspelt size on the command line would become the label of the file's shape, and
     # that shape would be trained.
     if size is None or str(size) in load_model_sizes():
@@ -227,7 +229,7 @@ def _check_section_keys(raw: dict[str, Any]) -> None:
     """
     _check_keys(RunConfig, raw, "")
     for name, hint in get_type_hints(RunConfig).items():
-        if is_dataclass(hint) and name != "model" and raw.get(name) is not None:
+        if isinstance(hint, type) and is_dataclass(hint) and name != "model" and raw.get(name) is not None:
             _check_keys(hint, raw[name], f"{name}.")
 
 
@@ -239,7 +241,7 @@ def _build_section(cls: type, raw: Any, path: str) -> Any:
     values: dict[str, Any] = {}
     for key, value in raw.items():
         hint = hints[key]
-        if is_dataclass(hint):
+        if isinstance(hint, type) and is_dataclass(hint):
             values[key] = _build_section(hint, {} if value is None else value, f"{path}{key}.")
         else:
             values[key] = convert_value(value, hint, fields_by_name[key], f"{path}{key}")

@@ -18,7 +18,7 @@ keys, see [MODELS.md](MODELS.md).
 """
 
 
-def format_type(key: Field) -> str:
+def format_type(key: Field[Any]) -> str:
     """Return the type as written in YAML: whole number, number, true or false, text, a list, or choices."""
     if key.metadata["choices"]:
         return " or ".join(f"`{choice}`" for choice in key.metadata["choices"])
@@ -31,7 +31,7 @@ def format_type(key: Field) -> str:
     return names[inner]
 
 
-def find_unit(key: Field) -> str:
+def find_unit(key: Field[Any]) -> str:
     """Return the unit of a number, empty for other types. Raises ValueError for a number without one."""
     if "number" not in format_type(key):
         return ""
@@ -40,7 +40,7 @@ def find_unit(key: Field) -> str:
     return key.metadata["unit"]
 
 
-def format_default(key: Field) -> str:
+def format_default(key: Field[Any]) -> str:
     """Return the default as written in YAML. Keys of the shape get theirs from the size or the corpus."""
     # a default of 0 that violates its own bound marks a required key, which the size or the corpus sets
     if key.metadata["above"] == 0 and key.default == 0:
@@ -52,7 +52,7 @@ def format_default(key: Field) -> str:
     return f"`{key.default}`"
 
 
-def format_help(key: Field) -> str:
+def format_help(key: Field[Any]) -> str:
     """Return the help text, and the lower bound of a number that has no upper one."""
     above = key.metadata["above"]
     if above is None or key.metadata["below"] is not None:
@@ -61,7 +61,7 @@ def format_help(key: Field) -> str:
     return f"{key.metadata['help']}; " + (f"{above + 1} or more" if above < 0 else f"more than {above}")
 
 
-def list_sections() -> Iterator[tuple[str, str, list[Field]]]:
+def list_sections() -> Iterator[tuple[str, str, list[Field[Any]]]]:
     """Yield (name, description, keys) of each section, first the keys that are in no section."""
     yield "", "", [key for key in fields(RunConfig) if not is_dataclass(key.type)]
     for section in fields(RunConfig):

@@ -36,7 +36,7 @@ def list_keys(cls: Any) -> list[str]:
 def read_section(cls: type[Section], raw: Any, where: str, separator: str = ".") -> Section:
     """Build a section from a dictionary; null is not set. Raises ValueError with the key, from `where` on."""
     check_known_keys(raw, list_keys(cls), where)
-    by_name: dict[str, Field] = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # a dataclass
+    by_name: dict[str, Field[Any]] = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     hints = get_type_hints(cls)
     values = {
         key: convert_value(value, hints[key], by_name[key], f"{where}{separator}{key}")
@@ -49,7 +49,7 @@ def read_section(cls: type[Section], raw: Any, where: str, separator: str = ".")
     return cls(**values)
 
 
-def convert_value(value: Any, hint: Any, field: Field, name: str) -> Any:
+def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:
     """Return `value` in the field's type. Converts only int to float, 1e9 to int, and numbers to str.
 
     name   of the key, for messages
@@ -91,7 +91,7 @@ def to_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
 
 
-def _convert_number(value: Any, expected_type: Any, field: Field, name: str) -> Any:
+def _convert_number(value: Any, expected_type: Any, field: Field[Any], name: str) -> Any:
     """Return a number as int or float if the field has that type; other values unchanged."""
     # type() instead of isinstance(), because bool is a subclass of int
     if type(value) not in (int, float):
@@ -109,12 +109,13 @@ def _convert_number(value: Any, expected_type: Any, field: Field, name: str) -> 
     return value
 
 
-def _convert_list(value: Any, expected_type: Any, field: Field, name: str) -> list[Any]:
+def _convert_list(value: Any, expected_type: Any, field: Field[Any], name: str) -> list[Any]:
     (kind,) = get_args(expected_type)
     required = field.default is field.default_factory is MISSING
     if not isinstance(value, list) or required and not value:
         raise _refuse_value(name, value, field, _describe_type(expected_type))
     if is_dataclass(kind):
+        # a class, no instance
         return [read_section(kind, item, f"{name}[{i}]") for i, item in enumerate(value)]  # type: ignore[arg-type]
     if kind is Any:
         return [to_integer(item) for item in value]
@@ -132,11 +133,11 @@ def _describe_type(hint: Any) -> str:
     if get_origin(hint) is list:
         (kind,) = get_args(hint)
         return "a list" + ("" if kind is Any or is_dataclass(kind) else f" of {kind.__name__}")
-    names = {bool: "true or false", dict: "keys", Path: "one line of text"}
+    names: dict[object, str] = {bool: "true or false", dict: "keys", Path: "one line of text"}
     kind = get_origin(hint) or hint
-    return names.get(kind) or getattr(kind, "__name__", str(kind))
+    return names[kind] if kind in names else getattr(kind, "__name__", str(kind))
 
 
-def _refuse_value(name: str, value: Any, field: Field, expected: str) -> ValueError:
+def _refuse_value(name: str, value: Any, field: Field[Any], expected: str) -> ValueError:
     """Return the error for a wrong value; `expected` of the declaration has precedence."""
     return ValueError(f"{name}: got {value!r}, expected {field.metadata['expected'] or expected}")

@@ -190,8 +190,10 @@ def merge_sections(base: dict[Any, Any], over: dict[Any, Any], place: str = "") 
         before = merged.get(key)
         if isinstance(value, dict) and isinstance(before, list):
             raise ValueError(f"{inner}: got keys, expected a list. Give the whole list: {inner}=[...].")
-        both = isinstance(value, dict) and isinstance(before, dict)
-        merged[key] = merge_sections(before, value, f"{inner}.") if both else value
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[key] = merge_sections(before, value, f"{inner}.")
+        else:
+            merged[key] = value
     return merged
 
 

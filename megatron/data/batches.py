@@ -34,6 +34,7 @@ class SampleSource(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state of `state`."""
+        return  # a default, not an abstract method
 
     def scored_domains(self, step: int, numbers: np.ndarray) -> np.ndarray | None:
         """Return the domain of the samples int64 [n], int32 [n], if `observe` expects the losses of a step.
@@ -44,6 +45,7 @@ class SampleSource(Protocol):
 
     def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
         """Report the loss of the model on each domain in a step: float64 [K] nats over `tokens` [K]."""
+        return  # a default, not an abstract method
 
     def domain_usage(self, n_samples: int, step: int) -> tuple[Sequence[int], Sequence[float]] | None:
         """Return per domain its number of the first `n_samples` samples and its weight at a step.

@@ -224,5 +224,5 @@ def _iter_blocks(path: Path, kind: str, offset: int, n: int) -> Iterator[np.ndar
         file.seek(offset)
         for first in range(0, n, BLOCK_NUMBERS):
             block = buffer[: n - first]
-            file.readinto(block.view(np.uint8))
+            file.readinto(block.view(np.uint8).data)
             yield block

@@ -14,8 +14,9 @@ from typing import IO, Any, Self
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION
+from megatron.data.indexed import DTYPE_CODES
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
+from megatron.plan.idx_header import HEADER, MAGIC, VERSION
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Self, TypeVar
 
-ItemT = TypeVar("Made")
+ItemT = TypeVar("ItemT")
 PREFETCH_FACTOR = 2  # items per worker that may be pending or ready, as in torch's DataLoader
 
 

@@ -201,11 +201,12 @@ def _compute_masked_nll(
 ) -> np.ndarray:
     """Return -log p, float64 [T], of `targets` [T] at (row, column) of padded inputs."""
     ids, lengths = pad_rows(inputs)
-    width, reading = ids.shape[1], {}
+    width, visible = ids.shape[1], None
     if lengths.min() < width:  # bidirectional attention would read the padding
         is_token = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
-        reading["visible"] = is_token[:, None, :].expand(-1, width, -1)
-    states = model.hidden_states(torch.from_numpy(ids).to(device), causal=False, **reading).flatten(0, 1)
+        visible = is_token[:, None, :].expand(-1, width, -1)
+    read = torch.from_numpy(ids).to(device)
+    states = model.hidden_states(read, causal=False, visible=visible).flatten(0, 1)
     chosen = states.index_select(0, torch.from_numpy(row * width + column).to(device))
     nll = linear_nll(chosen, model.head_weight, torch.from_numpy(targets).to(device))
     return nll.double().cpu().numpy()

@@ -20,7 +20,7 @@ from megatron.terminal import ProgressBar
 from megatron.tokenizer.hub_cache import find_hub_error
 
 if TYPE_CHECKING:
-    from lm_eval.api.model import LM
+    from lm_eval.api.model import LM, CacheHook
 
 Results = dict[str, Any]
 PARTS = (
@@ -53,6 +53,8 @@ class MegatronModel:
 
     decode   False: only log-likelihoods are needed, not the greedy flags
     """
+
+    cache_hook: "CacheHook"  # set by LM
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()

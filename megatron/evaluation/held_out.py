@@ -280,6 +280,7 @@ def _score_corpus(
         )
     if tokenizer is None:
         return loss
+    assert eod_id is not None, "tokenizer.eod_id raises if there is none"
     n_bytes, n_eod = count_text_bytes(corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world)
     return replace(loss, n_bytes=n_bytes, n_eod=n_eod)
 

@@ -187,18 +187,18 @@ def _score_rows(
             numbers.append(number)
             end = span.stop
     device = model.embedding.weight.device
-    reading = {}
+    visible = position_ids = None
     if parts.any():  # a position attends to the shared prefix and to its own request
         part_of = torch.from_numpy(parts).to(device)
         # [B, S, S], causal mask applies in addition
         # padding has part 0 too, but it follows all tokens of its row: causality hides it
-        reading["visible"] = (part_of[:, None, :] == 0) | (part_of[:, None, :] == part_of[:, :, None])
-        reading["positions"] = torch.from_numpy(positions).to(device)
+        visible = (part_of[:, None, :] == 0) | (part_of[:, None, :] == part_of[:, :, None])
+        position_ids = torch.from_numpy(positions).to(device)
     # several requests may use the same position (the end of a shared context): compute it once
     unique_places, place = np.unique(np.concatenate(places), return_inverse=True)
     targets = np.concatenate([requests[number].continuation for number in numbers]).astype(np.int64)
     log_p, best = linear_log_p(
-        compute_hidden_at(model, tokens, unique_places, causal=True, **reading),
+        compute_hidden_at(model, tokens, unique_places, True, visible=visible, positions=position_ids),
         model.head_weight,
         torch.from_numpy(place).to(device),
         torch.from_numpy(targets).to(device),
@@ -211,12 +211,13 @@ def _score_rows(
 
 
 def compute_hidden_at(
-    model: Gpt, tokens: np.ndarray, places: np.ndarray, causal: bool, **reading: Tensor
-) -> Tensor:
+    model: Gpt, tokens: np.ndarray, places: np.ndarray, causal: bool,
+    *, visible: Tensor | None = None, positions: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the final hidden states [T, D] at some places of tokens int64 [B, S].
 
-    places   int64 [T], increasing: position p of row b is b * S + p
-    reading  keyword arguments of `Gpt.hidden_states`
+    places               int64 [T], increasing: position p of row b is b * S + p
+    visible, positions   as in `Gpt.hidden_states`
 
     Only these places are computed through the last layer.
     """
@@ -231,5 +232,7 @@ def compute_hidden_at(
     query_positions[row, column] = position
     device = model.embedding.weight.device
     read, queries = torch.from_numpy(tokens).to(device), torch.from_numpy(query_positions).to(device)
-    states = model.hidden_states(read, causal, query_positions=queries, **reading).flatten(0, 1)
+    states = model.hidden_states(
+        read, causal, positions=positions, visible=visible, query_positions=queries
+    ).flatten(0, 1)
     return states.index_select(0, torch.from_numpy(row * query_positions.shape[1] + column).to(device))

@@ -84,8 +84,8 @@ def score_tokens_left_to_right(
         places = torch.tensor([begins[number] + row for number, row in batch])
         scores[0, places], scores[1, places] = log_p, best.double()
     # every index was filled on one rank and is 0 on the others, so the sum is a gather
-    scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
-    return scores[0], scores[1] > 0
+    all_scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
+    return all_scores[0], all_scores[1] > 0
 
 
 def score_bound(
@@ -116,8 +116,8 @@ def score_bound(
         weights = torch.tensor([masks[number][1][row] for number, row in batch], dtype=torch.float64)
         log_p, _, row_of = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden)
         log_p_bounds.index_add_(0, torch.tensor([n for n, _ in batch])[row_of], log_p * weights[row_of])
-    log_p_bounds = sum_over_ranks(log_p_bounds.to(world.device), world).cpu().numpy()
-    return Likelihoods(log_p_bounds, np.zeros(len(requests), dtype=bool), n_truncated)
+    all_bounds = sum_over_ranks(log_p_bounds.to(world.device), world).cpu().numpy()
+    return Likelihoods(all_bounds, np.zeros(len(requests), dtype=bool), n_truncated)
 
 
 def decode_greedily(
@@ -151,8 +151,8 @@ def decode_greedily(
                     matches[i] = float(tuple(tokens) == tuple(requests[i].continuation))
             turn += 1
             progress(len(batch))
-    matches = sum_over_ranks(matches.to(world.device), world).cpu().numpy()
-    return Likelihoods(np.full(len(requests), math.nan), matches > 0, n_truncated)
+    all_matches = sum_over_ranks(matches.to(world.device), world).cpu().numpy()
+    return Likelihoods(np.full(len(requests), math.nan), all_matches > 0, n_truncated)
 
 
 def _generate_greedily(model: Gpt, prompts: list[tuple[int, ...]], n_new: int) -> list[list[int]]:
@@ -244,11 +244,11 @@ def _score_masked_rows(
         row_of += [b] * len(scored_columns)
         tokens[b, hidden_columns] = mask_id
     device = model.embedding.weight.device
-    reading = {}
+    visible = None
     if lengths.min() < width:  # bidirectional attention would read the padding
         is_token = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
-        reading["visible"] = is_token[:, None, :].expand(-1, width, -1)
-    rows = compute_hidden_at(model, tokens, np.concatenate(places), causal=False, **reading)
+        visible = is_token[:, None, :].expand(-1, width, -1)
+    rows = compute_hidden_at(model, tokens, np.concatenate(places), causal=False, visible=visible)
     target_ids = torch.from_numpy(np.concatenate(targets)).to(device)
     log_p, best = linear_log_p(rows, model.head_weight, torch.arange(len(rows), device=device), target_ids)
     return log_p.cpu().double(), best.cpu(), torch.tensor(row_of)

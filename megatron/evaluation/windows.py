@@ -137,7 +137,7 @@ def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.
     return np.diff(np.where(last_window < 0, 0, until))
 
 
-WindowRow = TypeVar("Row", Window, tuple[Window, int])
+WindowRow = TypeVar("WindowRow", Window, tuple[Window, int])
 
 
 def iter_window_batches(

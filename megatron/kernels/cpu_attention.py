@@ -60,8 +60,9 @@ def _run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) ->
 def _compute_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     output = _like_heads(q)
     if q.dtype == torch.float32:
-        arrays = (_as_array(of) for of in (q, k, v))
-        _csrc.short_attention(*arrays, causal, scale, output.numpy(), torch.get_num_threads())
+        _csrc.short_attention(
+            _as_array(q), _as_array(k), _as_array(v), causal, scale, output.numpy(), torch.get_num_threads()
+        )
         return output
     scores = _allocate_scores(q)
     # tiles: some samples x one block of queries x the visible keys, [b H, n, n_seen] scores each
@@ -90,9 +91,18 @@ def _compute_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_q, grad_k, grad_v = _like_heads(q), _like_heads(q), _like_heads(q)
     if q.dtype == torch.float32:
-        arrays = (_as_array(of) for of in (q, k, v, grad))
-        gradients = (of.numpy() for of in (grad_q, grad_k, grad_v))
-        _csrc.short_attention_backward(*arrays, causal, scale, *gradients, torch.get_num_threads())
+        _csrc.short_attention_backward(
+            _as_array(q),
+            _as_array(k),
+            _as_array(v),
+            _as_array(grad),
+            causal,
+            scale,
+            grad_q.numpy(),
+            grad_k.numpy(),
+            grad_v.numpy(),
+            torch.get_num_threads(),
+        )
         return grad_q, grad_k, grad_v
     # P and dP of one block of queries; P is recomputed from q and k, so the forward saves its inputs only
     scores, grad_scores = _allocate_scores(q), _allocate_scores(q)
@@ -120,7 +130,7 @@ def _compute_gradients(
     return grad_q.mul_(scale), grad_k, grad_v
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool, float], output: Tensor) -> None:
     *tensors, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(*tensors)
 

@@ -65,5 +65,6 @@ def attend_with_dropout(
         scores = scores.masked_fill(~mask, -math.inf)
     weights = scores.softmax(-1)
     # a weight is kept with probability 1 - rate: after the division its expectation is that without dropout
-    weights = weights * draw_keep_mask(key, *weights.shape[1:], rate) / (1 - rate)
+    _, n_heads, n_queries, n_keys = weights.shape
+    weights = weights * draw_keep_mask(key, n_heads, n_queries, n_keys, rate) / (1 - rate)
     return weights.to(v.dtype) @ v

@@ -1,5 +1,6 @@
 """Fused linear cross-entropy: the logits of the whole batch are never in memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -110,6 +111,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+_sum_cross_entropy: Callable[[Tensor, Tensor, Tensor, Tensor | None, VocabularyShard | None], Tensor] = (
+    _LinearCrossEntropy.apply
+)
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -134,7 +140,7 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, weight, targets, scale, shard)
+        return _sum_cross_entropy(hidden, weight, targets, scale, shard)
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Rotation of queries and keys by their positions (Su et al., arXiv 2104.09864)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # the compiler fuses this into one pass
         first, second = x.chunk(2, dim=-1)
         return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
-    return _RotaryFunction.apply(x, cos, sin)
+    return _rotate(x, cos, sin)
 
 
 class _RotaryFunction(torch.autograd.Function):
@@ -31,7 +32,11 @@ class _RotaryFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # a rotation is orthogonal: its transpose, which maps the gradient back, is the rotation by -angle
-        return _rotate_halves(grads[0], *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotate_halves(grads[0], cos, sin, -1), None, None
+
+
+_rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _RotaryFunction.apply
 
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:

@@ -107,12 +107,12 @@ def compare_approaches(
     chinchilla, whose exponent is beta / (alpha + beta).
     """
     N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
-    exponents, missing = [], {}
+    exponents: list[Exponent] = []
+    missing: dict[int, str] = {}
     isoflop = law = None
     try:
-        size = fit_envelope(curves_from_runs(N, C, L), float(np.median(C / (N * D)))).size
-        missing |= {} if size else {1: "no power law through the envelope"}
-        exponents += [Exponent(1, size.exponent, _finite_or_none(size.interval))] if size else []
+        envelope = fit_envelope(curves_from_runs(N, C, L), float(np.median(C / (N * D))))
+        exponents.append(Exponent(1, envelope.size.exponent, _finite_or_none(envelope.size.interval)))
     except ValueError as error:
         missing[1] = str(error)
     try:
@@ -149,8 +149,8 @@ def _describe_disagreement(first: Exponent, second: Exponent) -> str:
         return ""
     parts = [
         f"approach {exponent.approach} ({APPROACH_NAMES[exponent.approach]}) gives N* ~ C^{exponent.a:.3f} "
-        f"[{exponent.interval[0]:.3f}, {exponent.interval[1]:.3f}]"
-        for exponent in (first, second)
+        f"[{low:.3f}, {high:.3f}]"
+        for exponent, (low, high) in ((first, first.interval), (second, second.interval))
     ]
     return f"Approaches disagree: {parts[0]}, {parts[1]} (95 % confidence)."
 

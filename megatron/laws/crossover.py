@@ -67,14 +67,17 @@ def crossover(
     flops_per_param_token: float = 6.0,
 ) -> Crossover:
     """Compute C_crit at each U, its percentiles over pairs of replicates, and the power law through them."""
-    U = np.asarray(U, dtype=float)
+    unique_tokens = np.asarray(U, dtype=float)
     k = flops_per_param_token
-    C = np.array([critical_compute(first, second, unique, k) for unique in U])
+    C = np.array([critical_compute(first, second, u, k) for u in unique_tokens])
     ends = None
     n = min(first.n_replicates(), second.n_replicates(), n_replicates)
     if n:
         replicate_C = np.array(
-            [[critical_compute(first.replicate(i), second.replicate(i), u, k) for u in U] for i in range(n)]
+            [
+                [critical_compute(first.replicate(i), second.replicate(i), u, k) for u in unique_tokens]
+                for i in range(n)
+            ]
         )
         # a replicate without a crossover counts as one above the range of the search
         replicate_C = np.where(np.isnan(replicate_C), np.inf, replicate_C)
@@ -84,8 +87,8 @@ def crossover(
         low, high = np.quantile(replicate_C, [(1 - level) / 2, (1 + level) / 2], axis=0, method="nearest")
         ends = (low, high)
     has_crossover = np.isfinite(C)
-    power = fit_power(U[has_crossover], C[has_crossover]) if has_crossover.sum() > 1 else None
-    return Crossover(U, C, ends, power, _describe_crossover(has_crossover, power))
+    power = fit_power(unique_tokens[has_crossover], C[has_crossover]) if has_crossover.sum() > 1 else None
+    return Crossover(unique_tokens, C, ends, power, _describe_crossover(has_crossover, power))
 
 
 def _describe_crossover(has_crossover: np.ndarray, power: PowerLaw | None) -> str:

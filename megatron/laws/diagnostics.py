@@ -1,6 +1,6 @@
 """Diagnostics of a fitted law: which constants the runs identify, and warnings about design and fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ def diagnose(
     D: np.ndarray,
     U: np.ndarray | None,
     params: Mapping[str, float],
-    replicates: Mapping[str, Sequence[float]],
+    replicates: Mapping[str, np.ndarray],
     fixed: Mapping[str, float],
     lowest_loss: float,
     n_free: int | None = None,
@@ -66,7 +66,8 @@ def diagnose(
 def _check_design(
     form: str, N: np.ndarray, D: np.ndarray, U: np.ndarray | None, n_free: int
 ) -> tuple[dict[str, str], list[str]]:
-    reasons, warnings = {}, []
+    reasons: dict[str, str] = {}
+    warnings: list[str] = []
     names = FORM[form].constants
     size_constants = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in names]
     token_constants = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in names]
@@ -94,7 +95,8 @@ def _is_within_edges(exponent: float) -> bool:
 def _find_vanished_terms(
     N: np.ndarray, D: np.ndarray, params: Mapping[str, float]
 ) -> tuple[dict[str, str], list[str]]:
-    reasons, warnings = {}, []
+    reasons: dict[str, str] = {}
+    warnings: list[str] = []
     loss = chinchilla(params, N, D)
     for name, exponent, x, letter in (("A", "alpha", N, "N"), ("B", "beta", D, "D")):
         if (params[name] * x ** -params[exponent] < NOTHING * loss).all():
@@ -111,7 +113,7 @@ def _find_vanished_terms(
 
 
 def _check_replicates(
-    params: Mapping[str, float], replicates: Mapping[str, Sequence[float]], lowest_loss: float
+    params: Mapping[str, float], replicates: Mapping[str, np.ndarray], lowest_loss: float
 ) -> dict[str, str]:
     reasons = {}
     for name, values in replicates.items():

@@ -52,9 +52,9 @@ class DownstreamCurve:
 
     def score_sd(self, value: ArrayLike) -> np.ndarray:
         """Return the standard deviation of a measured score whose expectation is `value`; broadcasts."""
-        value = np.clip(np.asarray(value, dtype=float), 0.0, 1.0)
+        share = np.clip(np.asarray(value, dtype=float), 0.0, 1.0)
         # the larger of the two: the spread of the fit contains the binomial error of its own scores
-        binomial = value * (1 - value) / self.n_questions if self.n_questions else np.zeros_like(value)
+        binomial = share * (1 - share) / self.n_questions if self.n_questions else np.zeros_like(share)
         return np.sqrt(np.maximum(self.spread**2, binomial))
 
 
@@ -138,6 +138,7 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
     Variable projection: `bent` are the nonlinear constants, (gamma,) or (s, L0), and `linear` solves for the
     others at each. The exponential has its origin at the lowest loss, so that it is of order 1.
     """
+    grid: list[tuple[float, ...]]
     if kind == "error":
         grid = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
     else:

@@ -108,7 +108,7 @@ def fit_envelope(curves: Sequence[Curve], flops_per_param_token: float = 6.0) ->
     # One point per size, at the mean log C of the computes where it is best: the others there have the same N
     # and would only weight the fit by the width of the interval.
     winners = np.unique(N)
-    whole = [size for size in winners if sizes.min() < size < sizes.max()]
+    whole = winners[(sizes.min() < winners) & (winners < sizes.max())]
     # the intervals of the smallest and largest sizes are truncated by the ladder: their middles are biased
     if len(whole) > 1:
         winners = whole

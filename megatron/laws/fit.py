@@ -93,26 +93,25 @@ def fit_law(
     unique = rest[0] if rest else None
     group_indices = None if groups is None else _validate_groups(groups, len(N), n_free)
     is_sampled = weights is None
-    weights = (
+    boot_weights = (
         _draw_weights(len(N), n_bootstrap, seed, group_indices)
-        if is_sampled
+        if weights is None
         else _validate_weights(weights, len(N))
     )
     unit_weights = np.ones(len(N)) if run_weights is None else _validate_weights([run_weights], len(N))[0]
-    weights = weights * unit_weights  # bootstrap weights multiply the weights of the fit
+    boot_weights = boot_weights * unit_weights  # bootstrap weights multiply the weights of the fit
     points, ties = RunPoints.from_columns(N, D, L, unique), tuple(sorted(tied.items()))
     problem = Problem(form, points, huber_delta, residual == "nats", ties)
     if priors:
         problem = _scale_priors(problem, tuple(priors), fixed, group_indices, unit_weights)
         # parametric bootstrap of the priors: each replicate has their means shifted by a standard normal draw
-        prior_shifts = np.random.default_rng([seed, 1]).standard_normal((len(weights), len(priors)))
-        result = _fit_any_form(
-            problem, np.append(unit_weights, np.zeros(len(priors))), np.hstack([weights, prior_shifts]), fixed
-        )
+        prior_shifts = np.random.default_rng([seed, 1]).standard_normal((len(boot_weights), len(priors)))
+        shifted = np.hstack([boot_weights, prior_shifts])
+        result = _fit_any_form(problem, np.append(unit_weights, np.zeros(len(priors))), shifted, fixed)
     elif form == "chinchilla" and residual == "log" and not fixed and not tied:
-        result = _fit_chinchilla(CentredRuns.from_columns(N, D, L), unit_weights, weights, huber_delta)
+        result = _fit_chinchilla(CentredRuns.from_columns(N, D, L), unit_weights, boot_weights, huber_delta)
     else:
-        result = _fit_any_form(problem, unit_weights, weights, fixed)
+        result = _fit_any_form(problem, unit_weights, boot_weights, fixed)
     a, b = optimum_exponents_from(result.params)
     # scatter is of log L, also for a fit in nats, and around the runs alone, without priors
     problem = Problem(form, points, huber_delta, ties=ties)
@@ -243,8 +242,8 @@ def _fit_any_form(
 ) -> _FitResult:
     best = fit_theta(problem, unit_weights, fixed)
     boot = bootstrap_theta(problem, best.phi, weights, fixed) if len(weights) else None
-    params = constants_from_theta(problem.form, best.phi[:1], problem.points)
-    params = {name: float(value[0]) for name, value in params.items()} | fixed
+    fitted = constants_from_theta(problem.form, best.phi[:1], problem.points)
+    params = {name: float(value[0]) for name, value in fitted.items()} | fixed
     replicates = constants_from_theta(problem.form, boot.phi, problem.points) if boot else {}
     objective = float(best.objective[0])
     if problem.priors:  # report the sum over runs, without the terms of the priors
@@ -330,7 +329,7 @@ def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
     return group_indices
 
 
-def _validate_weights(weights: ArrayLike, n_runs: int) -> np.ndarray:
+def _validate_weights(weights: ArrayLike | Sequence[ArrayLike], n_runs: int) -> np.ndarray:
     weights = np.asarray(weights, dtype=float)
     if weights.ndim != 2 or weights.shape[1] != n_runs:
         raise ValueError(

@@ -1,6 +1,8 @@
 """Compute-optimal N and D of a law."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +20,13 @@ class Frontier:
     L: np.ndarray
 
 
+class LossSurface(Protocol):
+    """A law, or a stack of laws."""
+
+    def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = ...) -> np.ndarray:
+        """Return the loss as Law.loss."""
+
+
 def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
     """Return the optimum at C = k N D, k = `flops_per_param_token`, in closed form (Hoffmann et al., eq. 4).
 
@@ -33,7 +42,9 @@ def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0)
     )
 
 
-def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
+def search_frontier(
+    law: LossSurface, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0
+) -> Frontier:
     """Return the optimum at C [n] FLOPs, C = k N D, with U unique tokens ([n] or one), by a search.
 
     A grid of N within a factor of 1e4 of D/N = 20 is refined around its minimum four times; the relative
@@ -100,7 +111,7 @@ def _validate_compute(C: ArrayLike, flops_per_param_token: float) -> np.ndarray:
 
 
 def _solve_frontier(
-    params: dict[str, np.ndarray], product: np.ndarray
+    params: Mapping[str, np.ndarray | np.float64], product: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (N, D, L) with N D = product and alpha A / N^alpha = beta B / D^beta."""
     alpha, beta = params["alpha"], params["beta"]

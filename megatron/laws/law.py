@@ -294,7 +294,7 @@ class Law:
 
 
 def _widen_interval(
-    value: np.ndarray, low: np.ndarray, high: np.ndarray, half: float
+    value: np.ndarray, low: np.ndarray, high: np.ndarray, half: np.ndarray | float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of an interval around `value`, widened by half-width `half` in log L in quadrature."""
     # a percentile interval may exclude `value`: then that side has a width of 0

@@ -68,27 +68,28 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
 
     Raises ValueError for fewer than two different x, or values that are not positive.
     """
-    x, y = np.log(_validate_positive("x", x)), np.log(_validate_positive("y", y))
-    if len(x) != len(y):
-        raise ValueError(f"power law: got {len(x)} x and {len(y)} y, expected as many of each")
-    if len(np.unique(x)) < 2:
-        raise ValueError(f"power law: got {len(np.unique(x))} different x, expected two or more")
-    weights = np.ones_like(x)
+    log_x: np.ndarray = np.log(_validate_positive("x", x))
+    log_y: np.ndarray = np.log(_validate_positive("y", y))
+    if len(log_x) != len(log_y):
+        raise ValueError(f"power law: got {len(log_x)} x and {len(log_y)} y, expected as many of each")
+    if len(np.unique(log_x)) < 2:
+        raise ValueError(f"power law: got {len(np.unique(log_x))} different x, expected two or more")
+    weights = np.ones_like(log_x)
     if log_se is not None:
         errors = np.asarray(log_se, dtype=float)
-        if errors.shape != x.shape or not (np.isfinite(errors) & (errors >= 0)).all():
-            raise ValueError(f"log_se: got {errors}, expected {len(x)} numbers of 0 or more")
+        if errors.shape != log_x.shape or not (np.isfinite(errors) & (errors >= 0)).all():
+            raise ValueError(f"log_se: got {errors}, expected {len(log_x)} numbers of 0 or more")
         # an error of 0 would have an infinite weight
         weights = 1 / np.maximum(errors, 1e-9) ** 2
     total = weights.sum()
     # centring x makes the estimates of the level and of the slope uncorrelated
-    centre, mean_y = float(weights @ x / total), float(weights @ y / total)
-    offset = x - centre
+    centre, mean_y = float(weights @ log_x / total), float(weights @ log_y / total)
+    offset = log_x - centre
     square = float(weights @ offset**2)
-    slope = float(weights @ (offset * (y - mean_y))) / square
-    dof = len(x) - 2
+    slope = float(weights @ (offset * (log_y - mean_y))) / square
+    dof = len(log_x) - 2
     # reduced chi-square: about 1 if the errors explain the scatter, NaN for two points
-    scale = float(weights @ (y - mean_y - slope * offset) ** 2) / dof if dof else float("nan")
+    scale = float(weights @ (log_y - mean_y - slope * offset) ** 2) / dof if dof else float("nan")
     if log_se is not None:
         scale = max(scale, 1.0) if dof else 1.0  # Birge ratio
     covariance = scale * np.diag([1 / total, 1 / square])

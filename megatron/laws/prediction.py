@@ -117,26 +117,25 @@ def predict_optimum(
     _check_level(level)
     k = flops_per_param_token
     # only one law with unique text has a closed form; repetition and stacks are searched
-    has_closed_form = U is None and isinstance(law, Law)
     frontier = (
         optimal_frontier(law, C, k)
-        if has_closed_form
+        if U is None and isinstance(law, Law)
         else search_frontier(law, C, np.inf if U is None else U, k)
     )
     N, D, L = (float(v[0]) for v in (frontier.N, frontier.D, frontier.L))
-    ends: Mapping[str, Any] = {}
-    predictive = None
+    inner: dict[str, Interval] = dict.fromkeys("NDL")
+    predictive: Interval = None
     if isinstance(law, StackedLaw):
-        ends, predictive = _predict_stack_intervals(law, C, U, k, level, text, (N, D))
+        inner, predictive = _predict_stack_intervals(law, C, U, k, level, text, (N, D))
     elif law.replicates:
         law.text_deviation("confidence", text)  # raises for a new text of unknown error
-        ends = {name: (low[0], high[0]) for name, (low, high) in frontier_bands(law, C, level, k, U).items()}
+        bands = frontier_bands(law, C, level, k, U)  # each end is [1], as the frontier
         # noise and error of the text are added in quadrature in log L, so their order has no effect
-        predictive = _to_interval(
-            *law.widen_for_text(L, *law.add_noise(L, *ends["L"], N, D, level), level, "predictive", text)
-        )
-        ends = dict(ends) | {"L": law.widen_for_text(L, *ends["L"], level, "confidence", text)}
-    inner = {name: _to_interval(*ends[name]) if ends else None for name in "NDL"}
+        noisy = law.add_noise(frontier.L, *bands["L"], N, D, level)
+        low, high = law.widen_for_text(frontier.L, *noisy, level, "predictive", text)
+        predictive = _to_interval(low[0], high[0])
+        bands["L"] = law.widen_for_text(frontier.L, *bands["L"], level, "confidence", text)
+        inner = {name: _to_interval(low[0], high[0]) for name, (low, high) in bands.items()}
     point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
     return OptimumPrediction(
         C,
@@ -163,14 +162,15 @@ def _predict_stack_intervals(
     level: float,
     text: str,
     optimum: tuple[float, float],
-) -> tuple[dict[str, Any], Interval]:
+) -> tuple[dict[str, Interval], Interval]:
     """Return (confidence intervals of N, D and L, predictive interval of L) at the optimum of a stack."""
     unique = np.inf if U is None else U
     inner, outer = (
         law.predict(*optimum, unique, level, kind, text)[1:] for kind in ("confidence", "predictive")
     )
-    bands_of = stacked_bands(law, C, level, flops_per_param_token, U)
-    return bands_of | {"L": inner}, _to_interval(*outer)
+    bands = stacked_bands(law, C, level, flops_per_param_token, U)
+    ends = {name: _to_interval(*band) for name, band in bands.items()}
+    return ends | {"L": _to_interval(*inner)}, _to_interval(*outer)
 
 
 def find_outside(law: Law | StackedLaw, point: Mapping[str, float]) -> dict[str, str]:

@@ -58,6 +58,39 @@ class Cut:
         return {form: float(np.sqrt((values**2).mean())) for form, values in self.error.items()}
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """Columns N, D, L, U and groups of n runs, each [n]; U and groups are None where they are not given."""
+
+    N: np.ndarray
+    D: np.ndarray
+    L: np.ndarray
+    U: np.ndarray | None
+    groups: np.ndarray | None
+
+    def select(self, rows: np.ndarray) -> "_Columns":
+        """Return the columns of the runs for which `rows` [n] is true."""
+        U, groups = (None if v is None else v[rows] for v in (self.U, self.groups))
+        return _Columns(self.N[rows], self.D[rows], self.L[rows], U, groups)
+
+    def fit(
+        self, form: str, huber_delta: float, n_bootstrap: int, seed: int, loss_se: ArrayLike | None = None
+    ) -> Law:
+        """Fit a form to the runs; U is omitted unless the form needs it. Raises ValueError as fit_law."""
+        return fit_law(
+            self.N,
+            self.D,
+            self.L,
+            U=self.U if FORM[form].needs_unique else None,
+            groups=self.groups,
+            form=form,
+            loss_se=loss_se,
+            huber_delta=huber_delta,
+            n_bootstrap=n_bootstrap,
+            seed=seed,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class StackedLaw:
     """Laws of several forms and their weights. Saved as stacked_law.json.
@@ -116,7 +149,7 @@ class StackedLaw:
         value = self.loss(N, D, U)
         if not all(law.replicates for law in self.laws.values()):
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
-        flat = [values.ravel() for values in (N, D, U)]
+        flat = (N.ravel(), D.ravel(), U.ravel())
         # 0 within the range of the runs: the mixture is then not widened
         growth = self.growth * self.distance(*flat[:2])
         components = [
@@ -191,8 +224,13 @@ def stack_laws(
     `refused`. Raises ValueError where no form or no part remains, and as fit_law.
     """
     N, D, L = (np.asarray(values, dtype=float).ravel() for values in (N, D, L))
-    columns = {"N": N, "D": D, "L": L, "U": None if U is None else np.asarray(U, dtype=float).ravel()}
-    columns |= {"groups": None if groups is None else np.asarray(groups).ravel()}
+    columns = _Columns(
+        N,
+        D,
+        L,
+        None if U is None else np.asarray(U, dtype=float).ravel(),
+        None if groups is None else np.asarray(groups).ravel(),
+    )
     if forms is None:
         repeats = U is not None and bool((np.asarray(U) < 0.999 * D).any())
         forms = PLAIN_FORMS + (REPETITION_FORMS if repeats else ())
@@ -200,14 +238,7 @@ def stack_laws(
     laws, refused = {}, {}
     for form in forms:
         try:
-            laws[form] = fit_law(
-                **_columns_for_form(columns, form),
-                form=form,
-                loss_se=loss_se,
-                huber_delta=huber_delta,
-                n_bootstrap=n_bootstrap,
-                seed=seed,
-            )
+            laws[form] = columns.fit(form, huber_delta, n_bootstrap, seed, loss_se)
         except ValueError as error:
             refused[form] = str(error)
     cuts = _fit_without_largest(columns, list(laws), shares, huber_delta, seed, refused)
@@ -240,13 +271,8 @@ def _check_forms(forms: Sequence[str], shares: Sequence[float]) -> None:
         raise ValueError(f"shares: got {list(shares)}, expected numbers between 0 and 1")
 
 
-def _columns_for_form(columns: Mapping[str, np.ndarray | None], form: str) -> dict[str, np.ndarray | None]:
-    """Return the columns on which a form is fitted; U is None for a form without repetition."""
-    return columns if FORM[form].needs_unique else dict(columns) | {"U": None}
-
-
 def _fit_without_largest(
-    columns: Mapping[str, np.ndarray | None],
+    columns: _Columns,
     forms: Sequence[str],
     shares: Sequence[float],
     huber_delta: float,
@@ -257,39 +283,26 @@ def _fit_without_largest(
 
     A form that fails for any part is added to `refused`.
     """
-    n_runs = len(columns["N"])
+    n_runs = len(columns.N)
     # 12 runs: the shares give 1, 2, 4 and 5 runs, so sizes = [2, 4, 5]; 100 runs: [10, 20, 30, 40]
     sizes = sorted({max(MIN_LEFT_OUT, round(share * n_runs)) for share in shares})
     cuts = []
     for size in (size for size in sizes if size < n_runs):
-        is_out = select_largest(columns["N"], columns["D"], size)
-        inner, outer = (
-            {name: None if v is None else v[rows] for name, v in columns.items()}
-            for rows in (~is_out, is_out)
-        )
-        compute = inner["N"] * inner["D"]
+        is_out = select_largest(columns.N, columns.D, size)
+        inner, outer = columns.select(~is_out), columns.select(is_out)
         # 0 or more, since `outer` contains the runs of most compute
-        distance = np.log(outer["N"] * outer["D"] / compute.max())
+        distance = np.log(outer.N * outer.D / (inner.N * inner.D).max())
         errors, variances = {}, {}
         for form in (form for form in forms if form not in refused):
             try:
-                law = fit_law(
-                    **_columns_for_form(inner, form),
-                    form=form,
-                    huber_delta=huber_delta,
-                    n_bootstrap=CUT_REPLICATES,
-                    seed=seed,
-                )
+                law = inner.fit(form, huber_delta, CUT_REPLICATES, seed)
             except ValueError as error:
                 refused[form] = f"without the {size} largest runs: {error}"
                 continue
-            unique = np.inf if outer["U"] is None else outer["U"]
-            at = (outer["N"], outer["D"], unique)
-            errors[form] = np.log(outer["L"] / law.loss(*at))
+            at = (outer.N, outer.D, np.inf if outer.U is None else outer.U)
+            errors[form] = np.log(outer.L / law.loss(*at))
             # variance of the law (over replicates) plus variance of a single run
-            variances[form] = (
-                np.log(law.losses(*at)).var(axis=0) + law.noise_at(outer["N"], outer["D"])[0] ** 2
-            )
+            variances[form] = np.log(law.losses(*at)).var(axis=0) + law.noise_at(outer.N, outer.D)[0] ** 2
         cuts.append(Cut(size / n_runs, size, distance, errors, variances))
     return cuts
 
@@ -315,9 +328,10 @@ def _estimate_growth(cuts: Sequence[Cut], weights: Mapping[str, float]) -> float
     # smaller errors adds 0 to the sum, not a negative value.
     beyond = far = 0.0
     for cut in cuts:
-        error = sum(weight * cut.error[form] for form, weight in weights.items())
-        between = sum(weight * (cut.error[form] - error) ** 2 for form, weight in weights.items())
-        within = sum(weight * cut.variance[form] for form, weight in weights.items())
+        zeros = np.zeros_like(cut.distance)
+        error = sum((weight * cut.error[form] for form, weight in weights.items()), zeros)
+        between = sum((weight * (cut.error[form] - error) ** 2 for form, weight in weights.items()), zeros)
+        within = sum((weight * cut.variance[form] for form, weight in weights.items()), zeros)
         square = float((cut.distance**2).mean())
         if square > MIN_DISTANCE**2:
             beyond += max(float((error**2 - between - within).mean()), 0.0)
@@ -358,7 +372,7 @@ def stacked_bands(
     # weighted quantiles: cumulative weights of the sorted values
     order = np.argsort(values)
     below = np.cumsum(np.array(shares)[order])
-    places = [np.searchsorted(below, share) for share in ((1 - level) / 2, (1 + level) / 2)]
+    places = [int(np.searchsorted(below, share)) for share in ((1 - level) / 2, (1 + level) / 2)]
     # the sum of all weights may round to less than a share near 1: `min` keeps the index in range
     low, high = (float(np.exp(values[order[min(place, len(order) - 1)]])) for place in places)
     product = C / flops_per_param_token  # N D, so the largest N has the smallest D

@@ -185,7 +185,7 @@ def smooth_losses(values: np.ndarray, window: int) -> np.ndarray:
 class Ado:
     """Adaptive Data Optimization over K domains."""
 
-    def __init__(self, prior: Sequence[float], config: AdoConfig | None = None) -> None:
+    def __init__(self, prior: Sequence[float] | np.ndarray, config: AdoConfig | None = None) -> None:
         """`prior`: the natural shares of the domains, float64 [K]; a domain with prior 0 keeps weight 0."""
         self.config = config or AdoConfig()
         self.prior = np.asarray(prior, dtype=np.float64) / np.sum(prior)
@@ -265,7 +265,7 @@ class Ado:
 class LossProportional:
     """Weights in proportion to prior times the smoothed loss of each domain."""
 
-    def __init__(self, prior: Sequence[float], smoothing: float = 0.1) -> None:
+    def __init__(self, prior: Sequence[float] | np.ndarray, smoothing: float = 0.1) -> None:
         self.prior = np.asarray(prior, dtype=np.float64) / np.sum(prior)
         self.smoothing = smoothing
         self.losses = np.full(len(self.prior), np.nan)

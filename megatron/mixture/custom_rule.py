@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -31,11 +32,12 @@ def make_rule(name: str, weights: np.ndarray, where: str) -> WeightRule:
     if module not in sys.modules:
         _check_source(module, class_name, place)
     try:
-        rule_class = getattr(importlib.import_module(module), class_name)
+        rule_class: Callable[[np.ndarray], WeightRule] = getattr(importlib.import_module(module), class_name)
     except Exception as error:  # importing a module may raise anything
         raise ValueError(f"{place} cannot be imported ({error}). Add its folder to PYTHONPATH.") from error
     missing = [method for method in METHODS if not callable(getattr(rule_class, method, None))]
-    if not inspect.isclass(rule_class) or missing:
+    is_class = inspect.isclass(rule_class)
+    if not is_class or missing:
         raise ValueError(
             f"{place}: got {rule_class!r}, expected a class with {', '.join(METHODS)}. Implement them."
         )

@@ -43,9 +43,9 @@ class DomainWeights(Protocol):
 class ConstantWeights:
     """The same weights for all chunks."""
 
-    known_to = None
+    known_to: int | None = None
 
-    def __init__(self, weights: Sequence[float]) -> None:
+    def __init__(self, weights: Sequence[float] | np.ndarray) -> None:
         self.weights = np.asarray(weights, dtype=np.float64)
 
     def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
@@ -57,7 +57,7 @@ class Distributor:
     """The chunks of a mixture over domains that hold `n_units` units each."""
 
     def __init__(
-        self, n_units: Sequence[int], names: Sequence[str], weights: DomainWeights,
+        self, n_units: Sequence[int] | np.ndarray, names: Sequence[str], weights: DomainWeights,
         chunk_size: int, seed: int, dry: str = "repeat", shuffle: bool = True,
     ) -> None:  # fmt: skip
         """Create the distributor.

@@ -118,9 +118,10 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
         prefixes = [_tokenize_file(file, spec, folder, quiet, samples.get(file.id)) for file in result.files]
         tokenizer = _check_tokenizer(prefixes)
         # changes with the documents, the specification, or the tokenizer
-        sums = [result.compute_identity(), spec.compute_sha256(), tokenizer.get("sha256")]
+        documents_identity = result.compute_identity()
+        sums = [documents_identity, spec.compute_sha256(), tokenizer.get("sha256")]
         identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
-        if not _is_prepared(path, identity, sums[0]):
+        if not _is_prepared(path, identity, documents_identity):
             tokens = count_domain_tokens(result, prefixes)
             weights = compute_first_weights(spec, result, tokens)
             resolved = {

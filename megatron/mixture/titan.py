@@ -118,11 +118,11 @@ def _make_loader_class() -> type:
     """Return `TitanLoader` as a dataloader class of torchtitan, whose import takes seconds."""
     from torchtitan.components.dataloader import BaseDataLoader
 
-    class MixtureLoader(TitanLoader, BaseDataLoader):
+    class MixtureLoader(TitanLoader, BaseDataLoader):  # type: ignore[misc]  # torchtitan has no types
         """Built by `Config.build`, as the trainer does."""
 
         @dataclass(kw_only=True, slots=True)
-        class Config(BaseDataLoader.Config):
+        class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
             """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
 
             dataset: str = "mixture"
@@ -154,6 +154,6 @@ def titan_config(mixture: str | Path, global_batch_size: int | None = None, seed
 
     Raises ImportError without torchtitan.
     """
-    return _make_loader_class().Config(  # type: ignore[attr-defined]
+    return _make_loader_class().Config(  # type: ignore[attr-defined]  # made at run time
         dataset_path=str(mixture), global_batch_size=global_batch_size, seed=seed
     )

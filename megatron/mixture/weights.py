@@ -134,7 +134,7 @@ def _parse_level(
 class WeightSchedule:
     """Weights that change at given chunks, at once or linearly from one to the next."""
 
-    known_to = None
+    known_to: int | None = None
 
     def __init__(self, chunks: Sequence[int], weights: Sequence[np.ndarray], linear: bool = False) -> None:
         """Raises ValueError unless the chunks begin at 0 and increase."""

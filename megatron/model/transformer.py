@@ -263,7 +263,7 @@ class Gpt(nn.Module):
         self.unembedding: nn.Linear | None = head
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> Tensor:
         """Weight of the head [V, D]: that of the embedding if they are tied."""
         return self.embedding.weight if self.unembedding is None else self.unembedding.weight
 
@@ -344,6 +344,16 @@ class Gpt(nn.Module):
         """Return logits over the rows of the embedding: [..., D] -> [..., V]."""
         return F.linear(hidden, self.head_weight)
 
-    def forward(self, tokens: Tensor, causal: bool, **model_kwargs: Tensor) -> Tensor:
-        """Map tokens int64 [B, S] to logits [B, S, V]; `model_kwargs` as for `hidden_states`."""
-        return self.compute_logits(self.hidden_states(tokens, causal, **model_kwargs))
+    def forward(
+        self,
+        tokens: Tensor,
+        causal: bool,
+        *,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Tensor:
+        """Map tokens int64 [B, S] to logits [B, S, V]; arguments as for `hidden_states`."""
+        return self.compute_logits(
+            self.hidden_states(tokens, causal, positions=positions, visible=visible, dropout_key=dropout_key)
+        )

@@ -5,10 +5,9 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from megatron.objective.sample_noise import Purpose, draw_dropout_keys, draw_uniform, make_generator
-from megatron.objective.task import Task
+from megatron.objective.task import ModelKwargs, Task
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Autoregressive:
 
     def corrupt(self, tokens: np.ndarray, numbers: np.ndarray, draw: int | None = None) -> Task:
         """Build the task of tokens int64 [B, S + 1]: S predictions per sample."""
-        model_kwargs: dict[str, Tensor] = {}
+        model_kwargs: ModelKwargs = {}
         if draw is None and self.orders > 1:
             orders = build_orders(self.seed, self.orders, tokens.shape[1], self.order_kind, self.order_noise)
             order = draw_sample_orders(self.seed, numbers, orders)

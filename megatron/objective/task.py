@@ -2,13 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypedDict, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy, linear_nll
+from megatron.kernels.linear_cross_entropy import linear_cross_entropy, linear_nll
+from megatron.kernels.softmax_nll import VocabularyShard
+
+
+class ModelKwargs(TypedDict, total=False):
+    """Keyword arguments of Gpt.hidden_states that depend on the task; absent: their defaults."""
+
+    positions: Tensor
+    visible: Tensor
+    dropout_key: Tensor
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Task:
     targets: Tensor
     scale: Tensor | None
     count: int
-    model_kwargs: dict[str, Tensor] = field(default_factory=dict)
+    model_kwargs: ModelKwargs = field(default_factory=ModelKwargs)
 
     def to(self, device: torch.device) -> "Task":
         """Return the task on a device."""
@@ -42,13 +51,14 @@ class Task:
         return self._map_tensors(Tensor.pin_memory)
 
     def _map_tensors(self, move: Callable[[Tensor], Tensor]) -> "Task":
+        named = cast(dict[str, Tensor], self.model_kwargs)
         return replace(
             self,
             inputs=move(self.inputs),
             positions=None if self.positions is None else move(self.positions),
             targets=move(self.targets),
             scale=None if self.scale is None else move(self.scale),
-            model_kwargs={name: move(tensor) for name, tensor in self.model_kwargs.items()},
+            model_kwargs=cast(ModelKwargs, {name: move(tensor) for name, tensor in named.items()}),
         )
 
     def slice_positions(self, begin: int, end: int) -> "Task":
@@ -83,9 +93,20 @@ class Objective(Protocol):
     `corrupt` is a pure function of its arguments.
     """
 
-    name: str
-    causal: bool
-    exact: bool  # False: the loss is a Monte Carlo estimate of a bound, and scoring averages several draws
+    @property
+    def name(self) -> str:
+        """Value of objective.name in the configuration."""
+        ...
+
+    @property
+    def causal(self) -> bool:
+        """True: position p attends to positions 0..p only."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """False: the loss is a Monte Carlo estimate of a bound, and scoring averages several draws."""
+        ...
 
     def corrupt(self, tokens: np.ndarray, numbers: np.ndarray, draw: int | None = None) -> Task:
         """Build the task of tokens int64 [B, S + 1] with sample numbers [B].

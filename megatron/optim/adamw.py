@@ -74,11 +74,11 @@ def build_adamw(
     installed.
     """
     groups = build_parameter_groups(parameters, config, shape)
-    common = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
+    betas = config.beta1, config.beta2
     optimizer = (
-        _build_apex(groups, common)
+        _build_apex(groups, config)
         if config.kernel == "apex"
-        else torch.optim.AdamW(groups, **common, fused=True)
+        else torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
     )
     _fill_state(optimizer)
     return optimizer
@@ -133,7 +133,7 @@ def _fill_state(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
         optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
 
 
-def _build_apex(groups: list[dict], common: dict) -> torch.optim.Optimizer:
+def _build_apex(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     try:
         from apex.optimizers import FusedAdam
     except ImportError as error:
@@ -141,7 +141,8 @@ def _build_apex(groups: list[dict], common: dict) -> torch.optim.Optimizer:
             "optim.kernel: apex is not installed. Build it from https://github.com/NVIDIA/apex "
             "(`pip install apex` is a different package), or set optim.kernel=torch."
         ) from error
-    return FusedAdam(groups, **common, adam_w_mode=True)
+    betas = config.beta1, config.beta2
+    return FusedAdam(groups, lr=config.lr, betas=betas, eps=config.eps, adam_w_mode=True)
 
 
 def step_optimizer(

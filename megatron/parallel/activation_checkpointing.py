@@ -22,13 +22,13 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
     """Make each block, in place, save its input only (`full`) or also SAVED_OPERATORS (`selective`)."""
     if mode == "none":
         return
-    contexts = {}
+    recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if mode == "selective":
-        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)}
+        recompute = partial(
+            recompute, context_fn=partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
+        )
     for block in blocks:
         # `forward` is replaced instead of the module, so that the parameters keep their names. Only the
         # variant without reentrant autograd accepts keyword arguments and a context_fn.
         # the forward draws no random numbers (dropout is keyed by sample): no generator state to restore
-        block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **contexts
-        )
+        block.forward = partial(recompute, block.forward)

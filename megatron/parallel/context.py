@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from megatron.model.transformer import Gpt
+from megatron.model.transformer import Block, Gpt
 from megatron.parallel.ring import RingAttention
 
 
@@ -18,6 +18,7 @@ def apply_context_parallel(model: Gpt, group: ProcessGroup, method: str) -> None
     method: `ring` for ring attention, otherwise an all-to-all of heads (Ulysses).
     """
     for block in model.blocks:
+        assert isinstance(block, Block)
         local_attention = block.attention.core_attention
         block.attention.core_attention = (
             RingAttention(group) if method == "ring" else UlyssesAttention(group, local_attention)
@@ -36,6 +37,9 @@ class _AllToAll(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # the exchange permutes elements between ranks; the transpose of a permutation is its inverse
         return _exchange_heads(grads[0], ctx.group, not ctx.to_heads), None, None
+
+
+_all_to_all: Callable[[Tensor, ProcessGroup, bool], Tensor] = _AllToAll.apply
 
 
 def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
@@ -59,10 +63,10 @@ class UlyssesAttention(nn.Module):
         super().__init__()
         self.group, self.local_attention = group, local_attention
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # without annotations in torch
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         assert mask is None, "the layout check refuses options that need a mask"
         # one all-to-all for the three tensors, concatenated along the batch
         # k and v have as many heads as q here: Attention has repeated shared ones
-        q, k, v = _AllToAll.apply(torch.cat([q, k, v]), self.group, True).chunk(3)
-        return _AllToAll.apply(self.local_attention(q, k, v, causal), self.group, False)
+        q, k, v = _all_to_all(torch.cat([q, k, v]), self.group, True).chunk(3)
+        return _all_to_all(self.local_attention(q, k, v, causal), self.group, False)

@@ -4,11 +4,15 @@ Importing torch's DTensor takes half a second, so a run on one rank avoids it.
 """
 
 import sys
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_dtensor(tensor: Tensor | None) -> bool:
+
+def is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
     """Return whether `tensor` is a DTensor. None exists before torch's module has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -25,5 +29,7 @@ def match_placements(parameter: nn.Parameter) -> None:
     Under sequence parallelism the gradients of norms have placement Partial: they still need to be summed.
     """
     grad = parameter.grad
-    if is_dtensor(grad) and grad.placements != parameter.placements:
-        parameter.grad = grad.redistribute(placements=parameter.placements)
+    if is_dtensor(grad):
+        assert is_dtensor(parameter), "the gradient of a plain weight is a plain tensor"
+        if grad.placements != parameter.placements:
+            parameter.grad = grad.redistribute(placements=parameter.placements)

@@ -6,7 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 
 def shard_model(
@@ -30,9 +36,7 @@ def shard_model(
     A 2-D mesh shards along its last axis and replicates along the first. zero0 uses a last axis of size 1:
     replication only.
     """
-    offload = (
-        {"offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")} if cpu_offload else {}
-    )
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
@@ -42,11 +46,15 @@ def shard_model(
     for block in blocks:
         reshard_after_forward = stage.startswith("zero3")
         fully_shard(
-            block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward, **offload
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard_after_forward,
+            offload_policy=offload,
         )
     # The root group holds the embedding, which is also the head: it is used first and last in the forward, so
     # resharding in between would only add a second gather.
-    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, **offload)
+    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
 
 
 def find_gradient_divisor(mesh: DeviceMesh) -> int:
@@ -77,8 +85,9 @@ def find_gradient_divisor(mesh: DeviceMesh) -> int:
     return mesh.size() // int(share)
 
 
-def prepare_microbatch(root: FSDPModule, stage: str, last: bool) -> None:
+def prepare_microbatch(root: nn.Module, stage: str, last: bool) -> None:
     """Set what the next backward reduces and reshards, depending on the stage; see `shard_model`."""
+    assert isinstance(root, FSDPModule), "`shard_model` has made it one"
     keeps_gradients = stage in ("zero0", "zero1")
     # zero1 accumulates full gradients over microbatches and reduces once; zero2 and zero3 reduce each time
     root.set_requires_gradient_sync(last or not keeps_gradients)

@@ -34,7 +34,7 @@ if not hasattr(schedules, "_wait_batch_p2p"):
     # Schedules of torch 2.7 keep only the last handle of a batched exchange. With NCCL one handle stands for
     # the whole batch. With gloo every send has a handle of its own, and one that is garbage collected is
     # never sent: the ranks then deadlock. `_Exchange` keeps all handles alive until they are waited for.
-    schedules._batch_p2p = _start_exchange
+    schedules._batch_p2p = _start_exchange  # type: ignore[assignment]  # types of torch 2.13, not 2.7
 
 
 class Stage(nn.Module):
@@ -134,14 +134,13 @@ class Pipeline:
             )
             for index, stage in self.stages.items()
         ]
-        # scale_grads=False: the loss is already divided by all tokens, not by the number of microbatches
-        settings = {"n_microbatches": n_microbatches, "loss_fn": microbatch_loss, "scale_grads": False}
         # 1F1B: a stage starts the backward of a microbatch as soon as it can, so at most p microbatches have
         # their activations in memory. With m microbatches a rank is idle for (p - 1) / (m + p - 1) of the
         # time, and with v stages per rank the idle part is divided by about v.
+        # scale_grads=False: the loss is already divided by all tokens, not by the number of microbatches
         if len(stages) == 1:
-            return Schedule1F1B(stages[0], **settings)
-        return ScheduleInterleaved1F1B(stages, **settings)
+            return Schedule1F1B(stages[0], n_microbatches, microbatch_loss, scale_grads=False)
+        return ScheduleInterleaved1F1B([*stages], n_microbatches, microbatch_loss, scale_grads=False)
 
     def _empty_hidden_states(self, tokens: Tensor, stage: Stage, all_positions: bool = False) -> Tensor:
         """Return an empty tensor with the shape of the hidden states between stages.

@@ -1,5 +1,6 @@
 """Ring attention: positions are split, keys and values pass a ring (Liu et al., arXiv 2310.01889)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ class RingAttention(nn.Module):
         super().__init__()
         self.group = group
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # without annotations in torch
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         assert mask is None, "the layout check refuses options that need a mask"
-        return _RingAttentionFunction.apply(q, k, v, self.group, causal)
+        return _ring_attention(q, k, v, self.group, causal)
 
 
 class _RingAttentionFunction(torch.autograd.Function):
@@ -44,13 +45,14 @@ class _RingAttentionFunction(torch.autograd.Function):
         # from then on, so `lse - total_lse` is never -Inf - -Inf = NaN.
         lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
         # one message per hop for both
-        kv, rest = torch.stack([k, v]), ()
+        kv = torch.stack([k, v])
+        rest: tuple[object, ...] = ()
         for hop in range(n):
             # rank 1 of 4 computes the keys of ranks 1, 0, 3, 2; in causal attention only those of 1 and 0
             source = (rank - hop) % n  # rank whose keys are on this rank at this hop
             # causal: keys of later ranks are masked entirely, those of the same rank along the diagonal
             if not causal or source <= rank:
-                block, block_lse, rest = _attend_block(q, *kv, causal and source == rank)
+                block, block_lse, rest = _attend_block(q, kv[0], kv[1], causal and source == rank)
                 # online softmax: both factors are <= 1, so the merge cannot overflow; in float32 throughout
                 total_lse = torch.logaddexp(lse, block_lse)
                 out = (
@@ -83,7 +85,7 @@ class _RingAttentionFunction(torch.autograd.Function):
                 # P (dP - rowsum(dO O)) needs the merged o only. The gradients of the blocks therefore add up
                 # without a correction.
                 block_grad_q, *block_grad_kv = _block_backward(
-                    grad, q, *kv, out, lse, is_diagonal, ctx.beside
+                    grad, q, kv[0], kv[1], out, lse, is_diagonal, ctx.beside
                 )
                 grad_q += block_grad_q
                 grad_kv += torch.stack(block_grad_kv)
@@ -91,6 +93,9 @@ class _RingAttentionFunction(torch.autograd.Function):
                 kv = _send_to_next_rank(kv, ctx.group)
             grad_kv = _send_to_next_rank(grad_kv, ctx.group)  # after n hops back on their own rank
         return grad_q.to(q.dtype), *grad_kv.to(k.dtype), None, None
+
+
+_ring_attention: Callable[[Tensor, Tensor, Tensor, ProcessGroup, bool], Tensor] = _RingAttentionFunction.apply
 
 
 def _send_to_next_rank(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -108,7 +113,7 @@ def _send_to_next_rank(x: Tensor, group: ProcessGroup) -> Tensor:
     return incoming
 
 
-def _attend_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple]:
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple[object, ...]]:
     """Return (attention over these keys [B, H, S, K], log-sum-exp of the scores [B, H, S], rest).
 
     `rest` holds further arguments of the GPU backward: cumulative lengths of variable-length samples, maximum
@@ -124,7 +129,14 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
 
 
 def _block_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, rest: tuple
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    rest: tuple[object, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of q, k and v through these keys.
 

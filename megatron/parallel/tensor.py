@@ -4,11 +4,12 @@ Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv 22
 """
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -20,7 +21,7 @@ from megatron.model.transformer import Gpt
 POSITIONS = Shard(1)  # of [B, S, D]
 
 
-def _build_block_plan() -> dict[str, nn.Module]:
+def _build_block_plan() -> dict[str, ParallelStyle]:
     """Return the plan of a block: heads and feed-forward are split; in between, positions are split."""
     # Two all-gathers and two reduce-scatters per forward of a block: positions -> all (before the
     # projections), and partial sums of all -> positions (after `out` and `down`).

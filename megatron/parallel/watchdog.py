@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from megatron.log import get_logger
 from megatron.rank_env import Ranks
@@ -100,7 +100,8 @@ class Watchdog:
         # a store can survive the restart of an elastic launcher: earlier beats have another prefix
         self.prefix = f"megatron/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self.number, self.warned_at = 0, -1
-        self.n_waits, self.store = 0, None
+        self.n_waits = 0
+        self.store: Store | None = None
         self.beat_at, self.suspended_s = time.monotonic(), 0.0
         self.resumed_at = 0.0
         self.stop_event = threading.Event()
@@ -187,18 +188,20 @@ class Watchdog:
             STORE_TIMEOUT_S, lambda: self._connect_store().set(f"left/{self.ranks.rank}", reason)
         )
 
-    def _connect_store(self) -> dist.Store:
+    def _connect_store(self) -> Store:
         # a connection per use: a call that blocks on the store does not delay the heartbeats
         # a TCPStore client runs one operation at a time, so a `get` that waits would block a `set`
-        address = self.ranks.address, self.ranks.port
-        socket.create_connection(address, STORE_TIMEOUT_S).close()  # fails fast; TCPStore would retry
-        store = dist.TCPStore(
-            *address,
+        host, port = self.ranks.address, self.ranks.port
+        assert host is not None and port is not None, "a run of several ranks has an address"
+        socket.create_connection((host, port), STORE_TIMEOUT_S).close()  # fails fast; TCPStore would retry
+        store = TCPStore(
+            host,
+            port,
             is_master=False,
             wait_for_workers=False,
             timeout=timedelta(seconds=STORE_TIMEOUT_S),
         )
-        return dist.PrefixStore(self.prefix, store)
+        return PrefixStore(self.prefix, store)
 
     def _send_beats(self) -> None:
         try:
@@ -274,7 +277,7 @@ class Watchdog:
             log.debug("watchdog: %s", error)
             return None
 
-    def _compare_beats(self, store: dist.Store) -> "LostRanks":
+    def _compare_beats(self, store: Store) -> "LostRanks":
         """Read the beats twice, 2.5 intervals apart, and classify the ranks; see the module docstring."""
         # a beat number that does not change within 2.5 intervals means that the rank is silent
         first = self._read_beats(store)
@@ -297,7 +300,7 @@ class Watchdog:
         behind = [rank for rank, count in counts.items() if count < furthest]
         return LostRanks([rank for rank, why in left.items() if why == b"error"], silent, behind, beats)
 
-    def _read_beats(self, store: dist.Store) -> dict[int, Beat]:
+    def _read_beats(self, store: Store) -> dict[int, Beat]:
         """Return the last beat of each rank that has sent one."""
         keys = [f"beat/{rank}" for rank in range(self.ranks.n_ranks)]
         present = [rank for rank, key in enumerate(keys) if store.check([key])]

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
 
 from megatron.config.parallelism import ParallelLayout, RankCoordinate, build_layout
@@ -178,7 +179,7 @@ def backend_for(device: torch.device) -> str:
 def ensure_group(world: World) -> None:
     """Create a process group of one rank if there is none: DeepSpeed and FSDP require one."""
     if not dist.is_initialized():
-        dist.init_process_group(backend_for(world.device), store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend_for(world.device), store=HashStore(), rank=0, world_size=1)
 
 
 def device_index(local_rank: int, n_visible: int) -> int:

@@ -43,7 +43,9 @@ def read_resolved(path: str | Path) -> ResolvedMixture:
     if record is None:
         raise FileNotFoundError(f"{resolved_path}: no such file. Run tools/prepare_mixture.py {path} first.")
     try:
-        as_tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        as_tuples: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+        }
         return ResolvedMixture(**as_tuples)
     except TypeError as error:
         raise ValueError(

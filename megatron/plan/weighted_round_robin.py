@@ -46,7 +46,7 @@ class WeightedRoundRobin:
         self._denominator = lcm(*(weight.denominator for weight in self.weights))
         # weight = numerator / denominator
         self._numerators = [int(weight * self._denominator) for weight in self.weights]
-        self._cache: dict[int, tuple[array, array]] = {}
+        self._cache: dict[int, tuple[array[int], array[int]]] = {}
 
     def locate_slot(self, i: int) -> tuple[int, int]:
         """Return (source, number of its earlier slots) of slot i."""
@@ -65,7 +65,7 @@ class WeightedRoundRobin:
             counts = [count + sources.count(k) for k, count in enumerate(counts)]
         return counts
 
-    def get_block(self, number: int) -> tuple[array, array]:
+    def get_block(self, number: int) -> "tuple[array[int], array[int]]":
         """Return (source, number of its earlier slots) of each slot of a block: two int64 arrays."""
         block = self._cache.get(number)
         if block is None:
@@ -75,7 +75,7 @@ class WeightedRoundRobin:
             self._cache[number] = block
         return block
 
-    def _schedule_block(self, number: int) -> tuple[array, array]:
+    def _schedule_block(self, number: int) -> "tuple[array[int], array[int]]":
         """Schedule a block by earliest deadline first, from the counts at its start to those at its end.
 
         Slot j of source k is released at position floor(j / w_k), and its deadline is ceil((j + 1) / w_k).

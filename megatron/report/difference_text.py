@@ -55,6 +55,7 @@ def describe_difference(difference: Difference) -> str:
     size = f"{format_digits(nats, 2)} nats ({format_digits(percent, 2)} %)"
     if difference.interval is None:
         return f"Not decided: {difference.a} has the {side} held-out loss by {size}. {difference.reason}"
+    assert difference.dof is not None, "interval and dof are set together"
     inside = format_interval(difference.interval, lambda end: format_digits(end, 2))
     corrected = (
         f", corrected for {difference.n_comparisons} comparisons" if difference.n_comparisons > 1 else ""

@@ -50,9 +50,10 @@ def find_optimum(law: ComputeLaw, C: float) -> Optimum | None:
 
 def list_answers(study: Study) -> list[tuple[float, Optimum]]:
     """Return (multiple of the largest fitted budget, optimum) of each answer; empty without an answer."""
-    if not has_answer(study):
+    law = study.compute_law
+    if law is None or not has_answer(study):
         return []
-    optima = [(times, find_optimum(study.compute_law, times * study.compute_law.C[1])) for times in FACTORS]
+    optima = [(times, find_optimum(law, times * law.C[1])) for times in FACTORS]
     return [(times, at) for times, at in optima if at is not None]
 
 
@@ -85,8 +86,10 @@ def list_frontier_doubts(study: Study) -> list[str]:
 
 def list_frontier_cautions(study: Study) -> list[str]:
     """Return caveats about the answer, one sentence each."""
-    law, words = study.compute_law, []
-    test = law.lack_of_fit
+    law = study.compute_law
+    if law is None:
+        return []
+    words, test = [], law.lack_of_fit
     if not test.get("passes", True):
         words.append(
             f"The form of the frontier {describe_frontier_misfit(law)}. Its intervals include that misfit "
@@ -126,7 +129,7 @@ def describe_frontier_misfit(law: ComputeLaw) -> str:
 def suggest_frontier_runs(study: Study) -> str:
     """Return a sentence with the runs that would help to identify the frontier; empty if there are none."""
     law, rows = study.compute_law, select_frontier_points(study)
-    runs = choose_runs_to_add(law, rows)
+    runs = choose_runs_to_add(law, rows) if law is not None else []
     if not runs:
         return ""
     N, D = (np.array(values) for values in zip(*runs, strict=True))

@@ -1,6 +1,6 @@
 """Content of a report page as plain text and numbers, which the templates turn into HTML."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from megatron.laws.compute_law import Optimum
@@ -20,7 +20,8 @@ from megatron.study.format import (
     format_loss,
     format_plural,
 )
-from megatron.study.table import STUDY, Row
+from megatron.study.ladder import STUDY
+from megatron.study.table import Row
 
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}
 
@@ -63,10 +64,9 @@ def collect_blind(study: Study) -> dict[str, Any]:
 
 def collect_answer(study: Study) -> dict[str, Any]:
     """Return the best N, D and loss at the next budgets; {} without an answer."""
-    answers = frontier_text.list_answers(study)
-    if not answers:
+    law, answers = study.compute_law, frontier_text.list_answers(study)
+    if law is None or not answers:
         return {}
-    law = study.compute_law
     # the lead is the answer at NEXT_FACTOR; the last one if that optimum overflows
     chosen = next((at for times, at in answers if times == frontier_text.NEXT_FACTOR), answers[-1][1])
     fitted = f"{format_plural(law.n_runs, 'run')} of {format_plural(law.n_budgets, 'budget')}"
@@ -145,11 +145,11 @@ def list_tiles(study: Study) -> list[tuple[str, str]]:
 
 def _list_law_tiles(study: Study) -> list[tuple[str, str]]:
     """Return a tile with the growth of the compute-optimal size, or one that states that it is unknown."""
-    law = study.law
-    if frontier_text.has_answer(study):
-        frontier = study.compute_law
+    law, frontier = study.law, study.compute_law
+    ends: Sequence[float] | None
+    if frontier is not None and frontier_text.has_answer(study):
         value, ends = frontier.params["size_exponent"], frontier.interval("size_exponent")
-    elif study.compute_law is not None and (law is None or not verdict.is_sound(law)):
+    elif frontier is not None and (law is None or not verdict.is_sound(law)):
         return [("no law", "but a frontier that these runs do not identify")]
     elif law is None:
         return []

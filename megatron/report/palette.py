@@ -8,7 +8,7 @@ print and without colour vision. Each theme uses the part of the ramp that contr
 Unordered categories (objectives) differ by dash and symbol, never by colour alone.
 """
 
-RAMPS = {  # light theme: dark to medium; dark theme: medium to light
+RAMPS: dict[str, dict[str, tuple[str, ...]]] = {  # light theme: dark to medium; dark theme: medium to light
     "size": {
         "light": ("#1b0a8c", "#6a00a8", "#b12a90", "#d9512f", "#b57a00"),
         "dark": ("#9a6cff", "#d65fc4", "#f2727a", "#fba05a", "#f5e05a"),

@@ -194,9 +194,9 @@ def read_curve(run_dir: Path) -> LossCurve:
     """Return the curve of one run, empty if it has logged nothing. Losses that are NaN or Inf are omitted."""
     points: dict[str, list[tuple[float, float]]] = {"train": [], "validation": []}
     for record in read_valid_metrics(run_dir):
-        pair = (record.get("tokens"), record.get("loss"))
-        if record["kind"] in points and all(isinstance(x, int | float) and np.isfinite(x) for x in pair):
-            points[record["kind"]].append(pair)
+        values = (record.get("tokens"), record.get("loss"))
+        if record["kind"] in points and all(isinstance(x, int | float) and np.isfinite(x) for x in values):
+            points[record["kind"]].append((record["tokens"], record["loss"]))
     # a resumed run logs the steps after its checkpoint again: dict() keeps the later record of equal tokens
     # points of one kind: [(tokens, loss), ...] -> [n, 2]; reshape gives [0, 2] for a run without records
     train, held_out = (

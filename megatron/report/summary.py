@@ -209,13 +209,10 @@ def suggest_runs(study: Study) -> str:
 
 
 def _format_optimum(at: OptimumPath, i: int) -> str:
-    ends = {"N": at.N_ends, "D": at.D_ends}
     parts = []
-    for letter, unit in (("N", "parameters"), ("D", "tokens")):
-        bounds = None if ends[letter] is None else [side[i] for side in ends[letter]]
-        parts.append(
-            f"{letter} = {format_with_interval(getattr(at, letter)[i], bounds, format_count)} {unit}"
-        )
+    for letter, best, ends, unit in (("N", at.N, at.N_ends, "parameters"), ("D", at.D, at.D_ends, "tokens")):
+        bounds = None if ends is None else [side[i] for side in ends]
+        parts.append(f"{letter} = {format_with_interval(best[i], bounds, format_count)} {unit}")
     return " and ".join(parts)
 
 

@@ -48,7 +48,7 @@ def group_cells(rows: Sequence[Row]) -> list[list[Row]]:
     are grouped by CELL_COLUMNS. Runs of such a group with equal or missing seeds must differ in another
     setting, so each of them is a cell.
     """
-    named: dict[tuple, list[Row]] = {}
+    named: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         # rows of external tables have no status: they count as finished
         if row.get("loss") is not None and row["loss"] > 0 and row.get("status") in (None, "done"):

@@ -12,7 +12,7 @@ part of their difference, and does not measure the scatter between seeds. Where 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -119,7 +119,8 @@ def estimate_noise_floor(
         log_loss = np.log([row["loss"] for cell in cells for row in cell])
         pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [len(cell) for cell in cells]))
         if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
-            sigma, dof = math.sqrt(pooled.variance), _independent_dof(cells)
+            sigma = math.sqrt(pooled.variance)
+            dof: float = _independent_dof(cells)
             ends = _sigma_interval(sigma, dof, level)
             return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se, level)
     if law is not None and law.spread > 0:
@@ -135,7 +136,7 @@ def estimate_noise_floors(
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective that has one."""
     floors = {}
-    for objective in dict.fromkeys(row.get("objective") for row in rows if row.get("objective")):
+    for objective in dict.fromkeys(row["objective"] for row in rows if row.get("objective")):
         floor = estimate_noise_floor(rows, objective, (laws or {}).get(objective), level)
         if floor is not None:
             floors[objective] = floor
@@ -203,7 +204,7 @@ def estimate_error(
         parts.append(((paired[0] / mean) ** 2, paired[1]))
     elif not is_same_text(a, b):
         for rows in (a, b):
-            errors = [row.get("loss_se") for row in rows]
+            errors = [row.get("loss_se") or 0.0 for row in rows]  # 0: unknown
             if not all(errors):
                 return None
             # Seeds of one side share their text, so its error does not shrink with their number. It is a mean
@@ -260,20 +261,20 @@ def _compute_difference(
     paired: tuple[float, float] | None = None,
 ) -> Difference:
     ratio = a.log_loss - b.log_loss
-    common = {
-        "a": a.name, "b": b.name, "n_a": a.n_seeds, "n_b": b.n_seeds, "loss_a": a.loss, "loss_b": b.loss,
-        "difference": a.loss - b.loss, "relative": math.expm1(ratio), "level": level,
-        "n_comparisons": n_comparisons,
-    }  # fmt: skip
+    undecided = Difference(
+        a=a.name, b=b.name, n_a=a.n_seeds, n_b=b.n_seeds, loss_a=a.loss, loss_b=b.loss,
+        difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided", level=level,
+        n_comparisons=n_comparisons,
+    )  # fmt: skip
     error = estimate_error(a.rows, b.rows, floors, paired)
     if error is None:
-        return Difference(**common, verdict="undecided", reason=_explain_missing_interval(a, b, floors))
+        return replace(undecided, reason=_explain_missing_interval(a, b, floors))
     se, dof = error
     half = bonferroni_quantile(level, dof, n_comparisons) * se
     verdict = "undecided" if abs(ratio) <= half else "better" if ratio < 0 else "worse"
     p_value = float(2 * stdtr(min(dof, 1e9), -abs(ratio) / se)) if se else float(ratio == 0)
-    return Difference(
-        **common,
+    return replace(
+        undecided,
         verdict=verdict,
         interval=(log_ratio_to_nats(a, b, ratio - half), log_ratio_to_nats(a, b, ratio + half)),
         relative_interval=(math.expm1(ratio - half), math.expm1(ratio + half)),

@@ -113,7 +113,8 @@ def suggest_next_steps(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
 
 def _suggest_sizes(law: ComputeLaw, runs: FrontierRuns) -> str:
     """Return the sizes to add, on the side where the best size is beyond those tried."""
-    smaller, larger = [], []
+    smaller: list[str] = []
+    larger: list[str] = []
     for rows in split_budgets(runs.C):
         N, L = runs.N[rows], runs.L[rows]
         C = f"{np.exp(np.log(runs.C[rows]).mean()):.2g}"

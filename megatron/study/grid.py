@@ -106,8 +106,8 @@ class Grid:
         # an empty axis contributes None, so that the product is not empty
         # Example: 2 sizes, default seeds [0], seeds [0, 1, 2] for one of them: 2 x 3 combinations, of which
         # the second size has two fewer, so 4 cells.
-        lists = (self.objectives, self.sizes, self.seeds.union(), *(axis or [None] for axis in axes))
-        for objective, size, seed, length, unique, epochs, lr, batch in product(*lists):
+        axes = [self.objectives, self.sizes, self.seeds.union(), *(axis or [None] for axis in axes)]
+        for objective, size, seed, length, unique, epochs, lr, batch in product(*axes):
             cell = Cell(objective, size, seed, length, unique, epochs, lr, batch)
             # seeds can differ between cells: the product runs over all of them and skips those of other
             # cells

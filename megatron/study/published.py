@@ -5,6 +5,7 @@ comparable. Exponents and optima are, where N is counted alike. The laws have no
 publish constants without replicates.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +106,11 @@ def _build_gadre_law(text: str, name: str, E: float, a: float, b: float, eta: fl
     )
 
 
+def _read_power(law: Mapping[str, float]) -> tuple[float, float, float]:
+    """Return (coefficient, exponent of N, exponent of D) of an entry of STEPLAW."""
+    return law["coefficient"], law.get("n", 0.0), law.get("d", 0.0)
+
+
 _CHINCHILLA_RUNS = {"N": [7e7, 1.6e10], "D": [5e9, 5e11]}
 _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
     PublishedLaw(
@@ -167,10 +173,8 @@ _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
     HyperparameterLaw(
         "step-law",
         "Li et al. 2025, arXiv 2503.04715 (Step Law)",
-        *(
-            (law["coefficient"], law.get("n", 0.0), law.get("d", 0.0))
-            for law in (STEPLAW["lr"], STEPLAW["batch_tokens"])
-        ),
+        lr=_read_power(STEPLAW["lr"]),
+        batch=_read_power(STEPLAW["batch_tokens"]),
         note="For AdamW with a final learning rate of 1e-5; batch in tokens.",
     ),
 )  # fmt: skip

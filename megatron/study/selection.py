@@ -57,8 +57,8 @@ class Selection:
     filter: dict[str, Any]
     table: dict[str, str]
     warnings: list[str]
+    rows: np.ndarray
     U: np.ndarray | None = None
-    rows: np.ndarray | None = None
     marked: np.ndarray | None = None
     names: list[str] | None = None
     groups: np.ndarray | None = None
@@ -207,7 +207,7 @@ def select_runs(
     if groups is not None:
         column_of_letter["group"] = group or TRUNK
     return Selection(
-        N, D, L, column_of_letter, applied, sums, warnings + more, U, rows, marked, names, groups
+        N, D, L, column_of_letter, applied, sums, warnings + more, rows, U, marked, names, groups
     )
 
 

@@ -385,7 +385,7 @@ def _is_computable(value: Any) -> bool:
     return type(value) in (int, float) and not (MAX_NUMBER < abs(value) < math.inf)
 
 
-def _sort_key(row: Row) -> tuple:
+def _sort_key(row: Row) -> tuple[str | float, ...]:
     numbers = [
         row[name] if isinstance(row[name], int | float) else math.inf for name in ("n_params", "train_tokens")
     ]

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -171,7 +173,7 @@ def _encode_lines(
         for i, line in iter_lines(piece, position):
             n_lines = i + 1
             if line.strip():
-                yield i, lambda key, line=line: parse_text(line, key)
+                yield i, partial(parse_text, line)
 
     _encode_batches(iter_documents(), writers, settings, encoder, reject_log)
     return n_lines
@@ -197,10 +199,14 @@ def _encode_columns(
             for values in zip(*batches, strict=True):
                 row = dict(zip(writers, values, strict=True))
                 n_rows += 1
-                yield n_rows - 1, lambda key, row=row: check_text(row[key], key)
+                yield n_rows - 1, partial(_check_row_text, row)
 
     _encode_batches(iter_documents(), writers, settings, encoder, reject_log)
     return n_rows
+
+
+def _check_row_text(row: dict[str, Any], key: str) -> str:
+    return check_text(row[key], key)
 
 
 def _encode_column_fast(
@@ -219,7 +225,7 @@ def _encode_column_fast(
         if joined is None:
             _encode_batches(
                 (
-                    (n_rows + i, lambda key, value=value: check_text(value, key))
+                    (n_rows + i, partial(check_text, value))
                     for i, value in enumerate(decode_values(column))
                 ),
                 {key: writer}, settings, encoder, reject_log,

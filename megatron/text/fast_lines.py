@@ -55,9 +55,9 @@ class FastLineEncoder:
         def encode_part(begin: int, end: int, *arguments: Any) -> tuple[int, int, int, int, bool]:
             # a view: slicing bytes would copy the rest of the buffer at every refused line
             part = memoryview(lines)[begin:end]
-            following, *counts = _csrc.encode_buffer(self.encoder.worker, part, *arguments)
+            result = _csrc.encode_buffer(self.encoder.worker, part, *arguments)
             # C++ counts from the start of `part`, callers from the start of `lines`
-            return (begin + following, *counts)
+            return (begin + result[0], *result[1:])
 
         at = 0
         while at < len(lines):

@@ -181,7 +181,8 @@ def _write_parquet_rows(path: Path, lines: Iterator[bytes] | _LimitedLines) -> N
     """Write JSON lines as parquet rows; the first BATCH_ROWS rows define the schema."""
     import pyarrow.parquet
 
-    writer, rows = None, []
+    writer = None
+    rows: list[Any] = []
 
     def write_rows() -> None:
         nonlocal writer

@@ -14,10 +14,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from megatron.data.indexed import HEADER
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import DISK_FULL_ERRNOS, atomic_path
 from megatron.log import get_logger
+from megatron.plan.idx_header import HEADER
 from megatron.plan.sidecar import read_sidecar
 from megatron.text.encode_piece import iter_rejected_lines
 from megatron.text.shards import JoinState, PieceResult, ShardFolder
@@ -215,7 +215,7 @@ class ShardJoiner:
                 damaged[path] = reason
         sources: list[dict[str, Any]] = []
         for path in (path for path in paths if path in n_documents):
-            entry = {"documents_read": n_documents[path]}
+            entry: dict[str, Any] = {"documents_read": n_documents[path]}
             if path == STDIN:
                 sources.append({"path": "-", **entry})
                 continue

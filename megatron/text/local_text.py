@@ -175,5 +175,5 @@ def _iter_package_files(name: str) -> Iterator[tuple[Path, str]]:
     for file in files:
         # RECORD may name scripts outside the package by absolute paths or by ../../../bin
         if file.suffix == ".py" and not file.is_absolute() and ".." not in file.parts:
-            is_sha256 = file.hash is not None and file.hash.mode == "sha256"
-            yield Path(str(package.locate_file(file))), file.hash.value if is_sha256 else ""
+            sha256 = file.hash.value if file.hash is not None and file.hash.mode == "sha256" else ""
+            yield Path(str(package.locate_file(file))), sha256

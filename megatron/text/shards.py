@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from megatron.io import OWNER, open_exclusive, read_json, write_atomic, write_json
+from megatron.io import open_exclusive, read_json, write_atomic, write_json
+from megatron.owner_file import OWNER
 from megatron.text.text_readers import STDIN, InputPiece
 
 PLAN_FILE = "plan.json"

@@ -6,7 +6,7 @@ Text stays text: the selected lines are copied unchanged. A subset of a .bin/.id
 import gzip
 import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -233,7 +233,9 @@ class _InputLines:
         )
 
 
-def _select_documents(source: _InputLines, selection: DocumentSelection, output: Path) -> Iterator[Document]:
+def _select_documents(
+    source: _InputLines, selection: DocumentSelection, output: Path
+) -> Generator[Document, None, None]:
     """Yield the selected documents in order; for `tokens` all documents, as the caller counts."""
     if selection.sample is None:
         yield from islice(source.iter_documents(), selection.documents)
@@ -370,7 +372,7 @@ def _open_compressor(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
     if path.name.endswith(".gz"):
         # no file name and mtime 0 in the header: equal subsets are equal files
         with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-            yield packed  # type: ignore[misc]
+            yield packed  # type: ignore[misc]  # typeshed: a GzipFile is no IO
     elif path.name.endswith(".zst"):
         import zstandard  # only this suffix requires it
 

@@ -274,7 +274,7 @@ def _open_with_position(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], in
         yield sys.stdin.buffer, None
     elif path.name.endswith(".gz"):
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as file:
-            yield file, raw.tell  # type: ignore[misc]
+            yield file, raw.tell  # type: ignore[misc]  # typeshed: a GzipFile is no IO
     else:
         import pyarrow  # slow to import, and only zstandard requires it
 

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-ItemT = TypeVar("Item")
-ResultT = TypeVar("Result")
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 def map_unordered(
@@ -42,9 +42,9 @@ def map_unordered(
     finally:
         # SIGKILL: a handler could delay SIGTERM until native code returns. No worker needs an orderly end:
         # a shard without its marker is written again.
-        for connection, worker in workers.items():
-            worker.kill()
-            worker.join()
+        for connection, process in workers.items():
+            process.kill()
+            process.join()
             connection.close()
 
 
@@ -68,7 +68,8 @@ def _dispatch_items(items: Iterator[ItemT], workers: dict[Connection, BaseProces
         if not busy:
             return
         # a closed pipe is ready too: recv then raises EOFError, and a killed worker is detected at once
-        for connection in wait(list(busy)):
+        # `wait` also accepts sockets, hence its wider result
+        for connection in cast(list[Connection], wait(list(busy))):
             with _DeadWorkerCheck(workers[connection]):
                 error, result = connection.recv()
             if error is not None:
@@ -106,6 +107,7 @@ def _run_worker(make_worker: Callable[[], Callable[[Any], Any]], connection: Con
             item = connection.recv()
         except (EOFError, ConnectionResetError):
             return  # the parent has ended
+        reply: tuple[Exception | None, Any]
         try:
             # inside the try block: an error of the constructor is reported as that of an item
             function = function or make_worker()

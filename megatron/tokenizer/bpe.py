@@ -105,7 +105,7 @@ class Gpt2Tokenizer(BpeTokenizer):
         self.n_tokens, self.eod, self.sha256 = 50257, GPT2_EOD, GPT2_SHA256
 
     @cached_property
-    def inner(self) -> "Tokenizer":
+    def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
         """Tokenizer of the library."""
         return build_gpt2_tokenizer(self.vocab, self.merges)
 
@@ -115,7 +115,7 @@ class Gpt2Tokenizer(BpeTokenizer):
         return self.merges.read_text(encoding="utf-8").partition("\n")[2]
 
     @cached_property
-    def tokenizer_json(self) -> dict[str, Any]:
+    def tokenizer_json(self) -> dict[str, Any]:  # type: ignore[override]  # as above
         """The parts of the serialised tokenizer that affect ids."""
         merges = self.merge_lines().splitlines()
         eod = {"id": GPT2_EOD.id, "content": GPT2_EOD.token}

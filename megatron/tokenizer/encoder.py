@@ -1,7 +1,7 @@
 """Encoders of texts: in C++ if it gives exactly the library's ids, otherwise the tokenizer's library."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class FastEncoder:
     """Encoder in C++. `special`: the text of the special token within a text becomes its id."""
 
     def __init__(self, fast: FastBpe, special: bool = True) -> None:
-        self.worker: Any = fast.create_worker()
+        self.worker = fast.create_worker()
         self.special = special
 
     def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
@@ -81,5 +81,6 @@ def build_fast_bpe(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     if not isinstance(tokenizer, BpeTokenizer):
         return None, f"it is a {type(tokenizer).__name__}"
     if isinstance(tokenizer, Gpt2Tokenizer):
+        assert GPT2_EOD.token is not None, "a constant of bpe.py"
         return compile_gpt2_bpe(tokenizer.merge_lines(), GPT2_EOD.token, GPT2_EOD.id), ""
     return compile_fast_bpe(tokenizer.tokenizer_json)

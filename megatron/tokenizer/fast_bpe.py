@@ -18,10 +18,10 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 class FastBpe:
     """Vocabulary and merges of a byte-level BPE in C++. Each thread creates its own worker."""
 
-    vocabulary: Any  # _csrc.BpeVocabulary
+    vocabulary: "_csrc.BpeVocabulary"
 
-    def create_worker(self) -> Any:
-        """Return a _csrc.BpeWorker: cache and buffers for one thread."""
+    def create_worker(self) -> "_csrc.BpeWorker":
+        """Return cache and buffers for one thread."""
         return _csrc.BpeWorker(self.vocabulary)
 
 
@@ -68,9 +68,8 @@ def compile_fast_bpe(tokenizer_json: dict[str, Any]) -> tuple[FastBpe | None, st
         merges = _csrc.merge_ids(vocabulary, model["merges"])
     except KeyError as error:
         return None, f"a merge produces {error}, which is not in its vocabulary"
-    special = (
-        tokenizer_json["added_tokens"][0] if tokenizer_json["added_tokens"] else {"content": "", "id": 0}
-    )
+    added: list[dict[str, Any]] = tokenizer_json["added_tokens"]
+    special: dict[str, Any] = added[0] if added else {"content": "", "id": 0}
     compiled = _csrc.bpe_vocabulary(
         byte_ids, merges, load_code_point_classes(), special["content"].encode(), special["id"]
     )

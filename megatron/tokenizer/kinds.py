@@ -72,14 +72,14 @@ def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
 
 
 def _load_kind(spec: TokenizerSpec) -> Tokenizer:
-    needs = {
+    options: dict[str, dict[str, str | int | None]] = {
         "HFTokenizer": {"--tokenizer-model": spec.model},
         "SentencePieceTokenizer": {"--tokenizer-model": spec.model},
         "Llama2cTokenizer": {"--tokenizer-model": spec.model},
         "GPT2BPETokenizer": {"--vocab-file": spec.vocab_file, "--merge-file": spec.merge_file},
         "NullTokenizer": {"--vocab-size": spec.vocab_size},
-    }[spec.kind]
-    missing = [name for name, value in needs.items() if value is None]
+    }
+    missing = [name for name, value in options[spec.kind].items() if value is None]
     if missing:
         hint = (
             " (train one with tools/train_tokenizer.py, or set a name of the hub)"

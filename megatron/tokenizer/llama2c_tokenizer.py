@@ -28,7 +28,9 @@ class Llama2cTokenizer(BpeTokenizer):
         """Raises FileNotFoundError, or ValueError for a file of another format."""
         pieces, scores = read_pieces(path)
         super().__init__(build_library_tokenizer(pieces, scores), str(path))
-        self.eod = Eod(self.inner.token_to_id("<s>"), "<s>", "llama2.c")
+        eod_id = self.inner.token_to_id("<s>")
+        assert eod_id is not None, "read_pieces names piece 1 <s>"
+        self.eod = Eod(eod_id, "<s>", "llama2.c")
 
 
 def read_pieces(path: Path) -> tuple[list[str], list[float]]:

@@ -54,7 +54,7 @@ def read_special_tokens(name: str) -> dict[str, str] | None:
     config, token_map = read_settings(name, CONFIG), read_settings(name, MAP)
     if config is None and token_map is None:
         return None
-    tokens = {}
+    tokens: dict[str, str] = {}
     for kind in TOKEN_KINDS:
         for settings in (config or {}, token_map or {}):
             token = settings.get(f"{kind}_token")

@@ -9,7 +9,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from megatron.io import read_json, write_json
-from megatron.tokenizer.bpe import EOD_NAMES, BpeTokenizer
+from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.eod import EOD_NAMES
 
 TRAINING_RECORD = "training.json"
 SURROGATE = re.compile("[\ud800-\udfff]")  # an unpaired surrogate from a JSON escape is not a character

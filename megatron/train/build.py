@@ -158,6 +158,7 @@ def open_train_samples(config: RunConfig, n_samples: int) -> SampleSource:
         n_unique = None if config.dataset.unique_tokens is None else exposure.epoch_samples[0]
         return SyntheticSamples(config.model.n_tokens, seq_len, seed, n_unique=n_unique)
     corpora, shares = exposure.corpora, exposure.round_robin
+    assert shares is not None, "it is None for a mixture only"
     sources: list[Samples] = []
     for corpus, n_windows, n in zip(
         corpora, exposure.epoch_samples, shares.prefix_counts(n_samples), strict=True

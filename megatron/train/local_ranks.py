@@ -25,7 +25,7 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     128 + the signal number for a killed rank. Signals are forwarded, and the ranks may take as long as they
     need to save. On Linux no rank outlives this process, however it ends.
     """
-    ranks: list[subprocess.Popen] = []
+    ranks: list[subprocess.Popen[bytes]] = []
     pending: list[int] = []  # signals to forward: one may arrive before the ranks are started
 
     def queue_signal(number: int, frame: FrameType | None) -> None:
@@ -90,7 +90,7 @@ def _build_common_environment(n_ranks: int, port: int) -> dict[str, str]:
     return variables
 
 
-def _wait_for_ranks(ranks: Sequence[subprocess.Popen], pending: list[int]) -> int:
+def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]], pending: list[int]) -> int:
     # polling instead of wait(): the first failure of any rank must end the others, and signals are forwarded
     while True:
         statuses = [rank.poll() for rank in ranks]
@@ -104,7 +104,7 @@ def _wait_for_ranks(ranks: Sequence[subprocess.Popen], pending: list[int]) -> in
         time.sleep(POLL_S)
 
 
-def _forward_signals(pending: list[int], ranks: Sequence[subprocess.Popen]) -> None:
+def _forward_signals(pending: list[int], ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     """Send each pending signal once to each running rank; signals that arrive meanwhile are appended."""
     while pending:
         number = pending.pop(0)
@@ -113,7 +113,7 @@ def _forward_signals(pending: list[int], ranks: Sequence[subprocess.Popen]) -> N
                 rank.send_signal(number)
 
 
-def _terminate_ranks(ranks: Sequence[subprocess.Popen], pending: list[int]) -> None:
+def _terminate_ranks(ranks: Sequence[subprocess.Popen[bytes]], pending: list[int]) -> None:
     """Terminate all ranks. A suspended rank (SIGSTOP) is continued, so that it receives its SIGTERM."""
     for rank in ranks:
         if rank.poll() is None:

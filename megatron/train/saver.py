@@ -131,7 +131,7 @@ class Saver:
             self.pending = self.pool.submit(self._finish_async, writing, partial, final, meta)
         return final
 
-    def _finish_async(self, writing: Future, partial: Path, final: Path, meta: dict[str, Any]) -> None:
+    def _finish_async(self, writing: Future[Any], partial: Path, final: Path, meta: dict[str, Any]) -> None:
         try:
             from megatron.checkpoint import sharded
 

@@ -1,5 +1,6 @@
 """Models exported to transformers, run by transformers, and imported again."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.huggingface import read_huggingface, write_huggingface
 from megatron.checkpoint.model_weights import Weights, load_weights, save_weights
+from megatron.config.schema import ModelConfig
 from megatron.generation.generate import generate
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.sampling import Sampling
@@ -154,7 +156,7 @@ def test_weights_in_half_precision_are_imported_bitwise_equal(tiny: Gpt, tmp_pat
 def test_native_weights_are_loaded_and_a_damaged_file_is_refused(tiny: Gpt, tmp_path: Path) -> None:
     save_weights(weights_of(tiny), tmp_path / "ck")
     assert_same(load_weights(tmp_path / "ck"), weights_of(tiny))
-    with pytest.raises(ValueError, match="already exists"):
+    with pytest.raises(FileExistsError, match="already exists"):
         save_weights(weights_of(tiny), tmp_path / "ck")
     file = tmp_path / "ck" / "model_state_dict.pt"
     raw = bytearray(file.read_bytes())
@@ -192,3 +194,18 @@ def test_a_model_that_cannot_be_converted_is_refused_and_leaves_no_files(
     refused("got 'bert'", tmp_path / "hf", to="native")
     (tmp_path / "hf" / "config.json").write_text("{")
     refused("not JSON", tmp_path / "hf", to="native")
+
+
+def test_an_option_that_the_export_does_not_know_is_refused_and_not_dropped(
+    tiny: Gpt, tmp_path: Path
+) -> None:
+    extended = dataclasses.make_dataclass(
+        "Extended", [("logit_cap", float, 0.0)], bases=(ModelConfig,), frozen=True, kw_only=True
+    )
+    values = dataclasses.asdict(tiny.config)
+    weights = weights_of(tiny)
+    write_huggingface(dataclasses.replace(weights, config=extended(**values)), tmp_path / "unset")
+    weights = dataclasses.replace(weights, config=extended(**values, logit_cap=30.0))
+    with pytest.raises(ValueError, match="no class for this model .it sets logit_cap."):
+        write_huggingface(weights, tmp_path / "set")
+    assert not (tmp_path / "set").exists()

@@ -1,3 +1,4 @@
+import errno
 import json
 import re
 import runpy
@@ -193,7 +194,7 @@ def test_text_that_was_added_to_a_corpus_is_reported_with_its_share(study):
 
 def test_a_failed_write_keeps_the_old_page(study, monkeypatch):
     (study / "report.html").write_text("old")
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         report.write_report(study)
     assert (study / "report.html").read_text() == "old"

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import runpy
@@ -159,7 +160,7 @@ def test_an_unknown_number_is_an_empty_cell(study, tmp_path):
 def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_table(read_runs(whole), path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]

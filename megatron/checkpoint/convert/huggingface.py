@@ -12,6 +12,7 @@ the objective under PROJECT_KEYS.
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ PROJECT_KEYS = (
     "objective",
 )  # keys of this project in config.json; transformers preserves and ignores them
 CODE = "modeling_masked_diffusion.py"
+# options of a model that a folder describes, or that change only its training; the others are refused
+EXPORTED_KEYS = {
+    "size", "d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows", "rope_theta",
+    "norm_eps", "n_kv_heads", "norm", "feed_forward", "positions", "n_positions", "biases", "tied_embedding",
+    "qk_norm", "document_mask", "eod_id", "attention_dropout", "init_std", "parametrization", "base_d_model",
+    "base_n_layers", "base_d_head",
+}  # fmt: skip
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 # The replacements are applied in this order, each to the result of the one before. "unembedding." contains
 # "embedding.", so it must come first. Import applies them in reverse.
@@ -154,7 +162,7 @@ def write_huggingface(
     """Write a model folder atomically.
 
     `write_tokenizer` writes the tokenizer's files into the folder and returns keys for config.json.
-    Raises ValueError if transformers has no class for the model, or if the folder exists.
+    Raises ValueError if transformers has no class for the model, and FileExistsError if the folder exists.
     """
     kind, reason = _choose_model_type(weights.config)
     if kind is None:
@@ -197,6 +205,14 @@ def write_huggingface(
 
 def _choose_model_type(config: ModelConfig) -> tuple[str | None, str]:
     """Return (model_type, ""), or (None, reason) if no class of transformers matches the model."""
+    # a new option of the model is refused here until it is exported, so that it is never dropped
+    unknown = [
+        key.name
+        for key in fields(config)
+        if key.name not in EXPORTED_KEYS and getattr(config, key.name) != key.default
+    ]
+    if unknown:
+        return None, f"it sets {', '.join(unknown)}"
     if config.parametrization != "standard":
         return None, f"it has the multipliers of {config.parametrization}"
     shape = (config.norm, config.feed_forward, config.positions)

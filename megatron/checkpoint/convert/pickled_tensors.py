@@ -5,6 +5,7 @@ reader rejects unknown names, so each of them is first mapped to an inert placeh
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def read_pickled_tensors(path: Path) -> Any:
         # lists the names from the opcodes, without resolving or importing any of them
         names = get_unsafe_globals_in_checkpoint(str(path))
         # one placeholder class per name, because the reader looks classes up by identity
-        stand_ins = [(_make_stand_in(name), name) for name in names]
+        stand_ins: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+            (_make_stand_in(name), name) for name in names
+        ]
     # (class, name): the reader maps the name in the file to this class. The names are allowed in this block
     # only.
     with safe_globals(stand_ins):

@@ -36,8 +36,7 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     _copy_templates(name, folder)
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer.save(folder)
-        words = {kind: tokenizer.inner.id_to_token(i) for kind, i in ids.items()}
-        _write_settings(name, folder, words)
+        _write_settings(name, folder, {kind: _get_vocabulary_token(tokenizer, i) for kind, i in ids.items()})
     elif Path(name).is_file():
         shutil.copyfile(name, folder / "tokenizer.model")
         for file in (CONFIG, MAP):
@@ -46,6 +45,12 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     else:
         raise ValueError(f"{name}: transformers has no files for this kind of tokenizer")
     return {f"{kind}_token_id": i for kind, i in ids.items() if kind != "unk"}
+
+
+def _get_vocabulary_token(tokenizer: BpeTokenizer, token_id: int) -> str:
+    token = tokenizer.inner.id_to_token(token_id)
+    assert token is not None, "`find_special_ids` returns ids of the vocabulary"
+    return token
 
 
 def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:

@@ -7,13 +7,21 @@ The float16 loss scale is in torch's scaler at stage 0, otherwise in DeepSpeed's
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.optim.adamw import MOMENTS
+
+
+class _ZeroParameter(Protocol):
+    """Attributes that DeepSpeed adds to a parameter."""
+
+    ds_numel: int  # stage 3
+    ds_shape: torch.Size  # stage 3
+    _hp_mapping: Any  # stages 1 and 2: class of DeepSpeed; None if no element is on this rank
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class ShardedState:
             # and the last ranks may hold padding beyond the end of the parameter
             # 10 elements on 4 ranks: n = 3, the ranks have 3, 3, 3 and 1 elements (and 2 of padding)
             start = dist.get_rank() * n
-            n_local = max(0, min(n, parameter.ds_numel - start))  # padding is not counted
+            n_elements = cast(_ZeroParameter, parameter).ds_numel
+            n_local = max(0, min(n, n_elements - start))  # padding is not counted
             return ParameterFragment(
                 self.zero_optimizer.fp32_partitioned_groups_flat[group], offset, n_local, start
             )
@@ -56,7 +65,7 @@ class ShardedState:
         # Without padding, parameters a of 10 and b of 6 elements on 2 ranks, 8 elements each. Rank 0: a[0:8]
         # = flat[0:8], none of b. Rank 1: a[8:10] = flat[0:2] (start 8, offset 0), b[0:6] = flat[2:8] (start
         # 0, offset 2).
-        mapping = parameter._hp_mapping
+        mapping = cast(_ZeroParameter, parameter)._hp_mapping
         if mapping is None:
             return None
         flats = getattr(self.zero_optimizer, "single_partition_of_fp32_groups", None)
@@ -68,7 +77,7 @@ class ShardedState:
     def full_shape(self, name: str) -> torch.Size:
         """Return the shape of the full parameter."""
         parameter = self.parameters[name]
-        return parameter.ds_shape if self.stage == 3 else parameter.shape
+        return cast(_ZeroParameter, parameter).ds_shape if self.stage == 3 else parameter.shape
 
     def get_step_count(self) -> int:
         """Return the number of updates of the optimizer; 0 before the first."""
@@ -165,7 +174,7 @@ def get_loss_scale(engine: Any) -> dict[str, Tensor] | None:
         state = scaler.state_dict()
         return _build_scale_state(state["scale"], state["_growth_tracker"])
     scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if not getattr(scaler, "dynamic", False):
+    if scaler is None or not getattr(scaler, "dynamic", False):
         return None
     # DeepSpeed counts iterations since the last overflow; good_steps is the number of steps without one
     return _build_scale_state(scaler.cur_scale, scaler.cur_iter - scaler.last_overflow_iter - 1)

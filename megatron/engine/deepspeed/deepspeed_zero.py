@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -92,7 +92,9 @@ class DeepSpeedEngine:
     def _compute_stage_0_norm(self) -> Tensor:
         """Return the gradient norm before clipping; at stage 0 DeepSpeed neither reports nor checks it."""
         # after the last backward every rank has the full averaged gradient: the norm requires no collective
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
+        norm = torch.nn.utils.get_total_norm(
+            [_get_gradient(parameter) for parameter in self.model.parameters()]
+        )
         scaler = self.engine.torch_autocast_z0_gradscaler
         if scaler is not None:
             return norm / scaler.get_scale()  # the scaler skips steps with NaN or Inf
@@ -125,7 +127,7 @@ class DeepSpeedEngine:
 
     def load_sharded_state(self, state: dict[str, Any]) -> None:
         """Load the result of `sharded_state` after DCP has filled it. Collective."""
-        self._load_state(state, lambda part, _: part.full_tensor())
+        self._load_state(state, _gather_rows)
 
     def _collect_state(self, select: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
         """Build a state of `select(tensor)` for every full tensor; {} if it is None for all."""
@@ -211,6 +213,17 @@ def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(
         rows.clone(), mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
     )
+
+
+def _get_gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None, "DeepSpeed keeps the gradients at stage 0"
+    return parameter.grad
+
+
+def _gather_rows(part: Tensor | None, shape: torch.Size) -> Tensor:
+    """Return the full tensor of the result of `_shard_rows`. Collective."""
+    assert isinstance(part, DTensor), "every tensor of `sharded_state` is one"
+    return part.full_tensor()
 
 
 def _import_deepspeed(world: World) -> Any:

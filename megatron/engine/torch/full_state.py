@@ -69,6 +69,7 @@ def _gather_entry(
         # in the only stage with the parameter; rank 0 for the tied embedding, which two stages have
         leader = _find_lowest_holder(local is not None, world)
         if leader != 0 and world.rank == leader:
+            assert whole is not None, "the leader holds the entry"
             dist.send(whole.to(world.device, torch.float32).contiguous(), 0)
         elif leader != 0 and world.is_first:
             # gloo and NCCL receive into a tensor of known shape and dtype: the sender has cast to float32

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from megatron.config.schema import DistConfig
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch.unpipelined import UnpipelinedModel
-from megatron.model.transformer import Gpt
+from megatron.model.transformer import Block, Gpt
 from megatron.objective.task import Task
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.float8 import convert_to_float8
@@ -85,6 +85,7 @@ def compile_blocks(model: Gpt, whole_blocks: bool) -> None:
     Compiling the forward instead of the module keeps the hooks of FSDP outside. All blocks share one graph.
     """
     for block in model.blocks:
+        assert isinstance(block, Block)
         # the compiler of torch 2.13 cannot trace a whole block under sequence parallelism
-        module = block if whole_blocks else block.mlp
+        module: nn.Module = block if whole_blocks else block.mlp
         module.forward = torch.compile(module.forward)

@@ -52,14 +52,16 @@ class RankWeights:
     def move_gradients(self) -> list[Tensor]:
         """Move the gradients from the parameters to `local_tensors` and return them in order."""
         self.refresh()
+        gradients = []
         for name, parameter in self.parameters.items():
             assert parameter.grad is not None, f"{name} has no gradient"
             # Partial gradients must be summed before clipping: the norm of a part is not that of the sum
             match_placements(parameter)
-            tensor = self.local_tensors[name]
+            gradient = to_local(parameter.grad)
             # moved, not shared: FSDP accumulates into parameter.grad if it is not None
-            tensor.grad, parameter.grad = to_local(parameter.grad), None
-        return [tensor.grad for tensor in self.local_tensors.values()]
+            self.local_tensors[name].grad, parameter.grad = gradient, None
+            gradients.append(gradient)
+        return gradients
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of the full gradient over all ranks, each element counted once: float64 scalar."""

@@ -1,7 +1,7 @@
 """Forward and backward passes without a pipeline: on a single rank, replicated (DDP) or sharded (FSDP2)."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class UnpipelinedModel:
             last = i == len(tasks) - 1
             # gradients are reduced over ranks with the last microbatch only
             # k microbatches: reducing after each would send k times as many bytes for the same sum
-            sync_context = nullcontext()
+            sync_context: AbstractContextManager[None] = nullcontext()
             if isinstance(self.root, DistributedDataParallel) and not last:
                 sync_context = self.root.no_sync()
             elif self.is_sharded:

@@ -65,8 +65,8 @@ def minimize_newton(
     for _ in range(n_iterations):
         if not len(active):
             break
-        derivative_values = derivatives(phi[active], active)
-        pending = np.arange(len(active))  # rows of `derivative_values` without a successful step so far
+        gradient, hessian, majorant = derivatives(phi[active], active)
+        pending = np.arange(len(active))  # rows of the derivatives without a successful step so far
         is_converged = np.zeros(len(active), dtype=bool)
         # derivatives cost many times as much as a value, so a failed step is shortened with the same ones
         for _ in range(N_TRIES):
@@ -74,7 +74,7 @@ def minimize_newton(
             # pending = [1] give rows = [2]
             rows = active[pending]
             step, predicted_decrease = _compute_step(
-                phi[rows], tuple(array[pending] for array in derivative_values), damping[rows], box
+                phi[rows], (gradient[pending], hessian[pending], majorant[pending]), damping[rows], box
             )
             trial = box.project(phi[rows] + step)
             tried = value(trial, rows)

@@ -81,14 +81,16 @@ class Prior:
 def parse_prior(text: str) -> Prior:
     """Parse a prior written as NAME=MEAN+-SD. Raises ValueError for other text."""
     parts = PRIOR_PATTERN.fullmatch(text)
+    message = f"--prior {text}: expected NAME=MEAN+-SD, such as alpha=0.34+-0.05"
+    if parts is None:
+        raise ValueError(message)
     try:
         return Prior(parts[1], float(parts[2]), float(parts[3]))
-    except (TypeError, ValueError) as error:
-        # the message of Prior itself is more precise; parts is None where the pattern does not match
-        # (TypeError)
-        if parts is not None and "could not convert" not in str(error):
+    except ValueError as error:
+        # the message of Prior itself is more precise
+        if "could not convert" not in str(error):
             raise
-        raise ValueError(f"--prior {text}: expected NAME=MEAN+-SD, such as alpha=0.34+-0.05") from None
+        raise ValueError(message) from None
 
 
 def prior_scale(sigma: float, delta: float) -> float:

@@ -109,10 +109,13 @@ def profile_constant(
 
     objective = _minimize_profile(problem, free.phi, name, values, fixed, unit_weights)
     result = summarize(values, objective)
-    for _ in range(MAX_REFINEMENTS if result.identified else 0):
+    for _ in range(MAX_REFINEMENTS):
+        if result.low is None or result.high is None:
+            break
+        low, high = result.low, result.high
         # the ends are interpolated between distant values: refine the grid around them
-        around = min(REFINED_SPAN, (result.high / result.low) ** REFINED_SHARE)
-        near = np.geomspace(result.low / around, result.high * around, N_REFINED_VALUES)
+        around = min(REFINED_SPAN, (high / low) ** REFINED_SHARE)
+        near = np.geomspace(low / around, high * around, N_REFINED_VALUES)
         # stay inside the given grid: the interval must not extend beyond the values that were requested
         near = near[(near >= values.min()) & (near <= values.max())]
         objective = np.concatenate(
@@ -121,10 +124,10 @@ def profile_constant(
         # sorted union; `first` picks the objective that belongs to each value
         values, first = np.unique(np.concatenate([values, near]), return_index=True)
         objective = objective[first]
-        before, result = result, summarize(values, objective)
-        if not result.identified:
+        result = summarize(values, objective)
+        if result.low is None or result.high is None:
             break
-        shift = max(abs(np.log(result.low / before.low)), abs(np.log(result.high / before.high)))
+        shift = max(abs(np.log(result.low / low)), abs(np.log(result.high / high)))
         if shift < CONVERGED_SHARE * np.log(result.high / result.low):
             break
     return result

@@ -88,8 +88,8 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
     Each term T = exp(linear in theta) has dT/d coordinate = T times the coefficient of the coordinate, and
     d log Lhat = sum of dT / Lhat.
     """
-    alpha = value.get("alpha", value.get("eta"))
-    beta = value.get("beta", value.get("eta"))
+    of_n, of_d = ("alpha", "beta") if "alpha" in value else ("eta", "eta")
+    alpha, beta = value[of_n], value[of_d]
     x, of_x = _effective_log_params(value, alpha, beta, at)
     y, of_y = at.y - at.y0, {}
     if "r_D" in value:
@@ -100,7 +100,6 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
     n_term, d_term = np.exp(value["a"] - alpha * x), np.exp(value["b"] - beta * y)
     floor = np.exp(value["e"])
     total = floor + n_term + d_term
-    of_n, of_d = ("alpha", "beta") if "alpha" in value else ("eta", "eta")
     # d exp(a - alpha x) / d alpha = -x exp(...); with one exponent eta both terms add to its slope
     slopes = {"e": floor, "a": n_term, "b": d_term, of_n: -x * n_term}
     slopes[of_d] = slopes.get(of_d, 0.0) - y * d_term
@@ -217,7 +216,7 @@ def constants_from_theta(form: str, theta: np.ndarray, at: RunPoints) -> dict[st
             "alpha_N": value["alpha_N"],
             "alpha_D": value["alpha_D"],
         }
-    alpha, beta = (value.get(name, value.get("eta")) for name in ("alpha", "beta"))
+    alpha, beta = (value[name if name in value else "eta"] for name in ("alpha", "beta"))
     # a coefficient far from the runs may be beyond float64; it is then Inf, and diagnostics warn about it
     with np.errstate(over="ignore"):
         params = {
@@ -257,7 +256,8 @@ def theta_from_constants(form: str, params: dict[str, float], at: RunPoints) -> 
         if form == "over_training":
             a, b, alpha, beta = p["a"], p["b"] * 6 ** (-p["eta"] / 2), p["eta"], p["eta"]
         else:
-            a, b, alpha, beta = p.get("A", p.get("a")), p.get("B", p.get("b")), p["alpha"], p["beta"]
+            a, b = p["A" if "A" in p else "a"], p["B" if "B" in p else "b"]
+            alpha, beta = p["alpha"], p["beta"]
         value = {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
         value |= {"alpha": alpha, "beta": beta, "eta": alpha}
         value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}

@@ -115,7 +115,7 @@ def replace_if_lower(fitted: Minima, rows: np.ndarray, others: Minima) -> None:
 def _is_on_bound(phi: np.ndarray) -> np.ndarray:
     """Return which phi [R, 5] have a slope s or t of 0, or an exponent at an end of EXPONENT_BOUNDS."""
     exponents_at = (phi[:, 3:] <= EXPONENT_BOUNDS[0]) | (phi[:, 3:] >= EXPONENT_BOUNDS[1])
-    return (phi[:, 1:3] <= SLOPE_BOUNDS[0]).any(axis=1) | exponents_at.any(axis=1)
+    return np.logical_or((phi[:, 1:3] <= SLOPE_BOUNDS[0]).any(axis=1), exponents_at.any(axis=1))
 
 
 def find_grid_starts(runs: CentredRuns, weights: np.ndarray) -> np.ndarray:

@@ -67,10 +67,10 @@ def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
 
 def _check_objects(path: Path, connection: Any, read_only: bool) -> None:
     for kind, statement in FORBIDDEN_OBJECTS:
-        names = fetch_rows(connection, statement)
-        if names:
+        objects = fetch_rows(connection, statement)
+        if objects:
             raise ValueError(
-                f"{path}: got the {kind} {names[0][0]!r}, expected a catalog of tables only. "
+                f"{path}: got the {kind} {objects[0][0]!r}, expected a catalog of tables only. "
                 "Create the catalog again with tools/register_corpus.py."
             )
     statement = "SELECT schema_name, table_name, sql FROM system.main.duckdb_tables() WHERE NOT internal"

@@ -98,10 +98,10 @@ class Field:
     def __init__(self, name: str) -> None:
         self.name = name.lower()  # names are not case-sensitive in DuckDB
 
-    def __eq__(self, value: object) -> Condition:  # type: ignore[override]
+    def __eq__(self, value: object) -> Condition:  # type: ignore[override]  # no bool
         return self._compare("=", value)
 
-    def __ne__(self, value: object) -> Condition:  # type: ignore[override]
+    def __ne__(self, value: object) -> Condition:  # type: ignore[override]  # no bool
         return self._compare("<>", value)
 
     def __lt__(self, value: Any) -> Condition:

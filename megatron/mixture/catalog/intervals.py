@@ -40,8 +40,8 @@ class GatheredDocuments:
         n_most   upper bound of the number of documents
         """
         # pages that are not written take no memory
-        gathered, n, ordered = cls(*(np.empty(n_most, dtype=np.int32) for _ in range(3))), 0, True
-        last = -1
+        domain, file, row = (np.empty(n_most, dtype=np.int32) for _ in range(3))
+        gathered, n, last, ordered = cls(domain, file, row), 0, -1, True
         for batch in batches:
             if not len(batch):
                 continue
@@ -118,7 +118,8 @@ class GatheredDocuments:
 
 def _encode_batch_domains(batch: Any, by: tuple[str, ...]) -> tuple[np.ndarray, list[Values]]:
     """Return (domain of each document int64, values of each domain) within a batch."""
-    codes, values = np.zeros(len(batch), dtype=np.int64), [()]
+    codes = np.zeros(len(batch), dtype=np.int64)
+    values: list[Values] = [()]
     for name in by:
         column = batch.column(name).dictionary_encode(null_encoding="encode")
         distinct = column.dictionary.to_pylist()

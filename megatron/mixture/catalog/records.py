@@ -115,7 +115,9 @@ def _register_tar(path: Path, target: FileTarget) -> RecordCounts:
         begins, sizes, numbers = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
         lines = import_pyarrow().array(records, import_pyarrow().large_string())
         _register_block(LineBlock(lines, begins, sizes, numbers, keys.copy()), target, counts)
-        places.clear(), records.clear(), keys.clear()
+        places.clear()
+        records.clear()
+        keys.clear()
 
     for number, sample in enumerate(iter_samples(path, target.member_bytes)):
         try:
@@ -226,7 +228,7 @@ def _register_block(block: LineBlock, target: FileTarget, counts: RecordCounts) 
         if block.names:
             bad_reasons = [
                 f"{block.names[i]}: {reason}"
-                for i, reason in zip(np.flatnonzero(bad), bad_reasons, strict=True)
+                for i, reason in zip(np.flatnonzero(bad).tolist(), bad_reasons, strict=True)
             ]
         counts.add_broken((block.numbers[bad] + 1).tolist(), bad_reasons)
         # an error that remains is in an expression, not in the lines

@@ -49,7 +49,7 @@ class _Header(tarfile.TarInfo):
                 f"at byte {self.offset:,}: got {self.size:,} bytes of header, "
                 f"expected 0 to {MAX_HEADER_BYTES:,}"
             )
-        member = super()._proc_member(archive)  # type: ignore[misc]
+        member = super()._proc_member(archive)  # type: ignore[misc]  # not in typeshed
         # from a PAX record: tarfile would seek back to a header that was read before
         if member.size < 0:
             raise tarfile.ReadError(
@@ -62,14 +62,11 @@ class _Header(tarfile.TarInfo):
 
     def _proc_sparse(self, *_: Any) -> Any:
         """Replace the readers of the hole maps of all formats of sparse members."""
-        raise tarfile.ReadError(
-            f"at byte {self.offset:,}: got the sparse member '{self.name}', expected a plain one. "
-            "Pack it without --sparse"
-        )
+        raise _make_sparse_error(self)
 
     # PAX formats: tarfile calls them on the record, with the sparse member as the first argument
     def _proc_gnusparse_00(self, member: tarfile.TarInfo, *_: Any) -> Any:
-        _Header._proc_sparse(member)
+        raise _make_sparse_error(member)
 
     _proc_gnusparse_01 = _proc_gnusparse_10 = _proc_gnusparse_00
 
@@ -79,10 +76,17 @@ class _Header(tarfile.TarInfo):
         try:
             return super().fromtarfile(archive)
         # regular ends of an archive
-        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]  # not in typeshed
             raise
         except (tarfile.HeaderError, ValueError, RecursionError) as error:
             raise tarfile.ReadError(f"at byte {at:,}: {error}") from error
+
+
+def _make_sparse_error(member: tarfile.TarInfo) -> tarfile.ReadError:
+    return tarfile.ReadError(
+        f"at byte {member.offset:,}: got the sparse member '{member.name}', expected a plain one. "
+        "Pack it without --sparse"
+    )
 
 
 @dataclass
@@ -173,7 +177,8 @@ def _group_members(
     seen: set[str] = set()
     sample: TarSample | None = None
     while (member := archive.next()) is not None:
-        archive.members.clear()  # tarfile would keep all members in memory
+        # tarfile would keep all members in memory
+        archive.members.clear()  # type: ignore[attr-defined]  # typeshed lacks the attribute
         named = MEMBER_NAME.fullmatch(member.name)
         if not member.isfile() or named is None:
             continue

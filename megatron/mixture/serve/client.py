@@ -62,7 +62,7 @@ def pack_windows(
 windows_of = pack_windows  # former name, kept for existing scripts
 
 
-class MixtureDataset(IterableDataset):
+class MixtureDataset(IterableDataset[Chunk]):
     """Chunks of one data-parallel group: numbers group, group + n_groups, ... up to the end of the mixture.
 
     For a DataLoader with batch_size=None and any number of workers: the order is the same. Ranks of one group

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.mixture.serve.client import MixtureDataset
 
-COLUMN_NAMES = {str: "text", dict: "sample"}  # column by type of the document; default: ids
+COLUMN_NAMES: dict[type, str] = {str: "text", dict: "sample"}  # column by type of the document; default: ids
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:
@@ -31,6 +31,7 @@ class DocumentExamples:
 
     num_shards = 1
     sleep_on_threads_shutdown = False
+    _state_dict: dict[str, Any] | None
 
     def __init__(self, dataset: MixtureDataset) -> None:
         super().__init__()
@@ -41,14 +42,15 @@ class DocumentExamples:
         return _restore_examples, (self.dataset, self._state_dict)
 
     def _init_state_dict(self) -> dict[str, Any]:
-        self._state_dict = {
+        state: dict[str, Any] = {
             "next_chunk": self.dataset.next_chunk,
             "document": 0,
             "n_groups": self.dataset.n_groups,
             "identity": self.dataset.identity,
             "type": type(self).__name__,
         }
-        return self._state_dict
+        self._state_dict = state
+        return state
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict or self._init_state_dict()

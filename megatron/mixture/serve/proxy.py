@@ -121,7 +121,7 @@ class RequestProxy:
     async def _listen(self, host: str, port: int) -> int:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family in dict.fromkeys(address[0] for address in addresses):
-            name = next(address[4][0] for address in addresses if address[0] == family)
+            name = next(str(address[4][0]) for address in addresses if address[0] == family)
             wait = {"ssl_handshake_timeout": PREFACE_WAIT_S} if self.tls is not None else {}
             server = await asyncio.start_server(
                 self._serve_connection,

@@ -273,7 +273,7 @@ class RequestHandler:
 def _make_server(handler: RequestHandler, location: str, token: str | None) -> Any:
     fl = import_flight()
 
-    class TokenMiddleware(fl.ServerMiddlewareFactory):
+    class TokenMiddleware(fl.ServerMiddlewareFactory):  # type: ignore[name-defined,misc]  # no types
         """Refuses calls without the token."""
 
         def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
@@ -283,7 +283,7 @@ def _make_server(handler: RequestHandler, location: str, token: str | None) -> A
                 handler.counts.count_error("", "token")
                 raise fl.FlightUnauthenticatedError("missing or wrong token")
 
-    class Server(fl.FlightServerBase):
+    class Server(fl.FlightServerBase):  # type: ignore[name-defined,misc]  # no types
         """Flight server: `do_get` returns chunks, and actions describe them or report losses."""
 
         def __init__(self) -> None:

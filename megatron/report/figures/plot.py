@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from megatron.report.palette import ACCENT, BAND, GRID, INK, LABEL, MUTED, PAPER, SHADE
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import (
@@ -159,8 +161,13 @@ def log_axis(
     }
 
 
-def scatter_trace(x: Sequence[float], y: Sequence[float], mode: str, **more: Any) -> Trace:
-    """Return a trace of points or lines. Raises ValueError for properties that plotly lacks."""
+def scatter_trace(
+    x: Sequence[float | None], y: Sequence[float | str | None], mode: str, **more: Any
+) -> Trace:
+    """Return a trace of points or lines; y is text on an axis of categories.
+
+    Raises ValueError for properties that plotly lacks.
+    """
     import plotly.graph_objects as go
 
     return go.Scatter(x=list(x), y=list(y), mode=mode, **more)
@@ -175,7 +182,10 @@ def contour_trace(x: Sequence[float], y: Sequence[float], z: Sequence[Sequence[f
 
 
 def band_trace(
-    x: Sequence[float], ends: tuple[Sequence[float], Sequence[float]], meta: str, **more: Any
+    x: Sequence[float] | np.ndarray,
+    ends: tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray],
+    meta: str,
+    **more: Any,
 ) -> Trace:
     """Return a filled band between two lines as one closed trace, so that it is hidden as a whole."""
     low, high = ends

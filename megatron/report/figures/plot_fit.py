@@ -45,10 +45,10 @@ THRESHOLD = 3.84  # 95 % quantile of chi-square with one degree of freedom
 
 def residual_figure(study: Study) -> Figure | None:
     """Return the law's residuals over N, D and C; a pattern indicates a wrong form. None without points."""
-    points = select_law_points(study)
-    if not points:
+    law, points = study.law, select_law_points(study)
+    if law is None or not points:
         return None
-    predicted = np.array([float(study.law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
+    predicted = np.array([float(law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
     # in percent, since the law is fitted to log L: 1 % is the same error at every loss
     left = 100 * (np.array([row["loss"] for row in points]) / predicted - 1)
     data, panels = [], ("N", "D", "C")

@@ -26,6 +26,7 @@ from megatron.report.figures.plot import (
 from megatron.report.frontier_text import FACTORS, find_optimum, has_answer, select_frontier_points
 from megatron.report.palette import ACCENT, BAND, INK, MUTED
 from megatron.report.study_data import Study
+from megatron.study.blind import BlindOutcome
 from megatron.study.format import (
     format_count,
     format_digits,
@@ -48,10 +49,10 @@ UNKNOWN = "a frontier that these runs do not identify"
 
 def slices_figure(study: Study) -> Figure | None:
     """Return loss over N at each budget with the law's slice; None without a frontier and its runs."""
-    rows = select_frontier_points(study)
-    if not rows:
+    law, rows = study.compute_law, select_frontier_points(study)
+    if law is None or not rows:
         return None
-    law, sound = study.compute_law, has_answer(study)
+    sound = has_answer(study)
     data: list[Trace] = []
     chips, losses = [], [row["loss"] for row in rows]
     for i, indices in enumerate(split_budgets(np.array([row["C"] for row in rows]))):
@@ -59,7 +60,7 @@ def slices_figure(study: Study) -> Figure | None:
         # geometric mean of the budget: its runs differ by the rounding to whole steps
         C = math.exp(float(np.mean(np.log([row["C"] for row in group]))))
         name, key = f"{format_exponent(C)} FLOPs", f"isoflop:{i}"
-        traces = _slice_traces(study, group, C, key, f"var(--slice{i})", name)
+        traces = _slice_traces(study, law, group, C, key, f"var(--slice{i})", name)
         # The ends of a slice can rise far above the runs. They would compress the points into a line at the
         # bottom.
         losses += [y for trace in traces for y in trace["y"] if min(losses) / 2 < y < 2 * max(losses)]
@@ -100,10 +101,10 @@ def _describe_slices(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
 
 
 def _slice_traces(
-    study: Study, rows: Sequence[Row], C: float, key: str, colour: str, name: str
+    study: Study, law: ComputeLaw, rows: Sequence[Row], C: float, key: str, colour: str, name: str
 ) -> list[Trace]:
     """Return the traces of one budget: the law's slice, the runs, and the minimum of an identified law."""
-    law, sizes = study.compute_law, [row["N"] for row in rows]
+    sizes = [row["N"] for row in rows]
     at = find_optimum(law, C) if has_answer(study) else None
     # the minimum of a slice that is far outside its sizes is not shown: the law is an extrapolation there
     if at is not None and not min(sizes) / MAX_MINIMUM_RATIO <= at.N <= max(sizes) * MAX_MINIMUM_RATIO:
@@ -145,10 +146,10 @@ def _minimum_mark(at: Optimum, key: str, colour: str, name: str) -> Trace:
 
 def frontier_figure(study: Study) -> Figure | None:
     """Return N* (top) and L* (bottom) over C up to ten times the largest budget, with bands and runs."""
-    rows = select_frontier_points(study)
-    if not rows:
+    law, rows = study.compute_law, select_frontier_points(study)
+    if law is None or not rows:
         return None
-    law, sound = study.compute_law, has_answer(study)
+    sound = has_answer(study)
     best = _find_optima(law, law.C[0], FACTORS[-1] * law.C[1])
     if not best:
         return None
@@ -176,6 +177,7 @@ def frontier_figure(study: Study) -> Figure | None:
     title = f"No compute-optimal size follows from {UNKNOWN} ({format_plural(law.n_runs, 'run')})"
     if sound:
         first, last = best[0], find_optimum(law, law.C[1])
+        assert last is not None, "has_answer requires this optimum"
         title = (
             f"From {format_exponent(first.C)} to {format_exponent(last.C)} FLOPs the best N goes from "
             f"{format_count(first.N)} to {format_count(last.N)} parameters, its loss from {first.loss:.2f} "
@@ -237,7 +239,7 @@ def blind_figure(study: Study) -> Figure | None:
         return None
     rows = select_frontier_points(study)
     data, losses, compute = _approach_traces(study, rows)
-    measured = blind_text.is_measured(blind) and math.isfinite(blind.measured)
+    measured = blind.measured is not None and math.isfinite(blind.measured)
     has_interval = all(map(math.isfinite, blind.interval))
     seen = [
         blind.predicted,
@@ -247,7 +249,7 @@ def blind_figure(study: Study) -> Figure | None:
     # the same marks twice: vertically over C, and horizontally in the lower panel
     for axes in ({}, {"xaxis": "x2", "yaxis": "y2"}):
         data += _blind_marks(blind, has_interval, measured, axes)
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": log_axis("compute, C (FLOPs)", [*compute, blind.C, blind.C * 1.15], format_flops_tick)
         | {"anchor": "y"},
         "yaxis": loss_axis("loss", [*losses, *seen]) | {"domain": [0.42, 1.0]},
@@ -287,7 +289,7 @@ def _approach_traces(study: Study, rows: Sequence[Row]) -> tuple[list[Trace], li
     """Return (traces, losses, FLOPs) of the runs and of the frontier up to the blind run."""
     law, blind = study.compute_law, study.blind
     losses, compute = [row["loss"] for row in rows], [row["C"] for row in rows]
-    if law is None or not rows:
+    if law is None or blind is None or not rows:
         return [], losses, compute
     best = _find_optima(law, law.C[0], max(blind.C, law.C[1]))
     sound, C = has_answer(study), [at.C for at in best]
@@ -297,7 +299,9 @@ def _approach_traces(study: Study, rows: Sequence[Row]) -> tuple[list[Trace], li
     return traces, [*losses, *(at.loss for at in best)], compute
 
 
-def _blind_marks(blind: Any, has_interval: bool, measured: bool, axes: dict[str, str]) -> list[Trace]:
+def _blind_marks(
+    blind: BlindOutcome, has_interval: bool, measured: bool, axes: dict[str, str]
+) -> list[Trace]:
     """Return marks of predicted interval and measured loss: vertical over C, or horizontal in a panel."""
     horizontal = bool(axes)
     text = f"predicted {blind.predicted:.3f} ({format_interval(blind.interval, '{:.3f}'.format)})"
@@ -320,7 +324,7 @@ def _blind_marks(blind: Any, has_interval: bool, measured: bool, axes: dict[str,
     if has_interval:
         bar["error_x" if horizontal else "error_y"] = error
     marks = [mark(blind.predicted, 1, bar, text)]
-    if measured:
+    if measured and blind.measured is not None:
         diamond = {"marker": {"color": INK, "size": 10, "symbol": "diamond"}}
         marks.append(mark(blind.measured, 0, diamond, f"measured {blind.measured:.3f}"))
     return marks

@@ -144,17 +144,17 @@ def parabola_traces(parabola: Parabola, key: str, colour: str, name: str) -> lis
 
 def contour_figure(study: Study) -> Figure | None:
     """Return contours of L(N, D), the runs, and the compute-optimal path; None without a law."""
-    points = select_law_points(study)
-    if not points:
+    law, points = study.law, select_law_points(study)
+    if law is None or not points:
         return None
     N, D = (
         np.geomspace(min(row[x] for row in points) / 2, max(row[x] for row in points) * 2, STEPS)
         for x in "ND"
     )
     # [STEPS (D, rows), STEPS (N, columns)], as plotly expects z
-    z = study.law.loss(N[None, :], D[:, None])
+    z = law.loss(N[None, :], D[:, None])
     first, last = (6.0 * min(row["N"] * row["D"] for row in points), largest_compute(study))
-    best = optimal_frontier(study.law, np.geomspace(first, last, 30))
+    best = optimal_frontier(law, np.geomspace(first, last, 30))
     data: list[Trace] = [
         contour_trace(
             N.tolist(), D.tolist(), z.round(4).tolist(), ncontours=14, meta=["contours"],
@@ -162,7 +162,7 @@ def contour_figure(study: Study) -> Figure | None:
         ),
         scatter_trace(
             best.N.tolist(), best.D.tolist(), "lines", meta=["optimum"],
-            line=line_style(study.law, ACCENT, 2.4),
+            line=line_style(law, ACCENT, 2.4),
             customdata=[format_exponent(c) for c in best.C],
             hovertemplate="optimum at %{customdata} FLOPs<extra></extra>",
         ),
@@ -177,7 +177,7 @@ def contour_figure(study: Study) -> Figure | None:
     }
     low, high = float(z.min()), float(z.max())
     title = (
-        f"Over these sizes and tokens {verdict.name_law(study.law)} goes from {high:.2f} down to {low:.2f} "
+        f"Over these sizes and tokens {verdict.name_law(law)} goes from {high:.2f} down to {low:.2f} "
         "nats per token"
     )
     caption = (
@@ -185,10 +185,10 @@ def contour_figure(study: Study) -> Figure | None:
         "each compute. Points: the runs of the fit."
     )
     alt = f"{title}."
-    if verdict.is_sound(study.law):
-        first, last = (
+    if verdict.is_sound(law):
+        start, end = (
             f"N = {format_count(best.N[i])}, D = {format_count(best.D[i])}" for i in (0, len(best.N) - 1)
         )
-        alt += f" The compute-optimal path runs from {first} to {last}."
+        alt += f" The compute-optimal path runs from {start} to {end}."
     chips = [Chip("optimum", "optimum", ACCENT), *make_run_chips(study, points)]
     return Figure("contours", title, caption, alt, make_chart(data, layout, 460), chips)

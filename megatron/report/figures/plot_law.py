@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -43,6 +43,8 @@ from megatron.study.table import Row
 # N* = 1.3e9 (C / 8.64e19)^0.73, fitted on another corpus
 KAPLAN = "Kaplan et al. 2020"
 EXTRAPOLATION = 10.0  # the optimum is shown up to this multiple of the largest run's compute
+# a panel of the optimum: letter, y axis, line [n] and the ends of its band
+Panel: TypeAlias = tuple[str, str, np.ndarray, tuple[np.ndarray, np.ndarray] | None]
 LETTERS = {"n_params": "N", "n_non_embedding": "N (without embeddings)"}
 
 
@@ -102,6 +104,7 @@ def largest_compute(study: Study) -> float:
     points = select_law_points(study)
     if points:
         return max(6.0 * row["N"] * row["D"] for row in points)
+    assert study.law is not None, "callers return early without a law"
     return 6.0 * study.law.ranges["N"][1] * study.law.ranges["D"][1]
 
 
@@ -116,10 +119,10 @@ def find_optimum_path(law: Law, C: np.ndarray) -> OptimumPath:
 
 def prediction_figure(study: Study) -> Figure | None:
     """Return measured over predicted loss of each run; None without points."""
-    points = select_law_points(study)
-    if not points:
+    law, points = study.law, select_law_points(study)
+    if law is None or not points:
         return None
-    predicted = np.array([float(study.law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
+    predicted = np.array([float(law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
     measured = np.array([row["loss"] for row in points])
     off = 100 * (predicted / measured - 1)
     low, high = min(*predicted, *measured), max(*predicted, *measured)
@@ -138,7 +141,7 @@ def prediction_figure(study: Study) -> Figure | None:
         "xaxis": linear_axis(f"loss the law gives ({LOSS_UNIT})", low, high),
         "yaxis": linear_axis(f"held-out loss measured ({LOSS_UNIT})", low, high),
     }
-    worst, name = points[int(np.argmax(abs(off)))], verdict.name_law(study.law)
+    worst, name = points[int(np.argmax(abs(off)))], verdict.name_law(law)
     title = (
         f"{name[:1].upper()}{name[1:]} is off by {np.median(abs(off)):.1f} % in the median of its own "
         f"{format_plural(len(points), 'run')}, by {max(abs(off)):.1f} % at worst"
@@ -160,15 +163,15 @@ def line_style(law: Law, colour: str, width: float) -> dict[str, Any]:
 
 def size_figure(study: Study) -> Figure | None:
     """Return L over N at each D, with the law's line; None without points."""
-    points = select_law_points(study)
-    if not points:
+    law, points = study.law, select_law_points(study)
+    if law is None or not points:
         return None
     budgets = sorted({row["D"] for row in points})
     sizes = [row["N"] for row in points]
     N = np.geomspace(min(sizes) / 1.15, max(sizes) * 1.15, 60)
     data, chips, losses = [], [], [row["loss"] for row in points]
     for i, D in enumerate(budgets):
-        line = np.asarray(study.law.loss(N, np.full_like(N, D)))
+        line = np.asarray(law.loss(N, np.full_like(N, D)))
         losses += list(line)
         about = {"meta": [f"budget:{D}"]}
         data.append(
@@ -176,7 +179,7 @@ def size_figure(study: Study) -> Figure | None:
                 N.tolist(),
                 line.round(5).tolist(),
                 "lines",
-                line=line_style(study.law, f"var(--budget{i})", 2),
+                line=line_style(law, f"var(--budget{i})", 2),
                 hoverinfo="skip",
                 **about,
             )
@@ -185,17 +188,15 @@ def size_figure(study: Study) -> Figure | None:
             if row["D"] == D:
                 data.append(make_run_mark(study, row, row["N"], colour=f"var(--budget{i})").update(about))
         chips.append(Chip(f"budget:{D}", f"{format_count(D)} tokens", f"var(--budget{i})"))
-    letter = LETTERS.get((study.law.columns or {}).get("N", "n_params"), "N")
+    letter = LETTERS.get((law.columns or {}).get("N", "n_params"), "N")
     layout = {
         "xaxis": log_axis(f"parameters, {letter}", list(N)),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
     }
     small, large, few, many = min(sizes), max(sizes), budgets[0], budgets[-1]
     # the gain of N at the largest D, and of D at the largest N
-    by_N, by_D = (
-        float(study.law.loss(*start) - study.law.loss(large, many)) for start in ((small, many), (large, few))
-    )
-    parts, name = [], verdict.name_law(study.law)
+    by_N, by_D = (float(law.loss(*start) - law.loss(large, many)) for start in ((small, many), (large, few)))
+    parts, name = [], verdict.name_law(law)
     if large > small:
         # `0 - x` instead of `-x`: no "-0.00" in the text
         parts.append(
@@ -205,10 +206,10 @@ def size_figure(study: Study) -> Figure | None:
         parts.append(f"{format_ratio(many / few)} times the tokens change it by {0 - by_D:.2f} nats")
     title = f"By {name} {join_list(parts)}" if parts else f"One size and budget, by {name}"
     caption = "Lines: the fitted law at each token budget. Points: finished runs, with two standard errors."
-    if FORM[study.law.form].needs_unique:
+    if FORM[law.form].needs_unique:
         caption += " The lines are for text read once: runs above their line read their text several times."
     alt = f"{title}."
-    if is_flattening(study.law, N, budgets):
+    if is_flattening(law, N, budgets):
         alt += " The curves flatten to the right: at fixed tokens each further doubling of N brings less."
     return Figure("size", title, caption, alt, make_chart(data, layout), chips)
 
@@ -303,6 +304,7 @@ def optimum_traces(
     ends: tuple[np.ndarray, np.ndarray] | None,
 ) -> list[Trace]:
     """Return the traces of one panel: the band if there is one, the runs, and the optimum on top."""
+    assert study.law is not None, "optimum_figure returns early without a law"
     bounds = zip(*ends, strict=True) if ends else [None] * len(C)
     texts = [
         f"{format_exponent(c)} FLOPs<br>{letter} = {format_with_interval(x, inside, format_count)}"
@@ -341,7 +343,7 @@ def describe_band(law: Law) -> str:
 
 
 def optimum_layout(
-    points: Sequence[Row], C: np.ndarray, last: float, panels: Sequence[tuple]
+    points: Sequence[Row], C: np.ndarray, last: float, panels: Sequence[Panel]
 ) -> dict[str, Any]:
     """Return a layout of two stacked panels with one C axis; the range beyond the runs is shaded."""
     names = {"N": "parameters, N", "D": "tokens, D"}

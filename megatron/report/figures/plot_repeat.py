@@ -38,7 +38,7 @@ N_REPLICATES = 20
 def epochs_figure(study: Study) -> Figure | None:
     """Return loss over epochs at fixed N and unique text, per objective; None if no text is repeated."""
     # one line per objective, N and unique tokens; only lines with several epochs are drawn
-    series: dict[tuple, list[Row]] = {}
+    series: dict[tuple[str, int, int], list[Row]] = {}
     for row in study.finished_rows():
         if row["epochs"] and row["unique_tokens"]:
             # key: (objective, N, U); along one line only the number of epochs changes, and with it D = U x
@@ -89,7 +89,7 @@ def epochs_figure(study: Study) -> Figure | None:
     )
 
 
-def _describe_turn(study: Study, objective: str, series: dict[tuple, list[Row]]) -> str:
+def _describe_turn(study: Study, objective: str, series: dict[tuple[str, int, int], list[Row]]) -> str:
     """Return a clause on the epochs at which one objective's lines are lowest; empty without lines."""
     claim = headlines.describe_turns(study, [rows for key, rows in series.items() if key[0] == objective])
     return f"{OBJECTIVE_NAMES.get(objective, objective)}: {claim}" if claim else ""
@@ -104,7 +104,7 @@ def crossover_figure(study: Study) -> Figure | None:
     if not unique_tokens:
         return None
     unique = np.geomspace(min(unique_tokens) / 2, max(unique_tokens) * 10, N_UNIQUE)
-    crossing = crossover(first, second, unique, n_replicates=N_REPLICATES)
+    crossing = crossover(first, second, unique.tolist(), n_replicates=N_REPLICATES)
     # NaN where the laws do not meet within the searched compute
     at = np.isfinite(crossing.C)
     if not at.any():
@@ -195,10 +195,10 @@ def downstream_figure(study: Study) -> Figure | None:
                 f"off its curve by {off:.1f} points at most"
             )
         chips.append(Chip(f"task:{task}", task, INK, dash))
-    x, y = ([v for trace in data for v in trace[axis]] for axis in "xy")
+    shown_x, shown_y = ([v for trace in data for v in trace[axis]] for axis in "xy")
     layout = {
-        "xaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(x), max(x)),
-        "yaxis": linear_axis("score (share; loss in nats maps to it)", min(y), max(y)),
+        "xaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(shown_x), max(shown_x)),
+        "yaxis": linear_axis("score (share; loss in nats maps to it)", min(shown_y), max(shown_y)),
     }
     title = "; ".join(words)
     caption = "Points: finished runs. Lines: error = ε − k exp(−γ L), or for accuracies a sigmoid in L."

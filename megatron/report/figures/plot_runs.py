@@ -206,7 +206,7 @@ def lower_envelope(rows: Sequence[Row]) -> list[Row]:
 
 def objectives_figure(study: Study) -> Figure | None:
     """Return the losses of the two objectives at equal N and equal tokens; None without such a pair."""
-    by_key: dict[tuple, dict[str, Row]] = {}
+    by_key: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in sorted(
         study.finished_rows(), key=lambda row: -row["loss"]
     ):  # of several runs with one key the lowest loss is stored last

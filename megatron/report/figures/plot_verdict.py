@@ -27,16 +27,16 @@ CLIP = (0.01, 100.0)  # limits of the intervals' axis, in units of the fitted va
 
 def misfit_figure(study: Study) -> Figure | None:
     """Return each cell's residual with the scatter of seeds; None without a lack-of-fit test."""
-    points = select_law_points(study)
-    if not points or not study.law.lack_of_fit:
+    law, points = study.law, select_law_points(study)
+    if law is None or not points or not law.lack_of_fit:
         return None
-    cells: dict[tuple, list[tuple[Row, float]]] = {}
+    cells: dict[tuple[float, float, float], list[tuple[Row, float]]] = {}
     for row in points:
-        predicted = float(study.law.loss(row["N"], row["D"], unique_tokens(row)))
+        predicted = float(law.loss(row["N"], row["D"], unique_tokens(row)))
         # a cell: equal N, D and unique tokens
         cell = (row["N"], row["D"], unique_tokens(row))
         cells.setdefault(cell, []).append((row, 100 * (row["loss"] / predicted - 1)))
-    noise = 100 * study.law.lack_of_fit["noise"]
+    noise = 100 * law.lack_of_fit["noise"]
     data: list[Trace] = []
     for (N, D, _), pairs in cells.items():
         C, off = 6.0 * N * D, [value for _, value in pairs]
@@ -64,7 +64,7 @@ def misfit_figure(study: Study) -> Figure | None:
         "xaxis": log_axis("compute, C = 6 N D (FLOPs)", compute, format_flops_tick),
         "yaxis": linear_axis("measured minus law (% of nats)", *ends) | {"zeroline": True},
     }
-    words = verdict.describe_misfit(study.law)
+    words = verdict.describe_misfit(law)
     title = words[:1].upper() + words[1:]
     caption = (
         "Rings: runs. Dots: means of the runs of one N and D, with two standard errors of the scatter of "

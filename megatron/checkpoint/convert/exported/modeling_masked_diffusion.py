@@ -5,6 +5,8 @@ logits = model(input_ids).logits            # masked tokens are config.mask_toke
 text = model.generate(prompt_ids, max_new_tokens=64, steps=32)
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ class MaskedDiffusionConfig(PretrainedConfig):
         mlp_bias: bool = False,
         qk_norm: bool = False,
         tie_word_embeddings: bool = True,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> None:
         self.vocab_size, self.n_tokens, self.mask_token_id = vocab_size, n_tokens, n_tokens
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
@@ -43,7 +45,8 @@ class MaskedDiffusionConfig(PretrainedConfig):
         self.rms_norm_eps, self.rope_theta = rms_norm_eps, rope_theta
         self.attention_bias, self.mlp_bias, self.qk_norm = attention_bias, mlp_bias, qk_norm
         kwargs.pop("mask_token_id", None)
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        kwargs["tie_word_embeddings"] = tie_word_embeddings
+        super().__init__(**kwargs)
 
 
 class Norm(nn.Module):
@@ -163,7 +166,7 @@ class MaskedDiffusionLm(PreTrainedModel):
         super().__init__(config)
         self.model = Body(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]  # without annotations in transformers
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens

@@ -1,0 +1,78 @@
+"""Types of the extension in csrc/. What its functions compute is described there, and in their docstrings."""
+
+from typing import final
+
+import numpy as np
+
+@final
+class BpeVocabulary: ...
+
+@final
+class BpeWorker:
+    def __init__(self, vocabulary: BpeVocabulary) -> None: ...
+
+# tokenizer
+def bpe_vocabulary(
+    byte_ids: np.ndarray, merges: np.ndarray, classes: np.ndarray, special: bytes, special_id: int
+) -> BpeVocabulary: ...
+def merge_ids(vocabulary: dict[str, int], merges: list[str] | list[list[str]]) -> np.ndarray: ...
+def ranked_merge_ids(pieces: str, merges: str) -> np.ndarray: ...
+def encode_lines(
+    worker: BpeWorker, input: int, begin: int, end: int,
+    key: str, special: bool, eod: int, wide: bool, ids_out: int, lengths_out: int,
+) -> tuple[int, int, int, int, bool]: ...  # fmt: skip
+def encode_buffer(
+    worker: BpeWorker, lines: bytes | memoryview,
+    key: str, special: bool, eod: int, wide: bool, ids_out: int, lengths_out: int,
+) -> tuple[int, int, int, int, bool]: ...  # fmt: skip
+def encode_texts(
+    worker: BpeWorker, texts: np.ndarray, ends: np.ndarray, special: bool, eod: int
+) -> tuple[np.ndarray, np.ndarray]: ...
+def count_ids(ids: np.ndarray, counts: np.ndarray) -> None: ...
+
+# datasets and the order of samples
+def check_index(
+    file: int, at: int, n_sequences: int, n_documents: int, itemsize: int
+) -> tuple[int, int, bool, bool]: ...
+def sample_starts(lengths: np.ndarray, order: np.ndarray, stride: int, n_rows: int) -> np.ndarray: ...
+def shuffled(
+    key: np.ndarray, pos: int, parts: np.ndarray, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, int]: ...
+
+# mixtures
+def domain_intervals(
+    domain: np.ndarray, file: np.ndarray, row: np.ndarray, n_domains: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
+def domain_units(
+    domain: np.ndarray, number: np.ndarray, length: np.ndarray, seed: np.ndarray
+) -> np.ndarray: ...
+def mixture_turns(
+    parts: np.ndarray, done: np.ndarray, lag: np.ndarray, limit: np.ndarray,
+    size: int, first_chunk: int, n_chunks: int, seed: int, until_empty: bool = False,
+) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...  # fmt: skip
+def mixture_counts(
+    parts: np.ndarray, done: np.ndarray, lag: np.ndarray, limit: np.ndarray,
+    size: int, n_chunks: int, until_empty: bool = False,
+) -> tuple[int, np.ndarray, np.ndarray]: ...  # fmt: skip
+def read_spans(descriptor: int, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, int, int]: ...
+
+# kernels
+def softmax_nll(logits: np.ndarray, targets: np.ndarray, n_threads: int) -> np.ndarray: ...
+def softmax_nll_gradient(
+    logits: np.ndarray, targets: np.ndarray, scale: np.ndarray | None, n_threads: int
+) -> np.ndarray: ...
+def rms_norm(
+    x: np.ndarray, gain: np.ndarray, eps: float, out: np.ndarray, inverse: np.ndarray, n_threads: int
+) -> None: ...
+def rms_norm_backward(
+    x: np.ndarray, gain: np.ndarray, inverse: np.ndarray,
+    grad: np.ndarray, grad_x: np.ndarray, grad_gain: np.ndarray, n_threads: int,
+) -> None: ...  # fmt: skip
+def short_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray,
+    causal: bool, scale: float, out: np.ndarray, n_threads: int,
+) -> None: ...  # fmt: skip
+def short_attention_backward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, grad: np.ndarray, causal: bool, scale: float,
+    grad_q: np.ndarray, grad_k: np.ndarray, grad_v: np.ndarray, n_threads: int,
+) -> None: ...  # fmt: skip
