@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri, stdtrit
 
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.fitting.frontier_drift import Continuation, continue_frontier
@@ -193,6 +192,8 @@ class ComputeLaw:
         return np.log(np.asarray(C, dtype=float) / self.centre)
 
     def _t_quantile(self, level: float) -> float:
+        from scipy.special import ndtri, stdtrit  # slow import
+
         return float(stdtrit(self.dof, (1 + level) / 2)) if self.dof else float(ndtri((1 + level) / 2))
 
     def _half_width(self, gradient: np.ndarray, level: float, extra: float = 0.0) -> float:
@@ -272,6 +273,8 @@ def _find_not_identified(
     theta: np.ndarray, covariance: np.ndarray, dof: int, N: np.ndarray, C: np.ndarray, centre: float
 ) -> dict[str, str]:
     """Return {constant: reason} for constants that these runs do not identify."""
+    from scipy.special import stdtrit  # slow import
+
     reasons = {}
     # CONSTANTS[5:] are alpha and beta
     for name, value, edge_reached in zip(CONSTANTS[5:], theta[5:], is_at_edge(theta), strict=True):

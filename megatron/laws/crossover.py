@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from megatron.laws.frontier import search_frontier
 from megatron.laws.law import Law, expanded_level
@@ -38,6 +37,8 @@ def critical_compute(first: Law, second: Law, U: float, flops_per_param_token: f
 
     The search is from SEARCH_SPAN[0] to SEARCH_SPAN[1] times k U^2 / 20: one epoch at D/N = 20.
     """
+    from scipy.optimize import brentq  # slow import
+
     centre = flops_per_param_token * U * U / 20
 
     def loss_gap(log_c: float | np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import least_squares
 
 from megatron.laws.law import Law, expanded_level
 
@@ -138,6 +137,8 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
     Variable projection: `bent` are the nonlinear constants, (gamma,) or (s, L0), and `linear` solves for the
     others at each. The exponential has its origin at the lowest loss, so that it is of order 1.
     """
+    from scipy.optimize import least_squares  # slow import
+
     grid: list[tuple[float, ...]]
     if kind == "error":
         grid = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtr, ndtri, stdtrit
 
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.fitting.noise import NORMAL_DOF, Trend
@@ -129,6 +128,8 @@ class Law:
         self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float, kind: str, text: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of an interval of a loss on `text` from those for the text of the fitted runs."""
+        from scipy.special import ndtri  # slow import
+
         half = float(ndtri((1 + level) / 2)) * self.text_deviation(kind, text)
         return (low, high) if half == 0 else _widen_interval(value, low, high, half)
 
@@ -156,6 +157,8 @@ class Law:
 
         NaN without replicates. Raises ValueError for a form without E, and as `predict`.
         """
+        from scipy.special import ndtri  # slow import
+
         if "E" not in self.params:
             raise ValueError(f"floor: got form {self.form}, expected one with a constant E")
         is_wider = self.text_deviation("confidence", text) > 0
@@ -178,6 +181,8 @@ class Law:
         level: float = 0.95,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of a predictive interval at N, D from a value and its confidence interval."""
+        from scipy.special import stdtrit  # slow import
+
         sigma, dof = self.noise_at(N, D)
         # sigma is an estimate: Student's t instead of the normal quantile
         return _widen_interval(value, low, high, stdtrit(dof, (1 + level) / 2) * sigma)
@@ -312,6 +317,8 @@ def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> f
     of freedom and k = 1. For k constants of a linear law the variance of residuals has the factor (n - k)/n.
     With None or fewer than k + 2 units `level` is returned unchanged.
     """
+    from scipy.special import ndtr, stdtrit  # slow import
+
     if n_units is None or n_units < n_constants + 2:
         return level
     # 15 runs: 0.95 becomes 0.974, with t = 2.14 at 14 degrees of freedom; 100 runs: 0.954

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri, stdtrit
 
 LEVEL = 0.95
 
@@ -58,6 +57,8 @@ class PowerLaw:
 
 def interval_quantile(level: float, dof: int) -> float:
     """Return the half-width of a two-sided interval in standard deviations: t, or normal for dof = 0."""
+    from scipy.special import ndtri, stdtrit  # slow import
+
     return float(stdtrit(dof, (1 + level) / 2) if dof else ndtri((1 + level) / 2))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from megatron.report.study_data import AUTOREGRESSIVE, Study
 from megatron.study.cells import Side
@@ -231,6 +230,8 @@ def describe_trend(x: dict[str, np.ndarray], y: np.ndarray) -> str:
 
     Slopes pass a two-sided t test at 5 % in total, Bonferroni-corrected for the number of x.
     """
+    from scipy.special import stdtrit  # slow import
+
     slopes = {}
     for letter, values in x.items():
         # 3 runs leave one degree of freedom, whose t quantile of 12.7 hardly any slope exceeds

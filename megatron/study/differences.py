@@ -17,7 +17,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy.special import chdtri, stdtr, stdtrit
 
 from megatron.laws.fitting.noise import pool_cells
 from megatron.laws.law import Law
@@ -167,6 +166,8 @@ def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
 
 def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, float]:
     """Return an interval for a standard deviation: dof s^2 / sigma^2 is chi-square."""
+    from scipy.special import chdtri  # slow import
+
     if math.isinf(dof):
         return sigma, sigma
     tails = ((1 - level) / 2, (1 + level) / 2)
@@ -218,6 +219,8 @@ def estimate_error(
 
 def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> float:
     """Return the two-sided t quantile for `n_comparisons` simultaneous intervals (Bonferroni)."""
+    from scipy.special import stdtrit  # slow import
+
     # 1e9 degrees of freedom are numerically normal; dof may be Inf
     return float(stdtrit(min(dof, 1e9), 1 - (1 - level) / 2 / n_comparisons))
 
@@ -260,6 +263,8 @@ def _compute_difference(
     n_comparisons: int = 1,
     paired: tuple[float, float] | None = None,
 ) -> Difference:
+    from scipy.special import stdtr  # slow import
+
     ratio = a.log_loss - b.log_loss
     undecided = Difference(
         a=a.name, b=b.name, n_a=a.n_seeds, n_b=b.n_seeds, loss_a=a.loss, loss_b=b.loss,

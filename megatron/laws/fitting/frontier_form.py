@@ -18,7 +18,6 @@ alpha and beta are one constant unless an F test separates them.
 import math
 
 import numpy as np
-from scipy.special import fdtrc
 
 CONSTANTS = ("log_loss", "slope", "curvature", "log_size", "size_exponent", "alpha", "beta")
 EXPONENT_RANGE = (0.02, 4.0)  # range of the search for alpha and beta
@@ -84,6 +83,8 @@ def search_constants(x: np.ndarray, log_n: np.ndarray, y: np.ndarray) -> tuple[n
     alpha and beta are separate only if that is significant and neither is at an end of its range. Constants
     at an end are not free.
     """
+    from scipy.special import fdtrc  # slow import
+
     tied, untied = (_fit_constants(x, log_n, y, is_tied) for is_tied in (True, False))
     squares = [float(((y - log_loss(theta, x, log_n)) ** 2).sum()) for theta in (tied, untied)]
     dof = len(y) - len(CONSTANTS)

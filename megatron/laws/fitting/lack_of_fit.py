@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import fdtrc
 
 from megatron.laws.fitting.noise import pool_cells
 
@@ -47,6 +46,8 @@ def check_lack_of_fit(residual: np.ndarray, cells: np.ndarray, n_free: int) -> L
     `n_free` is the number of fitted constants. Returns None where no cell has two runs of different loss, or
     the form has as many constants as there are cells.
     """
+    from scipy.special import fdtrc  # slow import
+
     names, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     index = index.ravel()
     pooled = pool_cells(residual, cells)

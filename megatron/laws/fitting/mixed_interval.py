@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri, stdtr, stdtrit
 
 from megatron.laws.fitting.noise import NORMAL_DOF
 from megatron.laws.law import Law, expanded_level
@@ -34,6 +33,8 @@ class Component:
 
     def cdf(self, value: np.ndarray) -> np.ndarray:
         """Return the cumulative distribution function [n] at `value` [n]."""
+        from scipy.special import stdtr  # slow import
+
         scale = np.maximum(self.scale, MIN_SCALE)
         # a mixture of r equal parts: [r, n], then the mean over r
         return stdtr(self.dof, (value - self.centres) / scale).mean(axis=0)
@@ -46,6 +47,8 @@ def build_component(
 
     Replicates are scaled around their median for the number of runs, as expanded percentiles are.
     """
+    from scipy.special import ndtri  # slow import
+
     losses = np.log(law.losses(N, D, U))
     # midpoints of 201 slices of equal probability, from 0.25 % to 99.75 %: [201, n]
     centres = np.quantile(losses, (np.arange(N_CENTRES) + 0.5) / N_CENTRES, axis=0)
@@ -65,6 +68,8 @@ def build_component(
 
 def mixture_quantiles(components: Sequence[Component], shares: Sequence[float]) -> list[np.ndarray]:
     """Return the quantile [n] of the mixture for each of `shares`, by bisection."""
+    from scipy.special import stdtrit  # slow import
+
     quantiles = []
     for share in shares:
         ends = [

@@ -15,7 +15,6 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erf
 
 from megatron.laws.fitting.surface import THETA, RunPoints
 
@@ -101,6 +100,8 @@ def prior_scale(sigma: float, delta: float) -> float:
     With z = delta / sigma: a = P(|r| < delta) = erf(z / sqrt 2), and b = E[min(r^2, delta^2)]
     = sigma^2 (a - 2 z phi(z)) + delta^2 (1 - a), phi the normal density.
     """
+    from scipy.special import erf  # slow import
+
     if not np.isfinite(delta) or sigma == 0:
         return sigma**2
     # For delta << sigma the ratio tends to sqrt(pi / 2) sigma delta: as for absolute residuals, it shrinks

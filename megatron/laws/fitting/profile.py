@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import chdtri
 
 from megatron.laws.fitting.fit_form import build_search_box, fit_theta, minimize_by_narrowing
 from megatron.laws.fitting.fit_problem import Problem
@@ -188,6 +187,8 @@ def _summarize_profile(
     name: str, values: np.ndarray, objective: np.ndarray, statistic: np.ndarray, best: float
 ) -> Profile:
     # 3.84 at 95 %: the likelihood ratio of one constant is chi-square with one degree of freedom
+    from scipy.special import chdtri  # slow import
+
     limit = float(chdtri(1, 1 - LEVEL))
     inside = np.flatnonzero(statistic <= limit)
     # One interval from the first to the last value inside, also where values between them are outside.
