@@ -222,6 +222,9 @@ def _write_results(
     """Write the result and the per-document losses; `keep`: an existing document file is still valid."""
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = path.with_suffix(DOCUMENTS)
+    if not keep:
+        # an old result beside new documents would describe other text, if this process were killed in between
+        path.unlink(missing_ok=True)
     if scoring.per_document:
         write_parquet_columns(documents, _build_document_table(losses))
     elif not keep:

@@ -173,11 +173,12 @@ def _find_finished(runs: Sequence[PlannedRun]) -> list[tuple[PlannedRun, float]]
 
 def _speed_from_finished(finished: Sequence[tuple[PlannedRun, float]]) -> Speed:
     """Fit the speed to finished runs, by least squares of relative errors; no fixed cost with one size."""
-    flops = np.array([run.trained_flops for run, _ in finished])
+    # of the whole run: a branch continues the clock of its trunk, so its seconds include the shared steps
+    flops = np.array([run.plan.train_flops for run, _ in finished])
     seconds = np.array([wall_s for _, wall_s in finished])
     basis = f"the {len(finished)} finished runs of this study"
     if len({flops_per_step(run) for run, _ in finished}) > 1:
-        steps = np.array([run.trained_steps for run, _ in finished], dtype=float)
+        steps = np.array([run.plan.n_steps for run, _ in finished], dtype=float)
         scale = np.array([steps.max(), flops.max()])
         # columns scaled to 1 and rows divided by the time: relative errors, well conditioned
         # minimise sum (fixed s_i + per_flop f_i - t_i)^2 / t_i^2 over coefficients >= 0, s = steps / max, f =

@@ -73,7 +73,7 @@ def propose_runs(law: Law | None, rows: Sequence[Row]) -> Proposal | None:
 def seconds_per_flop(rows: Sequence[Row], N: np.ndarray) -> np.ndarray:
     """Return seconds per FLOP of 6 N D at sizes N [n], interpolated between timed sizes; NaN without any.
 
-    Branched runs are skipped: their time covers only the steps after the branch.
+    Branched runs are skipped: their time includes that of the trunk's steps, which the trunk's row has too.
     """
     rates_of_size: dict[float, list[float]] = {}
     for row in rows:

@@ -314,7 +314,7 @@ def _to_number(cell: str, name: str, i: int, path: str | Path) -> float:
         value = float(cell)
     except ValueError:
         raise ValueError(f"{path}, row {i + 1}: {name}: got {cell!r}, expected a number.") from None
-    if not _is_computable(value) or math.isnan(value):
+    if not math.isfinite(value) or abs(value) > MAX_NUMBER:
         raise ValueError(f"{path}, row {i + 1}: {name}: got {cell!r}, expected a finite number.")
     return int(value) if value.is_integer() and abs(value) < 1e15 else value
 

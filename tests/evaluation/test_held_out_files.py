@@ -106,6 +106,25 @@ def test_scores_are_reused_for_a_moved_corpus_and_not_for_an_edited_one(
     assert f"{file}: replaced; it was of other weights or data under the same names" in warned
 
 
+def test_killed_between_documents_and_result_no_old_result_is_left(
+    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = saved(), write_corpus(tmp_path / "held_out", 0)
+    _, file, _ = score(path, data, per_document=True)
+    ids = np.fromfile(tmp_path / "held_out.bin", np.uint16)
+    ids[:5] = ids[:5][::-1]
+    ids.tofile(tmp_path / "held_out.bin")  # other text under the same names
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(held_out, "write_json", die)
+    with pytest.raises(KeyboardInterrupt):
+        score(path, data, per_document=True)
+    # its documents would be those of the new text
+    assert not file.exists() and file.with_suffix(".documents.parquet").is_file()
+
+
 @pytest.mark.parametrize("spoil", ["nan", "inf"])
 @pytest.mark.parametrize(
     "how",

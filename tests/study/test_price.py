@@ -17,7 +17,7 @@ from megatron.plan.memory import activation_bytes, block_bytes, estimate_memory
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.study.format import format_duration
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.study.ladder import Branch, PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers.launch import Job
 from megatron.study.price import (
     STARTUP_S,
@@ -211,6 +211,11 @@ def test_finished_runs_of_two_sizes_price_the_others_by_fixed_cost_and_rate(runs
         result = {"identity": run.plan.identity, "wall_s": wall_s}
         (run.folder / "result.json").write_text(json.dumps(result))
     speed = estimate_speed(both, probe=lambda: pytest.fail("no timing is needed"))
+    assert (speed.flops_per_s, speed.step_s) == pytest.approx((1e9, 0.02))
+    # a branch continues the clock of its trunk: its seconds are those of all its steps
+    branch = replace(large, branch=Branch(runs[1].folder, 20))
+    assert branch.trained_steps == 10
+    speed = estimate_speed([runs[1], branch], probe=lambda: pytest.fail("no timing is needed"))
     assert (speed.flops_per_s, speed.step_s) == pytest.approx((1e9, 0.02))
 
 
