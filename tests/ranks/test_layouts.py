@@ -29,7 +29,6 @@ LAYOUTS: dict[tuple[str, int], Job] = {
     ("tensor", 2): {"tensor_parallel": 2},
     ("context", 2): {"context_parallel": 2},
     ("pipeline", 2): {"pipeline_parallel": 2},
-    ("zero1", 4): {"sharding_stage": "zero1"},
     ("zero2_hybrid", 4): HYBRID | {"sharding_stage": "zero2_hybrid"},
     ("zero3_hybrid", 4): HYBRID | {"sharding_stage": "zero3_hybrid"},
     ("tensor_zero3", 4): ZERO3 | {"tensor_parallel": 2},
@@ -37,6 +36,7 @@ LAYOUTS: dict[tuple[str, int], Job] = {
 }
 SLOW: dict[tuple[str, int], Job] = {
     ("zero0", 4): {},
+    ("zero1", 4): {"sharding_stage": "zero1"},
     ("zero2", 4): {"sharding_stage": "zero2"},
     ("zero3", 4): ZERO3,
     ("zero3_recomputed", 4): ZERO3 | {"activation_checkpointing": "full"},
