@@ -402,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        rows = rows_from_table(read_table(args.table), law.columns, runs.names or [])
+        rows = rows_from_table(read_table(args.table), law.columns, law.runs or [])
         if (proposal := propose_runs(law, rows)) is not None:
             print(f"  to do: {proposal.describe()}")
     return 0
