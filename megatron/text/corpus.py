@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.io import open_partial_folder, publish_files, read_json, write_json
 from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, SplitWriter, is_intact
+from megatron.text.inputs import find_inputs
 from megatron.text.local_text import (
     LOCAL_SOURCES,
     PYTHON,
@@ -20,7 +21,7 @@ from megatron.text.local_text import (
     installed_version,
     read_local_text,
 )
-from megatron.text.text_readers import find_inputs, iter_lines, parse_text, split_into_pieces
+from megatron.text.text_readers import iter_lines, parse_text, split_into_pieces
 from megatron.tokenizer.hub_cache import find_hub_error
 
 FIRST_DOCUMENT_S = 60.0  # time limit for the first document of C4

@@ -13,11 +13,10 @@ from megatron.io import DISK_FULL_ERRNOS
 from megatron.text.columns import concat_texts, decode_values
 from megatron.text.damage import DamagedFileError
 from megatron.text.fast_lines import FastLineEncoder
+from megatron.text.inputs import COLUMN_SUFFIXES, STDIN
 from megatron.text.shard_writer import EncodeSettings, RejectLog, ShardWriter
 from megatron.text.shards import PieceResult, ShardFolder
 from megatron.text.text_readers import (
-    COLUMN_SUFFIXES,
-    STDIN,
     InputPiece,
     ReadPosition,
     check_text,

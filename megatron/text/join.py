@@ -20,8 +20,9 @@ from megatron.log import get_logger
 from megatron.plan.idx_header import HEADER
 from megatron.plan.sidecar import read_sidecar
 from megatron.text.encode_piece import iter_rejected_lines
+from megatron.text.inputs import REJECTS_SUFFIX, STDIN
 from megatron.text.shards import JoinState, PieceResult, ShardFolder
-from megatron.text.text_readers import REJECTS_SUFFIX, STDIN, InputPiece
+from megatron.text.text_readers import InputPiece
 
 log = get_logger(__name__)
 JOIN_BYTES = 1 << 20  # read at a time: hashing, counting and writing then use a core's private cache

@@ -22,6 +22,7 @@ from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
 from megatron.text.damage import DamagedFileError
 from megatron.text.encode_piece import ProgressCallback, encode_piece, ignore_progress
+from megatron.text.inputs import STDIN, describe_inputs, find_inputs
 from megatron.text.join import (
     OutputDataset,
     RejectSummary,
@@ -36,7 +37,7 @@ from megatron.text.output_names import check_not_exists, dataset_files
 from megatron.text.piece_progress import PieceProgress
 from megatron.text.shard_writer import EncodeSettings
 from megatron.text.shards import PieceResult, ShardFolder, hash_job
-from megatron.text.text_readers import STDIN, InputPiece, describe_inputs, find_inputs, split_into_pieces
+from megatron.text.text_readers import InputPiece, split_into_pieces
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, build_fast_bpe
 from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe

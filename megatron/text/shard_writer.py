@@ -8,8 +8,9 @@ from typing import IO
 
 import numpy as np
 
+from megatron.text.inputs import COLUMN_SUFFIXES
 from megatron.text.shards import ShardFolder
-from megatron.text.text_readers import COLUMN_SUFFIXES, InputPiece, count_lines_before
+from megatron.text.text_readers import InputPiece, count_lines_before
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import IO, Any
 
 from megatron.io import open_exclusive, read_json, write_atomic, write_json
 from megatron.owner_file import OWNER
-from megatron.text.text_readers import STDIN, InputPiece
+from megatron.text.inputs import STDIN
+from megatron.text.text_readers import InputPiece
 
 PLAN_FILE = "plan.json"
 JOIN_STATE_FILE = "joined.json"

@@ -5,11 +5,9 @@ Hugging Face `datasets`; standard input. A plain file is split into byte ranges 
 Any other file is a single piece.
 """
 
-import glob
 import gzip
 import io
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,30 +19,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from megatron.io import read_json, write_atomic_bytes
+from megatron.io import write_atomic_bytes
 from megatron.text.columns import check_structure, decode_values
 from megatron.text.damage import DamagedFileError, translate_read_errors
+from megatron.text.inputs import PLAIN_SUFFIXES, STDIN
 
-PLAIN_SUFFIXES = (".jsonl", ".json")
-COMPRESSED_SUFFIXES = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
-COLUMN_SUFFIXES = (".parquet", ".arrow")
-INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, *COLUMN_SUFFIXES)
 PARQUET_MAGIC = b"PAR1"
-STDIN = Path("-")
-REJECTS_SUFFIX = ".rejects.jsonl"
-UNSUPPORTED_SUFFIXES = (
-    ".xz",
-    ".bz2",
-    ".lz4",
-    ".lzma",
-    ".br",
-    ".7z",
-    ".zip",
-    ".tar",
-    ".tar.gz",
-    ".tgz",
-    ".tar.zst",
-)
 READ_BYTES = 1 << 20  # bytes of a file or a long line that are read at a time
 MAX_PARSED_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which C++ streams
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -72,107 +52,6 @@ class ReadPosition:
     """Progress in a file: bytes as on disk, compressed or not; for standard input bytes received."""
 
     offset: int = 0
-
-
-def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) -> list[Path]:
-    """Resolve words to files: a file, a folder (all files below, sorted), a glob pattern (sorted), or `-`.
-
-    Folders and patterns skip outputs of preprocessing; folders also skip hidden names. A folder saved by
-    `datasets` gives the files listed in its state.json. Raises FileNotFoundError for a word without files,
-    and ValueError for a file of another format, a file named twice or a folder of several splits.
-    """
-    inputs: list[Path] = []
-    for word in words:
-        _check_input_name(word, suffixes)
-        path = Path(word)
-        if path == STDIN or path.is_file():
-            paths = [path]
-        elif path.is_dir():
-            paths = _list_files(path, suffixes)
-        else:
-            matched = [Path(p) for p in sorted(glob.glob(word, recursive=True))]
-            groups = [
-                _list_files(p, suffixes) if p.is_dir() else [p]
-                for p in matched
-                if not _is_preprocess_output(p)
-            ]
-            paths = list(dict.fromkeys(p for files in groups for p in files))  # ** matches both
-        if not paths:
-            raise FileNotFoundError(
-                f"{word}: no such file, and no folder or pattern of {', '.join(suffixes)}."
-            )
-        inputs += paths
-    seen: set[Path] = set()
-    for path in inputs:
-        resolved = path if path == STDIN else path.resolve()
-        if resolved in seen:
-            raise ValueError(f"{path}: got this file twice, expected each input once")
-        seen.add(resolved)
-        if path != STDIN and not path.name.endswith(tuple(suffixes)):
-            raise ValueError(f"{path}: expected one of {', '.join(suffixes)}, or - for standard input")
-    return inputs
-
-
-def _check_input_name(word: str, suffixes: Sequence[str]) -> None:
-    """Raise ValueError for a URL and for an unsupported compression, whether the file exists or not."""
-    if scheme := re.match(r"[a-z][a-z0-9+.-]*://", word):
-        raise ValueError(
-            f"{word}: got a URL ({scheme[0]}), expected a file on this machine. Remote files are not "
-            "supported; download it first, as tools/download_assets.py does."
-        )
-    if word.endswith(UNSUPPORTED_SUFFIXES) and not word.endswith(tuple(suffixes)) and not Path(word).is_dir():
-        raise ValueError(
-            f"{word}: got {Path(word).suffix}, expected one of {', '.join(suffixes)}. Unpack it first."
-        )
-
-
-def describe_inputs(words: Sequence[str]) -> str:
-    """Format input names for a message."""
-    return ", ".join("standard input" if word == str(STDIN) else word for word in words)
-
-
-def _list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """List the input files of a folder, sorted by path."""
-    files: list[Path] = []
-    for directory, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and not _is_link_loop(directory, name)
-        ]
-        if "dataset_dict.json" in names:
-            dataset_dict = read_json(Path(directory, "dataset_dict.json")) or {}
-            splits = [str(Path(directory, split)) for split in dataset_dict.get("splits", [])]
-            raise ValueError(
-                f"{directory}: got a folder with several splits of datasets, expected one. Give a split: "
-                f"{' '.join(splits)}"
-            )
-        state = read_json(Path(directory, "state.json")) if "dataset_info.json" in names else None
-        if state is not None and "_data_files" in state:
-            # other files in the folder may be caches that datasets made from the same documents
-            files += [Path(directory, file["filename"]) for file in state["_data_files"]]
-            folders.clear()
-            continue
-        candidates = [
-            Path(directory, name) for name in names if name.endswith(tuple(suffixes)) and name[0] != "."
-        ]
-        files += [path for path in candidates if not _is_preprocess_output(path)]
-    return sorted(files)
-
-
-def _is_link_loop(directory: str, name: str) -> bool:
-    """Return whether a folder is a link to one of its own parents, whose files are listed already."""
-    path = os.path.join(directory, name)
-    if not os.path.islink(path):
-        return False
-    target = os.path.realpath(path)
-    return os.path.commonpath([target, os.path.realpath(directory)]) == target
-
-
-def _is_preprocess_output(path: Path) -> bool:
-    """Return whether a file is the sidecar of a dataset, or the rejects file of the job that wrote one."""
-    if path.name.endswith(REJECTS_SUFFIX):  # <prefix>.rejects.jsonl beside <prefix>_<key>_document.idx
-        job = glob.escape(path.name.removesuffix(REJECTS_SUFFIX))
-        return any(path.parent.glob(f"{job}_*_document.idx"))
-    return path.suffix == ".json" and path.with_suffix(".idx").is_file()
 
 
 def split_into_pieces(paths: Sequence[Path], piece_bytes: int) -> list[InputPiece]:

@@ -5,6 +5,7 @@
 3. the first of EOD_NAMES in the vocabulary
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Eod:
     source: str
 
 
-class EodMixin:
+class EodMixin(ABC):
     """Mixin of tokenizers whose end-of-document token may be unknown.
 
     missing_eod   reason why it is unknown
@@ -47,9 +48,9 @@ class EodMixin:
             )
         return self.eod.id
 
+    @abstractmethod
     def token_id(self, token: str) -> int | None:
         """Return the id of a token of the vocabulary, or None."""
-        raise NotImplementedError
 
     def choose_eod(self, token: str | None, number: int | None) -> None:
         """Set the end-of-document token to the caller's token or id. Raises ValueError for an unknown one."""

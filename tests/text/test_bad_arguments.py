@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.text.text_readers import find_inputs
+from megatron.text.inputs import find_inputs
 
 
 def run_tool(root: Path, name: str, *words: object) -> subprocess.CompletedProcess[str]:

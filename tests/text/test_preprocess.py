@@ -12,13 +12,8 @@ from tokenizers import ByteLevelBPETokenizer
 
 from megatron.data.indexed import IndexedTokens
 from megatron.text import preprocess as module
-from megatron.text.text_readers import (
-    find_inputs,
-    iter_lines,
-    parse_text,
-    replace_lone_surrogates,
-    split_into_pieces,
-)
+from megatron.text.inputs import find_inputs
+from megatron.text.text_readers import iter_lines, parse_text, replace_lone_surrogates, split_into_pieces
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
 

@@ -283,37 +283,6 @@ def test_rows_of_one_trunk_are_grouped_by_default_and_repeated_names_are_warned_
     assert done.returncode == 1 and "got no column 'model' for --group" in done.stderr
 
 
-def test_a_law_that_is_not_identified_is_printed_with_a_warning(root: Path, tmp_path: Path) -> None:
-    n, d = np.repeat([1e7, 2e7, 4e7], 3), np.tile([1e9, 2e9, 4e9], 3)
-    loss = (1.8 + 300 / n**0.33 + 500 / d**0.3) * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
-    table = tmp_path / "table.csv"
-    rows = "".join(f"{a},{b},{c!r}\n" for a, b, c in zip(n, d, loss.tolist(), strict=True))
-    table.write_text("n_params,train_tokens,loss\n" + rows)
-    done = run_tool(root, table, "--out", tmp_path / "law.json")
-    law = Law.load(tmp_path / "law.json")
-    assert law.identified is False and "alpha" in law.not_identified
-    assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
-    assert "  to do: " in done.stdout and "more runs: N = " in done.stdout.splitlines()[-1]
-    assert any(
-        line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
-    )
-
-
-def test_runs_are_proposed_beside_the_fitted_ones_and_not_the_held_out_ones(
-    root: Path, tmp_path: Path
-) -> None:
-    n, d = np.repeat([1e7, 2e7, 4e7], 3), np.tile([1e9, 2e9, 4e9], 3)
-    loss = (1.8 + 300 / n**0.33 + 500 / d**0.3) * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
-    rows = [f"r{i},{a},{b},{c!r},0" for i, (a, b, c) in enumerate(zip(n, d, loss.tolist(), strict=True))]
-    proposals = []
-    for more in ([], ["large,8e8,8e10,2.4,1"]):
-        table = tmp_path / "table.csv"
-        table.write_text("\n".join(["run,n_params,train_tokens,loss,held_out", *rows, *more, ""]))
-        done = run_tool(root, table, "--out", tmp_path / "law.json", "--n-bootstrap", 50)
-        proposals.append([line for line in done.stdout.splitlines() if line.startswith("  to do: ")])
-    assert len(proposals[0]) == 1 and proposals[0] == proposals[1]
-
-
 def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(root: Path, tmp_path: Path) -> None:
     n, d = np.repeat(np.geomspace(1e7, 1e9, 5), 4), np.tile(np.geomspace(1e9, 1e11, 4), 5)
     lines = ["n_params,train_tokens,loss,dataset,layers"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.mixture.catalog.tars import TAR_SUFFIXES
-from megatron.text.text_readers import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
+from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
 
 INPUTS = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, ".bin")
 PART_BYTES = 4 << 20

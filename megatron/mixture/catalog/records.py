@@ -17,7 +17,8 @@ from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES, iter_samples
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 from megatron.plan.datapaths import read_sidecar
-from megatron.text.text_readers import PLAIN_SUFFIXES, iter_blocks, iter_columns, replace_lone_surrogates
+from megatron.text.inputs import PLAIN_SUFFIXES
+from megatron.text.text_readers import iter_blocks, iter_columns, replace_lone_surrogates
 from megatron.text.token_counts import TokenCounter
 
 BLOCK_BYTES = 32 << 20

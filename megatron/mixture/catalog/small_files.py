@@ -14,7 +14,7 @@ from megatron.mixture.catalog.records import (
     split_lines,
 )
 from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
-from megatron.text.text_readers import PLAIN_SUFFIXES
+from megatron.text.inputs import PLAIN_SUFFIXES
 
 SMALL_BYTES = 1 << 20
 BATCH_BYTES = 16 << 20
