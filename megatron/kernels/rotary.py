@@ -1,10 +1,33 @@
-"""Rotation of queries and keys by their positions (Su et al., arXiv 2104.09864)."""
+"""Rotary position embedding: angles, and the rotation of queries and keys (Su et al., arXiv 2104.09864)."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin, each float32 [S, K] or [B, 1, S, K]
+
+
+def rotary_at_positions(positions: Tensor, d_head: int, theta: float) -> Rotary:
+    """Return cos and sin, each float32 [..., K]: position p rotates pair k by p / theta^(2k / K).
+
+    Su et al., arXiv 2104.09864, with pair k in columns k and k + K / 2 as in Hugging Face's Llama.
+    """
+    # angles in float64: at position 8192 a float32 angle has an error of 5e-4 radian
+    frequency = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device=positions.device) / d_head)
+    angle = positions.double()[..., None] * frequency
+    angle = torch.cat([angle, angle], dim=-1)  # [..., K]: both columns of a pair rotate by the same angle
+    return angle.cos().float(), angle.sin().float()
+
+
+@lru_cache(maxsize=4)
+def rotary_table(n_positions: int, d_head: int, theta: float, device: torch.device, first: int = 0) -> Rotary:
+    """Return cos and sin of consecutive positions from `first`, each float32 [S, K]; cached, so read-only."""
+    # not as inference tensors: autograd could not save a cached one in a later training step
+    with torch.inference_mode(False):
+        return rotary_at_positions(torch.arange(first, first + n_positions, device=device), d_head, theta)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: B samples, S positions, D = d_model, H heads of K = d_head channels, F =
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,12 +15,10 @@ from megatron.config.schema import ModelConfig
 from megatron.kernels.attention import scaled_dot_product_attention
 from megatron.kernels.dropout import attend_with_dropout, derive_layer_key
 from megatron.kernels.norm import rms_norm
-from megatron.kernels.rotary import apply_rotary
+from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
 from megatron.kernels.swiglu import swiglu
 from megatron.model.kv_cache import KvCache, LayerCache
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
-
-Rotary = tuple[Tensor, Tensor]  # cos and sin, each float32 [S, K] or [B, 1, S, K]
 
 
 class RmsNorm(nn.Module):
@@ -60,26 +58,6 @@ def build_residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm
     if config.norm == "layernorm":
         return LayerNorm(config.d_model, config.norm_eps, config.biases, multiplier)
     return RmsNorm(config.d_model, config.norm_eps, multiplier)
-
-
-def rotary_at_positions(positions: Tensor, d_head: int, theta: float) -> Rotary:
-    """Return cos and sin, each float32 [..., K]: position p rotates pair k by p / theta^(2k / K).
-
-    Su et al., arXiv 2104.09864, with pair k in columns k and k + K / 2 as in Hugging Face's Llama.
-    """
-    # angles in float64: at position 8192 a float32 angle has an error of 5e-4 radian
-    frequency = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device=positions.device) / d_head)
-    angle = positions.double()[..., None] * frequency
-    angle = torch.cat([angle, angle], dim=-1)  # [..., K]: both columns of a pair rotate by the same angle
-    return angle.cos().float(), angle.sin().float()
-
-
-@lru_cache(maxsize=4)
-def rotary_table(n_positions: int, d_head: int, theta: float, device: torch.device, first: int = 0) -> Rotary:
-    """Return cos and sin of consecutive positions from `first`, each float32 [S, K]; cached, so read-only."""
-    # not as inference tensors: autograd could not save a cached one in a later training step
-    with torch.inference_mode(False):
-        return rotary_at_positions(torch.arange(first, first + n_positions, device=device), d_head, theta)
 
 
 def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
@@ -290,6 +268,8 @@ class Gpt(nn.Module):
                                         computes only these; None: all. Not with dropout or a cache
         """
         if cache is not None:
+            options = (positions, visible, dropout_key, query_positions)
+            assert first_position == 0 and all(option is None for option in options), "not with a cache"
             return self._hidden_states_after_cache(tokens, cache)
         documents = None
         if self.config.document_mask:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 
-from megatron.model.transformer import AttentionInputs, Gpt, rotary_table
+from megatron.kernels.rotary import rotary_table
+from megatron.model.transformer import AttentionInputs, Gpt
 
 
 class _Exchange:

@@ -19,8 +19,9 @@ from megatron.evaluation.harness import format_results, harness_model, merge_res
 from megatron.evaluation.local_tasks import LOCAL_TASKS
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.sampling import Sampling
+from megatron.kernels.rotary import rotary_at_positions
 from megatron.model.initialization import init_weights
-from megatron.model.transformer import Gpt, rotary_at_positions
+from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.kernels.rotary import apply_rotary
-from megatron.model.transformer import rotary_table
+from megatron.kernels.rotary import apply_rotary, rotary_table
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
