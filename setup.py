@@ -1,4 +1,4 @@
-"""Build of the extension megatron._csrc, and of the tools in a wheel. The rest is in pyproject.toml."""
+"""Build of the extension megatron._csrc, and of the commands in a wheel. The rest is in pyproject.toml."""
 
 from pathlib import Path
 
@@ -8,18 +8,24 @@ from setuptools.command.build_py import build_py
 
 ParallelCompile(default=0).install()
 
+# what the console script and the Slurm launcher of an installed wheel run
+COMMANDS = (
+    *sorted(Path("tools").glob("*.py")),
+    *(Path("examples_scaling", "training", name) for name in ("sweep_slurm.sh", "requeue.sh")),
+)
 
-class BuildWithTools(build_py):
-    """Copies tools/*.py into a wheel as megatron/commands/, where megatron/console.py finds them."""
+
+class BuildWithCommands(build_py):
+    """Copies COMMANDS into a wheel as megatron/commands/, where megatron/console.py finds them."""
 
     def run(self) -> None:
-        """Build the package, then copy the tools unless the installation refers to the checkout."""
+        """Build the package, then copy the commands unless the installation refers to the checkout."""
         super().run()
         if not self.editable_mode:
             folder = str(Path(self.build_lib, "megatron", "commands"))
             self.mkpath(folder)
-            for tool in sorted(Path("tools").glob("*.py")):
-                self.copy_file(str(tool), folder)
+            for command in COMMANDS:
+                self.copy_file(str(command), folder)
 
 
 setup(
@@ -32,5 +38,5 @@ setup(
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )
     ],
-    cmdclass={"build_ext": build_ext, "build_py": BuildWithTools},
+    cmdclass={"build_ext": build_ext, "build_py": BuildWithCommands},
 )

@@ -71,6 +71,8 @@ def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
     sources = {str(path.relative_to(root)) for path in (root / "megatron").rglob("*") if path.is_file()}
     sources = {name for name in sources if "__pycache__" not in name and not name.endswith(".so")}
     assert sources <= set(names)
+    # the Slurm launcher submits the first script, which sources the second
+    assert {f"megatron/commands/{name}.sh" for name in ("sweep_slurm", "requeue")} <= set(names)
     sizes = zipfile.ZipFile(wheel).read("megatron/config/model_sizes.yaml")
     assert sizes == (root / "utils" / "model_sizes.yaml").read_bytes()
 

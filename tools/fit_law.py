@@ -286,6 +286,7 @@ def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
         held_out=score_held_out(stack, runs.subset(is_held_out))
         if is_held_out.any() and args.n_bootstrap
         else {},
+        runs=fitted_on.names or [],
     )
 
 

@@ -16,8 +16,11 @@ usage="usage: sweep_slurm.sh LIST PRETRAIN.py, as an array"
 pretrain=${2:?$usage}
 folder=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$1")
 exec >>"$folder/log.txt" 2>&1
-# Slurm runs a copy of this script from another folder, so the checkout is located through the path of pretrain.py
+# Slurm runs a copy of this script from another folder, so requeue.sh is located through the path of pretrain.py:
+# beside it in an installed wheel, else in the checkout
+scripts=$(dirname "$pretrain")
+[ -f "$scripts/requeue.sh" ] || scripts=$scripts/../examples_scaling/training
 # shellcheck source=examples_scaling/training/requeue.sh
-source "$(dirname "$pretrain")/../examples_scaling/training/requeue.sh"
+source "$scripts/requeue.sh"
 requeue srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     python "$pretrain" "$folder/config.yaml"

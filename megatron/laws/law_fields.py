@@ -156,6 +156,7 @@ STACK_FIELDS: dict[str, tuple[Check, str]] = {
     "refused": (_is_table_of(_is_text), "reasons by form"),
     **{name: FIELDS[name] for name in ("n_runs", "ranges", "columns", "filter", "table", "warnings")},
     "held_out": FIELDS["held_out"],
+    "runs": FIELDS["runs"],
 }
 REQUIRED_STACK_FIELDS = ("laws", "weights", "growth", "growth_dof", "largest_compute")
 

@@ -102,6 +102,7 @@ class StackedLaw:
     largest_compute largest 6 N D of the runs, FLOPs
     cuts            {"share", "n_left_out", "rms": {form: in log L}} of each held-out part
     refused         {form: reason for which it is not in the stack}
+    runs            names of the fitted runs in the table's column `run`; empty if unknown
     """
 
     laws: dict[str, Law]
@@ -118,6 +119,7 @@ class StackedLaw:
     table: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     held_out: dict[str, Any] = field(default_factory=dict)
+    runs: list[str] = field(default_factory=list)
 
     def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
         """Return the weighted geometric mean of the losses of the forms, nats per token.

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import stat
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -266,3 +268,33 @@ def test_a_run_that_ends_between_the_poll_and_its_start_is_not_run_again(runs, c
     launcher.polled_at = 0.0
     assert [(job.run, status) for job, status in launcher.collect_ended(jobs)] == [(runs[0], 0)]
     launcher.close()
+
+
+@pytest.mark.parametrize("layout", ["checkout", "wheel"])
+def test_the_script_of_an_array_finds_requeue_in_a_checkout_and_in_a_wheel(
+    root: Path, tmp_path: Path, layout: str
+) -> None:
+    source = root / "examples_scaling" / "training"
+    pretrain = tmp_path / "commands" / "pretrain.py"  # beside both scripts, as setup.py copies them
+    if layout == "checkout":
+        pretrain = root / "tools" / "pretrain.py"
+    else:
+        pretrain.parent.mkdir()
+        for script in ("sweep_slurm.sh", "requeue.sh"):
+            shutil.copy(source / script, pretrain.parent)
+    script = shutil.copy(source / "sweep_slurm.sh", tmp_path / "slurm_script")  # Slurm runs a copy
+    (tmp_path / "run").mkdir()
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/run\n")
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text('#!/bin/sh\necho "srun $*"\nexit 3\n')
+    srun.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{srun.parent}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_ARRAY_TASK_ID": "0",
+    }
+    words = ["bash", script, str(tmp_path / "list.txt"), str(pretrain)]
+    assert subprocess.run(words, env=environment, timeout=60).returncode == 3  # the status of the step
+    printed = (tmp_path / "run" / "log.txt").read_text()
+    assert printed == f"srun --kill-on-bad-exit=1 python {pretrain} {tmp_path}/run/config.yaml\n"

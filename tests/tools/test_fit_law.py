@@ -387,6 +387,7 @@ def test_a_stack_is_written_and_predicts_and_options_of_one_form_are_refused(roo
     stored = json.loads(out.read_text())
     assert set(stored["laws"]) == {"chinchilla", "over_training", "kaplan"}
     assert stored["held_out"]["n_runs"] == 2 and "2 runs held out" in done.stdout
+    assert len(stored["runs"]) == 16 and not set(stored["runs"]) & set(stored["held_out"]["runs"])
     assert stored["laws"]["chinchilla"]["text_error"]["loss_se"] == 0.02
     command = [sys.executable, str(root / "tools" / "predict.py"), str(out), "1e10", "1e11"]
     same, new = (

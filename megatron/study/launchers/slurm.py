@@ -23,7 +23,7 @@ from pathlib import Path
 
 from megatron.command import STOPPED
 from megatron.config.yaml_file import is_single_line
-from megatron.console import TOOLS
+from megatron.console import INSTALLED, TOOLS
 from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.run_dir import is_done
@@ -32,7 +32,8 @@ from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, prepare_run
 from megatron.study.launchers.run_locks import RunLocks
 
 PRETRAIN = TOOLS / "pretrain.py"
-SCRIPT = ROOT / "examples_scaling" / "training" / "sweep_slurm.sh"
+# a wheel has the script beside its tools
+SCRIPT = (TOOLS if TOOLS == INSTALLED else ROOT / "examples_scaling" / "training") / "sweep_slurm.sh"
 TASK = "slurm_task"  # file in a run's folder: <array>_<index>, the task's id in squeue
 # --array prints one line for each task. Without it squeue shows all pending tasks of an array as one line,
 # "123_[4-9] PENDING", and none of them would match a task id.
