@@ -29,7 +29,7 @@ from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import summarise_law
 from megatron.laws.stack import StackedLaw, stack_laws, summarize_stack
-from megatron.study.proposal import propose_runs, rows_from_table
+from megatron.study.proposal import parse_timed_runs, propose_runs
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -402,8 +402,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        rows = rows_from_table(read_table(args.table), law.columns, law.runs or [])
-        if (proposal := propose_runs(law, rows)) is not None:
+        trained = parse_timed_runs(read_table(args.table), law.columns, law.runs or [])
+        if (proposal := propose_runs(law, trained)) is not None:
             print(f"  to do: {proposal.describe()}")
     return 0
 
