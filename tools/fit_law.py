@@ -386,7 +386,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        trained = parse_timed_runs(read_table(args.table), law.columns, law.runs or [])
+        # indices and not names: a table of another program may have no column of names
+        fitted = runs.rows[~runs.held_out(args.hold_out)]
+        trained = parse_timed_runs(read_table(args.table), law.columns, fitted)
         if (proposal := propose_runs(law, trained)) is not None:
             print(f"  to do: {proposal.describe()}")
     return 0

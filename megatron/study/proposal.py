@@ -1,6 +1,6 @@
 """Proposal of a few more runs for a law that is not identified, with their cost at the measured speed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,9 +106,9 @@ def seconds_per_flop(trained: Sequence[TimedRun], N: np.ndarray) -> np.ndarray:
 
 
 def parse_timed_runs(
-    table: dict[str, list[str]], columns: dict[str, str], runs: Sequence[str]
+    table: dict[str, list[str]], columns: dict[str, str], rows: Iterable[int]
 ) -> list[TimedRun]:
-    """Return the runs of a table of read_table that have N and D: those of `runs`, or all if it is empty."""
+    """Return those of the rows of a table of read_table, given by their indices, that have N and D."""
 
     def parse(column: str, i: int) -> float | None:
         try:
@@ -117,10 +117,10 @@ def parse_timed_runs(
             return None
 
     trained = []
-    for i in range(len(next(iter(table.values()), []))):
+    for i in rows:
         run, trunk = (table[name][i] if name in table else None for name in ("run", "trunk"))
         N, D = parse(columns.get("N", "n_params"), i), parse(columns.get("D", "train_tokens"), i)
-        if N and D and (not runs or run in runs):
+        if N and D:
             is_branch = trunk not in (None, "", run)
             trained.append(TimedRun(N, D, parse("epochs", i), parse("wall_s", i), is_branch))
     return trained

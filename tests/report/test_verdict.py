@@ -123,11 +123,11 @@ def test_runs_of_a_table_are_timed_by_its_columns_and_a_trunk_of_another_run_mar
         "run": ["a", "b", "c", "d"], "trunk": ["a", "a", "", "d"], "size": ["1e5", "2e5", "3e5", "x"],
         "train_tokens": ["1e6", "2e6", "3e6", "4e6"], "wall_s": ["10", "20", "", "40"],
     }  # fmt: skip
-    a, b, c = parse_timed_runs(table, {"N": "size"}, [])  # "d" has no N
+    a, b, c = parse_timed_runs(table, {"N": "size"}, range(4))  # "d" has no N
     assert a == TimedRun(1e5, 1e6, wall_s=10.0)
     assert b == TimedRun(2e5, 2e6, wall_s=20.0, is_branch=True)
     assert c == TimedRun(3e5, 3e6)
-    assert parse_timed_runs(table, {"N": "size"}, ["b"]) == [b]
+    assert parse_timed_runs(table, {"N": "size"}, [1]) == [b]
 
 
 def test_no_more_tokens_are_proposed_than_a_repeated_text_has() -> None:
