@@ -188,6 +188,15 @@ def run_checked(command: Sequence[str], cwd: Path | None = None) -> None:
         raise OSError(f"{' '.join(command)}: {last}")
 
 
+def check_benches(names: Sequence[str]) -> None:
+    """Raise WrongUseError for a bench that has no reduced form."""
+    import smoke  # in the same folder
+
+    if unknown := [name for name in names if name not in smoke.REDUCED]:
+        expected = ", ".join(smoke.REDUCED)
+        raise WrongUseError(f"--benches: got {', '.join(unknown)}, expected some of {expected}.")
+
+
 def run_both(commits: Sequence[str], args: argparse.Namespace) -> tuple[list[Record], int]:
     """Run the benches with both commits in turns; return (results, benches that fail on the head only)."""
     import smoke  # in the same folder
@@ -286,7 +295,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare_commits(args: argparse.Namespace) -> int:
     """Read or measure the results of both commits, and print the comparison."""
     records: list[Record] = []
-    if not args.run:
+    if args.run:
+        check_benches(args.benches or ())
+    else:
         if args.history is None or not args.history.is_file():
             raise WrongUseError(f"{args.history}: no history. Run make bench-smoke, or add --run.")
         records = list(read_history(args.history))
@@ -295,11 +306,6 @@ def compare_commits(args: argparse.Namespace) -> int:
         raise WrongUseError(f"got {commits[0][:12]} as base and head, expected two commits.")
     n_failed = 0
     if args.run:
-        import smoke  # in the same folder
-
-        if unknown := [name for name in args.benches or () if name not in smoke.REDUCED]:
-            expected = ", ".join(smoke.REDUCED)
-            raise WrongUseError(f"--benches: got {', '.join(unknown)}, expected some of {expected}.")
         if any(commit.endswith("+") for commit in commits):
             raise WrongUseError("--run: got a commit with +, expected commits without modified files.")
         records, n_failed = run_both(commits, args)

@@ -32,7 +32,7 @@ REDUCED = {
     "preprocess": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --sides batch --repeat 5",
     "loader": "--workers 0 2 --batches 50 --repeat 3",
     "order": "--documents 200000 --tokens 100000000 --epochs 1 10 --repeat 3",
-    "fit": "--starts 10 --repeat 5 --repeat-forms 3 --forms repeated_data",
+    "fit": "--starts 10 --repeat 5 --repeat-forms 2 --forms=",
     "mixture": "--documents 2e4 --repeat 3",
     "generate": "--size 7M --batch 1 --new-tokens 16 --repeat 3 --threads 1",
     "downstream": "--data-dir {data}/downstream --tasks hellaswag --limit 8 --repeat 2 --threads 1",
