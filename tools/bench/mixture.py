@@ -125,6 +125,7 @@ def report_rate(
 def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
     """Time registration, queries and reading of `n` documents."""
     print(f"{n:,} documents")
+    report = partial(report_rate, history)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path, lines = folder / "catalog.duckdb", folder / "documents.jsonl"
@@ -140,59 +141,33 @@ def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
                     catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
 
                 many = f"{len(properties)} propert{'y' if len(properties) == 1 else 'ies'}"
-                report_rate(history, f"register, {many}", n, "documents", time_work(register, repeat))
+                report(f"register, {many}, {threads} threads", n, "documents", time_work(register, repeat))
                 if len(properties) == 1:
                     catalog.remove("bench")
-        report_rate(
-            history,
-            "of it, sums of the content",
-            n,
-            "documents",
-            time_work(lambda: hash_content(lines), repeat),
-        )
+        times = time_work(lambda: hash_content(lines), repeat)
+        report("of it, sums of the content", n, "documents", times)
         query = Query(conditions=CONDITIONS)
         with Catalog(path, read_only=True, n_threads=1) as catalog:
             by = ["language", "licence"]
-            report_rate(
-                history,
-                "query, 4 properties, 1 thread",
-                n,
-                "documents",
-                time_work(lambda: query.run(catalog, by), repeat),
-            )
+            times = time_work(lambda: query.run(catalog, by), repeat)
+            report("query, 4 properties, 1 thread", n, "documents", times)
             result = query.run(catalog, by)
         rows = int(result.n_documents.sum())
         print(f"  {rows:,} documents, {result.intervals.nbytes / rows:.1f} bytes each")
         mixture = folder / "mixture.yaml"
         mixture.write_text("catalog: catalog.duckdb\nby: [language]\ncount: documents\n")
-        source = DocumentChunks(mixture)
         n_chunks = min(200, n // CHUNK)
 
-        # 20 chunks per read; to_pylist makes Python's strings, as a tokenizer requires them
-        def stream() -> None:
+        def stream(source: DocumentChunks | RemoteChunks) -> None:
+            # 20 chunks per read; to_pylist makes Python's strings, as a tokenizer requires them
             for first in range(0, n_chunks, 20):
                 source.read(first, min(20, n_chunks - first)).column("text").to_pylist()
 
-        report_rate(
-            history,
-            "stream text, warm, in this process",
-            n_chunks * CHUNK,
-            "documents",
-            time_work(stream, repeat),
-        )
+        times = time_work(partial(stream, DocumentChunks(mixture)), repeat)
+        report("stream text, warm, in this process", n_chunks * CHUNK, "documents", times)
         with serve_mixture(mixture) as remote:
-
-            def read_remote() -> None:
-                for first in range(0, n_chunks, 20):
-                    remote.read(first, min(20, n_chunks - first)).column("text").to_pylist()
-
-            report_rate(
-                history,
-                "stream text through a server (CPU: client's)",
-                n_chunks * CHUNK,
-                "documents",
-                time_work(read_remote, repeat),
-            )
+            times = time_work(partial(stream, remote), repeat)
+            report("stream text through a server (CPU: client's)", n_chunks * CHUNK, "documents", times)
 
 
 @contextmanager
@@ -225,7 +200,8 @@ def bench_small_files(n: int, threads: int, history: Path | None) -> None:
         with Catalog(folder / "catalog.duckdb", n_threads=threads) as catalog:
             properties = read_properties(PROPERTIES)
             work = partial(catalog.register, "bench", [str(folder)], properties, quiet=True)
-            report_rate(history, "register files of one line", n, "files", time_work(work, 1))
+            what = f"register files of one line, {threads} threads"
+            report_rate(history, what, n, "files", time_work(work, 1))
 
 
 def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
@@ -243,13 +219,8 @@ def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
         mixture.orders.lookup_units(mixture.schedule_chunks(next(first), n_chunks))
 
     draw_chunks()
-    report_rate(
-        history,
-        f"chunks of {CHUNK}, {n_domains} domains",
-        n_chunks * CHUNK,
-        "samples",
-        time_work(draw_chunks, repeat),
-    )
+    what = f"chunks of {CHUNK}, {n_domains} domains"
+    report_rate(history, what, n_chunks * CHUNK, "samples", time_work(draw_chunks, repeat))
 
 
 @dataclass(frozen=True)
@@ -398,13 +369,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # 2 + 10 n^-0.35 nats with 2 % of noise
     n = np.linspace(500, 50_000, 1000)
     losses = (2 + 10 * n**-0.35) * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(n)))
-    report_rate(
-        args.history,
-        "fit ADO's law to 1,000 losses",
-        1,
-        "domains",
-        time_work(lambda: fit_domain_law(n, losses), args.repeat),
-    )
+    times = time_work(lambda: fit_domain_law(n, losses), args.repeat)
+    report_rate(args.history, "fit ADO's law to 1,000 losses", 1, "domains", times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory {peak:,.0f} MiB")
     return 0
