@@ -127,7 +127,11 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if isinstance(record, dict) and {"bench", "cell", "value", "better", "commit"} <= record.keys():
+            if (
+                isinstance(record, dict)
+                and {"bench", "cell", "better", "commit"} <= record.keys()
+                and isinstance(record.get("value"), int | float)
+            ):
                 yield record
             elif line.strip():
                 log.warning("%s:%d: not a benchmark result; skipped", path, number)

@@ -24,11 +24,20 @@ def commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_record_has_value_spread_commit_machine_and_versions(tmp_path: Path, commit: None) -> None:
     path = tmp_path / "new" / "history.jsonl"
-    record_result(path, "train", "float32", 20.0, "tokens/s", better="higher", repeats=[18, 20, 23])
+    record_result(
+        path,
+        "train",
+        "float32",
+        20.0,
+        "tokens/s",
+        better="higher",
+        repeats=[18, 20, 23],
+        details={"mfu": 0.5},
+    )
     (record,) = read_history(path)
     assert (record["value"], record["unit"], record["better"]) == (20.0, "tokens/s", "higher")
     assert record["repeats"] == [18.0, 20.0, 23.0] and record["spread"] == 0.25  # (23 - 18) / 20
-    assert (record["commit"], record["dirty"]) == ("c0ffee", True)
+    assert (record["commit"], record["dirty"], record["details"]) == ("c0ffee", True, {"mfu": 0.5})
     assert record["machine"]["cores"] == len(os.sched_getaffinity(0)) and record["machine"]["cpu"]
     assert record["versions"]["python"] == sys.version.split()[0] and "torch" in record["versions"]
     assert path.stat().st_mtime == pytest.approx(record["time"], abs=60)
@@ -89,7 +98,10 @@ def test_half_a_line_of_a_killed_process_loses_only_itself(
     assert [record["value"] for record in read_history(path)] == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("line", ["[1, 2]", '{"cell": "a"}', "\x00\x00", '{"bench": ' * 5000])
+@pytest.mark.parametrize(
+    "line",
+    ["[1, 2]", '{"cell": "a"}', "\x00\x00", '{"bench": ' * 5000, json.dumps(RECORD | {"value": None})],
+)
 def test_a_line_that_is_not_a_result_is_skipped(tmp_path: Path, line: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(f"{line}\n{json.dumps(RECORD)}\n")
