@@ -252,6 +252,17 @@ def test_a_command_is_stopped_with_its_children_at_the_limit(tmp_path: Path) -> 
     assert outcome.error == "exit status 1: broken"
 
 
+def test_reduced_benches_without_any_result_are_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smoke = load_tool(BENCHES["smoke"])
+    words = ["--benches", "extrapolate", "--history", str(tmp_path / "h.jsonl")]
+    monkeypatch.setenv("SCALING_LAWS", str(tmp_path / "absent"))
+    assert smoke.main(words) == 1
+    out = capsys.readouterr().out
+    assert "absent: no published runs; set SCALING_LAWS" in out and "0 new results" in out
+
+
 def test_reduced_benches_store_results_that_can_be_compared(tmp_path: Path, compare: ModuleType) -> None:
     history = tmp_path / "h.jsonl"
     command = [sys.executable, str(BENCHES["smoke"]), "--benches", "coverage", "--history", str(history)]

@@ -6,7 +6,7 @@
 One bench runs after another, each on one thread. Benches that read data which is missing (SCALING_DATA,
 SCALING_LAWS) are skipped with a reason. After the time limit the rest is not run, and the running bench is
 stopped. The figures are for comparison with an earlier commit on the same machine (compare.py); those of
-benchmarks.md are larger runs. The exit status is 1 if a bench failed.
+benchmarks.md are larger runs. The exit status is 1 if a bench failed, or if there is no result at all.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from megatron.bench_history import ROOT, add_history_options, read_history
 from megatron.command import create_parser, install_stop_handlers, positive_int, run_main
 
 BENCHES = ROOT / "tools" / "bench"
-# Name of a bench -> its arguments in the reduced form, the most important first. {inputs} is a folder with
-# text and a tokenizer, {data} and {laws} are SCALING_DATA and SCALING_LAWS.
+# Name of a bench -> its arguments in the reduced form, first the benches with many results in little time.
+# {inputs} is a folder with text and a tokenizer, {data} and {laws} are SCALING_DATA and SCALING_LAWS.
 REDUCED = {
-    "train": "--dtype float32 --rounds 3 --steps 1 --batch 1 --threads 1",
     "small_models": "--widths 32 96 --steps 20",
     "preprocess": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --sides batch --repeat 5",
     "loader": "--workers 0 2 --batches 50 --repeat 3",
     "order": "--documents 200000 --tokens 100000000 --epochs 1 10 --repeat 3",
+    "train": "--dtype float32 --rounds 3 --steps 1 --batch 1 --threads 1",
     "fit": "--starts 10 --repeat 5 --repeat-forms 2 --forms=",
     "mixture": "--documents 2e4 --repeat 3",
     "generate": "--size 7M --batch 1 --new-tokens 16 --repeat 3 --threads 1",
@@ -162,8 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(
                 f"{name:18}{outcome.seconds:6.1f} s  {outcome.error or outcome.skipped or 'done'}", flush=True
             )
-        print(f"{args.history or 'not stored'}: {count_results(history) - before} new results")
-    return int(failed > 0)
+        n_new = count_results(history) - before
+        print(f"{args.history or 'not stored'}: {n_new} new results")
+    return int(failed > 0 or n_new == 0)
 
 
 def count_results(history: Path) -> int:
