@@ -4,13 +4,29 @@ from megatron.config.schema import DistConfig, ModelConfig, RunConfig
 from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
-MAX_LOGITS = 1 << 26  # elements of the head's output per chunk on a GPU (kernels/linear_cross_entropy.py)
-LOGIT_BYTES = 12  # logits, their softmax and their gradient in float32
+# Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in half precision. More rows would not
+# make the products faster, fewer than MIN_HEAD_ROWS leave multiprocessors idle.
+MAX_LOGITS = 1 << 30
+MIN_HEAD_ROWS, MAX_HEAD_ROWS = 8192, 16384
 
 
 def estimate_memory(config: RunConfig, n_ranks: int = 1) -> float:
     """Return the bytes on one device of a run over `n_ranks` data-parallel ranks."""
     return _state_bytes(config, n_ranks) + activation_bytes(config, n_ranks) + PROCESS_BYTES
+
+
+def count_head_rows(vocab_rows: int) -> int:
+    """Return the maximum rows of logits in memory at a time on a GPU, a multiple of 128."""
+    # V = 50,304: 16,384 rows, 1.6 GB in bfloat16. V = 131,072: 8,192 rows, 2.1 GB.
+    rows = MAX_LOGITS // vocab_rows // 128 * 128
+    return max(MIN_HEAD_ROWS, min(rows, MAX_HEAD_ROWS))
+
+
+def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: int) -> float:
+    """Return the bytes of the loss that grow with the microbatch: a chunk of logits, the gradient of its input."""
+    logit_bytes = 4.0 if dist.dtype == "float32" else 2.0
+    logits = min(tokens, count_head_rows(model.vocab_rows)) * model.vocab_rows * logit_bytes
+    return logits + logit_bytes * tokens * model.d_model
 
 
 def _state_bytes(config: RunConfig, n_ranks: int) -> float:
@@ -48,11 +64,8 @@ def activation_bytes(config: RunConfig, n_ranks: int = 1) -> float:
         dist.activation_checkpointing == "full"
     ):  # inputs of all blocks, and the tensors of one recomputed block
         per_token = model.n_layers * 4.0 * model.d_model + per_block
-    # Unchunked logits can exceed all activations of a small model: V = 50,304 at 16,384 tokens are 8.2e8
-    # logits, 9.9 GB. Chunks limit that to 2^26 logits, 0.8 GB.
-    logits = min(float(tokens) * model.vocab_rows, MAX_LOGITS) * LOGIT_BYTES
     # outside the blocks: two float32 vectors of width d_model per token
-    return tokens * (per_token + 8.0 * model.d_model) + logits
+    return tokens * (per_token + 8.0 * model.d_model) + _head_bytes(model, dist, tokens)
 
 
 def block_bytes(model: ModelConfig, dist: DistConfig) -> float:
