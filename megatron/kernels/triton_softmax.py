@@ -1,12 +1,13 @@
-"""Softmax cross-entropy of logits on a GPU in one launch (Triton): 2 bytes a bf16 logit, 6 with the gradient.
+"""Softmax cross-entropy on a GPU in one launch (Triton): 2 bytes of traffic a bf16 logit, 6 with gradients.
 
-A program computes one row. The loss reads the row once, with the online softmax (Milakov and Gimelshein, arXiv
-1805.02867). The gradient reads it again, mostly from the L2 cache, and overwrites it. Compiled torch operations
-would be compiled again for every number of predicted rows, and do not guarantee these two passes.
+A program computes one row. The loss reads the row once, with the online softmax (Milakov and Gimelshein,
+arXiv 1805.02867). The gradient reads it again, from the L2 cache if it is still there, and overwrites it.
+Compiled torch operations would be compiled again for every number of predicted rows, and the compiler decides
+how often they read a row.
 
-The operators are registered with torch's dispatcher, so that `torch.compile` and dispatch modes handle a launch as
-one operation. Nothing is copied to the host: a CUDA graph can record them. On CPU tensors they run in Triton's
-interpreter if TRITON_INTERPRET=1 is set before this module is imported.
+The operators are registered with torch's dispatcher, so that `torch.compile` and dispatch modes handle a
+launch as one operation. Nothing is copied to the host: a CUDA graph can record them. On CPU tensors they run
+in Triton's interpreter if TRITON_INTERPRET=1 is set before this module is imported.
 """
 
 import torch
@@ -149,7 +150,10 @@ def overwrite_with_shard_gradient(
 
 
 def softmax_sums(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, float32 [N] each: max of a row, sum of exp(x - max), logit of the target (0 if outside 0..V - 1)."""
+    """Return three float32 [N]: max of a row, sum of exp(x - max), and the logit of the target.
+
+    The last is 0 for a target outside 0..V - 1.
+    """
     return torch.ops.megatron.softmax_sums(logits, targets)
 
 

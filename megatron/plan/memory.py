@@ -4,8 +4,8 @@ from megatron.config.schema import DistConfig, ModelConfig, RunConfig
 from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
-# Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in half precision. More rows would not
-# make the products faster, fewer than MIN_HEAD_ROWS leave multiprocessors idle.
+# Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in half precision. More rows would
+# not make the products faster, fewer than MIN_HEAD_ROWS leave multiprocessors idle.
 MAX_LOGITS = 1 << 30
 MIN_HEAD_ROWS, MAX_HEAD_ROWS = 8192, 16384
 
@@ -23,7 +23,7 @@ def count_head_rows(vocab_rows: int) -> int:
 
 
 def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: int) -> float:
-    """Return the bytes of the loss that grow with the microbatch: a chunk of logits, the gradient of its input."""
+    """Return the bytes of the loss: a chunk of logits, and the gradient of the head's input."""
     logit_bytes = 4.0 if dist.dtype == "float32" else 2.0
     logits = min(tokens, count_head_rows(model.vocab_rows)) * model.vocab_rows * logit_bytes
     return logits + logit_bytes * tokens * model.d_model

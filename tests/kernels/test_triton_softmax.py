@@ -141,13 +141,13 @@ def test_a_vocabulary_shard_has_its_columns_of_the_whole_gradient(scaled: bool) 
     logits, targets, scale = draw_logits(6, 50, torch.float32)
     scale = scale if scaled else torch.ones_like(scale)
     nats, grad = reference(logits, targets, scale)
-    mine, other = logits[:, :30].contiguous(), logits[:, 30:]
+    local, other = logits[:, :30].contiguous(), logits[:, 30:]
     shard = FirstHalf(other, targets, 30)
-    nll = softmax_nll.compute_target_nll(mine, targets, shard)
+    nll = softmax_nll.compute_target_nll(local, targets, shard)
     torch.testing.assert_close(nll.double(), nats, rtol=1e-6, atol=1e-6)
-    total = softmax_nll.replace_with_gradient(mine, targets, scale if scaled else None, shard, rows=6)
+    total = softmax_nll.replace_with_gradient(local, targets, scale if scaled else None, shard, rows=6)
     torch.testing.assert_close(total, (nats * scale).sum(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(mine.double(), grad[:, :30], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(local.double(), grad[:, :30], rtol=1e-5, atol=1e-6)
 
 
 def draw_head(n: int, n_columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
