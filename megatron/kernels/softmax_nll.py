@@ -32,14 +32,15 @@ class VocabularyShard(Protocol):
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
     return find_spec("triton") is not None  # the CUDA and ROCm builds of torch for Linux bring it along
 
 
 def can_use_triton(tensor: Tensor) -> bool:
     """Return whether the Triton kernels support the device and dtype of a tensor."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    return tensor.device.type == "cuda" and tensor.dtype in dtypes and _has_triton()
+    return tensor.device.type == "cuda" and tensor.dtype in dtypes and has_triton()
 
 
 def compute_log_total(logits: Tensor) -> Tensor:
