@@ -87,7 +87,6 @@ class DistConfig:
         "flash4",
         "efficient",
         "math",
-        engine="torch",
     )
     float8: bool = option(
         False,

@@ -3,24 +3,33 @@
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch._ops import OpOverload
 
 from megatron.kernels.attention_backend import supports_shared_heads
 from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
 from megatron.kernels.document_mask import DocumentMask, can_use_triton_attention
+from megatron.kernels.softmax_nll import has_triton
 
 # Queries per block in `attend_in_query_blocks`: small enough to skip many masked keys, large enough for an
 # efficient matrix product.
 QUERY_BLOCK = 64
 
-# operators of torch's dispatcher that compute attention, for modes that treat them specially
 ATTENTION_OPERATORS = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.megatron.cpu_attention.default,  # registered by the import above
-    *((torch.ops.megatron.triton_attention.default,) if has_triton() else ()),
 )
+
+
+def list_attention_operators() -> tuple[OpOverload, ...]:
+    """Return the operators of torch's dispatcher that compute attention, for modes that save results."""
+    if not has_triton():
+        return ATTENTION_OPERATORS
+    import megatron.kernels.triton_attention  # noqa: F401  # registers its operator
+
+    return *ATTENTION_OPERATORS, torch.ops.megatron.triton_attention.default
 
 
 def scaled_dot_product_attention(
@@ -43,9 +52,7 @@ def scaled_dot_product_attention(
         # the kernels of flash attention and cuDNN read a shared head several times instead of copying it
         shares = q.shape[1] != k.shape[1]
         if not shares or supports_shared_heads(q.dtype, q.shape[3]):
-            return F.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, scale=scale, enable_gqa=shares
-            )
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=shares)
     k, v = repeat_shared_heads(q, k, v)
     if isinstance(mask, DocumentMask):
         if can_use_triton_attention(q.device, q.shape[3]):

@@ -1,11 +1,12 @@
-"""The implementation of scaled dot product attention on a GPU: chosen by a measurement, the same for a whole run.
+"""The kernel of scaled dot product attention on a GPU: chosen by a measurement, the same for a whole run.
 
-torch chooses from the device and the versions of torch and cuDNN, silently: on a Hopper GPU an older cuDNN means
-FlashAttention 2 instead of cuDNN's kernel. Here the candidates are timed once per shape, and the chosen one is
-first in torch's order for this process. Others remain behind it for shapes that it does not support.
+torch chooses from the device and the versions of torch and cuDNN, silently: on a Hopper GPU an older cuDNN
+means FlashAttention 2 instead of cuDNN's kernel. Here the candidates are timed once per shape, and the chosen
+one is first in torch's order for this process. Others remain behind it for shapes that it does not support.
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -132,13 +133,15 @@ def explain_slow_backend(
     if capability != HOPPER or name in ("cudnn", "flash3", "flash4"):
         return None
     if dtype == torch.float32:
-        return f"attention: {name} on a Hopper GPU, since dist.dtype is float32. Set it to bfloat16 for speed."
+        return (
+            f"attention: {name} on a Hopper GPU, since dist.dtype is float32. Set it to bfloat16 for speed."
+        )
     cause = "cuDNN or FlashAttention 3 was slower or did not run"
     if cudnn <= CUDNN_FOR_HOPPER:
         cause = f"cuDNN is {cudnn}, and torch prefers it on Hopper above {CUDNN_FOR_HOPPER}"
     return (
-        f"attention: {name}, a kernel for GPUs before Hopper ({cause}). Install torch for CUDA 13, remove other "
-        "cuDNN libraries from LD_LIBRARY_PATH, or install flash-attn-4."
+        f"attention: {name}, a kernel for GPUs before Hopper ({cause}). Install torch for CUDA 13, remove "
+        "other cuDNN libraries from LD_LIBRARY_PATH, or install flash-attn-4."
     )
 
 
@@ -148,25 +151,26 @@ def measure_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device
     Raises RuntimeError, ImportError or ValueError where it does not run.
     """
     backend, implementation = BACKENDS[name]
-    sizes = ((shape.n_heads, shape.n_kv_heads) if name in SHARES_HEADS else (shape.n_heads,) * 2)
-    heads = [
-        # as the projections write them: [B, S, H, K] seen as [B, H, S, K]
+    sizes = (shape.n_heads, shape.n_kv_heads) if name in SHARES_HEADS else (shape.n_heads,) * 2
+    # as the projections write them: [B, S, H, K] seen as [B, H, S, K]
+    q, k, v = (
         torch.randn(shape.n_samples, shape.n_positions, n, shape.d_head, dtype=dtype, device=device)
         .transpose(1, 2)
         .requires_grad_()
         for n in (sizes[0], sizes[1], sizes[1])
-    ]
-    grad = torch.randn_like(heads[0])
+    )
+    grad = torch.randn_like(q)
 
     def run() -> None:
         out = F.scaled_dot_product_attention(
-            *heads, is_causal=shape.causal, scale=shape.d_head**-0.5, enable_gqa=sizes[0] != sizes[1]
+            q, k, v, is_causal=shape.causal, scale=shape.d_head**-0.5, enable_gqa=sizes[0] != sizes[1]
         )
-        torch.autograd.grad(out, heads, grad)
+        torch.autograd.grad(out, (q, k, v), grad)
 
     _activate_flash(implementation)
     try:
-        with sdpa_kernel([backend]):
+        with sdpa_kernel([backend]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch explains at length why a backend does not run
             milliseconds = [_time(run, device) for _ in range(WARM_UP + TIMED)]
     finally:
         _activate_flash(None)

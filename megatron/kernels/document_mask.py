@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.softmax_nll import has_triton
-
-MAX_D_HEAD = 256  # of the Triton kernel
+from megatron.plan.memory import MAX_FUSED_D_HEAD
 
 
 @dataclass(frozen=True)
@@ -49,4 +48,4 @@ def build_document_mask(documents: Tensor, causal: bool) -> DocumentMask:
 
 def can_use_triton_attention(device: torch.device, d_head: int) -> bool:
     """Return whether `triton_attention` supports heads of a width on a device."""
-    return device.type == "cuda" and d_head <= MAX_D_HEAD and has_triton()
+    return device.type == "cuda" and d_head <= MAX_FUSED_D_HEAD and has_triton()

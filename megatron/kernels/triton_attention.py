@@ -1,9 +1,9 @@
-"""Attention on a GPU with dropout keyed by the sample and with documents, without B x H x S x S tensors (Triton).
+"""Attention on a GPU with dropout keyed by the sample and with documents, without S x S tensors (Triton).
 
 The algorithm is FlashAttention 2 (Dao, arXiv 2307.08691): blocks of queries against blocks of keys with an
 online softmax; the backward recomputes the weights. Which weights are dropped is a hash of (sample key, head,
-query, key), the one of `kernels/dropout.py`, computed again in each pass instead of being stored. Blocks of keys
-outside the documents of a block of queries are skipped.
+query, key), the one of `kernels/dropout.py`, computed again in each pass instead of being stored. Blocks of
+keys outside the documents of a block of queries are skipped.
 
 With w = softmax(scale q k^T), keep factors z in {0, 1 / (1 - rate)} and o = (w z) v:
 dv = (w z)^T do,  dw = z (do v^T),  ds = w (dw - delta) with delta = rowsum(w dw) = do . o.
@@ -28,8 +28,10 @@ def _scramble(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _hash_rows(keys: tl.tensor, pair: tl.tensor, queries: tl.tensor, n: tl.tensor, n_heads: tl.tensor) -> tl.tensor:
-    """Return the hash of (sample key, head and query) for a block of queries; pair = sample * n_heads + head."""
+def _hash_rows(
+    keys: tl.tensor, pair: tl.tensor, queries: tl.tensor, n: tl.tensor, n_heads: tl.tensor
+) -> tl.tensor:
+    """Return the hash of (sample key, head and query) of queries; pair = sample * n_heads + head."""
     key = tl.load(keys + pair // n_heads).to(tl.uint32)  # the hash reads the low 32 bits
     return _scramble(key ^ _scramble(((pair % n_heads) * n + queries + 1).to(tl.uint32)))
 
@@ -52,7 +54,12 @@ def _load_rows(
 
 @triton.jit
 def _store_rows(
-    base: tl.tensor, rows: tl.tensor, n: tl.tensor, values: tl.tensor, d_head: tl.constexpr, width: tl.constexpr
+    base: tl.tensor,
+    rows: tl.tensor,
+    n: tl.tensor,
+    values: tl.tensor,
+    d_head: tl.constexpr,
+    width: tl.constexpr,
 ) -> None:
     channels = tl.arange(0, width)
     inside = (rows[:, None] < n) & (channels[None, :] < d_head)

@@ -283,7 +283,9 @@ class Gpt(nn.Module):
         drops = self.training and self.config.attention_dropout > 0
         assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
         x, rotary = self._embed(tokens, positions, first_position)
-        inputs = AttentionInputs(causal, rotary, build_attention_mask(causal, documents, visible, self.config.d_head))
+        inputs = AttentionInputs(
+            causal, rotary, build_attention_mask(causal, documents, visible, self.config.d_head)
+        )
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:
                 inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))

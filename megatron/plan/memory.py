@@ -8,6 +8,8 @@ PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context an
 # not make the products faster, fewer than MIN_HEAD_ROWS leave multiprocessors idle.
 MAX_LOGITS = 1 << 30
 MIN_HEAD_ROWS, MAX_HEAD_ROWS = 8192, 16384
+LARGE_DROPOUT_BYTES = 1e9  # of a sample, from which a run is warned
+MAX_FUSED_D_HEAD = 256  # of the attention kernel with dropout on a GPU
 
 
 def estimate_memory(config: RunConfig, n_ranks: int = 1) -> float:
@@ -80,3 +82,32 @@ def block_bytes(model: ModelConfig, dist: DistConfig) -> float:
     if dist.dtype == "float32":
         return 8.0 * model.d_model + 24.0 * heads + 16.0 * model.d_ff
     return 14.0 * model.d_model + 12.0 * heads + 8.0 * model.d_ff
+
+
+def dense_dropout_bytes(config: RunConfig) -> float:
+    """Return the bytes that a sample saves for the backward of attention dropout without a fused kernel."""
+    # per weight: the softmax in float32, whether it is kept, and the operand of the product with the values
+    weight_bytes = 4.0 + 1.0 + (4.0 if config.dist.dtype == "float32" else 2.0)
+    n_weights = float(config.model.n_heads) * config.dataset.seq_len**2
+    n_layers = 1 if config.dist.activation_checkpointing == "full" else config.model.n_layers
+    return n_layers * n_weights * weight_bytes
+
+
+def warn_dense_dropout(config: RunConfig) -> tuple[str, ...]:
+    """Return a warning if attention dropout stores every weight and that is large."""
+    if config.model.attention_dropout == 0:
+        return ()
+    # orders and random masks need an arbitrary mask, which the fused kernel does not read
+    masked = config.objective.orders > 1 or config.objective.randmask_ratio > 0
+    wide = config.model.d_head > MAX_FUSED_D_HEAD
+    if not (config.dist.cpu_only or masked or wide):
+        return ()
+    n_bytes = dense_dropout_bytes(config)
+    if n_bytes < LARGE_DROPOUT_BYTES:
+        return ()
+    reason = "on a CPU" if config.dist.cpu_only else "with masks of orders" if masked else "with wide heads"
+    return (
+        f"model.attention_dropout: {reason} every attention weight is stored, {n_bytes / 1e9:.1f} GB for "
+        "each sample of a microbatch, and attention is several times slower. Lower dataset.microbatch_size, "
+        "or set dist.activation_checkpointing=full.",
+    )
