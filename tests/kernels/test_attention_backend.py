@@ -109,6 +109,7 @@ def test_shared_heads_equal_repeated_ones(grad: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_probe_runs_and_every_backend_agrees_with_math() -> None:
     device = torch.device("cuda")
     shape = AttentionShape(n_samples=2, n_heads=8, n_kv_heads=2, n_positions=512, d_head=64, causal=True)

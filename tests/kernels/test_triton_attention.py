@@ -1,8 +1,12 @@
 """The Triton attention kernel with dropout and documents against the dense reference."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from megatron.config.schema import ModelConfig
 from megatron.kernels import attention, document_mask, dropout
@@ -12,6 +16,7 @@ from megatron.kernels.dropout import attend_with_dropout
 from megatron.model import transformer
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt, document_numbers
+from megatron.parallel.activation_checkpointing import list_saved_operators
 from tests.kernels.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = needs_triton
@@ -128,19 +133,20 @@ def test_a_model_with_documents_dropout_and_shared_heads_is_the_same_without_den
         torch.testing.assert_close(fast, dense, rtol=1e-4, atol=1e-5)
 
 
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest result."""
+
+    n = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            self.n = max(self.n, x.numel() if isinstance(x, Tensor) else 0)
+        return result
+
+
 @pytest.mark.usefixtures("triton_everywhere")
 def test_no_tensor_of_queries_times_keys_is_in_memory() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        n = 0
-
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-            result = op(*args, **(kwargs or {}))
-            for x in result if isinstance(result, tuple | list) else (result,):
-                self.n = max(self.n, x.numel() if isinstance(x, Tensor) else 0)
-            return result
-
     q, k, v, _, key, documents = draw_heads(128, 16)
     q.requires_grad_()
     with Largest() as seen:
@@ -165,3 +171,51 @@ def test_attention_with_documents_is_one_graph_under_the_compiler() -> None:
     torch.testing.assert_close(result, expected)
     gradients = (torch.autograd.grad(x.sum(), q)[0] for x in (result, expected))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.usefixtures("triton_everywhere")
+def test_selective_checkpointing_does_not_recompute_the_kernel() -> None:
+    q, k, v, _, key, _ = draw_heads(20, 16)
+    q.requires_grad_()
+
+    def run(q: Tensor) -> Tensor:
+        return attend_with_dropout(q.sin(), k, v, 0.3, True, None, key, 0.2).cos()
+
+    def count_calls(context_fn: Any) -> int:
+        with CountCalls() as seen:
+            checkpoint(run, q, use_reentrant=False, context_fn=context_fn).sum().backward()
+        return seen.n
+
+    saved = list_saved_operators()
+    assert count_calls(lambda: create_selective_checkpoint_contexts(saved)) == 1
+    assert count_calls(lambda: create_selective_checkpoint_contexts([])) == 2
+
+
+class CountCalls(TorchDispatchMode):
+    """Counts the forward passes of the kernel that ran."""
+
+    n = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.n += op is torch.ops.megatron.triton_attention.default
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+@pytest.mark.parametrize("d_head", [32, 64, 128, 256])
+@pytest.mark.parametrize("causal", [True, False])
+def test_bfloat16_on_a_gpu_matches_float64(d_head: int, causal: bool) -> None:
+    from megatron.kernels.triton_attention import triton_attention
+
+    q, k, v, grad, key, documents = draw_heads(700, d_head, torch.bfloat16)
+    mask = build_document_mask(documents, causal)
+    fast = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = triton_attention(*fast, key, mask.first, mask.last, causal, d_head**-0.5, 0.2)
+    (out * grad).sum().backward()
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = attend_with_dropout(*exact, d_head**-0.5, causal, mask.to_dense(), key, 0.2)
+    (expected * grad.double()).sum().backward()
+    assert (out - expected).norm() / expected.norm() < 1e-2
+    for result, reference in zip(fast, exact, strict=True):
+        assert (result.grad - reference.grad).norm() / reference.grad.norm() < 2e-2
