@@ -219,8 +219,8 @@ def _query_gradient_kernel(
         weights = tl.exp(scores - lse[:, None])
         grad_weights = tl.dot(grad, tl.trans(v), input_precision=precision)
         if threshold > 0:
-            kept = _is_kept(row_hash, keys, threshold)
-            grad_weights = tl.where(kept, grad_weights * keep_factor, 0.0)
+            retained = _is_kept(row_hash, keys, threshold)
+            grad_weights = tl.where(retained, grad_weights * keep_factor, 0.0)
         grad_scores = weights * (grad_weights - delta[:, None])
         grad_q += tl.dot(grad_scores.to(k.dtype), k, input_precision=precision)
     _store_rows(grad_q_all + offset, queries, n, grad_q * scale, d_head, width)
@@ -287,9 +287,9 @@ def _key_gradient_kernel(
         grad_weights = tl.dot(grad, tl.trans(v), input_precision=precision)
         dropped = weights
         if threshold > 0:
-            kept = _is_kept(_hash_rows(sample_keys, pair, queries, n, n_heads), keys, threshold)
-            grad_weights = tl.where(kept, grad_weights * keep_factor, 0.0)
-            dropped = tl.where(kept, weights * keep_factor, 0.0)
+            retained = _is_kept(_hash_rows(sample_keys, pair, queries, n, n_heads), keys, threshold)
+            grad_weights = tl.where(retained, grad_weights * keep_factor, 0.0)
+            dropped = tl.where(retained, weights * keep_factor, 0.0)
         grad_v += tl.dot(tl.trans(dropped.to(grad.dtype)), grad, input_precision=precision)
         grad_scores = weights * (grad_weights - delta[:, None])
         grad_k += tl.dot(tl.trans(grad_scores.to(q.dtype)), q, input_precision=precision)

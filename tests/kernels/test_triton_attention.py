@@ -71,16 +71,16 @@ def test_values_gradients_and_dropped_weights_match_the_dense_reference_in_float
 
 
 def test_the_dropped_pairs_are_those_of_the_reference() -> None:
-    """With equal scores and the identity as values, the output shows each weight: 0 where it is dropped."""
+    """Equal scores and the identity as values: the output shows each weight, 0 where it is dropped."""
     from megatron.kernels.triton_attention import triton_attention
 
     n, key = 32, torch.tensor([2**40 + 17, 5], device=DEVICE)
     zeros = torch.zeros(2, 3, n, n, device=DEVICE)
     values = torch.eye(n, device=DEVICE).expand(2, 3, n, n)
     weights = triton_attention(zeros, zeros, values, key, None, None, False, 1.0, 0.4)
-    kept = dropout.draw_keep_mask(key, 3, n, n, 0.4)
-    assert torch.equal(weights > 0, kept)
-    torch.testing.assert_close(weights, kept / (0.6 * n))
+    retained = dropout.draw_keep_mask(key, 3, n, n, 0.4)
+    assert torch.equal(weights > 0, retained)
+    torch.testing.assert_close(weights, retained / (0.6 * n))
 
 
 def test_half_precision_has_float32_sums() -> None:
@@ -219,3 +219,33 @@ def test_bfloat16_on_a_gpu_matches_float64(d_head: int, causal: bool) -> None:
     assert (out - expected).norm() / expected.norm() < 1e-2
     for result, reference in zip(fast, exact, strict=True):
         assert (result.grad - reference.grad).norm() / reference.grad.norm() < 2e-2
+
+
+@pytest.mark.usefixtures("triton_everywhere")
+def test_blocks_with_documents_and_dropout_share_a_graph_over_steps() -> None:
+    """Compiled block by block, as in training: no graph break, and no recompilation for other documents."""
+    shape = {"d_model": 32, "d_ff": 48, "d_head": 16, "n_heads": 2, "n_layers": 2}
+    more = {"attention_dropout": 0.2, "document_mask": True, "eod_id": 3}
+    model = Gpt(ModelConfig(n_tokens=20, vocab_rows=24, **shape, **more)).to(DEVICE)
+    init_weights(model, 0)
+    rng = torch.Generator().manual_seed(0)
+    torch._dynamo.reset()
+    graphs = []
+
+    def count_graphs(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    plain = [block.forward for block in model.blocks]
+    losses: list[list[Tensor]] = [[], []]
+    for i, forward in enumerate(
+        (plain, [torch.compile(f, fullgraph=True, backend=count_graphs) for f in plain])
+    ):
+        for block, function in zip(model.blocks, forward, strict=True):
+            block.forward = function
+        for step in range(3):
+            tokens = torch.randint(0, 20, (2, 20), generator=rng.manual_seed(step)).to(DEVICE)
+            key = torch.tensor([step, step + 9], device=DEVICE)
+            losses[i].append(model(tokens, True, dropout_key=key).square().mean())
+    torch.testing.assert_close(losses[1], losses[0])
+    assert len(graphs) <= 2  # both blocks have the code of one: one graph, or one for each closure

@@ -1,10 +1,12 @@
 """The Triton kernels of the loss against float64, by the interpreter where there is no GPU."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels import linear_cross_entropy as module
 from megatron.kernels import softmax_nll
@@ -222,3 +224,30 @@ def test_chunks_have_8_to_16_thousand_rows_and_end_on_tiles(n: int, n_columns: i
     assert n_chunks == -(-n // limit)  # no more chunks than the memory requires
     if n > limit:
         assert rows >= limit / 2 and rows * n_chunks - n < 128 * n_chunks
+
+
+class Touched(TorchDispatchMode):
+    """Records the operations that read or write a matrix of logits."""
+
+    def __init__(self, n_columns: int) -> None:
+        super().__init__()
+        self.n_columns, self.names = n_columns, []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        tensors = [x for x in (*args, result) if isinstance(x, torch.Tensor) and x.ndim == 2]
+        views = ("t.default", "slice.Tensor", "detach.default", "new_empty.default", "alias.default")
+        if any(len(x) >= 128 and x.shape[1] == self.n_columns for x in tensors):
+            name = str(op).removeprefix("aten.").removeprefix("megatron.")
+            self.names += [] if name in views else [name]
+        return result
+
+
+@pytest.mark.usefixtures("triton_everywhere")
+def test_only_the_products_and_one_kernel_touch_the_logits() -> None:
+    """Together with the kernel's six bytes a logit: the traffic of the loss beside its products."""
+    hidden, weight, targets, scale = draw_head(256, 131, torch.bfloat16)
+    with Touched(131) as seen:
+        linear_cross_entropy(hidden, weight, targets, scale).backward()
+    # two chunks: logits, their gradient, the product with the head; the product with hidden reads a transpose
+    assert seen.names == ["mm.out", "softmax_nll_gradient_.default", "mm.out"] * 2
