@@ -202,6 +202,7 @@ def test_no_row_has_no_loss_and_no_gradient() -> None:
     assert linear_nll(hidden[:0], weight, targets[:0]).shape == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton_everywhere")
 def test_the_loss_is_one_graph_under_the_compiler() -> None:
     hidden, weight, targets, scale = draw_head(140, 131, torch.float32)
