@@ -77,6 +77,17 @@ class DistConfig:
         engine="torch",
     )
     compile: bool = option(False, "apply torch.compile to each block", engine="torch")
+    attention_backend: str = option(
+        "auto",
+        "kernel of attention on a GPU; auto: the fastest for the shape, measured before the first step",
+        "auto",
+        "cudnn",
+        "flash",
+        "flash3",
+        "flash4",
+        "efficient",
+        "math",
+    )
     float8: bool = option(
         False,
         "matrix products in float8 through torchao, on GPUs that support it",

@@ -3,14 +3,17 @@
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch._ops import OpOverload
 
+from megatron.kernels.attention_backend import supports_shared_heads
 from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
+from megatron.kernels.document_mask import DocumentMask, can_use_triton_attention
+from megatron.kernels.softmax_nll import has_triton
 
 # Queries per block in `attend_in_query_blocks`: small enough to skip many masked keys, large enough for an
 # efficient matrix product.
 QUERY_BLOCK = 64
 
-# operators of torch's dispatcher that compute attention, for modes that treat them specially
 ATTENTION_OPERATORS = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -20,14 +23,41 @@ ATTENTION_OPERATORS = (
 )
 
 
+def list_attention_operators() -> tuple[OpOverload, ...]:
+    """Return the operators of torch's dispatcher that compute attention, for modes that save results."""
+    if not has_triton():
+        return ATTENTION_OPERATORS
+    import megatron.kernels.triton_attention  # noqa: F401  # registers its operator
+
+    return *ATTENTION_OPERATORS, torch.ops.megatron.triton_attention.default
+
+
 def scaled_dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    mask: Tensor | DocumentMask | None = None,
+    *,
+    scale: float,
 ) -> Tensor:
-    """Return softmax(scale q k^T) v, [B, H, S, K], for q, k, v [B, H, S, K].
+    """Return softmax(scale q k^T) v, [B, H, S, K], for q [B, H, S, K] and k, v [B, H / g, S, K].
+
+    Query head h uses key and value head h // g (grouped-query attention).
 
     causal                   position p attends to positions 0..p only
     mask  [B, 1, S, S] bool  keys visible to each query, causality included; None: `causal` alone decides
     """
+    if q.device.type == "cuda" and mask is None:
+        # the kernels of flash attention and cuDNN read a shared head several times instead of copying it
+        shares = q.shape[1] != k.shape[1]
+        if not shares or supports_shared_heads(q.dtype, q.shape[3]):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=shares)
+    k, v = repeat_shared_heads(q, k, v)
+    if isinstance(mask, DocumentMask):
+        if can_use_triton_attention(q.device, q.shape[3]):
+            return _attend_within_documents(q, k, v, causal, mask, scale)
+        mask = mask.to_dense()
     # On a CPU: blocks of queries without gradients, this project's kernels with gradients. Otherwise torch's
     # fused kernels.
     if causal and _should_split_queries(q, k):
@@ -38,6 +68,23 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale
     )
+
+
+def repeat_shared_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with as many heads as q: each shared head is repeated for its query heads."""
+    n_sharing = q.shape[1] // k.shape[1]
+    if n_sharing == 1:
+        return k, v
+    return k.repeat_interleave(n_sharing, dim=1), v.repeat_interleave(n_sharing, dim=1)
+
+
+def _attend_within_documents(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: DocumentMask, scale: float
+) -> Tensor:
+    from megatron.kernels.triton_attention import triton_attention  # imported on demand: slow
+
+    # rate 0: the keys of the samples are not read
+    return triton_attention(q, k, v, mask.first, mask.first, mask.last, causal, scale, 0.0)
 
 
 def _should_split_queries(q: Tensor, k: Tensor) -> bool:

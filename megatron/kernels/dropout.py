@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from megatron.kernels.document_mask import DocumentMask, can_use_triton_attention
+
 MASK32 = 0xFFFFFFFF
 
 
@@ -49,15 +51,23 @@ def attend_with_dropout(
     v: Tensor,
     scale: float,
     causal: bool,
-    mask: Tensor | None,
+    mask: Tensor | DocumentMask | None,
     key: Tensor,
     rate: float,
 ) -> Tensor:
     """Return attention with dropout after the softmax; remaining weights are scaled by 1 / (1 - rate).
 
-    q, k, v [B, H, S, K]; mask as in Attention.forward. The [B, H, S, S] weights are materialized. Fused
-    kernels avoid that, but draw from the device's generator, which other ranks and devices cannot reproduce.
+    q, k, v [B, H, S, K]; mask as in Attention.forward. torch's fused kernels draw from the device's
+    generator, which other ranks and devices cannot reproduce. On a GPU this project's kernel hashes the
+    numbers of `draw_keep_mask`. On a CPU or with a dense mask the [B, H, S, S] weights are materialized.
     """
+    if not isinstance(mask, Tensor) and can_use_triton_attention(q.device, q.shape[3]):
+        from megatron.kernels.triton_attention import triton_attention  # imported on demand: slow
+
+        first, last = (None, None) if mask is None else (mask.first, mask.last)
+        return triton_attention(q, k, v, key, first, last, causal, scale, rate)
+    if isinstance(mask, DocumentMask):
+        mask = mask.to_dense()
     scores = (q @ k.transpose(-1, -2)).float() * scale  # float32 softmax, as in fused kernels
     if mask is None and causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()

@@ -7,10 +7,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from megatron.kernels.softmax_nll import VocabularyShard, compute_target_nll, replace_with_gradient
+from megatron.kernels.softmax_nll import (
+    VocabularyShard,
+    can_use_triton,
+    compute_log_total,
+    compute_target_nll,
+    replace_with_gradient,
+)
+from megatron.plan.memory import count_head_rows
 
 # Logits processed by softmax and its gradient at a time. On a CPU 1 MiB of float32, which stays in the L2
-# cache of a core. On a GPU 256 MiB, and the matrix products use the same chunks.
+# cache of a core. On a GPU without Triton 256 MiB, since torch's operations copy them several times.
 CHUNK_ELEMENTS_CPU = 1 << 18
 CHUNK_ELEMENTS_GPU = 1 << 26
 # Minimum rows of a matrix product on a CPU; with fewer rows it is inefficient. In half precision the gradient
@@ -18,24 +25,50 @@ CHUNK_ELEMENTS_GPU = 1 << 26
 # the time of 128 rows.
 MIN_ROWS = 128
 MIN_ROWS_HALF = 512
+ROWS_OF_TILE = 128  # a GPU multiplies tiles of 128 rows: chunks are multiples of it
 
 
 def _rows_per_softmax(hidden: Tensor, n_rows: int) -> int:
     """Return the rows of logits to process at a time for a head with `n_rows` rows."""
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_GPU
-    # a head of 50,304 rows: 5 rows of logits at a time on a CPU, 1334 on a GPU
+    # a head of 50,304 rows: 5 rows of logits at a time on a CPU, 1334 on a GPU without Triton
     return max(1, elements // n_rows)
 
 
 def _rows_per_product(hidden: Tensor, n_rows: int) -> int:
     """Return the rows of hidden to multiply at a time without gradients."""
+    if can_use_triton(hidden):
+        return _balance_rows(len(hidden), n_rows)
     return max(MIN_ROWS, _rows_per_softmax(hidden, n_rows))
 
 
 def _rows_per_gradient(hidden: Tensor, n_rows: int) -> int:
     """Return the rows of hidden to multiply at a time with gradients."""
+    if can_use_triton(hidden):
+        return _balance_rows(len(hidden), n_rows)
     least = MIN_ROWS if hidden.dtype == torch.float32 or hidden.device.type != "cpu" else MIN_ROWS_HALF
     return max(least, _rows_per_softmax(hidden, n_rows))
+
+
+def _balance_rows(n: int, n_rows: int) -> int:
+    """Return the rows per chunk on a GPU: as few chunks as the memory allows, of nearly equal size."""
+    # 20,000 rows and at most 16,384: 10,112 and 9,888 rather than 16,384 and 3,616, which occupy a GPU less
+    n_chunks = max(1, -(-n // count_head_rows(n_rows)))
+    return max(ROWS_OF_TILE, -(-n // (n_chunks * ROWS_OF_TILE)) * ROWS_OF_TILE)
+
+
+def _accumulate_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """Return total + left^T right in float32, in place; left [n, V], right [n, D], total [V, D], None: 0."""
+    if left.dtype == torch.float32:
+        return left.t() @ right if total is None else total.addmm_(left.t(), right)
+    if left.device.type == "cuda" and hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch 2.8
+        # The sum inside a product is float32 and is not rounded to half precision before it is added: one
+        # pass over [V, D] instead of three.
+        if total is None:
+            return torch.ops.aten.mm.dtype(left.t(), right, torch.float32)
+        return torch.ops.aten.addmm.dtype_out(total, left.t(), right, torch.float32, out=total)
+    product = left.t() @ right
+    return product.float() if total is None else total.add_(product)
 
 
 def _compute_nll(hidden: Tensor, weight: Tensor, targets: Tensor, shard: VocabularyShard | None) -> Tensor:
@@ -73,7 +106,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk = _rows_per_gradient(hidden, n_rows)
         # with a vocabulary shard each part costs collectives, so a chunk is processed in one part
         rows = _rows_per_softmax(hidden, n_rows) if shard is None else chunk
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight: Tensor | None = None
         # 10^6 tokens of 10 nats sum to 10^7, where consecutive float32 numbers differ by 1
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         buffer = hidden.new_empty(min(n, chunk), n_rows)  # reused by all chunks: logits, then their gradient
@@ -87,10 +121,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # [n, V] @ [V, D] -> [n, D]; below [V, n] @ [n, D] -> [V, D]
             torch.mm(logits, weight, out=grad_hidden[part])
             # in half precision the sum over chunks would lose digits, so it is kept in float32
-            if logits.dtype == torch.float32:
-                grad_weight.addmm_(logits.t(), hidden[part])
-            else:
-                grad_weight += logits.t() @ hidden[part]
+            grad_weight = _accumulate_product(grad_weight, logits, hidden[part])
+        if grad_weight is None:  # no row
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         return total
@@ -128,7 +161,7 @@ def linear_cross_entropy(
     hidden  [N, D]  input of the head, in the precision of the products
     weight  [V, D]  weight of the head
     targets [N]     int64
-    scale   [N]     float32, weight of each row; None: 1
+    scale   [N]     float32, weight of each row; None: 1. On a GPU rows of scale 0 are ignored, even NaN
 
     With a shard, V counts the rows of this rank. All ranks of the shard call with the same hidden and get the
     same sum. The gradient of hidden is the part through this rank's rows and must be summed over the ranks.
@@ -176,8 +209,13 @@ def linear_log_p(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) 
         selected = slice(bounds[i], bounds[i + 1])
         if selected.start == selected.stop:
             continue
-        row_log_p = torch.log_softmax(F.linear(part, weight).float(), dim=-1)
+        logits = F.linear(part, weight)
         row, target = rows[selected] - i * chunk, targets[selected]
+        if can_use_triton(logits):  # 4 bytes read a bf16 logit; float32 copies would take 14
+            log_p[selected] = logits[row, target].float() - compute_log_total(logits)[row]
+            best[selected] = logits.argmax(-1)[row] == target
+            continue
+        row_log_p = torch.log_softmax(logits.float(), dim=-1)
         log_p[selected] = row_log_p[row, target]
         best[selected] = row_log_p.argmax(-1)[row] == target
     inverse = order.argsort()  # undoes the sort: results are returned in the order of the arguments

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
-from megatron.kernels.attention import scaled_dot_product_attention
+from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
+from megatron.kernels.document_mask import DocumentMask, build_document_mask, can_use_triton_attention
 from megatron.kernels.dropout import attend_with_dropout, derive_layer_key
 from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
@@ -78,13 +79,17 @@ def positions_in_document(documents: Tensor) -> Tensor:
     return index - torch.where(starts, index, 0).cummax(1).values
 
 
-def build_attention_mask(causal: bool, documents: Tensor | None, visible: Tensor | None) -> Tensor | None:
+def build_attention_mask(
+    causal: bool, documents: Tensor | None, visible: Tensor | None, d_head: int
+) -> Tensor | DocumentMask | None:
     """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
 
     documents [B, S]     document numbers; a position attends to its own document only
     visible   [B, S, S]  a position attends only where this is True
     """
     if documents is not None:
+        if visible is None and can_use_triton_attention(documents.device, d_head):
+            return build_document_mask(documents, causal)
         # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
         same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
         visible = same if visible is None else visible & same
@@ -106,7 +111,7 @@ class AttentionInputs:
 
     causal: bool  # position p attends to positions 0..p only
     rotary: Rotary | None = None  # cos and sin of the positions; None: x contains learned positions
-    mask: Tensor | None = None  # bool [B, 1, S, S], visible keys, causality included; None: `causal` decides
+    mask: Tensor | DocumentMask | None = None  # bool [B, 1, S, S], causality included; None: `causal` decides
     dropout_key: Tensor | None = None  # int64 [B], key of each sample in this block; enables dropout
     cache: LayerCache | None = None  # earlier positions, which x continues and attends to as well
     query_positions: Tensor | None = None  # int64 [B, Q], positions to compute; None: all
@@ -121,7 +126,9 @@ class AttentionInputs:
             cos, sin = (gather_positions(table, query_positions)[:, None] for table in tables)  # [B, 1, Q, K]
             rotary = cos, sin
         # the mask of Q rows contains causality: row i is query_positions[i], not i
-        if mask is not None:
+        if isinstance(mask, DocumentMask):
+            mask = mask.select_rows(query_positions)
+        elif mask is not None:
             mask = gather_positions(mask[:, 0], query_positions)[:, None]
         elif self.causal:
             # [B, Q, 1] >= [S] -> [B, Q, S]: query at position p sees keys 0..p
@@ -141,7 +148,6 @@ class Attention(nn.Module):
         super().__init__()
         heads, shared = config.n_heads * config.d_head, config.kv_heads * config.d_head
         self.d_head = config.d_head
-        self.n_sharing = heads // shared  # query heads per key/value head; 1: multi-head attention
         self.scale = attention_multiplier(config)
         self.dropout = config.attention_dropout
         self.query = nn.Linear(config.d_model, heads, bias=config.biases)
@@ -166,12 +172,10 @@ class Attention(nn.Module):
         if inputs.cache is not None:
             # k is cached after its rotation: q . k depends on the difference of two positions only
             k, v = inputs.cache.extend(k, v)
-        if self.n_sharing > 1:
-            # query head h uses key head h // n_sharing; the cache above stores the shared heads only
-            k, v = (y.repeat_interleave(self.n_sharing, dim=1) for y in (k, v))
         if inputs.dropout_key is None:
             attended = self.core_attention(q, k, v, inputs.causal, inputs.mask)
         else:
+            k, v = repeat_shared_heads(q, k, v)
             attended = attend_with_dropout(
                 q, k, v, self.scale, inputs.causal, inputs.mask, inputs.dropout_key, self.dropout
             )
@@ -279,7 +283,9 @@ class Gpt(nn.Module):
         drops = self.training and self.config.attention_dropout > 0
         assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
         x, rotary = self._embed(tokens, positions, first_position)
-        inputs = AttentionInputs(causal, rotary, build_attention_mask(causal, documents, visible))
+        inputs = AttentionInputs(
+            causal, rotary, build_attention_mask(causal, documents, visible, self.config.d_head)
+        )
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:
                 inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))

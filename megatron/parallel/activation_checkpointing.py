@@ -5,27 +5,32 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from megatron.kernels.attention import ATTENTION_OPERATORS
+from megatron.kernels.attention import list_attention_operators
 
-# results saved by `selective`: matrix products and attention take nearly all of the forward's time
-SAVED_OPERATORS = [
+# matrix products: with attention they take nearly all of the forward's time
+SAVED_PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_mm.default,  # float8's
-    *ATTENTION_OPERATORS,
-]
+)
+
+
+def list_saved_operators() -> list[OpOverload]:
+    """Return the operators whose results `selective` saves."""
+    return [*SAVED_PRODUCTS, *list_attention_operators()]
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> None:
-    """Make each block, in place, save its input only (`full`) or also SAVED_OPERATORS (`selective`)."""
+    """Make each block, in place, save its input (`full`) or also products and attention (`selective`)."""
     if mode == "none":
         return
     recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if mode == "selective":
         recompute = partial(
-            recompute, context_fn=partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
+            recompute, context_fn=partial(create_selective_checkpoint_contexts, list_saved_operators())
         )
     for block in blocks:
         # `forward` is replaced instead of the module, so that the parameters keep their names. Only the

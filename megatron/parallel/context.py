@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from megatron.kernels.attention import repeat_shared_heads
 from megatron.model.transformer import Block, Gpt
 from megatron.parallel.ring import RingAttention
 
@@ -66,7 +67,7 @@ class UlyssesAttention(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # without annotations in torch
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         assert mask is None, "the layout check refuses options that need a mask"
-        # one all-to-all for the three tensors, concatenated along the batch
-        # k and v have as many heads as q here: Attention has repeated shared ones
+        # one all-to-all for the three tensors, concatenated along the batch: k and v need as many heads as q
+        k, v = repeat_shared_heads(q, k, v)
         q, k, v = _all_to_all(torch.cat([q, k, v]), self.group, True).chunk(3)
         return _all_to_all(self.local_attention(q, k, v, causal), self.group, False)

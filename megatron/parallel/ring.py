@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from megatron.kernels.attention import repeat_shared_heads
+
 aten = torch.ops.aten
 
 
@@ -26,7 +28,7 @@ class RingAttention(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # without annotations in torch
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         assert mask is None, "the layout check refuses options that need a mask"
-        return _ring_attention(q, k, v, self.group, causal)
+        return _ring_attention(q, *repeat_shared_heads(q, k, v), self.group, causal)
 
 
 class _RingAttentionFunction(torch.autograd.Function):

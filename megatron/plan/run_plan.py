@@ -10,6 +10,7 @@ from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpo
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
 from megatron.plan.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
+from megatron.plan.memory import warn_dense_dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class RunPlan:
     flops_convention: str
     # entropy of the held-out tokens: the lowest loss of any unigram model
     held_out_unigram_nats: float | None
-    warnings: tuple[str, ...] = ()  # of the data
+    warnings: tuple[str, ...] = ()  # of the data, and of costs that are easily overlooked
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of plan.json."""
@@ -107,7 +108,7 @@ def plan_run(config: RunConfig) -> RunPlan:
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
         held_out_unigram_nats=_read_unigram_nats(config.dataset.path_eval),
-        warnings=_collect_data_warnings(config, exposure),
+        warnings=_collect_data_warnings(config, exposure) + warn_dense_dropout(config),
     )
 
 
