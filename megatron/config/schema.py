@@ -31,6 +31,12 @@ class DistConfig:
         "float16",
         identity=ALWAYS,
     )
+    residual_dtype: str | None = option(
+        None,
+        "dtype of the residual stream in every layout; default: that of dist.dtype",
+        "float32",
+        identity=ALWAYS,
+    )
     sharding_stage: str = option(
         "zero0",
         "state sharded over data-parallel ranks: zero0 none, zero1 optimizer states, zero2 also gradients, "

@@ -17,6 +17,7 @@ from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, merge_user_config
 from megatron.engine.interface import Engine
+from megatron.engine.precision import choose_precision
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.mixture.source import MixtureSamples
 from megatron.model.initialization import init_weights
@@ -99,6 +100,7 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
 
     settings = build_deepspeed_settings(config, world)
     assert settings is not None, "dist.engine is deepspeed"
+    model.set_precision(choose_precision(config.dist))
     model.to(world.device)
     optimizer = build_adamw(dict(model.named_parameters()), config.optim, config.model)
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=settings, world=world)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import DistConfig
+from megatron.engine.precision import choose_precision
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch.unpipelined import UnpipelinedModel
 from megatron.model.transformer import Block, Gpt
@@ -15,9 +16,6 @@ from megatron.parallel.activation_checkpointing import apply_activation_checkpoi
 from megatron.parallel.float8 import convert_to_float8
 from megatron.parallel.mesh import Mesh
 from megatron.parallel.world import World
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 class Passes(Protocol):
     """Forward and backward passes of one parallel layout.
@@ -51,6 +49,8 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
     recomputed and compiled regions. Modules needed by multi-rank layouts only are imported on demand: torch
     takes a second to import them.
     """
+    precision = choose_precision(config)
+    model.set_precision(precision)
     if not config.cpu_offload:
         model.to(world.device)
     vocabulary = None
@@ -70,13 +70,12 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
     if config.compile:
         compile_blocks(model, whole_blocks=mesh.tensor is None)
     # from here on the parallel passes wrap the model: a pipeline of stages, or one module with DDP or FSDP
-    dtype = DTYPES[config.dtype]
     if mesh.pipeline is not None:
         from megatron.engine.torch.pipelined import PipelinedModel
 
-        return PipelinedModel(model, causal, vocabulary, config, dtype, world, mesh)
+        return PipelinedModel(model, causal, vocabulary, config, precision.compute, world, mesh)
     task_loss = TaskLoss(model, causal, vocabulary, world.coordinate.context)
-    return UnpipelinedModel(task_loss, config, dtype, world, mesh)
+    return UnpipelinedModel(task_loss, config, precision.compute, world, mesh)
 
 
 def compile_blocks(model: Gpt, whole_blocks: bool) -> None:
