@@ -5,7 +5,7 @@ None means not set. Derived numbers (steps, FLOPs, parameters) are in `megatron/
 
 from dataclasses import dataclass, field
 
-from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option
+from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option, read_switch
 from megatron.config.training_schema import LrSchedulerConfig as LrSchedulerConfig
 from megatron.config.training_schema import ModelConfig as ModelConfig
 from megatron.config.training_schema import ObjectiveConfig as ObjectiveConfig
@@ -82,7 +82,15 @@ class DistConfig:
         "selective",
         engine="torch",
     )
-    compile: bool = option(False, "apply torch.compile to each block", engine="torch")
+    compile: bool | None = option(
+        None, "apply torch.compile to each block; auto: on GPUs", engine="torch", read=read_switch
+    )
+    cuda_graphs: bool | None = option(
+        None,
+        "record steps as CUDA graphs; auto: on one GPU, up to 150 million parameters",
+        engine="torch",
+        read=read_switch,
+    )
     float8: bool = option(
         False,
         "matrix products in float8 through torchao, on GPUs that support it",

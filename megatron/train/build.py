@@ -18,6 +18,7 @@ from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, merge_user_config
 from megatron.engine.interface import Engine
 from megatron.engine.precision import choose_precision
+from megatron.engine.torch.compilation import is_compilation_requested, set_cache_folder
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.mixture.source import MixtureSamples
 from megatron.model.initialization import init_weights
@@ -60,6 +61,8 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     folder = Path(config.logging.run_dir)
     objective = build_objective(config)
     build_deepspeed_settings(config, world)  # reports errors before a large model is built
+    if is_compilation_requested(config.dist, world.device):
+        set_cache_folder(folder)
     model = Gpt(config.model)
     init_weights(model, config.misc.seed)
     if config.checkpoint.init_from is not None:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from megatron.config.schema import DistConfig
 from megatron.engine.precision import choose_precision
 from megatron.engine.task_loss import TaskLoss
+from megatron.engine.torch.compilation import choose_compilation, compile_blocks
 from megatron.engine.torch.unpipelined import UnpipelinedModel
-from megatron.model.transformer import Block, Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.float8 import convert_to_float8
@@ -67,8 +68,10 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
         apply_context_parallel(model, mesh.context, config.context_method)
     # checkpointing inside compilation: the compiler then sees the recomputation and can fuse it
     apply_activation_checkpointing(model.blocks, config.activation_checkpointing)
-    if config.compile:
-        compile_blocks(model, whole_blocks=mesh.tensor is None)
+    if choose_compilation(config, world):
+        compile_blocks(
+            model, has_tensor_ranks=mesh.tensor is not None, has_context_ranks=mesh.context is not None
+        )
     # from here on the parallel passes wrap the model: a pipeline of stages, or one module with DDP or FSDP
     if mesh.pipeline is not None:
         from megatron.engine.torch.pipelined import PipelinedModel
@@ -77,14 +80,3 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
     task_loss = TaskLoss(model, causal, vocabulary, world.coordinate.context)
     return UnpipelinedModel(task_loss, config, precision.compute, world, mesh)
 
-
-def compile_blocks(model: Gpt, whole_blocks: bool) -> None:
-    """Compile the forward of each block, or of its feed-forward only, in place.
-
-    Compiling the forward instead of the module keeps the hooks of FSDP outside. All blocks share one graph.
-    """
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        # the compiler of torch 2.13 cannot trace a whole block under sequence parallelism
-        module: nn.Module = block if whole_blocks else block.mlp
-        module.forward = torch.compile(module.forward)
