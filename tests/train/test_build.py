@@ -10,7 +10,8 @@ from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
-from megatron.train.build import build_run, choose_microbatch_rows
+from megatron.train.build import build_run
+from megatron.train.microbatch import choose_microbatch_rows
 
 
 def choose_rows(batch: int, stages: int = 1, requested: int | None = None, schedule: str = "1f1b") -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from megatron.config.schema import DistConfig
 from megatron.engine.precision import choose_precision
 from megatron.engine.task_loss import TaskLoss
-from megatron.engine.torch.compilation import choose_compilation, compile_blocks
+from megatron.engine.torch.compilation import compile_blocks
 from megatron.engine.torch.unpipelined import UnpipelinedModel
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
@@ -43,7 +43,9 @@ class Passes(Protocol):
         ...
 
 
-def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mesh: Mesh) -> Passes:
+def build_passes(
+    model: Gpt, causal: bool, config: DistConfig, world: World, mesh: Mesh, compiled: bool
+) -> Passes:
     """Parallelize a model in place: tensor parallelism, then context parallelism, then pipeline or FSDP.
 
     Activation checkpointing and compilation are applied before FSDP, so that its gathers stay outside of the
@@ -68,7 +70,7 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
         apply_context_parallel(model, mesh.context, config.context_method)
     # checkpointing inside compilation: the compiler then sees the recomputation and can fuse it
     apply_activation_checkpointing(model.blocks, config.activation_checkpointing)
-    if choose_compilation(config, world):
+    if compiled:
         compile_blocks(
             model, has_tensor_ranks=mesh.tensor is not None, has_context_ranks=mesh.context is not None
         )

@@ -11,8 +11,10 @@ from torch.distributed import broadcast
 from megatron.config.schema import DistConfig, OptimConfig
 from megatron.engine.interface import StepReport
 from megatron.engine.torch import full_state
+from megatron.engine.torch.compilation import choose_compilation
 from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
+from megatron.engine.torch.unpipelined import UnpipelinedModel
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import build_fused_adamw, step_optimizer
@@ -37,7 +39,11 @@ class TorchEngine:
         # full shapes: sharding changes those of the parameters
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.mesh = build_mesh(world, sharded=uses_fsdp(dist, world))
-        self.passes = build_passes(model, causal, dist, world, self.mesh)
+        self.is_compiled = choose_compilation(dist, world)
+        self.passes = build_passes(model, causal, dist, world, self.mesh, self.is_compiled)
+        # ranks of a forward that needs no other rank can try how many samples fit
+        needs_others = self.mesh.fsdp is not None or self.mesh.context is not None
+        self.can_probe = isinstance(self.passes, UnpipelinedModel) and not needs_others
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
         self.optimizer = build_fused_adamw(self.weights.local_tensors, optim, model.config)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
@@ -94,6 +100,16 @@ class TorchEngine:
         step_optimizer(self.optimizer, lr, divisor, is_finite)
         self.weights.drop_gradients()
         return norm.float()
+
+    def probe(self, task: Task) -> None:
+        """Run the forward and backward of a microbatch on this rank alone, and change no weight."""
+        assert isinstance(self.passes, UnpipelinedModel), "can_probe"
+        try:
+            with self._autocast_context():
+                self.passes.probe(task.to(self.world.device))
+        finally:
+            for parameter in self.weights.parameters.values():
+                parameter.grad = None
 
     @torch.no_grad()
     def score(self, task: Task) -> tuple[Tensor, int]:
