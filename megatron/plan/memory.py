@@ -38,7 +38,9 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     n_cuts = dist.tensor_parallel * dist.pipeline_parallel
     n = n_params(config.model) / n_cuts
     # hybrid sharding: states are split within a group and replicated across groups
-    split = dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else max(1, n_ranks // n_cuts)
+    split = (
+        dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else max(1, n_ranks // n_cuts)
+    )
     # "zero3" and "zero3_hybrid": the digit is character 4
     stage = int(dist.sharding_stage[4])
     # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both moments

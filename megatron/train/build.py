@@ -123,7 +123,9 @@ def build_engine(
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=settings, world=world)
 
 
-def build_deepspeed_settings(config: RunConfig, world: World, rows: int | None = None) -> dict[str, Any] | None:
+def build_deepspeed_settings(
+    config: RunConfig, world: World, rows: int | None = None
+) -> dict[str, Any] | None:
     """Build the config of `deepspeed.initialize`, merged with a user's JSON; None for the torch engine.
 
     Raises the errors of `merge_user_config`.
@@ -239,4 +241,3 @@ def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
         )
     tokens.n_ids = config.model.n_tokens  # checked for every sample: a sidecar may be wrong or missing
     return tokens
-

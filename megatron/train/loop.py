@@ -84,9 +84,7 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task
         tasks = [run.objective.corrupt(batch.tokens[part], batch.numbers[part]) for part in parts]
         return [task.pin_memory() for task in tasks] if on_gpu else tasks
 
-    return Prefetcher(
-        make_tasks, n_steps, run.config.dataset.num_workers, make_thread_init(run.world.device)
-    )
+    return Prefetcher(make_tasks, n_steps, run.config.dataset.num_workers, make_thread_init(run.world.device))
 
 
 @contextmanager

@@ -125,7 +125,9 @@ def find_fitting_rows(
         if not any_rank(_exceeds(rows, measure, limit), world):
             return rows
         if world.is_first:
-            log.warning("dataset.microbatch_size: %d samples per forward exceed the memory; fewer are tried", rows)
+            log.warning(
+                "dataset.microbatch_size: %d samples per forward exceed the memory; fewer are tried", rows
+            )
         remaining = [n for n in remaining if n <= rows // 2] or remaining[-1:]
         # graphs of the failed size would make the compiler treat the number of samples as variable
         torch._dynamo.reset()

@@ -154,13 +154,13 @@ def test_runs_of_a_study_share_the_folder_of_compiled_code(monkeypatch, tmp_path
     assert folders(tmp_path / "study" / "runs" / "7M-1") == expected
     assert folders(tmp_path / "study" / "runs" / "44M-2") == expected
     assert (tmp_path / "study" / CACHE).stat().st_mode & 0o077 == 0
-    assert folders(tmp_path / "alone") == [str(tmp_path / "alone" / CACHE / p) for p in ("inductor", "triton")]
+    assert folders(tmp_path / "alone") == [
+        str(tmp_path / "alone" / CACHE / p) for p in ("inductor", "triton")
+    ]
     assert folders(tmp_path / "alone", TORCHINDUCTOR_CACHE_DIR="/a")[0] == "/a"
 
 
-@pytest.mark.parametrize(
-    ("written", "setting"), [("auto", None), (True, True), (False, False), (None, None)]
-)
+@pytest.mark.parametrize(("written", "setting"), [("auto", None), (True, True), (False, False), (None, None)])
 def test_compile_and_graphs_are_auto_true_or_false(written, setting) -> None:
     settings = {"dist": {"compile": written, "cuda_graphs": written}, "model": {"size": "7M", "n_tokens": 100},
                 "lr_scheduler": {"total_iterations": 1}}  # fmt: skip

@@ -89,7 +89,9 @@ def test_the_allocator_grows_segments_unless_the_user_configures_it(
         monkeypatch.delenv(variable)
     monkeypatch.setattr(torch, "__version__", version)
     use_expandable_segments()
-    assert {n: os.environ[n] for n in names if n in os.environ} == {names[expected]: "expandable_segments:True"}
+    assert {n: os.environ[n] for n in names if n in os.environ} == {
+        names[expected]: "expandable_segments:True"
+    }
     del os.environ[names[expected]]
     monkeypatch.setenv(name, "max_split_size_mb:64")
     use_expandable_segments()

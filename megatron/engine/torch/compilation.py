@@ -94,6 +94,4 @@ def compile_blocks(model: Gpt, *, has_tensor_ranks: bool, has_context_ranks: boo
         module: nn.Module = block.mlp if has_tensor_ranks else block
         # A graph break in a block costs speed without a message: with fullgraph it is an error. The exchange of
         # context parallelism is not compiled and breaks each graph in two.
-        module.forward = torch.compile(
-            module.forward, fullgraph=not has_context_ranks, backend=BACKEND
-        )
+        module.forward = torch.compile(module.forward, fullgraph=not has_context_ranks, backend=BACKEND)

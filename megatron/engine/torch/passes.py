@@ -18,6 +18,7 @@ from megatron.parallel.float8 import convert_to_float8
 from megatron.parallel.mesh import Mesh
 from megatron.parallel.world import World
 
+
 class Passes(Protocol):
     """Forward and backward passes of one parallel layout.
 
@@ -81,4 +82,3 @@ def build_passes(
         return PipelinedModel(model, causal, vocabulary, config, precision.compute, world, mesh)
     task_loss = TaskLoss(model, causal, vocabulary, world.coordinate.context)
     return UnpipelinedModel(task_loss, config, precision.compute, world, mesh)
-
