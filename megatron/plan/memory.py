@@ -1,4 +1,4 @@
-"""Estimate of the memory that a run needs on one device, for microbatches and for packing runs onto devices."""
+"""Estimate of the memory that a run needs on one device, to choose microbatches and to pack runs."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
 MEMORY_SHARE = 0.85  # of a device's memory that a microbatch may fill by the estimate; the rest is fragments
-# Output of the head in memory at a time (kernels/linear_cross_entropy.py). In float32: elements of logits, and
-# bytes of each with softmax and gradient. In half precision: rows, and bytes of a logit that its gradient
+# Output of the head in memory at a time (kernels/linear_cross_entropy.py). In float32: elements of logits,
+# and bytes of each with softmax and gradient. In half precision: rows, and bytes of a logit that its gradient
 # overwrites, twice for the kernel's temporaries.
 MAX_LOGITS, LOGIT_BYTES = 1 << 26, 12
 MAX_LOGIT_ROWS, HALF_LOGIT_BYTES = 16384, 4
@@ -95,9 +95,9 @@ def stream_bytes(dist: DistConfig) -> float:
 def block_bytes(model: ModelConfig, dist: DistConfig, compiled: bool = False) -> float:
     """Return the bytes per token that one block saves for its backward pass.
 
-    In float32: 4 vectors each of width d_model, n_heads * d_head and d_ff. In half precision the vectors take 2
-    bytes per element, but norms read their input in float32. The compiler recomputes what is cheap: it saves
-    the residual stream instead of a copy, and one vector of width d_ff less.
+    In float32: 4 vectors each of width d_model, n_heads * d_head and d_ff. In half precision the vectors take
+    2 bytes per element, but norms read their input in float32. The compiler recomputes what is cheap: it
+    saves the residual stream instead of a copy, and one vector of width d_ff less.
     """
     # Example in float32: D = H K = 768 and F = 2,048 give 12,288 + 12,288 + 32,768 = 57,344 bytes per token
     # and block. 12 blocks at 8,192 tokens: 5.6 GB.
@@ -124,7 +124,7 @@ def choose_rows(
     need = estimate_memory(config, n_ranks, rows, compiled)
     return rows, (
         f"dataset.microbatch_size: {rows} sample(s) of {config.dataset.seq_len} tokens of a model of "
-        f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of {n_ranks} "
-        f"rank(s), more than {MEMORY_SHARE:.0%} of {memory / 1e9:,.0f} GB. "
+        f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of "
+        f"{n_ranks} rank(s), more than {MEMORY_SHARE:.0%} of {memory / 1e9:,.0f} GB. "
         "Shard it over more ranks (dist.sharding_stage=zero3), or set dist.activation_checkpointing=full."
     )

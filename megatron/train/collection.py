@@ -11,8 +11,8 @@ COLLECT_EVERY = 500  # steps; equal on all ranks, which then pause together
 def scheduled_collection() -> Iterator[Callable[[], None]]:
     """Disable automatic collection in a `with` block; yield a function to call after every step.
 
-    Its first call freezes all objects of the start, which live as long as the run: collections then skip them.
-    An automatic collection may take hundreds of milliseconds, on one rank while the others wait.
+    Its first call freezes all objects of the start, which live as long as the run: collections then skip
+    them. An automatic collection may take hundreds of milliseconds, on one rank while the others wait.
     """
     was_enabled, n_steps = gc.isenabled(), 0
 

@@ -26,8 +26,8 @@ def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None
 
     memory   bytes of the device; None: those of a GPU, and no limit on a CPU
 
-    The default is all samples of the rank; on a GPU the most whose estimated memory fits. Raises ValueError if
-    the numbers do not divide.
+    The default is all samples of the rank; on a GPU the most whose estimated memory fits. Raises ValueError
+    if the numbers do not divide.
     """
     candidates = list_microbatches(config, world)
     if config.dataset.microbatch_size is not None or world.device.type != "cuda" and memory is None:
@@ -82,8 +82,8 @@ def confirm_microbatch_rows(
 ) -> int:
     """Return the number of samples per forward that a trial on the GPU confirms, `rows` or fewer. Collective.
 
-    Only where the number was chosen by the estimate, and a forward needs no other rank: a rank that runs out of
-    memory in the middle of a collective would leave the others waiting.
+    Only where the number was chosen by the estimate, and a forward needs no other rank: a rank that runs out
+    of memory in the middle of a collective would leave the others waiting.
     """
     if config.dataset.microbatch_size is not None or world.device.type != "cuda":
         return rows
@@ -114,10 +114,10 @@ def confirm_microbatch_rows(
 def find_fitting_rows(
     candidates: Sequence[int], measure: Callable[[int], float], limit: float, world: World
 ) -> int:
-    """Return the first candidate whose peak memory is at most `limit` on every rank; the last without a trial.
+    """Return the first candidate whose peak memory is at most `limit` on every rank.
 
-    measure(n) returns the peak of a forward and backward of n samples, or raises torch.OutOfMemoryError. After a
-    failure at n samples the next candidate is at most n / 2.
+    The last candidate needs no trial. measure(n) returns the peak of a forward and backward of n samples, or
+    raises torch.OutOfMemoryError. After a failure at n samples the next candidate is at most n / 2.
     """
     remaining = list(candidates)
     while len(remaining) > 1:

@@ -1,4 +1,4 @@
-"""Steps on static buffers equal eager steps; when they are recorded as CUDA graphs, and that replays equal them."""
+"""Steps on static buffers equal eager steps, and are recorded as CUDA graphs where that is possible."""
 
 from collections import Counter
 from contextlib import nullcontext

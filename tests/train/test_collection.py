@@ -1,4 +1,4 @@
-"""Garbage collection during a run: never within a step, periodically between steps, and restored afterwards."""
+"""Garbage collection in a run: never within a step, periodically between steps, and restored."""
 
 import gc
 

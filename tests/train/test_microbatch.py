@@ -1,4 +1,4 @@
-"""Automatic microbatches: chosen by the estimate, halved after a failed trial, the same on a CPU as before."""
+"""Automatic microbatches: chosen by the estimate, halved after a failed trial, all samples on a CPU."""
 
 import json
 from pathlib import Path

@@ -40,7 +40,8 @@ def set_cache_folder(run: Path) -> None:
 def choose_compilation(config: DistConfig, world: World) -> bool:
     """Return whether to compile the blocks, equally on all ranks. Collective.
 
-    The default is yes on a GPU whose compiler works. Raises ValueError if dist.compile is true and it does not.
+    The default is yes on a GPU whose compiler works. Raises ValueError if dist.compile is true and it does
+    not.
     """
     if not is_compilation_requested(config, world.device):
         return False
@@ -84,14 +85,14 @@ def compile_blocks(model: Gpt, *, has_tensor_ranks: bool, has_context_ranks: boo
 
     Compiling the forward instead of the module keeps the hooks of FSDP outside. All blocks share one graph.
     """
-    # DDP would cut each block's graph wherever a bucket of 25 MB of gradients ends, for an overlap that it has
-    # between blocks anyway
+    # DDP would cut each block's graph wherever a bucket of 25 MB of gradients ends, for an overlap that it
+    # has between blocks anyway
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
     for block in model.blocks:
         assert isinstance(block, Block)
         # the compiler of torch 2.13 cannot trace a whole block under sequence parallelism
         module: nn.Module = block.mlp if has_tensor_ranks else block
-        # A graph break in a block costs speed without a message: with fullgraph it is an error. The exchange of
-        # context parallelism is not compiled and breaks each graph in two.
+        # A graph break in a block costs speed without a message: with fullgraph it is an error. The exchange
+        # of context parallelism is not compiled and breaks each graph in two.
         module.forward = torch.compile(module.forward, fullgraph=not has_context_ranks, backend=BACKEND)

@@ -1,15 +1,15 @@
 """Optimizer steps from static buffers, recorded as CUDA graphs: a replay costs the host one call.
 
-Launching the few hundred kernels of a small model takes longer than running them. A CUDA graph repeats recorded
-kernels with the same addresses, so that everything that changes between steps is a tensor: the batch, the
-learning rate, the step count, the divisor of the gradients. One graph is recorded for the forward and backward of
-a microbatch of each shape, and one for the update.
+Launching the few hundred kernels of a small model takes longer than running them. A CUDA graph repeats
+recorded kernels with the same addresses, so that everything that changes between steps is a tensor: the batch,
+the learning rate, the step count, the divisor of the gradients. One graph is recorded for the forward and
+backward of a microbatch of each shape, and one for the update.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,10 @@ def find_graph_obstacle(dist: DistConfig, model: ModelConfig, optim: OptimConfig
 
 
 def choose_static_step(dist: DistConfig, model: ModelConfig, optim: OptimConfig, world: World) -> bool:
-    """Return whether to record steps, and log why not. Raises ValueError if dist.cuda_graphs is true in vain."""
+    """Return whether to record steps, and log why not.
+
+    Raises ValueError if dist.cuda_graphs is true, but cannot be.
+    """
     obstacle = find_graph_obstacle(dist, model, optim, world)
     if obstacle is None:
         return True
@@ -72,7 +75,7 @@ def pad_row_count(n_rows: int, n_positions: int) -> int:
 
 
 def capture_graph(
-    function: Callable[[], None], pool: tuple[int, int] | None, stream: torch.cuda.Stream | None
+    function: Callable[[], None], pool: Any, stream: torch.cuda.Stream | None
 ) -> torch.cuda.CUDAGraph:
     """Return a graph of the kernels that a function launches, without running them."""
     graph = torch.cuda.CUDAGraph()

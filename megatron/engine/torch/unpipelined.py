@@ -75,9 +75,9 @@ class UnpipelinedModel:
     def probe(self, task: Task) -> None:
         """Run the forward and backward of a microbatch without other ranks; the gradients are meaningless."""
         self.root.train()
-        is_replica = isinstance(self.root, DistributedDataParallel)
-        with self.root.no_sync() if is_replica else nullcontext():
-            self.root(task).backward()
+        root = self.root
+        with root.no_sync() if isinstance(root, DistributedDataParallel) else nullcontext():
+            root(task).backward()
 
     def score(self, task: Task) -> Tensor:
         """Return the nats of each sample, float64 [B]."""
