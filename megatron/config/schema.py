@@ -153,8 +153,8 @@ class DatasetConfig:
     )
     microbatch_size: int | None = option(
         None,
-        "maximum samples per forward on one rank; default: all its samples, in a pipeline the most that give "
-        "each of its ranks a microbatch",
+        "maximum samples per forward on one rank; default: all its samples, on a GPU as many as fit, in a "
+        "pipeline the most that give each of its ranks a microbatch",
         above=0,
         unit="samples",
     )

@@ -211,7 +211,8 @@ def make_thread_init(device: torch.device) -> Callable[[], None] | None:
 def use_expandable_segments() -> None:
     """Let CUDA's allocator grow its segments, unless the environment configures it.
 
-    Must be called before any allocation. The head's rows differ in every step of masked diffusion: blocks of many sizes would fragment the memory.
+    Must be called before any allocation. The head's rows differ in every step of masked diffusion: blocks of
+    many sizes would fragment the memory.
     """
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first since torch 2.9
     if not any(name in os.environ for name in names):

@@ -162,8 +162,9 @@ def test_runs_of_a_study_share_the_folder_of_compiled_code(monkeypatch, tmp_path
 
 @pytest.mark.parametrize(("written", "setting"), [("auto", None), (True, True), (False, False), (None, None)])
 def test_compile_and_graphs_are_auto_true_or_false(written, setting) -> None:
-    settings = {"dist": {"compile": written, "cuda_graphs": written}, "model": {"size": "7M", "n_tokens": 100},
-                "lr_scheduler": {"total_iterations": 1}}  # fmt: skip
+    switches = {"compile": written, "cuda_graphs": written}
+    model, length = {"size": "7M", "n_tokens": 100}, {"total_iterations": 1}
+    settings = {"dist": switches, "model": model, "lr_scheduler": length}
     dist = resolve_config(settings).dist
     assert (dist.compile, dist.cuda_graphs) == (setting, setting)
     with pytest.raises(ValueError, match="dist.compile: got 'sometimes', expected auto, true or false"):

@@ -1,8 +1,8 @@
 """Optimizer steps from static buffers, recorded as CUDA graphs: a replay costs the host one call.
 
 Launching the few hundred kernels of a small model takes longer than running them. A CUDA graph repeats
-recorded kernels with the same addresses, so that everything that changes between steps is a tensor: the batch,
-the learning rate, the step count, the divisor of the gradients. One graph is recorded for the forward and
+recorded kernels with the same addresses, so everything that changes between steps is a tensor: the batch, the
+learning rate, the step count, the divisor of the gradients. One graph is recorded for the forward and
 backward of a microbatch of each shape, and one for the update.
 """
 
