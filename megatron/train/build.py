@@ -69,8 +69,8 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     objective = build_objective(config)
     rows = choose_microbatch_rows(config, world)
     build_deepspeed_settings(config, world, rows)  # reports errors before a large model is built
-    # Not on a CPU: there g++ writes libraries in place, and a run killed meanwhile would leave a truncated one
-    # to all runs of its study.
+    # Not on a CPU: there g++ writes libraries in place, and a run killed meanwhile would leave a truncated
+    # one to all runs of its study.
     if world.device.type == "cuda" and is_compilation_requested(config.dist, world.device):
         set_cache_folder(folder)
     model = Gpt(config.model)
