@@ -90,11 +90,12 @@ def train_run(config: RunConfig, plan: RunPlan) -> int:
     """Train the run and return the exit status."""
     from megatron.checkpoint.preempt import watch_for_stop
     from megatron.parallel.world import open_world
-    from megatron.train.build import build_run, choose_microbatch_rows
+    from megatron.train.build import build_run
     from megatron.train.loop import train
+    from megatron.train.microbatch import list_microbatches
 
     with open_world(config.dist, config.misc.n_threads) as world:
-        choose_microbatch_rows(config, world)
+        list_microbatches(config, world)  # reports numbers that do not divide before anything is built
         run = build_run(config, plan, world)
         # a signal only sets `stop`; the loop saves a checkpoint after the current step and returns False
         with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:

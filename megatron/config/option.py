@@ -48,6 +48,15 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def read_switch(value: Any, name: str) -> bool | None:
+    """Read true, false or auto; auto is None, which lets the program decide. Raises ValueError otherwise."""
+    if value == "auto" or value is None:
+        return None
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: got {value!r}, expected auto, true or false")
+    return value
+
+
 def describe_bounds(key: Field[Any], value: float) -> str | None:
     """Return the expected range if a number is outside the bounds of its key, otherwise None."""
     above, at_least, below, at_most = (key.metadata.get(name) for name in BOUNDS)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
+from megatron.config.option import read_switch
 from megatron.config.schema import RunConfig
 
 PAGE = "examples_scaling/training/CONFIG.md"
@@ -20,6 +21,8 @@ keys, see [MODELS.md](MODELS.md).
 
 def format_type(key: Field[Any]) -> str:
     """Return the type as written in YAML: whole number, number, true or false, text, a list, or choices."""
+    if key.metadata["read"] is read_switch:
+        return "`auto` or true or false"
     if key.metadata["choices"]:
         return " or ".join(f"`{choice}`" for choice in key.metadata["choices"])
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
@@ -45,6 +48,8 @@ def format_default(key: Field[Any]) -> str:
     # a default of 0 that violates its own bound marks a required key, which the size or the corpus sets
     if key.metadata["above"] == 0 and key.default == 0:
         return "from the corpus" if key.name in ("n_tokens", "vocab_rows") else "from `model.size`"
+    if key.metadata["read"] is read_switch:
+        return "`auto`"
     if key.default is None:
         return "`null`"
     if isinstance(key.default, bool):

@@ -5,7 +5,7 @@ None means not set. Derived numbers (steps, FLOPs, parameters) are in `megatron/
 
 from dataclasses import dataclass, field
 
-from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option
+from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option, read_switch
 from megatron.config.training_schema import LrSchedulerConfig as LrSchedulerConfig
 from megatron.config.training_schema import ModelConfig as ModelConfig
 from megatron.config.training_schema import ObjectiveConfig as ObjectiveConfig
@@ -29,6 +29,12 @@ class DistConfig:
         "float32",
         "bfloat16",
         "float16",
+        identity=ALWAYS,
+    )
+    residual_dtype: str | None = option(
+        None,
+        "dtype of the residual stream in every layout; default: that of dist.dtype",
+        "float32",
         identity=ALWAYS,
     )
     sharding_stage: str = option(
@@ -76,7 +82,15 @@ class DistConfig:
         "selective",
         engine="torch",
     )
-    compile: bool = option(False, "apply torch.compile to each block", engine="torch")
+    compile: bool | None = option(
+        None, "apply torch.compile to each block; auto: on GPUs", engine="torch", read=read_switch
+    )
+    cuda_graphs: bool | None = option(
+        None,
+        "record steps as CUDA graphs; auto: on one GPU, up to 150 million parameters",
+        engine="torch",
+        read=read_switch,
+    )
     attention_backend: str = option(
         "auto",
         "kernel of attention on a GPU; auto: the fastest for the shape, measured before the first step",
@@ -150,8 +164,8 @@ class DatasetConfig:
     )
     microbatch_size: int | None = option(
         None,
-        "maximum samples per forward on one rank; default: all its samples, in a pipeline the most that give "
-        "each of its ranks a microbatch",
+        "maximum samples per forward on one rank; default: all its samples, on a GPU as many as fit, in a "
+        "pipeline the most that give each of its ranks a microbatch",
         above=0,
         unit="samples",
     )

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from megatron.data.batches import SampleSource
+from megatron.data.prefetch import Prefetcher
 from megatron.engine.interface import Engine
-from megatron.objective.task import Objective
+from megatron.objective.task import Objective, Task
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.watchdog import mark_phase
-from megatron.parallel.world import World
+from megatron.parallel.world import World, make_thread_init
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,13 @@ def validate(
     batch_size: int,
     num_mc: int = 8,
     max_samples: int | None = None,
+    n_workers: int = 1,
 ) -> HeldOutLoss:
     """Score every held-out sample once (autoregressive) or `num_mc` times (masked diffusion).
 
     Data-parallel rank r scores samples r, r + dp_size, ... The noise is keyed by sample and draw, so the
     result does not depend on the number of ranks beyond rounding. Tokens after the last whole sample are not
-    scored.
+    scored. `n_workers` threads prepare the batches, in page-locked memory for a GPU.
     """
     n_samples = min(samples.samples_per_epoch, max_samples or samples.samples_per_epoch)
     n_draws = 1 if objective.exact else num_mc
@@ -56,14 +58,23 @@ def validate(
     n_turns = -(-n_samples // world.dp_size)
     local_samples = np.minimum(np.arange(n_turns) * world.dp_size + world.dp_rank, n_samples - 1)
     n_local = len(range(world.dp_rank, n_samples, world.dp_size))
-    for begin in range(0, n_turns, batch_size):
-        mark_phase(None, "validation")
-        numbers = local_samples[begin : begin + batch_size]
-        n_valid = max(0, min(len(numbers), n_local - begin))
+    begins = [begin for begin in range(0, n_turns, batch_size) for _ in range(n_draws)]
+
+    def make_task(item: int) -> Task:
+        numbers = local_samples[begins[item] : begins[item] + batch_size]
+        # every draw reads its samples again: from the page cache, and the threads share no state
         tokens = np.stack([samples[int(i)] for i in numbers])
-        for draw in range(n_draws):
-            scored = engine.score(objective.corrupt(tokens, numbers, draw=draw))[0]
-            nats[torch.from_numpy(numbers[:n_valid]).to(world.device), draw] = scored[:n_valid]
+        task = objective.corrupt(tokens, numbers, draw=item % n_draws)
+        return task.pin_memory() if world.device.type == "cuda" else task
+
+    # slices of this buffer, and not indices on the host, which would be copied and waited for in every batch
+    local = torch.zeros(n_turns, n_draws, dtype=torch.float64, device=world.device)
+    with Prefetcher(make_task, len(begins), n_workers, make_thread_init(world.device)) as tasks:
+        for item, task in enumerate(tasks):
+            mark_phase(None, "validation")
+            begin, n_samples_of_batch = begins[item], len(task.inputs)
+            local[begin : begin + n_samples_of_batch, item % n_draws] = engine.score(task)[0]
+    nats[world.dp_rank :: world.dp_size] = local[:n_local]
     # Ranks that share a model score the same samples, but `score` counts each token on one of them: the sum
     # over all ranks is that over data-parallel ranks.
     per_sample = (

@@ -13,30 +13,53 @@ from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
 from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
-from megatron.kernels.document_mask import DocumentMask, build_document_mask, can_use_triton_attention
+from megatron.kernels.document_mask import DocumentMask
 from megatron.kernels.dropout import attend_with_dropout, derive_layer_key
 from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
 from megatron.kernels.swiglu import swiglu
 from megatron.model.kv_cache import KvCache, LayerCache
+from megatron.model.masks import build_attention_mask, document_numbers, positions_in_document
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtypes of a model in training, the same in every parallel layout; norms are computed in float32.
+
+    compute    weights are rounded to it for use, and products and the results of norms have it
+    residual   residual stream
+    """
+
+    compute: torch.dtype
+    residual: torch.dtype
+
+    def to_residual(self, x: Tensor) -> Tensor:
+        """Return rows of an embedding as residual stream: rounded as FSDP rounds the weights it gathers."""
+        return x.to(self.compute).to(self.residual)
 
 
 class RmsNorm(nn.Module):
     """x / rms(x) * gain over the last axis, for any shape (Zhang and Sennrich, arXiv 1910.07467).
 
-    `multiplier` is a constant factor of the result, not a parameter.
+    `multiplier` is a constant factor of the result, not a parameter. `dtype` is that of the result and of the
+    gain in use; None: the result has that of x, and the gain is used as it is.
     """
 
     def __init__(self, d_model: int, eps: float, multiplier: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(d_model))
         self.eps, self.multiplier = eps, multiplier
+        self.dtype: torch.dtype | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        # Always float32: the mean square of a wide bf16 row loses digits. FSDP gathers gains in bf16.
-        normed = self.normalize(x.float(), self.weight.float())
-        return (normed if self.multiplier == 1 else normed * self.multiplier).to(x.dtype)
+        # Always float32: the mean square of a wide bf16 row loses digits.
+        normed = self.normalize(x.float(), self.round_weight(self.weight))
+        return (normed if self.multiplier == 1 else normed * self.multiplier).to(self.dtype or x.dtype)
+
+    def round_weight(self, weight: Tensor) -> Tensor:
+        """Return a weight rounded to `dtype`, as float32: FSDP and DeepSpeed keep no other copy of it."""
+        return (weight if self.dtype is None else weight.to(self.dtype)).float()
 
     def normalize(self, x: Tensor, gain: Tensor) -> Tensor:
         return rms_norm(x, gain, self.eps)
@@ -50,7 +73,7 @@ class LayerNorm(RmsNorm):
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
     def normalize(self, x: Tensor, gain: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
+        bias = None if self.bias is None else self.round_weight(self.bias)
         return F.layer_norm(x, gain.shape, gain, bias, self.eps)
 
 
@@ -59,44 +82,6 @@ def build_residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm
     if config.norm == "layernorm":
         return LayerNorm(config.d_model, config.norm_eps, config.biases, multiplier)
     return RmsNorm(config.d_model, config.norm_eps, multiplier)
-
-
-def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
-    """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
-    ends = (tokens == eod_id).long()
-    # number of ends strictly before each position: an end token itself does not count yet
-    # tokens a b E c d, with E the end-of-document token: ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
-    return ends.cumsum(1) - ends
-
-
-def positions_in_document(documents: Tensor) -> Tensor:
-    """Return positions counted from the start of each document: document numbers [B, S] -> [B, S]."""
-    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    starts = torch.ones_like(documents, dtype=torch.bool)  # True at the first position of each document
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    # cummax carries the index of the latest start forward
-    # documents 0 0 0 1 1: starts at 0 and 3, cummax 0 0 0 3 3, result 0 1 2 0 1
-    return index - torch.where(starts, index, 0).cummax(1).values
-
-
-def build_attention_mask(
-    causal: bool, documents: Tensor | None, visible: Tensor | None, d_head: int
-) -> Tensor | DocumentMask | None:
-    """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
-
-    documents [B, S]     document numbers; a position attends to its own document only
-    visible   [B, S, S]  a position attends only where this is True
-    """
-    if documents is not None:
-        if visible is None and can_use_triton_attention(documents.device, d_head):
-            return build_document_mask(documents, causal)
-        # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
-        same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
-        visible = same if visible is None else visible & same
-    if visible is None:
-        return None  # a mask costs B S^2 bytes and is slower than plain causal or full attention
-    # the softmax of a row without any key is NaN: `same` always contains the position itself
-    return (visible.tril() if causal else visible)[:, None]
 
 
 def gather_positions(x: Tensor, query_positions: Tensor) -> Tensor:
@@ -243,6 +228,14 @@ class Gpt(nn.Module):
             self.position_embedding = nn.Embedding(config.n_positions, config.d_model)
         head = None if config.tied_embedding else nn.Linear(config.d_model, config.vocab_rows, bias=False)
         self.unembedding: nn.Linear | None = head
+        self.precision: Precision | None = None
+
+    def set_precision(self, precision: Precision) -> None:
+        """Set the dtypes of training; without them, everything has the dtype of the weights."""
+        self.precision = precision
+        for module in self.modules():
+            if isinstance(module, RmsNorm):
+                module.dtype = precision.compute
 
     @property
     def head_weight(self) -> Tensor:
@@ -297,6 +290,7 @@ class Gpt(nn.Module):
 
     def _hidden_states_after_cache(self, tokens: Tensor, cache: KvCache) -> Tensor:
         """Return hidden states of the positions that follow the cache; causal."""
+        assert self.precision is None, "training has no cache"
         x, rotary = self.embedding(tokens), None
         window = slice(cache.n_read, cache.n_read + tokens.shape[1])  # positions of the tokens
         if self.position_embedding is not None:
@@ -315,16 +309,20 @@ class Gpt(nn.Module):
 
     def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Rotary | None]:
         """Return (embedded tokens [B, S, D], cos and sin); cos and sin are None with learned positions."""
-        x, n = self.embedding(tokens), tokens.shape[1]
+        x, n = self._to_residual(self.embedding(tokens)), tokens.shape[1]
         if self.position_embedding is not None:
             table = self.position_embedding.weight
             assert positions is not None or n <= len(table), f"{n} positions, but the table has {len(table)}"
-            return x + (table[:n] if positions is None else self.position_embedding(positions)), None
+            rows = table[:n] if positions is None else self.position_embedding(positions)
+            return x + self._to_residual(rows), None
         d_head, theta = self.config.d_head, self.config.rope_theta
         if positions is None:
             return x, rotary_table(n, d_head, theta, tokens.device, first)
         # a table per sample; the axis of size 1 broadcasts over the heads
         return x, rotary_at_positions(positions[:, None], d_head, theta)  # [B, 1, S, K]
+
+    def _to_residual(self, rows: Tensor) -> Tensor:
+        return rows if self.precision is None else self.precision.to_residual(rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits over the rows of the embedding: [..., D] -> [..., V]."""

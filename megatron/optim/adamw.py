@@ -18,6 +18,8 @@ class FusedAdamW:
 
     The first group added to a `torch.optim.Optimizer` imports torch's compiler. That takes about a second,
     in a process whose training may take ten. `state` and `param_groups` have torch's structure.
+
+    On a GPU the learning rate is a tensor on the device, which a CUDA graph reads at each replay.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
@@ -29,6 +31,23 @@ class FusedAdamW:
         self.param_groups = groups
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self.betas = betas
+        if groups and groups[0]["params"][0].is_cuda:
+            self.keep_lr_on_device()
+
+    def keep_lr_on_device(self) -> None:
+        """Pass the learning rate to the kernel as a tensor from now on."""
+        for group in self.param_groups:
+            device = group["params"][0].device
+            # the CUDA kernel reads float32; the one of the CPU takes any dtype
+            dtype = torch.float32 if device.type == "cuda" else torch.float64
+            group["lr_tensor"] = torch.zeros((), dtype=dtype, device=device)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the following steps, times the `lr_scale` of each group."""
+        for group in self.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+            if "lr_tensor" in group:
+                group["lr_tensor"].fill_(group["lr"])  # a kernel with the number as argument, not a copy
 
     @torch.no_grad()
     def step(self, divisor: Tensor, found_inf: Tensor) -> None:
@@ -51,7 +70,7 @@ class FusedAdamW:
                 [state["exp_avg_sq"] for state in states],
                 [],
                 steps,
-                lr=group["lr"],
+                lr=group.get("lr_tensor", group["lr"]),
                 beta1=self.betas[0],
                 beta2=self.betas[1],
                 weight_decay=group["weight_decay"],
@@ -145,15 +164,22 @@ def _build_apex(groups: list[dict[str, Any]], config: OptimConfig) -> torch.opti
     return FusedAdam(groups, lr=config.lr, betas=betas, eps=config.eps, adam_w_mode=True)
 
 
+def set_lr(optimizer: "FusedAdamW | torch.optim.Optimizer", lr: float) -> None:
+    """Set the learning rate of the following steps, times the `lr_scale` of each group."""
+    if isinstance(optimizer, FusedAdamW):
+        optimizer.set_lr(lr)
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
 def step_optimizer(
-    optimizer: "FusedAdamW | torch.optim.Optimizer", lr: float, divisor: Tensor, is_finite: Tensor
+    optimizer: "FusedAdamW | torch.optim.Optimizer", divisor: Tensor, is_finite: Tensor
 ) -> None:
     """Take one step with the gradients divided by `divisor`, or none if `is_finite` is False; both scalars.
 
     torch's fused kernel does both on the device, so the host does not synchronize with it.
     """
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
     if isinstance(optimizer, FusedAdamW):
         # With offloading the weights are on the host: `.to` blocks until both scalars have arrived there.
         device = optimizer.param_groups[0]["params"][0].device

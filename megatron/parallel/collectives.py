@@ -62,6 +62,15 @@ def any_rank(flag: bool, world: World) -> bool:
     return bool(flags.item())
 
 
+def min_over_ranks(value: int, world: World) -> int:
+    """Return the smallest value of all ranks."""
+    if world.n_ranks == 1:
+        return value
+    values = torch.tensor([value])  # on the CPU, as in `any_rank`
+    dist.all_reduce(values, op=dist.ReduceOp.MIN)
+    return int(values.item())
+
+
 def barrier(world: World) -> None:
     """Wait until every rank has called this."""
     # dist.barrier would use NCCL on a GPU and wait for all kernels in the queue

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 
 from megatron.kernels.rotary import rotary_table
-from megatron.model.transformer import AttentionInputs, Gpt
+from megatron.model.transformer import AttentionInputs, Gpt, Precision
 
 
 class _Exchange:
@@ -52,7 +52,7 @@ class Stage(nn.Module):
         self, model: Gpt, index: int, n_stages: int, *, causal: bool, context_rank: int, n_tensor_ranks: int
     ) -> None:
         super().__init__()
-        self.config, self.causal = model.config, causal
+        self.config, self.causal, self.precision = model.config, causal, model.precision
         self.context_rank, self.n_tensor_ranks = context_rank, n_tensor_ranks
         self.is_first, self.is_last = index == 0, index == n_stages - 1
         # stage i holds blocks L i / n .. L (i + 1) / n - 1: sizes differ by at most one
@@ -79,6 +79,7 @@ class Stage(nn.Module):
         )
         if self.is_first:
             x = self.embedding(x)
+            x = x if self.precision is None else self.precision.to_residual(x)
         for block in self.blocks.values():
             x = block(x, AttentionInputs(self.causal, rotary))
         return self.norm(x) if self.is_last else x
@@ -88,10 +89,9 @@ class Pipeline:
     """The stages of this rank: rank r of p ranks holds stages r, r + p, r + 2p, ..."""
 
     def __init__(
-        self, stages: dict[int, Stage], n_stages: int, group: ProcessGroup, dtype: torch.dtype
+        self, stages: dict[int, Stage], n_stages: int, group: ProcessGroup, precision: Precision
     ) -> None:
-        """dtype: dtype of the hidden states between stages."""
-        self.stages, self.n_stages, self.group, self.dtype = stages, n_stages, group, dtype
+        self.stages, self.n_stages, self.group, self.precision = stages, n_stages, group, precision
         self.schedules: dict[tuple[int, ...], Schedule1F1B | ScheduleInterleaved1F1B] = {}
         self.loss: Callable[[Tensor, int], Tensor] | None = None
 
@@ -144,10 +144,10 @@ class Pipeline:
         return ScheduleInterleaved1F1B([*stages], n_microbatches, microbatch_loss, scale_grads=False)
 
     def _empty_hidden_states(self, tokens: Tensor, stage: Stage, all_positions: bool = False) -> Tensor:
-        """Return an empty tensor with the shape of the hidden states between stages.
+        """Return an empty tensor with the shape and dtype of the hidden states between stages.
 
         It gives torch's schedule the shapes, which would otherwise run a forward to infer them.
-        all_positions: the shape for the head, with the positions of all tensor ranks.
+        all_positions: those of the input of the head, with the positions of all tensor ranks.
         """
         n_samples, n_positions = tokens.shape
         shape = (
@@ -155,7 +155,8 @@ class Pipeline:
             n_positions // (1 if all_positions else stage.n_tensor_ranks),
             stage.config.d_model,
         )
-        return torch.empty(shape, dtype=self.dtype, device=tokens.device, requires_grad=True)
+        dtype = self.precision.compute if all_positions else self.precision.residual
+        return torch.empty(shape, dtype=dtype, device=tokens.device, requires_grad=True)
 
     def forward(self, tokens: Tensor) -> Tensor | None:
         """Return the input of the head on the rank of the last stage, None elsewhere; without gradients.

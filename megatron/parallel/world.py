@@ -3,10 +3,11 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -70,6 +71,7 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
     rank, n_ranks, local_rank = ranks.rank, ranks.n_ranks, ranks.local_rank
     export_ranks(ranks, os.environ)
     layout = build_layout(config, n_ranks, ranks.n_local)
+    use_expandable_segments()
     on_gpu = torch.cuda.is_available() and not config.cpu_only
     if n_threads is not None:
         torch.set_num_threads(n_threads)
@@ -196,6 +198,26 @@ def device_index(local_rank: int, n_visible: int) -> int:
         f"local rank {local_rank}: got {n_visible} GPUs on this node, expected one per process. "
         "Start as many processes as there are GPUs."
     )
+
+
+def make_thread_init(device: torch.device) -> Callable[[], None] | None:
+    """Return the function that a new thread calls first; None on a CPU.
+
+    A new thread has CUDA device 0 as its current device and would pin memory for that GPU.
+    """
+    return partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+
+
+def use_expandable_segments() -> None:
+    """Let CUDA's allocator grow its segments, unless the environment configures it.
+
+    Must be called before any allocation. The head's rows differ in every step of masked diffusion: blocks of
+    many sizes would fragment the memory.
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first since torch 2.9
+    if not any(name in os.environ for name in names):
+        is_renamed = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 9)
+        os.environ[names[0] if is_renamed else names[1]] = "expandable_segments:True"
 
 
 PEER_GONE_ERRORS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")

@@ -100,6 +100,10 @@ def _collect_hashed_values(config: RunConfig) -> dict[str, Any]:
     # float8 is a dtype of matrix products; two keys would change the identity of all other runs
     if hashed.pop("float8", False):
         hashed["dtype"] = "float8"
+    # Before it was a setting, the residual stream of one device was float32: those runs keep their identity.
+    residual = hashed.pop("residual_dtype") or config.dist.dtype
+    if residual != "float32":
+        hashed["residual_dtype"] = residual
     # keys with identity=CONTENT
     hashed["train"] = _describe_corpora(config.dataset.path_train)
     if config.dataset.mixture is not None:

@@ -1,9 +1,12 @@
-"""Estimate of the memory that a run needs on one device, for packing runs onto devices."""
+"""Estimate of the memory that a run needs on one device, to choose microbatches and to pack runs."""
+
+from collections.abc import Sequence
 
 from megatron.config.schema import DistConfig, ModelConfig, RunConfig
 from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
+MEMORY_SHARE = 0.85  # of a device's memory that a microbatch may fill by the estimate; the rest is fragments
 # Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in half precision. More rows would
 # not make the products faster, fewer than MIN_HEAD_ROWS leave multiprocessors idle.
 MAX_LOGITS = 1 << 30
@@ -12,9 +15,21 @@ LARGE_DROPOUT_BYTES = 1e9  # of a sample, from which a run is warned
 MAX_FUSED_D_HEAD = 256  # of the attention kernel with dropout on a GPU
 
 
-def estimate_memory(config: RunConfig, n_ranks: int = 1) -> float:
-    """Return the bytes on one device of a run over `n_ranks` data-parallel ranks."""
-    return _state_bytes(config, n_ranks) + activation_bytes(config, n_ranks) + PROCESS_BYTES
+def estimate_memory(
+    config: RunConfig, n_ranks: int = 1, rows: int | None = None, compiled: bool = False
+) -> float:
+    """Return the bytes on one device of a run over `n_ranks` ranks.
+
+    rows       samples per forward; None: dataset.microbatch_size, by default all samples of the rank
+    compiled   whether the blocks are compiled; False gives an upper bound
+    """
+    activations = activation_bytes(config, n_ranks, rows, compiled)
+    return _state_bytes(config, n_ranks) + activations + PROCESS_BYTES
+
+
+def _count_data_ranks(config: RunConfig, n_ranks: int) -> int:
+    dist = config.dist
+    return max(1, n_ranks // (dist.tensor_parallel * dist.pipeline_parallel * dist.context_parallel))
 
 
 def count_head_rows(vocab_rows: int) -> int:
@@ -24,18 +39,24 @@ def count_head_rows(vocab_rows: int) -> int:
     return max(MIN_HEAD_ROWS, min(rows, MAX_HEAD_ROWS))
 
 
-def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: int) -> float:
-    """Return the bytes of the loss: a chunk of logits, and the gradient of the head's input."""
+def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: float) -> float:
+    """Return the bytes of the loss: a chunk of logits, and the gradients of the head and of its input."""
     logit_bytes = 4.0 if dist.dtype == "float32" else 2.0
     logits = min(tokens, count_head_rows(model.vocab_rows)) * model.vocab_rows * logit_bytes
-    return logits + logit_bytes * tokens * model.d_model
+    # the forward computes both gradients, and the backward reads them; that of the head is float32
+    return logits + logit_bytes * tokens * model.d_model + 4.0 * model.vocab_rows * model.d_model
 
 
 def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     """Return the bytes of float32 weights, gradients and AdamW moments, sharded by dist.sharding_stage."""
-    n, dist = n_params(config.model), config.dist
+    dist = config.dist
+    # tensor and pipeline ranks hold parts of the matrices
+    n_cuts = dist.tensor_parallel * dist.pipeline_parallel
+    n = n_params(config.model) / n_cuts
     # hybrid sharding: states are split within a group and replicated across groups
-    split = dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else n_ranks
+    split = (
+        dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else max(1, n_ranks // n_cuts)
+    )
     # "zero3" and "zero3_hybrid": the digit is character 4
     stage = int(dist.sharding_stage[4])
     # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both moments
@@ -50,38 +71,75 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     if stage >= 3:
         weights /= split
     cast = 0.0 if dist.dtype == "float32" else 2.0 * n  # low-precision copies for the matrix products
+    if stage >= 3 and cast:
+        # gathered for two blocks at a time, and the embedding for the whole forward
+        embedding = 2.0 * config.model.vocab_rows * config.model.d_model / n_cuts
+        cast = embedding + (cast - embedding) * min(1.0, 2 / config.model.n_layers)
     return weights + gradients + moments + cast
 
 
-def activation_bytes(config: RunConfig, n_ranks: int = 1) -> float:
+def activation_bytes(
+    config: RunConfig, n_ranks: int = 1, rows: int | None = None, compiled: bool = False
+) -> float:
     """Return the bytes that the backward pass of one microbatch reads: saved tensors of blocks and head."""
-    share = max(1, config.dataset.batch_size // n_ranks)
-    # without microbatches all samples of the rank are in one pass
-    rows = min(config.dataset.microbatch_size or share, share)
-    tokens = rows * config.dataset.seq_len
     model, dist = config.model, config.dist
-    per_block = block_bytes(model, dist)
+    share = max(1, config.dataset.batch_size // _count_data_ranks(config, n_ranks))
+    # without microbatches all samples of the rank are in one pass
+    rows = min(rows or config.dataset.microbatch_size or share, share)
+    # positions are split over context ranks; outside of the products also over tensor ranks
+    tokens = rows * config.dataset.seq_len / (dist.tensor_parallel * dist.context_parallel)
+    per_block = block_bytes(model, dist, compiled)
     per_token = model.n_layers * per_block
-    if (
-        dist.activation_checkpointing == "full"
-    ):  # inputs of all blocks, and the tensors of one recomputed block
-        per_token = model.n_layers * 4.0 * model.d_model + per_block
+    if dist.activation_checkpointing == "full":
+        # inputs of all blocks, and the tensors of one recomputed block
+        per_token = model.n_layers * stream_bytes(dist) * model.d_model + block_bytes(model, dist)
     # outside the blocks: two float32 vectors of width d_model per token
-    return tokens * (per_token + 8.0 * model.d_model) + _head_bytes(model, dist, tokens)
+    blocks = tokens * (per_token + 8.0 * model.d_model)
+    dropout = rows * dense_dropout_bytes(config) if explain_dense_dropout(config) else 0.0
+    return blocks + dropout + _head_bytes(model, dist, tokens)
 
 
-def block_bytes(model: ModelConfig, dist: DistConfig) -> float:
+def stream_bytes(dist: DistConfig) -> float:
+    """Return the bytes of an element of the residual stream."""
+    return 4.0 if (dist.residual_dtype or dist.dtype) == "float32" else 2.0
+
+
+def block_bytes(model: ModelConfig, dist: DistConfig, compiled: bool = False) -> float:
     """Return the bytes per token that one block saves for its backward pass.
 
-    In float32: 2 vectors of width d_model, 6 of width n_heads * d_head, and 4 of width d_ff. Under autocast,
-    those of heads and feed-forward take 2 bytes per element, and norms save both precisions.
+    In float32: 4 vectors each of width d_model, n_heads * d_head and d_ff. In half precision the vectors take
+    2 bytes per element, but norms read their input in float32. The compiler recomputes what is cheap: it
+    saves the residual stream instead of a copy, and one vector of width d_ff less.
     """
-    # Example in float32: D = H K = 768 and F = 2,048 give 6,144 + 18,432 + 32,768 = 57,344 bytes per token
+    # Example in float32: D = H K = 768 and F = 2,048 give 12,288 + 12,288 + 32,768 = 57,344 bytes per token
     # and block. 12 blocks at 8,192 tokens: 5.6 GB.
     heads = model.n_heads * model.d_head
     if dist.dtype == "float32":
-        return 8.0 * model.d_model + 24.0 * heads + 16.0 * model.d_ff
-    return 14.0 * model.d_model + 12.0 * heads + 8.0 * model.d_ff
+        return 16.0 * (model.d_model + heads + model.d_ff)
+    if compiled:
+        # twice the stream, and the results of two norms; q, k, v and the attended values; gate, up, product
+        return (2 * stream_bytes(dist) + 4.0) * model.d_model + 8.0 * heads + 6.0 * model.d_ff
+    return 12.0 * model.d_model + 8.0 * heads + 8.0 * model.d_ff
+
+
+def choose_rows(
+    config: RunConfig, n_ranks: int, candidates: Sequence[int], memory: float, compiled: bool = False
+) -> tuple[int, str | None]:
+    """Return the most samples per forward that fit into `memory` bytes, and a warning if none does.
+
+    candidates   allowed numbers of samples, largest first
+    """
+    for rows in candidates:
+        if estimate_memory(config, n_ranks, rows, compiled) <= MEMORY_SHARE * memory:
+            return rows, None
+    rows = candidates[-1]
+    need = estimate_memory(config, n_ranks, rows, compiled)
+    return rows, (
+        f"dataset.microbatch_size: {rows} sample(s) of {config.dataset.seq_len} tokens of a model of "
+        f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of "
+        f"{n_ranks} rank(s), more than {MEMORY_SHARE:.0%} of {memory / 1e9:,.0f} GB. "
+        "Shard it over more ranks (dist.sharding_stage=zero3), or set dist.activation_checkpointing=full."
+    )
 
 
 def dense_dropout_bytes(config: RunConfig) -> float:
@@ -93,19 +151,24 @@ def dense_dropout_bytes(config: RunConfig) -> float:
     return n_layers * n_weights * weight_bytes
 
 
+def explain_dense_dropout(config: RunConfig) -> str | None:
+    """Return why attention dropout stores every attention weight; None if there is none or it is fused."""
+    if config.model.attention_dropout == 0:
+        return None
+    if config.dist.cpu_only:
+        return "on a CPU"
+    # orders and random masks need an arbitrary mask, which the fused kernel does not read
+    if config.objective.orders > 1 or config.objective.randmask_ratio > 0:
+        return "with masks of orders"
+    return "with wide heads" if config.model.d_head > MAX_FUSED_D_HEAD else None
+
+
 def warn_dense_dropout(config: RunConfig) -> tuple[str, ...]:
     """Return a warning if attention dropout stores every weight and that is large."""
-    if config.model.attention_dropout == 0:
-        return ()
-    # orders and random masks need an arbitrary mask, which the fused kernel does not read
-    masked = config.objective.orders > 1 or config.objective.randmask_ratio > 0
-    wide = config.model.d_head > MAX_FUSED_D_HEAD
-    if not (config.dist.cpu_only or masked or wide):
-        return ()
+    reason = explain_dense_dropout(config)
     n_bytes = dense_dropout_bytes(config)
-    if n_bytes < LARGE_DROPOUT_BYTES:
+    if reason is None or n_bytes < LARGE_DROPOUT_BYTES:
         return ()
-    reason = "on a CPU" if config.dist.cpu_only else "with masks of orders" if masked else "with wide heads"
     return (
         f"model.attention_dropout: {reason} every attention weight is stored, {n_bytes / 1e9:.1f} GB for "
         "each sample of a microbatch, and attention is several times slower. Lower dataset.microbatch_size, "

@@ -43,6 +43,8 @@ class RunPlan:
     # entropy of the held-out tokens: the lowest loss of any unigram model
     held_out_unigram_nats: float | None
     warnings: tuple[str, ...] = ()  # of the data, and of costs that are easily overlooked
+    # samples per forward on a rank; None before the run has a device
+    microbatch_size: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of plan.json."""

@@ -1,7 +1,7 @@
 """Builds all components of a run from its configuration."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, merge_user_config
 from megatron.engine.interface import Engine
+from megatron.engine.precision import choose_precision
+from megatron.engine.torch.compilation import is_compilation_requested, set_cache_folder
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.kernels.attention_backend import (
     AttentionChoice,
@@ -41,6 +43,7 @@ from megatron.plan.exposure import Exposure
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
 from megatron.run_dir import CHECKPOINTS
+from megatron.train.microbatch import choose_microbatch_rows, confirm_microbatch_rows
 
 PROBED_SAMPLES = 8  # of a microbatch: enough to fill a GPU, and the order of the backends is that of all
 
@@ -50,7 +53,7 @@ class Run:
     """The components of a training run."""
 
     config: RunConfig
-    plan: RunPlan
+    plan: RunPlan  # with the samples per forward
     world: World
     folder: Path
     checkpoints: Path
@@ -59,6 +62,12 @@ class Run:
     attention: AttentionChoice
     train_samples: SampleSource
     held_out: SampleSource | None
+
+    @property
+    def microbatch_rows(self) -> int:
+        """Samples per forward on a rank."""
+        assert self.plan.microbatch_size is not None, "set by build_run"
+        return self.plan.microbatch_size
 
     def open_batches(self, first_sample: int) -> Batches:
         """Return this rank's batches, beginning at a sample number."""
@@ -70,13 +79,19 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     """Build a run. Raises ValueError if batch, ranks and data are incompatible."""
     folder = Path(config.logging.run_dir)
     objective = build_objective(config)
-    build_deepspeed_settings(config, world)  # reports errors before a large model is built
-    attention = choose_run_attention(config, objective, world)  # before torch.compile traces the model
+    rows = choose_microbatch_rows(config, world)
+    build_deepspeed_settings(config, world, rows)  # reports errors before a large model is built
+    # Not on a CPU: there g++ writes libraries in place, and a run killed meanwhile would leave a truncated
+    # one to all runs of its study.
+    if world.device.type == "cuda" and is_compilation_requested(config.dist, world.device):
+        set_cache_folder(folder)
+    attention = choose_run_attention(config, objective, world, rows)  # before the model is compiled
     model = Gpt(config.model)
     init_weights(model, config.misc.seed)
     if config.checkpoint.init_from is not None:
         copy_weights(model, load_weights(Path(config.checkpoint.init_from)))
-    engine = build_engine(model, objective, config, world)
+    engine = build_engine(model, objective, config, world, rows)
+    rows = confirm_microbatch_rows(rows, engine, objective, config, world)
     n_samples = plan.n_steps * config.dataset.batch_size
     held_out = None
     if config.dataset.path_eval is not None:
@@ -86,7 +101,7 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     torch.manual_seed(config.misc.seed)
     return Run(
         config=config,
-        plan=plan,
+        plan=replace(plan, microbatch_size=rows),
         world=world,
         folder=folder,
         checkpoints=folder / CHECKPOINTS if directory is None else Path(directory),
@@ -98,8 +113,10 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     )
 
 
-def choose_run_attention(config: RunConfig, objective: Objective, world: World) -> AttentionChoice:
+def choose_run_attention(config: RunConfig, objective: Objective, world: World, rows: int) -> AttentionChoice:
     """Choose the attention kernel of a run by a measurement on rank 0, and use it on all ranks. Collective.
+
+    rows   samples per forward
 
     Raises ValueError on all ranks if the requested backend does not run.
     """
@@ -113,7 +130,7 @@ def choose_run_attention(config: RunConfig, objective: Objective, world: World) 
     # Ulysses exchanges positions for heads; the blocks of a ring are shorter, but compared equally
     parts = layout.tensor * layout.context
     shape = AttentionShape(
-        n_samples=min(choose_microbatch_rows(config, world), PROBED_SAMPLES),
+        n_samples=min(rows, PROBED_SAMPLES),
         n_heads=max(1, model.n_heads // parts),
         n_kv_heads=max(1, model.kv_heads // parts),
         n_positions=config.dataset.seq_len,
@@ -144,27 +161,35 @@ def build_schedule(config: RunConfig, plan: RunPlan) -> LearningRateSchedule:
     )
 
 
-def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: World) -> Engine:
-    """Build the engine of a configuration around a model. Raises ValueError for unsupported settings."""
+def build_engine(
+    model: Gpt, objective: Objective, config: RunConfig, world: World, rows: int | None = None
+) -> Engine:
+    """Build the engine of a configuration around a model, for `rows` samples per forward.
+
+    Raises ValueError for unsupported settings.
+    """
     if config.dist.engine == "torch":
         return TorchEngine(model, causal=objective.causal, dist=config.dist, optim=config.optim, world=world)
     from megatron.engine.deepspeed.deepspeed_zero import DeepSpeedEngine  # imported on demand: slow
 
-    settings = build_deepspeed_settings(config, world)
+    settings = build_deepspeed_settings(config, world, rows)
     assert settings is not None, "dist.engine is deepspeed"
+    model.set_precision(choose_precision(config.dist))
     model.to(world.device)
     optimizer = build_adamw(dict(model.named_parameters()), config.optim, config.model)
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=settings, world=world)
 
 
-def build_deepspeed_settings(config: RunConfig, world: World) -> dict[str, Any] | None:
+def build_deepspeed_settings(
+    config: RunConfig, world: World, rows: int | None = None
+) -> dict[str, Any] | None:
     """Build the config of `deepspeed.initialize`, merged with a user's JSON; None for the torch engine.
 
     Raises the errors of `merge_user_config`.
     """
     if config.dist.engine != "deepspeed":
         return None
-    rows = choose_microbatch_rows(config, world)
+    rows = choose_microbatch_rows(config, world) if rows is None else rows
     n_microbatches = config.dataset.batch_size // world.n_ranks // rows
     ours = build_deepspeed_config(config.dist, config.optim, world.n_ranks, rows, n_microbatches)
     theirs = config.dist.deepspeed_config
@@ -273,33 +298,3 @@ def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
         )
     tokens.n_ids = config.model.n_tokens  # checked for every sample: a sidecar may be wrong or missing
     return tokens
-
-
-def choose_microbatch_rows(config: RunConfig, world: World) -> int:
-    """Return the number of samples per forward on a rank. Raises ValueError if the numbers do not divide."""
-    size, ranks, stages = config.dataset.batch_size, world.dp_size, world.layout.pipeline
-    if size % ranks:
-        raise ValueError(f"dataset.batch_size: got {size}, expected a multiple of the {ranks} ranks")
-    share, requested = size // ranks, config.dataset.microbatch_size
-    step = stages if config.dist.pipeline_schedule == "interleaved" else 1
-    # A pipeline needs at least one microbatch per stage; the interleaved schedule needs a multiple of the
-    # stages. Without a request, take the fewest microbatches, that is the largest ones.
-    if requested is None:
-        # 12 samples per rank on 4 stages: 4 microbatches of 3; on 5 stages 6 of 2
-        numbers = (n for n in range(stages, share + 1, step) if share % n == 0)
-        micro = share // next(numbers, 1)
-    else:
-        micro = min(requested, share)
-    if share % micro:
-        raise ValueError(
-            f"dataset.microbatch_size: got {micro}, expected a divisor of the {share} samples of a rank"
-        )
-    n_microbatches = share // micro
-    if n_microbatches < stages or n_microbatches % step:
-        expected = f"a multiple of {stages}" if step > 1 else f"{stages} or more"
-        fix = "Choose another dataset.batch_size." if requested is None else "Lower it, or omit it."
-        raise ValueError(
-            f"dataset.microbatch_size: {share} samples of a rank in microbatches of {micro}: got "
-            f"{n_microbatches} microbatches, expected {expected} for a pipeline of {stages} ranks. {fix}"
-        )
-    return micro

@@ -48,15 +48,18 @@ class Feedback:
         # depends on the step only, which is equal on all ranks: all of them score or none
         if scored_domains is None:
             return
-        domains = torch.from_numpy(scored_domains.astype(np.int64)).to(world.device)
+        domains = torch.from_numpy(scored_domains.astype(np.int64))
+        # from pageable memory the copy would wait for all queued work
+        domains = domains.pin_memory() if world.device.type == "cuda" else domains
+        domains = domains.to(world.device, non_blocking=True)
         scored = [self.run.engine.score(task) for task in tasks]
         nats = torch.cat([nats for nats, _ in scored])
         # every sample has the same number of tokens, so a microbatch is divided equally
-        tokens = torch.cat([torch.full((len(nats),), count / len(nats)) for nats, count in scored])
+        tokens = torch.cat([torch.full_like(nats, count / len(nats)) for nats, count in scored])
         # [nats, tokens] x domains; ranks that share a model contribute each token once
         sums = torch.zeros(2, len(samples.names), dtype=torch.float64, device=world.device)
         sums[0].index_add_(0, domains, nats)
-        sums[1].index_add_(0, domains, tokens.to(nats))
+        sums[1].index_add_(0, domains, tokens)
         total = sum_over_ranks(sums, world).cpu().numpy()
         samples.observe(state.step, total[0], total[1])
         self.losses = [float(loss / n) if n else None for loss, n in total.T]

@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
@@ -19,9 +18,11 @@ from megatron.log import get_logger
 from megatron.objective.task import Task
 from megatron.parallel.collectives import any_rank, barrier
 from megatron.parallel.watchdog import mark_phase
+from megatron.parallel.world import make_thread_init
 from megatron.revision import code_revision
 from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics, truncate_metrics
-from megatron.train.build import Run, build_schedule, choose_microbatch_rows
+from megatron.train.build import Run, build_schedule
+from megatron.train.collection import scheduled_collection
 from megatron.train.feedback import Feedback
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger
@@ -60,8 +61,9 @@ def train(run: Run, stop: StopMonitor) -> bool:
                 run.plan.warmup_steps,
             )
         try:
-            with open_feed(run, state.next_sample, run.plan.n_steps - state.step) as feed:
-                state, done = _run_steps(run, state, feed, record, stop)
+            feed = open_feed(run, state.next_sample, run.plan.n_steps - state.step)
+            with feed as batches, scheduled_collection() as collect:
+                state, done = _run_steps(run, state, batches, record, stop, collect)
         finally:
             record.close()
     return done
@@ -74,7 +76,7 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task
     the result.
     """
     batches = run.open_batches(first_sample)
-    rows = choose_microbatch_rows(run.config, run.world)
+    rows = run.microbatch_rows
     size = run.config.dataset.batch_size
     on_gpu = run.world.device.type == "cuda"
 
@@ -85,9 +87,7 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task
         tasks = [run.objective.corrupt(batch.tokens[part], batch.numbers[part]) for part in parts]
         return [task.pin_memory() for task in tasks] if on_gpu else tasks
 
-    # a new thread has CUDA device 0 as its current device and would pin memory for that GPU
-    init_thread = partial(torch.cuda.set_device, run.world.device) if on_gpu else None
-    return Prefetcher(make_tasks, n_steps, run.config.dataset.num_workers, init_thread)
+    return Prefetcher(make_tasks, n_steps, run.config.dataset.num_workers, make_thread_init(run.world.device))
 
 
 @contextmanager
@@ -104,7 +104,12 @@ def _lock_run_folder(run: Run) -> Iterator[None]:
 
 
 def _run_steps(
-    run: Run, state: TrainState, feed: Iterator[list[Task]], record: MetricsLogger, stop: StopMonitor
+    run: Run,
+    state: TrainState,
+    feed: Iterator[list[Task]],
+    record: MetricsLogger,
+    stop: StopMonitor,
+    collect: Callable[[], None],
 ) -> tuple[TrainState, bool]:
     plan, config = run.plan, run.config
     schedule = build_schedule(config, plan)
@@ -113,7 +118,7 @@ def _run_steps(
     save_every = config.checkpoint.chkpt_saving_iterations or plan.n_steps
     save_at = frozenset(config.checkpoint.chkpt_at or ())
     score_every = config.evaluation.every_iterations or plan.n_steps
-    rows = choose_microbatch_rows(config, run.world)
+    rows = run.microbatch_rows
     window = ProfileWindow(config.logging.profile_steps, run.folder, run.world)
     started = time.perf_counter()
     record.restart_clock()
@@ -148,6 +153,7 @@ def _run_steps(
         state = state.after_step(config.dataset.batch_size, plan.seq_len, time.perf_counter() - started)
         started = time.perf_counter()
         record.log_memory(state.step)
+        collect()
         last = state.step == plan.n_steps
         due_save = last or state.step % save_every == 0 or state.step in save_at
         # log_train checks for NaN and Inf first, so such weights are never saved
@@ -179,6 +185,7 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
                 batch_size=evaluation.batch_size,
                 num_mc=evaluation.num_mc,
                 max_samples=evaluation.max_samples,
+                n_workers=min(1, run.config.dataset.num_workers),
             )
         _check_held_out(run, state, held_out)
         state = state.after_validation(held_out.loss)

@@ -3,8 +3,9 @@
     several_steps.py '[{"dist": {...}, "objective": "autoregressive", "microbatch_size": 2, ...}, ...]' FOLDER
 
 Keys of a case: `save: NAME` (saves the state after step 3 to FOLDER/NAME), `load: NAME` (resumes from it),
-and `sharded: true` for DCP's layout. `poison: STEP` makes the last rank's loss NaN. `model` and
-`options` are further keys of the configuration's model and objective.
+and `sharded: true` for DCP's layout. `poison: STEP` makes the last rank's loss NaN. `record_dtypes` adds the
+dtypes of residual stream and norms. `model` and `options` are further keys of the configuration's model and
+objective.
 """
 
 import json
@@ -19,7 +20,7 @@ from megatron.checkpoint import sharded
 from megatron.config.schema import RunConfig
 from megatron.engine.interface import Engine
 from megatron.model.initialization import init_weights
-from megatron.model.transformer import Gpt
+from megatron.model.transformer import Block, Gpt, RmsNorm
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World, open_world
 from megatron.plan.resolve import resolve_config
@@ -65,6 +66,7 @@ def run_case(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any]
     init_weights(model, config.misc.seed)
     objective = build_objective(config)
     engine = build_engine(model, objective, config, world)
+    dtypes = record_dtypes(engine) if case.get("record_dtypes") else None
     first = 0
     if "load" in case:
         _load_state(engine, folder / case["load"], world, bool(case.get("sharded")))
@@ -85,7 +87,25 @@ def run_case(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any]
             _save_state(engine, folder / case["save"], world, bool(case.get("sharded")))
     nats, count = engine.score(objective.corrupt(*draw_samples(99), draw=0))
     results["score"] = float(nats.sum()) / count
+    if dtypes is not None:
+        results["dtypes"] = {kind: sorted(names) for kind, names in dtypes.items()}
     return results
+
+
+def record_dtypes(engine: Any) -> dict[str, set[str]]:
+    """Return a table of the dtypes of residual stream and norms, which forward hooks fill."""
+    dtypes: dict[str, set[str]] = {"stream": set(), "norm": set()}
+
+    def record(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
+        tensors = (args[0], output) if isinstance(module, Block) else (output,)
+        kind = "stream" if isinstance(module, Block) else "norm"
+        dtypes[kind].update(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+
+    model = engine.model if hasattr(engine, "model") else engine.passes.model
+    for module in model.modules():
+        if isinstance(module, (Block, RmsNorm)):
+            module.register_forward_hook(record)
+    return dtypes
 
 
 def _save_state(engine: Engine, path: Path, world: World, in_shards: bool) -> None:

@@ -167,6 +167,21 @@ def test_bfloat16_is_near_float32_at_every_stage_and_resumes_exactly(
 
 @pytest.mark.slow
 @pytest.mark.ranks
+@pytest.mark.parametrize("residual", [None, "float32"])
+def test_every_stage_has_the_dtypes_and_losses_of_the_torch_engine(
+    residual: str | None, tmp_path: Path
+) -> None:
+    half = {"dtype": "bfloat16", "residual_dtype": residual}
+    layouts = [half, half | {"sharding_stage": "zero3"}, *(zero_config(stage, **half) for stage in STAGES)]
+    cases = [{"objective": MDM, "dist": dist, "record_dtypes": True} for dist in layouts]
+    results = run_cases(cases, 2, tmp_path)
+    for result, dist in zip(results, layouts, strict=True):
+        assert result["dtypes"] == {"stream": [residual or "bfloat16"], "norm": ["bfloat16"]}, dist
+        assert result["loss"] == pytest.approx(results[0]["loss"], abs=2e-3), dist
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_a_nan_gradient_on_a_single_rank_changes_no_weight(tmp_path: Path) -> None:
     poisoned = [{"objective": MDM, "dist": zero_config(stage), "poison": 2} for stage in STAGES]
     results = run_cases([{"objective": MDM, "poison": 2}, *poisoned], 2, tmp_path)

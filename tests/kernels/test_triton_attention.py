@@ -15,7 +15,8 @@ from megatron.kernels.document_mask import build_document_mask
 from megatron.kernels.dropout import attend_with_dropout
 from megatron.model import transformer
 from megatron.model.initialization import init_weights
-from megatron.model.transformer import Gpt, document_numbers
+from megatron.model.masks import document_numbers
+from megatron.model.transformer import Gpt
 from megatron.parallel.activation_checkpointing import list_saved_operators
 from tests.kernels.triton_interpreter import DEVICE, needs_triton
 

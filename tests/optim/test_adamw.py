@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from megatron.config.schema import ModelConfig, OptimConfig
-from megatron.optim.adamw import build_adamw, build_fused_adamw, step_optimizer
+from megatron.optim.adamw import build_adamw, build_fused_adamw, set_lr, step_optimizer
 
 CONFIG = OptimConfig(lr=0.1, weight_decay=0.5, beta1=0.9, beta2=0.95, eps=1e-8)
 SHAPE = ModelConfig()
@@ -27,7 +27,8 @@ def pair() -> tuple[nn.Parameter, nn.Parameter]:
 
 def test_the_first_step_is_minus_the_rate_times_the_sign_and_only_matrices_decay(pair) -> None:
     optimizer = build_fused_adamw(name_parameters(pair), CONFIG, SHAPE)
-    step_optimizer(optimizer, 0.1, torch.tensor(3.0), torch.tensor(True))
+    set_lr(optimizer, 0.1)
+    step_optimizer(optimizer, torch.tensor(3.0), torch.tensor(True))
     # Adam's first step is lr * sign; decay is lr * weight_decay * weight
     torch.testing.assert_close(pair[0].detach(), torch.full((2, 2), 2.0 - 0.1 * 0.5 * 2.0 - 0.1))
     torch.testing.assert_close(pair[1].detach(), torch.full((2,), 1.0 + 0.1))
@@ -39,7 +40,8 @@ def test_the_first_step_is_minus_the_rate_times_the_sign_and_only_matrices_decay
 def test_a_nan_gradient_changes_no_weight(pair) -> None:
     optimizer = build_fused_adamw(name_parameters(pair), CONFIG, SHAPE)
     pair[1].grad.fill_(torch.nan)
-    step_optimizer(optimizer, 0.1, torch.tensor(1.0), torch.tensor(False))
+    set_lr(optimizer, 0.1)
+    step_optimizer(optimizer, torch.tensor(1.0), torch.tensor(False))
     assert torch.equal(pair[0].detach(), torch.full((2, 2), 2.0))
     assert torch.equal(pair[1].detach(), torch.ones(2))
     assert float(optimizer.state[pair[0]]["step"]) == 0.0
@@ -63,7 +65,8 @@ def test_ten_steps_are_bit_equal_to_torch() -> None:
         for parameter, other in zip(ours, theirs, strict=True):
             parameter.grad = torch.randn(parameter.shape, generator=generator)
             other.grad = parameter.grad.clone()
-        step_optimizer(fused, lr, divisor, finite)
+        set_lr(fused, lr)
+        step_optimizer(fused, divisor, finite)
         for group in reference.param_groups:
             group["lr"] = lr
         reference.grad_scale, reference.found_inf = divisor, 1.0 - finite.float()
@@ -79,3 +82,17 @@ def test_missing_apex_gives_a_one_line_error(pair, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "apex", None)
     with pytest.raises(ValueError, match="`pip install apex` is a different package"):
         build_adamw(name_parameters(pair), OptimConfig(kernel="apex"), SHAPE)
+
+
+def test_a_learning_rate_on_the_device_gives_the_same_bits(pair) -> None:
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in pair]
+    optimizers = [build_fused_adamw(name_parameters(p), CONFIG, SHAPE) for p in (pair, copies)]
+    optimizers[1].keep_lr_on_device()
+    for lr in (0.1, 3e-4, 1 / 3):
+        for optimizer, parameters in zip(optimizers, (pair, copies), strict=True):
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, lr)
+            set_lr(optimizer, lr)
+            step_optimizer(optimizer, torch.tensor(1.0), torch.tensor(True))
+    assert all(torch.equal(a, b) for a, b in zip(pair, copies, strict=True))
+    assert float(optimizers[1].param_groups[0]["lr_tensor"]) == 1 / 3

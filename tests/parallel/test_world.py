@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.parallel.world import backend_for, device_index, resolve_host
+from megatron.parallel.world import backend_for, device_index, resolve_host, use_expandable_segments
 
 
 def test_every_backend_includes_gloo_for_the_cpu() -> None:
@@ -76,3 +76,23 @@ def test_a_run_with_an_unresolvable_host_ends_with_a_one_line_error(root: Path) 
     assert done.returncode == 1
     assert "error: MASTER_ADDR: got 'no-such-host.invalid', expected the host of rank 0" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize(("version", "expected"), [("2.7.1", 1), ("2.13.0+cpu", 0), ("2.9.0", 0)])
+def test_the_allocator_grows_segments_unless_the_user_configures_it(
+    monkeypatch, name: str, version: str, expected: int
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for variable in names:
+        monkeypatch.setenv(variable, "")  # restored after the test
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(torch, "__version__", version)
+    use_expandable_segments()
+    assert {n: os.environ[n] for n in names if n in os.environ} == {
+        names[expected]: "expandable_segments:True"
+    }
+    del os.environ[names[expected]]
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    use_expandable_segments()
+    assert {n: os.environ[n] for n in names if n in os.environ} == {name: "max_split_size_mb:64"}

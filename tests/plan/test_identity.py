@@ -56,8 +56,21 @@ IDENTITIES = [
 def test_the_identities_of_an_earlier_version_are_valid(
     changes: dict[str, Any], run: str, trunk: str
 ) -> None:
+    # the residual stream of these versions was float32
+    changes = changes | {"dist": {"residual_dtype": "float32"} | changes.get("dist", {})}
     config = resolve_config({name: SMALL.get(name, {}) | changes.get(name, {}) for name in SMALL | changes})
     assert (run_identity(config)[:16], trunk_identity(config)[:16]) == (run, trunk)
+
+
+def test_a_stream_in_half_precision_is_another_run_and_one_in_float32_is_not() -> None:
+    identities = {
+        (dtype, residual): run_identity(resolve_config({**SMALL, "dist": dist}))
+        for dtype in ("float32", "bfloat16")
+        for residual in (None, "float32")
+        for dist in [{"dtype": dtype, "residual_dtype": residual}]
+    }
+    assert identities["float32", None] == identities["float32", "float32"]
+    assert identities["bfloat16", None] != identities["bfloat16", "float32"]
 
 
 def test_every_setting_of_the_model_and_its_training_has_an_identity() -> None:

@@ -207,6 +207,40 @@ def test_a_single_process_gives_the_same_with_microbatches_recomputation_and_any
             assert result["whole"][what] == pytest.approx(theirs["whole"][what], abs=tolerance_of(what))
 
 
+STREAM, PRODUCTS = "residual stream", ("result of a norm", "input of a product", "result of a product")
+PRECISION_LAYOUTS = ("zero0", "zero3", "tensor", "context", "pipeline")
+
+
+@pytest.mark.ranks
+def test_every_layout_has_the_dtypes_and_losses_of_a_single_process(root, tmp_path) -> None:
+    layouts = {name: LAYOUTS[name, 2] for name in PRECISION_LAYOUTS}
+    layouts["pipeline_zero1"] = {"pipeline_parallel": 2, "sharding_stage": "zero1"}
+    streams = {"bfloat16": None, "float32": "float32"}  # dtype: value of dist.residual_dtype
+
+    def run(n_ranks: int, layouts: dict[str, Job]) -> dict[str, Result]:
+        common = {"objective": "masked_diffusion", "record_dtypes": True, "microbatches": 2}
+        jobs = [
+            {
+                "name": f"{stream}.{name}",
+                "dist": {"dtype": "bfloat16", "residual_dtype": setting, **layout},
+                **common,
+            }
+            for name, layout in layouts.items()
+            for stream, setting in streams.items()
+        ]
+        return run_jobs(jobs, n_ranks, tmp_path / str(n_ranks), root)
+
+    alone = run(1, {"one": {}, "offload": {"cpu_offload": True}})
+    for name, result in {**alone, **run(2, layouts)}.items():
+        stream = name.partition(".")[0]
+        expected = {STREAM: [stream], "stored weight": ["float32"], "moment": ["float32"]}
+        expected |= {"sum of the loss": ["float64"]} | {kind: ["bfloat16"] for kind in PRODUCTS}
+        assert result["dtypes"] == expected, name
+        # tensor ranks round their partial sums of a product before adding them
+        tolerance = 5e-3 if name.endswith("tensor") else 1e-3
+        assert result["losses"] == pytest.approx(alone[f"{stream}.one"]["losses"], abs=tolerance), name
+
+
 @pytest.mark.ranks
 def test_half_precision_stays_near_float32(alone, root, tmp_path) -> None:
     jobs = [

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 
 from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
+from megatron.engine.interface import StepReport
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.initialization import init_weights
-from megatron.model.transformer import Gpt
+from megatron.model.transformer import Block, Gpt, RmsNorm
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective, Task
@@ -82,10 +84,57 @@ def score_batch(engine: TorchEngine, job: dict[str, Any], world: World) -> list[
     return (sum_over_ranks(engine.score(task)[0], world) / world.dp_size).tolist()
 
 
+class DtypeRecorder:
+    """Records the dtypes at the interfaces of a model's modules with forward hooks."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.dtypes: dict[str, set[str]] = {}
+        passes: Any = engine.passes
+        roots = passes.pipeline.stages.values() if hasattr(passes, "pipeline") else [passes.model]
+        for module in (module for root in roots for module in root.modules()):
+            if isinstance(module, (Block, RmsNorm, nn.Linear)):
+                module.register_forward_hook(self._record)
+        for parameter in passes.named_parameters().values():
+            self._add("stored weight", parameter)
+
+    def _record(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        if isinstance(module, Block):
+            self._add("residual stream", args[0])
+            self._add("residual stream", output)
+        elif isinstance(module, RmsNorm):
+            self._add("result of a norm", output)
+        else:
+            self._add("input of a product", args[0])
+            self._add("result of a product", output)
+
+    def _add(self, kind: str, tensor: torch.Tensor) -> None:
+        self.dtypes.setdefault(kind, set()).add(str(tensor.dtype).removeprefix("torch."))
+
+    def as_dict(self, report: StepReport, engine: TorchEngine) -> dict[str, list[str]]:
+        self._add("sum of the loss", report.loss_sum)
+        for state in engine.optimizer.state.values():
+            self._add("moment", state["exp_avg"])
+        return {kind: sorted(dtypes) for kind, dtypes in self.dtypes.items()}
+
+
+def record_dtypes(job: dict[str, Any], world: World, out: Path) -> None:
+    """Write the dtypes of one step, and the losses of three, which are computed in this order."""
+    engine = build_engine(job, world)
+    recorder = DtypeRecorder(engine)
+    tasks = build_tasks(0, build_objective(job["objective"]), world, job["microbatches"])
+    dtypes = recorder.as_dict(engine.step(tasks, lr=0.0), engine)
+    losses = run_steps(engine, job, world, 0, 3)["losses"]
+    if world.is_first:
+        (out / f"{job['name']}.json").write_text(json.dumps({"dtypes": dtypes, "losses": losses}))
+
+
 def run_job(job: dict[str, Any], rank: int, n_ranks: int, out: Path) -> None:
     world = World(
         rank, n_ranks, rank, torch.device("cpu"), build_layout(DistConfig(**job["dist"]), n_ranks, n_ranks)
     )
+    if job.get("record_dtypes"):
+        record_dtypes(job, world, out)
+        return
     engine = build_engine(job, world)
     half = job.get("save_after", 3)
     result = {"whole": run_steps(engine, job, world, 0, half)}

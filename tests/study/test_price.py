@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from megatron.engine.precision import choose_precision
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.objective.task import compute_task_loss
@@ -61,10 +62,14 @@ def make_config(n_layers: int, dtype: str, **more):
     return resolve_config(raw)
 
 
-def measure_saved_bytes(config) -> int:
+def measure_saved_bytes(config, compiled: bool = False) -> int:
     """Return the bytes of all tensors that autograd saves for the backward pass, without weights."""
     model = Gpt(config.model)
     init_weights(model, 0)
+    model.set_precision(choose_precision(config.dist))
+    if compiled:
+        for block in model.blocks:
+            block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
     shapes = {tuple(p.shape) for p in model.parameters()} | {tuple(p.shape)[::-1] for p in model.parameters()}
     sizes: dict[int, int] = {}
     tensors = []  # references, so that no storage address is reused
@@ -86,11 +91,21 @@ def measure_saved_bytes(config) -> int:
     return sum(sizes.values())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_block_saves_the_estimated_bytes_for_its_backward_pass(dtype: str) -> None:
-    few, many = (make_config(n, dtype) for n in (2, 5))
-    measured = (measure_saved_bytes(many) - measure_saved_bytes(few)) / 3 / (ROWS * S)
-    assert block_bytes(few.model, few.dist) == pytest.approx(measured, rel=0.08)
+@pytest.mark.parametrize(
+    ("dtype", "residual", "compiled"),
+    [
+        ("float32", None, False),
+        ("bfloat16", None, False),
+        ("bfloat16", "float32", False),
+        ("bfloat16", None, True),
+        ("bfloat16", "float32", True),
+    ],
+)
+def test_a_block_saves_the_estimated_bytes_for_its_backward_pass(dtype, residual, compiled) -> None:
+    few, many = (make_config(n, dtype, residual_dtype=residual) for n in (2, 5))
+    measured = measure_saved_bytes(many, compiled) - measure_saved_bytes(few, compiled)
+    measured_per_token = measured / 3 / (ROWS * S)
+    assert block_bytes(few.model, few.dist, compiled) == pytest.approx(measured_per_token, rel=0.08)
 
 
 def test_weights_gradients_and_moments_take_16_bytes_a_parameter_before_sharding() -> None:

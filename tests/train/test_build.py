@@ -11,12 +11,8 @@ from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
-from megatron.train.build import (
-    build_objective,
-    build_run,
-    choose_microbatch_rows,
-    choose_run_attention,
-)
+from megatron.train.build import build_objective, build_run, choose_run_attention
+from megatron.train.microbatch import choose_microbatch_rows
 
 
 def choose_rows(batch: int, stages: int = 1, requested: int | None = None, schedule: str = "1f1b") -> int:
@@ -111,7 +107,7 @@ def choose_attention(device: str = "cuda", **model: object) -> AttentionChoice:
         }
     )
     world = World(0, 1, 0, torch.device(device))
-    return choose_run_attention(config, build_objective(config), world)
+    return choose_run_attention(config, build_objective(config), world, 16)
 
 
 def test_the_attention_of_a_run_is_chosen_for_its_shape_and_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import DistConfig
+from megatron.engine.precision import choose_precision
 from megatron.engine.task_loss import TaskLoss
+from megatron.engine.torch.compilation import compile_blocks
 from megatron.engine.torch.unpipelined import UnpipelinedModel
-from megatron.model.transformer import Block, Gpt
+from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.float8 import convert_to_float8
 from megatron.parallel.mesh import Mesh
 from megatron.parallel.world import World
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Passes(Protocol):
@@ -44,13 +44,17 @@ class Passes(Protocol):
         ...
 
 
-def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mesh: Mesh) -> Passes:
+def build_passes(
+    model: Gpt, causal: bool, config: DistConfig, world: World, mesh: Mesh, compiled: bool
+) -> Passes:
     """Parallelize a model in place: tensor parallelism, then context parallelism, then pipeline or FSDP.
 
     Activation checkpointing and compilation are applied before FSDP, so that its gathers stay outside of the
     recomputed and compiled regions. Modules needed by multi-rank layouts only are imported on demand: torch
     takes a second to import them.
     """
+    precision = choose_precision(config)
+    model.set_precision(precision)
     if not config.cpu_offload:
         model.to(world.device)
     vocabulary = None
@@ -67,25 +71,14 @@ def build_passes(model: Gpt, causal: bool, config: DistConfig, world: World, mes
         apply_context_parallel(model, mesh.context, config.context_method)
     # checkpointing inside compilation: the compiler then sees the recomputation and can fuse it
     apply_activation_checkpointing(model.blocks, config.activation_checkpointing)
-    if config.compile:
-        compile_blocks(model, whole_blocks=mesh.tensor is None)
+    if compiled:
+        compile_blocks(
+            model, has_tensor_ranks=mesh.tensor is not None, has_context_ranks=mesh.context is not None
+        )
     # from here on the parallel passes wrap the model: a pipeline of stages, or one module with DDP or FSDP
-    dtype = DTYPES[config.dtype]
     if mesh.pipeline is not None:
         from megatron.engine.torch.pipelined import PipelinedModel
 
-        return PipelinedModel(model, causal, vocabulary, config, dtype, world, mesh)
+        return PipelinedModel(model, causal, vocabulary, config, precision.compute, world, mesh)
     task_loss = TaskLoss(model, causal, vocabulary, world.coordinate.context)
-    return UnpipelinedModel(task_loss, config, dtype, world, mesh)
-
-
-def compile_blocks(model: Gpt, whole_blocks: bool) -> None:
-    """Compile the forward of each block, or of its feed-forward only, in place.
-
-    Compiling the forward instead of the module keeps the hooks of FSDP outside. All blocks share one graph.
-    """
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        # the compiler of torch 2.13 cannot trace a whole block under sequence parallelism
-        module: nn.Module = block if whole_blocks else block.mlp
-        module.forward = torch.compile(module.forward)
+    return UnpipelinedModel(task_loss, config, precision.compute, world, mesh)

@@ -59,9 +59,9 @@ class PipelinedModel:
                 fsdp.shard_model(
                     stage, stage.blocks.values(), mesh.fsdp, stage="zero1", dtype=dtype, cpu_offload=False
                 )
-        # dtype of the hidden states sent between stages: with autocast the residual stream stays float32,
-        # with FSDP's cast weights it has their dtype
-        self.pipeline = Pipeline(stages, n_stages, mesh.pipeline, dtype if sharded else torch.float32)
+        # the hidden states sent between stages are the residual stream
+        assert model.precision is not None, "set by build_passes"
+        self.pipeline = Pipeline(stages, n_stages, mesh.pipeline, model.precision)
         self.last = stages.get(n_stages - 1)
         self.has_loss = self.last is not None and at.tensor == 0
         self.duplicated = frozenset([EMBEDDING] if self.last is not None else [])

@@ -11,11 +11,15 @@ from torch.distributed import broadcast
 from megatron.config.schema import DistConfig, OptimConfig
 from megatron.engine.interface import StepReport
 from megatron.engine.torch import full_state
+from megatron.engine.torch.compilation import choose_compilation
 from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
+from megatron.engine.torch.static_step import StaticStep, choose_static_step
+from megatron.engine.torch.unpipelined import UnpipelinedModel
+from megatron.kernels.rotary import rotary_table
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
-from megatron.optim.adamw import build_fused_adamw, step_optimizer
+from megatron.optim.adamw import build_fused_adamw, set_lr, step_optimizer
 from megatron.parallel.collectives import sum_over_group
 from megatron.parallel.dtensor import to_local
 from megatron.parallel.mesh import build_mesh
@@ -33,14 +37,21 @@ class TorchEngine:
         self, model: Gpt, *, causal: bool, dist: DistConfig, optim: OptimConfig, world: World
     ) -> None:
         """Parallelize an initialized model in place. Collective."""
-        self.world, self.grad_clip = world, optim.grad_clip
+        self.world, self.grad_clip, self.shape = world, optim.grad_clip, model.config
         # full shapes: sharding changes those of the parameters
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.mesh = build_mesh(world, sharded=uses_fsdp(dist, world))
-        self.passes = build_passes(model, causal, dist, world, self.mesh)
+        self.is_compiled = choose_compilation(dist, world)
+        self.passes = build_passes(model, causal, dist, world, self.mesh, self.is_compiled)
+        # ranks of a forward that needs no other rank can try how many samples fit
+        needs_others = self.mesh.fsdp is not None or self.mesh.context is not None
+        self.can_probe = isinstance(self.passes, UnpipelinedModel) and not needs_others
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
         self.optimizer = build_fused_adamw(self.weights.local_tensors, optim, model.config)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
+        self.records_steps = choose_static_step(dist, model.config, optim, world)
+        self.requires_graphs = bool(dist.cuda_graphs)
+        self.static_step: StaticStep | None = None
 
     def _autocast_context(self) -> AbstractContextManager[None]:
         dtype = self.passes.autocast
@@ -58,26 +69,61 @@ class TorchEngine:
 
     def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:
         """Take one optimizer step; the loss is the mean over all tokens of all ranks."""
-        tasks = [self._slice_task(task) for task in microbatches]
-        count = sum(task.count for task in tasks)
+        count = sum(task.count for task in microbatches) // self.world.layout.context
         # created on the device: a copy from pageable memory would synchronize with all queued work
         tokens = torch.full((), count, dtype=torch.float64, device=self.world.device)
         # each rank's loss is sum(nats) / (tokens of all ranks): the gradients then add up to that of the mean
         share = 1.0 / sum_over_group(tokens, self.mesh.samples)
         if self.loss_scale is not None:
             share = share * self.loss_scale.scale
+        set_lr(self.optimizer, lr)
+        if self.records_steps:
+            self.static_step = self.static_step or self.build_static_step(record=True)
+        if self.static_step is not None:
+            total, grad_norm = self.static_step.run(microbatches, share)
+            return StepReport(loss_sum=total, count=count, grad_norm=grad_norm)
         with self._autocast_context():
-            total = self.passes.backward(tasks, share)
-        grad_norm = self._update_weights(lr)
+            total = self.passes.backward([self._slice_task(task) for task in microbatches], share)
+        grad_norm = self._apply_gradients(self.weights.move_gradients())
+        self.weights.drop_gradients()
         # tensor ranks compute equal losses and one of them reports: the sum over ranks counts tokens once
         counted = float(self.passes.has_loss)
         return StepReport(
             loss_sum=total * counted, count=count if self.passes.has_loss else 0, grad_norm=grad_norm
         )
 
-    def _update_weights(self, lr: float) -> Tensor:
+    def build_static_step(self, record: bool) -> StaticStep:
+        """Return the step on static buffers; `record` False: without CUDA graphs."""
+        passes, shape = self.passes, self.shape
+        assert isinstance(passes, UnpipelinedModel) and self.world.n_ranks == 1, "find_graph_obstacle"
+
+        def accumulate(task: Task, share: Tensor) -> Tensor:
+            with self._autocast_context():
+                return passes.backward([task], share)
+
+        def retain(task: Task) -> object:
+            # the arguments of Gpt.hidden_states: the cache of tables may drop them while a graph reads them
+            n, device = task.inputs.shape[1], task.inputs.device
+            return rotary_table(n, shape.d_head, shape.rope_theta, device, 0)
+
+        parameters = list(self.weights.parameters.values())
+        step = StaticStep(
+            parameters,
+            self.world.device,
+            accumulate=accumulate,
+            update=lambda: self._apply_gradients(step.gradients),
+            retain=retain,
+            record=record,
+            required=self.requires_graphs,
+        )
+        # the optimizer reads the gradients of `local_tensors`, which share the memory of the parameters
+        self.weights.refresh()
+        for (_, tensor), gradient in zip(self.weights, step.gradients, strict=True):
+            tensor.grad = gradient
+        return step
+
+    def _apply_gradients(self, gradients: list[Tensor]) -> Tensor:
         """Clip and update; return the norm before clipping. A gradient with NaN or Inf changes no weight."""
-        gradients = self.weights.move_gradients()
         norm = self.weights.gradient_norm(gradients)
         is_finite = norm.isfinite()
         # Unscaling, clipping and skipping are all passed to the optimizer as one divisor and a flag on the
@@ -91,9 +137,18 @@ class TorchEngine:
         if self.grad_clip > 0:
             # the reciprocal of torch's clip_grad_norm_: min(1, grad_clip / (norm + 1e-6))
             divisor = divisor * ((norm + 1e-6) / self.grad_clip).clamp(min=1.0)
-        step_optimizer(self.optimizer, lr, divisor, is_finite)
-        self.weights.drop_gradients()
+        step_optimizer(self.optimizer, divisor, is_finite)
         return norm.float()
+
+    def probe(self, task: Task) -> None:
+        """Run the forward and backward of a microbatch on this rank alone, and change no weight."""
+        assert isinstance(self.passes, UnpipelinedModel), "can_probe"
+        try:
+            with self._autocast_context():
+                self.passes.probe(task.to(self.world.device))
+        finally:
+            for parameter in self.weights.parameters.values():
+                parameter.grad = None
 
     @torch.no_grad()
     def score(self, task: Task) -> tuple[Tensor, int]:

@@ -1,0 +1,44 @@
+"""Attention masks: documents and visible keys."""
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.document_mask import DocumentMask, build_document_mask, can_use_triton_attention
+
+
+def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
+    """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
+    ends = (tokens == eod_id).long()
+    # number of ends strictly before each position: an end token itself does not count yet
+    # tokens a b E c d, with E the end-of-document token: ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
+    return ends.cumsum(1) - ends
+
+
+def positions_in_document(documents: Tensor) -> Tensor:
+    """Return positions counted from the start of each document: document numbers [B, S] -> [B, S]."""
+    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    starts = torch.ones_like(documents, dtype=torch.bool)  # True at the first position of each document
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # cummax carries the index of the latest start forward
+    # documents 0 0 0 1 1: starts at 0 and 3, cummax 0 0 0 3 3, result 0 1 2 0 1
+    return index - torch.where(starts, index, 0).cummax(1).values
+
+
+def build_attention_mask(
+    causal: bool, documents: Tensor | None, visible: Tensor | None, d_head: int
+) -> Tensor | DocumentMask | None:
+    """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
+
+    documents [B, S]     document numbers; a position attends to its own document only
+    visible   [B, S, S]  a position attends only where this is True
+    """
+    if documents is not None:
+        if visible is None and can_use_triton_attention(documents.device, d_head):
+            return build_document_mask(documents, causal)
+        # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
+        same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
+        visible = same if visible is None else visible & same
+    if visible is None:
+        return None  # a mask costs B S^2 bytes and is slower than plain causal or full attention
+    # the softmax of a row without any key is NaN: `same` always contains the position itself
+    return (visible.tril() if causal else visible)[:, None]
