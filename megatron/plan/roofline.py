@@ -15,9 +15,9 @@ from megatron.config.schema import ModelConfig
 from megatron.plan.count import flop_terms, flops_per_token_executed, flops_per_token_mfu, n_params
 from megatron.plan.hardware import Device
 
-# Share of the peak in a block's and the head's matrix products, by d_model. A bf16 product of 8192^3 on random
-# data was measured at 769 to 798 of an H200's 989 TFLOP/s. Assumed: 650 and 695 at d_model 1280 and 1792 with
-# 16k rows, and less for narrow models, whose tiles and reductions are short.
+# Share of the peak in a block's and the head's matrix products, by d_model. A bf16 product of 8192^3 on
+# random data was measured at 769 to 798 of an H200's 989 TFLOP/s. Assumed: 650 and 695 at d_model 1280 and
+# 1792 with 16k rows, and less for narrow models, whose tiles and reductions are short.
 GEMM_SHARE = ((128, 0.255), (512, 0.46), (640, 0.505), (1280, 0.657), (1792, 0.703), (8192, 0.79))
 # Share of the peak in attention of the executed FLOPs, forward and backward: (causal, full), at S = 2048 and
 # d_head = 128. All assumed: on a Hopper FlashAttention 2, which does not use its asynchronous matrix units
