@@ -5,9 +5,9 @@
 
 The eager step of the torch engine runs on fake tensors, which have shapes and dtypes but no values. Every
 operation of the dispatcher is counted: kernel launches, bytes read and written, FLOPs of matrix products,
-bytes saved for the backward pass, and operations that would synchronize host and device. Branches are those of a
-GPU: fused attention, torch's fused RMSNorm, chunks of the loss of 2^26 logits. Compiled steps fuse many of
-these operations and are not traced.
+bytes saved for the backward pass, and operations that would synchronize host and device. Branches are those
+of a GPU: fused attention, torch's fused RMSNorm, chunks of the loss of 2^26 logits. Compiled steps fuse many
+of these operations and are not traced.
 """
 
 import argparse
