@@ -48,7 +48,7 @@ def measure_cell(cell: Any, args: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     gpu_cells.free_memory(device)
     model = gpu_cells.make_model(cell.size)
-    with gpu_cells.use_attention(cell.attention):
+    with gpu_cells.use_kernels(cell):
         began = time.perf_counter()
         step = gpu_cells.build_step(cell, device, args.seq_len, args.accumulate)
         for i in range(min(WARMUP, args.steps)):

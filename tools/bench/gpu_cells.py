@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
+from megatron.kernels import linear_cross_entropy, softmax_nll
 from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective, Task
 from megatron.parallel.world import World
+from megatron.plan.count import n_params
 from megatron.plan.roofline import StepSettings
 
 AR, MD = "autoregressive", "masked_diffusion"
@@ -28,6 +31,8 @@ SEQ_LEN, ROWS, ACCUMULATE = 2048, 8, 2
 N_TOKENS = 50257  # GPT-2's vocabulary: 50,304 rows
 N_BATCHES = 4  # different batches that the steps use in turn
 OPTIM = OptimConfig(lr=3e-4)
+FUSED_LOSS = "can_use_triton"  # decides about the kernel of the loss
+GRAPH_PARAMS = 150_000_000  # up to which steps are graphs by default
 TINY = {"d_model": 32, "d_ff": 64, "d_head": 16, "n_heads": 2, "n_layers": 2}
 TINY_SIZE, TINY_ROWS, TINY_TOKENS = "tiny", 2, 200
 
@@ -40,6 +45,7 @@ class Cell:
     setting    name of the one setting that differs from the defaults of the code; default: none
     dist       keys of DistConfig that differ
     attention  backend of torch's attention to force: flash, cudnn or efficient
+    unfused_loss   without the Triton kernel of the loss
     rows       samples per microbatch
     predicted  settings of the roofline's prediction
     """
@@ -50,6 +56,7 @@ class Cell:
     setting: str = "default"
     dist: dict[str, Any] = field(default_factory=dict)
     attention: str | None = None
+    unfused_loss: bool = False
     rows: int = ROWS
     predicted: StepSettings = field(default_factory=StepSettings)
     cuda_only: bool = False
@@ -69,16 +76,19 @@ def has_dist_key(key: str) -> bool:
     return key in {entry.name for entry in fields(DistConfig)}
 
 
+def is_default_on(key: str) -> bool:
+    """Return whether a switch of DistConfig is on by default on a GPU; None stands for auto, which is on."""
+    return getattr(DistConfig(), key, False) in (None, True)
+
+
 def choose_default_prediction(size: str) -> StepSettings:
-    """Return the roofline settings of the defaults of this code on a GPU."""
-    dist = DistConfig()
-    compiled = dist.compile not in (False, "false", "off", "never")
-    stream = "bfloat16" if has_dist_key("residual_dtype") else "float32"
-    one_pass = importlib.util.find_spec("megatron.kernels.triton_softmax") is not None
-    # graphs pay for small models only
-    graph = has_dist_key("cuda_graphs") and load_shape(size)["d_model"] <= 640
-    loss = "fused" if one_pass else "chunked"
-    return StepSettings(compiled=compiled, loss=loss, stream=stream, graph=graph)
+    """Return the roofline settings of the defaults of this code on one GPU."""
+    return StepSettings(
+        compiled=is_default_on("compile"),
+        loss="fused" if hasattr(softmax_nll, FUSED_LOSS) else "chunked",
+        stream="bfloat16" if has_dist_key("residual_dtype") else "float32",
+        graph=is_default_on("cuda_graphs") and n_params(make_model(size)) <= GRAPH_PARAMS,
+    )
 
 
 def load_shape(size: str) -> dict[str, int]:
@@ -91,16 +101,16 @@ def list_cells(sizes: list[str] | None = None) -> list[Cell]:
     cells = [ours("425M", AR), ours("425M", MD), ours("1143M", AR), ours("1143M", MD)]
     cells += [baseline(side, "425M") for side in ("nanogpt-compiled", "nanogpt", "transformers")]
     cells += [
-        switch_compile("425M", AR, False),
+        switch_compile("425M", AR),
         force_attention("425M", AR, "flash"),
         force_attention("425M", AR, "cudnn"),
-        switch("425M", AR, "loss", {"loss": "chunked"}, loss="chunked"),
+        separate_loss("425M", AR),
         replace(ours("425M", AR), rows=16, setting="microbatch 16"),
         replace(ours("425M", AR), rows=32, setting="microbatch 32"),
         switch("425M", AR, "float32 stream", {"residual_dtype": "float32"}, stream="float32"),
         force_attention("425M", MD, "flash"),
         replace(ours("1143M", AR), rows=16, setting="microbatch 16"),
-        switch_compile("1143M", AR, False),
+        switch_compile("1143M", AR),
     ]
     cells += [ours(size, objective) for size in ("106M", "44M", "7M") for objective in (AR, MD)]
     cells += [
@@ -109,7 +119,7 @@ def list_cells(sizes: list[str] | None = None) -> list[Cell]:
         switch_graph("106M", AR),
         switch_graph("7M", MD),
     ]
-    cells += [switch_compile("7M", AR, False), replace(ours("7M", AR), rows=32, setting="microbatch 32")]
+    cells += [switch_compile("7M", AR), replace(ours("7M", AR), rows=32, setting="microbatch 32")]
     cells += [baseline("nanogpt-compiled", "7M")]
     if sizes is None:
         return cells
@@ -139,26 +149,24 @@ def switch(size: str, objective: str, name: str, dist: dict[str, Any], **predict
     return replace(cell, setting=name, dist=dist, predicted=replace(cell.predicted, **predicted))
 
 
-def switch_compile(size: str, objective: str, compiled: bool) -> Cell:
+def switch_compile(size: str, objective: str) -> Cell:
     """Return the cell with compilation on or off, whichever is not the default."""
-    cell = ours(size, objective)
-    if cell.predicted.compiled == compiled:
-        compiled = not compiled
-    # a bool, or a choice of auto, on and off
-    on, off = (True, False) if isinstance(DistConfig().compile, bool) else ("on", "off")
+    compiled = not ours(size, objective).predicted.compiled
     name = f"compile {'on' if compiled else 'off'}"
-    return switch(size, objective, name, {"compile": on if compiled else off}, compiled=compiled)
+    return switch(size, objective, name, {"compile": compiled}, compiled=compiled)
 
 
 def switch_graph(size: str, objective: str) -> Cell:
     """Return the cell with a graph of the whole step on or off, whichever is not the default."""
-    cell = ours(size, objective)
-    graph = not cell.predicted.graph
-    value = (
-        graph if isinstance(getattr(DistConfig(), "cuda_graphs", False), bool) else ("on" if graph else "off")
-    )
+    graph = not ours(size, objective).predicted.graph
     name = f"graph {'on' if graph else 'off'}"
-    return replace(switch(size, objective, name, {"cuda_graphs": value}, graph=graph), cuda_only=True)
+    return replace(switch(size, objective, name, {"cuda_graphs": graph}, graph=graph), cuda_only=True)
+
+
+def separate_loss(size: str, objective: str) -> Cell:
+    """Return the cell with the loss in separate operations of torch instead of one kernel."""
+    cell = switch(size, objective, "loss unfused", {}, loss="chunked")
+    return replace(cell, unfused_loss=True)
 
 
 def force_attention(size: str, objective: str, backend: str) -> Cell:
@@ -253,11 +261,22 @@ def build_our_step(cell: Cell, device: torch.device, seq_len: int, accumulate: i
 
 
 @contextlib.contextmanager
-def use_attention(backend: str | None) -> Iterator[None]:
-    """Allow only one of torch's attention backends."""
-    if backend is None:
+def use_kernels(cell: Cell) -> Iterator[None]:
+    """Allow only the attention and the loss of a cell. Raises SkippedCellError for a missing kernel."""
+    with contextlib.ExitStack() as stack:
+        if cell.attention is not None:
+            stack.enter_context(use_attention(cell.attention))
+        if cell.unfused_loss:
+            if not hasattr(softmax_nll, FUSED_LOSS):
+                raise SkippedCellError("this code has no fused loss")
+            for module in (softmax_nll, linear_cross_entropy):
+                stack.enter_context(mock.patch.object(module, FUSED_LOSS, lambda *_: False))
         yield
-        return
+
+
+@contextlib.contextmanager
+def use_attention(backend: str) -> Iterator[None]:
+    """Allow only one of torch's attention backends."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = {

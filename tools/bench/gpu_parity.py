@@ -80,8 +80,8 @@ def describe_check(check: Check) -> str:
 
 def list_variants(device: torch.device) -> list[dict[str, Any]]:
     """Return the settings under which gradients are compared: the defaults and, on a GPU, eager steps."""
-    off = False if isinstance(DistConfig().compile, bool) else "off"
-    return [{}, {"compile": off}] if device.type == "cuda" and DistConfig().compile != off else [{}]
+    compiled = device.type == "cuda" and gpu_cells.is_default_on("compile")
+    return [{}, {"compile": False}] if compiled else [{}]
 
 
 def make_task(objective: str, step: int = 0) -> Task:
@@ -197,11 +197,10 @@ def check_graph(objective: str, device: torch.device) -> Check:
     if not gpu_cells.has_dist_key("cuda_graphs"):
         return {"name": name, "status": SKIPPED, "detail": "this code has no option dist.cuda_graphs"}
     world = World(0, 1, 0, device)
-    on, off = gpu_cells.GRAPH_VALUES
     with use_deterministic_kernels():
         # more steps than the capture takes to warm up
         results = []
-        for value in (on, off):
+        for value in (True, False):
             engine = build_engine(objective, world, cuda_graphs=value)
             results.append((take_steps(engine, objective, 0, 12), copy_weights(engine)))
     (losses, weights), (eager_losses, eager_weights) = results
