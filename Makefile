@@ -4,6 +4,7 @@
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
 # make site                      build the guides as a searchable site in build/site
+# make bench-gpu                 measure training steps on a GPU, 10 minutes; again: the cells that are missing
 # make lint                      run ruff, mypy, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ CORPUS ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all lint check docs site clean
+.PHONY: quickstart test test-all bench-gpu lint check docs site clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -29,6 +30,10 @@ lint: $(READY)
 	mypy
 	shellcheck $$(git ls-files '*.sh') .ci/run
 	hadolint Dockerfile
+
+# results: build/gpu_bench. Without a network: tools/bench/gpu_bundle.py
+bench-gpu: $(READY)
+	python tools/bench/gpu.py --out build/gpu_bench --parity --minutes 9
 
 docs: $(READY)
 	python tools/config_reference.py
