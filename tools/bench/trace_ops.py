@@ -164,11 +164,36 @@ def run_fused_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return _FusedNorm.apply(x, gain, eps)
 
 
+def write_fused_gradient(logits: Tensor, targets: Tensor, scale: Tensor | None, _: Any) -> Tensor:
+    """Stand in for the Triton kernel of the loss: it reads the logits twice and writes them; float32 [N]."""
+    torch.add(logits, logits, out=logits)
+    return torch.zeros(len(logits), device=logits.device)
+
+
+# a product that adds to a float32 total: one operation on a GPU, which has no implementation on a CPU
+_LIBRARY = torch.library.Library("bench_trace", "FRAGMENT")
+if not hasattr(torch.ops.bench_trace, "addmm_"):
+    _LIBRARY.define("addmm_(Tensor(a!) total, Tensor left, Tensor right) -> Tensor(a!)")
+    _LIBRARY.impl("addmm_", lambda total, left, right: total, "CompositeExplicitAutograd")
+    torch.library.register_fake("bench_trace::addmm_", lambda total, left, right: total, lib=_LIBRARY)
+
+
+def accumulate_in_float32(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """Return total + left^T right as one operation; without a total its memory is new."""
+    if total is None:
+        total = left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
+    return torch.ops.bench_trace.addmm_(total, left.t(), right)
+
+
 # (module, name, value) that make a CPU choose the branches of a GPU; names that do not exist are skipped
 GPU_BRANCHES: tuple[tuple[Any, str, Any], ...] = (
     (cpu_attention, "MAX_POSITIONS", 0),
     (norm, "can_use_cpu_rms_norm", lambda x, gain: True),
     (norm, "cpu_rms_norm", run_fused_norm),
+    (softmax_nll, "can_use_triton", lambda tensor: True),
+    (softmax_nll, "_write_gradient_triton", write_fused_gradient),
+    (linear_cross_entropy, "can_use_triton", lambda tensor: True),
+    (linear_cross_entropy, "_accumulate_product", accumulate_in_float32),
     (softmax_nll, "_write_gradient_cpu", getattr(softmax_nll, "_write_gradient", None)),
     (rank_weights, "_compute_norms", lambda tensors: torch.stack(torch._foreach_norm(tensors)).double()),
     (linear_cross_entropy, "CHUNK_ELEMENTS_CPU", getattr(linear_cross_entropy, "CHUNK_ELEMENTS_GPU", None)),
