@@ -1,11 +1,12 @@
 """Table and predictions of the GPU bench."""
 
+from dataclasses import replace
 from typing import Any
 
 import gpu_cells  # in the same folder
 
 from megatron.plan.hardware import find_device
-from megatron.plan.roofline import StepTime, predict_step
+from megatron.plan.roofline import EAGER, StepTime, predict_step
 from megatron.terminal import format_table
 
 HEAD = ("cell", "tokens/s", "MFU", "executed", "predicted", "ms/step", "GiB", "kernels/step")
@@ -84,7 +85,10 @@ def format_markdown(records: dict[str, dict[str, Any]], sizes: list[str] | None,
 
 
 def print_predictions(hardware: str, sizes: list[str] | None, seq_len: int, accumulate: int) -> None:
-    """Print the prediction of every cell, and its parts. Raises ValueError for an unknown GPU."""
+    """Print the prediction of every cell, that of an eager step with separate kernels, and the parts.
+
+    Raises ValueError for an unknown GPU.
+    """
     rows = []
     for cell in gpu_cells.list_cells(sizes):
         step = predict_cell(cell, hardware, seq_len, accumulate)
@@ -92,6 +96,9 @@ def print_predictions(hardware: str, sizes: list[str] | None, seq_len: int, accu
             raise ValueError(f"--hardware: got {hardware}, expected a GPU in megatron/plan/hardware.py.")
         parts = (f"{step.parts.get(name, 0.0) * 1e6:.2f}" for name in PARTS)
         total = f"{step.seconds_per_token * 1e6:.2f}"
-        rows.append((cell.name, f"{step.tokens_per_s:,.0f}", f"{100 * step.mfu:.1f}", *parts, total))
+        before = predict_cell(replace(cell, predicted=EAGER), hardware, seq_len, accumulate)
+        assert before is not None, "the device is listed"
+        mfus = (f"{100 * step.mfu:.1f}", f"{100 * before.mfu:.1f}")
+        rows.append((cell.name, f"{step.tokens_per_s:,.0f}", *mfus, *parts, total))
     print(f"predicted, not measured: {hardware}, S = {seq_len}, microseconds a token")
-    print("\n".join(format_table(("cell", "tokens/s", "MFU %", *PARTS, "sum"), rows, ("cell",))))
+    print("\n".join(format_table(("cell", "tokens/s", "MFU %", "eager", *PARTS, "sum"), rows, ("cell",))))
