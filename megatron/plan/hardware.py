@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """One GPU.
 
     peak_tflops    dense bf16 matrix products
@@ -21,21 +21,21 @@ class Device:
 # From the vendors' data sheets. PCIe cards are slower than SXM modules of the same name. A100: 80 GB on SXM.
 # GB200: one of its two GPUs. Power limits that can be configured are the highest ones.
 DEVICES = {
-    "A100": Device(312.0, 2.039, 400.0),
-    "H100": Device(989.0, 3.35, 700.0),
-    "H100 PCIe": Device(756.0, 2.0, 350.0),
-    "H100 NVL": Device(835.0, 3.9, 400.0),
-    "H200": Device(989.0, 4.8, 700.0),
-    "GH200": Device(989.0, 4.0, 1000.0),
-    "H200 NVL": Device(835.0, 4.8, 600.0),
-    "B200": Device(2250.0, 8.0, 1000.0),
-    "GB200": Device(2250.0, 8.0, 1200.0),
-    "MI300X": Device(1300.0, 5.3, 750.0),
+    "A100": DeviceSpec(312.0, 2.039, 400.0),
+    "H100": DeviceSpec(989.0, 3.35, 700.0),
+    "H100 PCIe": DeviceSpec(756.0, 2.0, 350.0),
+    "H100 NVL": DeviceSpec(835.0, 3.9, 400.0),
+    "H200": DeviceSpec(989.0, 4.8, 700.0),
+    "GH200": DeviceSpec(989.0, 4.0, 1000.0),
+    "H200 NVL": DeviceSpec(835.0, 4.8, 600.0),
+    "B200": DeviceSpec(2250.0, 8.0, 1000.0),
+    "GB200": DeviceSpec(2250.0, 8.0, 1200.0),
+    "MI300X": DeviceSpec(1300.0, 5.3, 750.0),
 }
 PEAK_TFLOPS = {name: device.peak_tflops for name, device in DEVICES.items()}
 
 
-def find_device(device_name: str) -> Device | None:
+def find_device(device_name: str) -> DeviceSpec | None:
     """Return the entry of a device, or None if it is unknown.
 
     The longest key of the table that occurs in the name as whole words is used.

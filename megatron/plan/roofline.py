@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from megatron.config.schema import ModelConfig
 from megatron.plan.count import flop_terms, flops_per_token_executed, flops_per_token_mfu, n_params
-from megatron.plan.hardware import Device
+from megatron.plan.hardware import DeviceSpec
 
 # Share of the peak in a block's and the head's matrix products, by d_model. A bf16 product of 8192^3 on
 # random data was measured at 769 to 798 of an H200's 989 TFLOP/s. Assumed: 650 and 695 at d_model 1280 and
@@ -110,7 +110,7 @@ def predict_step(
     model: ModelConfig,
     seq_len: int,
     causal: bool,
-    device: Device,
+    device: DeviceSpec,
     settings: StepSettings,
     *,
     microbatch_tokens: int = 16384,
@@ -188,7 +188,7 @@ def _loss_bytes(
     return per_logit * predicted * model.vocab_rows + sums
 
 
-def _attention_share(model: ModelConfig, device: Device, backend: str, causal: bool) -> float:
+def _attention_share(model: ModelConfig, device: DeviceSpec, backend: str, causal: bool) -> float:
     """Return the share of the peak in attention."""
     shares = ATTENTION_SHARE[backend]
     if device.peak_tflops < 500:  # Ampere: both names mean FlashAttention 2

@@ -128,8 +128,8 @@ def _speed_on_hardware(
     if mfu is None:
         same = [entry for entry in finished if find_device(entry.hardware) is device]
         return build_roofline_speed(runs, hardware, device, gpus_per_run, same)
-    each = "each " if gpus_per_run > 1 else ""
-    words = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {each}{hardware}, as given"
+    prefix = "each " if gpus_per_run > 1 else ""
+    words = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {prefix}{hardware}, as given"
     return Speed(mfu * device.peak_tflops * 1e12 * gpus_per_run, GPU_STEP_S, words)
 
 

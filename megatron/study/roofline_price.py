@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from megatron.config.schema import RunConfig
-from megatron.plan.hardware import Device
+from megatron.plan.hardware import DeviceSpec
 from megatron.plan.roofline import StepSettings, StepTime, predict_step
 from megatron.study.ladder import PlannedRun
 from megatron.study.scoring import scoring_flops
@@ -35,7 +35,7 @@ class RooflineSpeed:
     ratios   {objective: [(N, measured seconds / predicted seconds)]} of finished runs, ascending in N
     """
 
-    device: Device
+    device: DeviceSpec
     basis: str
     gpus_per_run: int = 1
     startup_s: float = STARTUP_S
@@ -58,7 +58,7 @@ class RooflineSpeed:
         return float(np.exp(ratio))
 
 
-def predict_run(run: PlannedRun, device: Device) -> StepTime:
+def predict_run_step(run: PlannedRun, device: DeviceSpec) -> StepTime:
     """Predict the time per token of a run on one GPU, in bf16 also if the run is in float32."""
     config, plan = run.config, run.plan
     data = config.dataset
@@ -88,18 +88,18 @@ def choose_settings(config: RunConfig, n_params: int) -> StepSettings:
     )
 
 
-def predict_run_seconds(run: PlannedRun, device: Device, n_steps: int) -> float:
+def predict_run_seconds(run: PlannedRun, device: DeviceSpec, n_steps: int) -> float:
     """Return the predicted seconds of `n_steps` steps and the run's held-out losses on one GPU."""
     plan = run.plan
     # scoring in tokens of training with the same FLOPs
     tokens = n_steps * plan.tokens_per_step + scoring_flops(run) / plan.flops_per_token
-    return tokens * predict_run(run, device).seconds_per_token
+    return tokens * predict_run_step(run, device).seconds_per_token
 
 
 def build_roofline_speed(
     runs: Sequence[PlannedRun],
     hardware: str,
-    device: Device,
+    device: DeviceSpec,
     gpus_per_run: int,
     finished: Sequence[FinishedRun],
 ) -> RooflineSpeed:
@@ -114,11 +114,11 @@ def build_roofline_speed(
     for (objective, n), values in sorted(groups.items()):
         ratios.setdefault(objective, []).append((n, median(values)))
     speed = RooflineSpeed(device, "", gpus_per_run, ratios=ratios)
-    mfus = [predict_run(run, device).mfu / speed.find_ratio(run) for run in runs]
+    mfus = [predict_run_step(run, device).mfu / speed.find_ratio(run) for run in runs]
     span = f"{min(mfus):.0%} to {max(mfus):.0%} MFU" if mfus else "MFU by size"
-    each = "each " if gpus_per_run > 1 else ""
+    prefix = "each " if gpus_per_run > 1 else ""
     if finished:
-        basis = f"{span} on {each}{hardware}: roofline times the ratio of {len(finished)} finished runs"
+        basis = f"{span} on {prefix}{hardware}: roofline times the ratio of {len(finished)} finished runs"
     else:
-        basis = f"{span} on {each}{hardware}: roofline with assumed rates, not measured"
+        basis = f"{span} on {prefix}{hardware}: roofline with assumed rates, not measured"
     return RooflineSpeed(device, basis, gpus_per_run, ratios=ratios)

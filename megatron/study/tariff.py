@@ -26,7 +26,7 @@ class Tariff:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a price or a power."""
+        """Return whether there is a price or a power."""
         return self.price_per_hour is not None or self.watts is not None
 
     def describe(self, device_seconds: float, word: str = "GPU") -> str:

@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
 
 
 def test_the_most_important_cells_come_first_and_differ_in_one_setting() -> None:
-    cells = load("gpu_cells").list_cells()
+    cells = load("gpu_bench.cells").list_cells()
     names = [cell.name for cell in cells]
     assert names[:4] == [
         "ours/425M/AR/default", "ours/425M/MDM/default", "ours/1143M/AR/default", "ours/1143M/MDM/default",
@@ -48,7 +48,7 @@ def test_the_most_important_cells_come_first_and_differ_in_one_setting() -> None
 
 
 def test_every_kind_of_cell_takes_a_step_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu_cells = load("gpu_cells")
+    gpu_cells = load("gpu_bench.cells")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     losses, skipped = {}, {}
     for cell in gpu_cells.list_cells(["tiny"]):
@@ -78,7 +78,7 @@ class nothing:  # noqa: N801
 
 
 def test_the_other_sides_compute_the_logits_of_our_model() -> None:
-    gpu_cells, baselines = load("gpu_cells"), load("gpu_baselines")
+    gpu_cells, baselines = load("gpu_bench.cells"), load("gpu_bench.baselines")
     model = gpu_cells.make_model("tiny")
     ours = Gpt(model).eval()
     init_weights(ours, 0)
@@ -135,7 +135,7 @@ def test_a_worker_that_crashes_or_hangs_fails_one_cell_only(tmp_path: Path) -> N
 
 
 def test_predictions_are_printed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu, gpu_cells = load("gpu"), load("gpu_cells")
+    gpu, gpu_cells = load("gpu"), load("gpu_bench.cells")
     assert gpu.main(["--predict", "--hardware", "H200", "--sizes", "425M"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("predicted, not measured: H200")
@@ -154,7 +154,7 @@ def test_predictions_are_printed_without_a_gpu(capsys: pytest.CaptureFixture[str
 def test_gradients_match_float64_and_a_wrong_weight_fails(
     objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parity = load("gpu_parity")
+    parity = load("gpu_bench.parity")
     assert parity.check_gradients(objective, "float32", CPU, {})["status"] == "passed"
     build = parity.build_engine
 
@@ -169,7 +169,7 @@ def test_gradients_match_float64_and_a_wrong_weight_fails(
 
 
 def test_resuming_is_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    parity = load("gpu_parity")
+    parity = load("gpu_bench.parity")
     assert parity.check_resume("autoregressive", CPU)["status"] == "passed"
     assert parity.check_graph("autoregressive", CPU)["detail"] == "needs CUDA"
     # an engine that loads nothing
@@ -180,13 +180,13 @@ def test_resuming_is_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_two_ranks_equal_one() -> None:
-    assert load("gpu_parity").check_ranks(CPU)["status"] == "passed"
+    assert load("gpu_bench.parity").check_ranks(CPU)["status"] == "passed"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_all_checks_pass_on_a_gpu() -> None:
-    checks = load("gpu_parity").run_checks("cuda")
+    checks = load("gpu_bench.parity").run_checks("cuda")
     assert not [check for check in checks if check["status"] == "failed"]
 
 
@@ -202,8 +202,9 @@ class Refuse:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
 sys.path.insert(0, "tools/bench")
-import gpu, gpu_cells, gpu_parity, gpu_table, torch
-assert float(gpu_cells.build_step(gpu_cells.list_cells(["tiny"])[0], torch.device("cpu"), 32, 1)(0)) > 0
+import gpu, torch
+from gpu_bench import cells, parity, table
+assert float(cells.build_step(cells.list_cells(["tiny"])[0], torch.device("cpu"), 32, 1)(0)) > 0
 """
 OF_TORCH = ("torch", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec")
 

@@ -40,17 +40,17 @@ TOP_KERNELS = 8
 
 def measure_cell(cell: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one cell in this process. Raises SkippedCellError with a reason."""
-    import gpu_cells
     import torch
+    from gpu_bench import cells
 
     from megatron.plan.count import flops_per_token_executed, flops_per_token_mfu, n_params
 
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
-    gpu_cells.free_memory(device)
-    model = gpu_cells.make_model(cell.size)
-    with gpu_cells.use_kernels(cell):
+    cells.free_memory(device)
+    model = cells.make_model(cell.size)
+    with cells.use_kernels(cell):
         began = time.perf_counter()
-        step = gpu_cells.build_step(cell, device, args.seq_len, args.accumulate)
+        step = cells.build_step(cell, device, args.seq_len, args.accumulate)
         for i in range(min(WARMUP, args.steps)):
             loss = step(i)
         first_loss = float(loss)  # waits: compilation ends before the timed steps begin
@@ -61,7 +61,7 @@ def measure_cell(cell: Any, args: argparse.Namespace) -> dict[str, Any]:
         kernels, n_kernels = profile_kernels(step, device)
     tokens = cell.rows * args.seq_len * args.accumulate
     rate = tokens / median(step_s)
-    causal = cell.objective == gpu_cells.AR
+    causal = cell.objective == cells.AR
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
     hardware = find_device(name)
     executed = flops_per_token_executed(model, args.seq_len, causal, 1.0 if causal else 0.5)
@@ -150,8 +150,8 @@ def profile_kernels(step: Any, device: Any, n_steps: int = 3) -> tuple[list[dict
 
 def run_worker(args: argparse.Namespace) -> int:
     """Measure the cells named on standard input, and print a line of JSON for each."""
-    import gpu_cells
     import torch
+    from gpu_bench import cells
 
     # libraries may print to standard output, which is the protocol's: they get standard error instead
     protocol = os.fdopen(os.dup(1), "w")
@@ -159,12 +159,12 @@ def run_worker(args: argparse.Namespace) -> int:
     if args.device == "cpu":
         # "aot_eager" traces and splits graphs as on a GPU, but needs no C++ compiler and no minute per cell
         torch.compile = partial(torch.compile, backend="aot_eager")
-    cells = {cell.name: cell for cell in gpu_cells.list_cells(args.sizes)}
+    by_name = {cell.name: cell for cell in cells.list_cells(args.sizes)}
     for line in sys.stdin:
-        cell = cells[line.rstrip("\n")]
+        cell = by_name[line.rstrip("\n")]
         try:
             record = measure_cell(cell, args)
-        except gpu_cells.SkippedCellError as skipped:
+        except cells.SkippedCellError as skipped:
             record = {"cell": cell.name, "skipped": str(skipped)}
         # the bench reports any failure of a cell and measures the next
         except Exception as error:
@@ -221,14 +221,14 @@ def read_records(out: Path) -> dict[str, dict[str, Any]]:
 
 def run_cells(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Measure the cells that have no record until the time is over; append each record at once."""
-    import gpu_cells
-    from gpu_table import describe_record, format_markdown, predict_cell
+    from gpu_bench import cells
+    from gpu_bench.table import describe_record, format_markdown, predict_cell
 
     args.out.mkdir(parents=True, exist_ok=True)
     records, worker = read_records(args.out), Worker(argv)
     deadline = time.monotonic() + 60.0 * args.minutes
     try:
-        for cell in gpu_cells.list_cells(args.sizes):
+        for cell in cells.list_cells(args.sizes):
             if cell.name in records or (args.only and not any(word in cell.name for word in args.only)):
                 continue
             left = deadline - time.monotonic()
@@ -256,7 +256,7 @@ def expect_seconds(cell: Any, args: argparse.Namespace) -> float:
     """Return a rough time of a cell, from the prediction for an H100; little on a CPU."""
     if args.device != "cuda":
         return 0.0
-    from gpu_table import predict_cell
+    from gpu_bench.table import predict_cell
 
     expected = predict_cell(cell, "H100", args.seq_len, args.accumulate)
     assert expected is not None, "the H100 is listed"
@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.worker:
         return run_worker(args)
     if args.predict:
-        from gpu_table import print_predictions
+        from gpu_bench.table import print_predictions
 
         try:
             print_predictions(args.hardware, args.sizes, args.seq_len, args.accumulate)
@@ -335,13 +335,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = {} if args.no_cells else run_cells(args, words)
     status = 0
     if args.parity:
-        import gpu_parity  # in the same folder
+        from gpu_bench import parity
 
         args.out.mkdir(parents=True, exist_ok=True)
-        checks = gpu_parity.run_checks(args.device)
+        checks = parity.run_checks(args.device)
         (args.out / PARITY).write_text(json.dumps(checks, indent=1) + "\n", encoding="utf-8")
         for check in checks:
-            print(gpu_parity.describe_check(check))
+            print(parity.describe_check(check))
         status = int(any(check["status"] == "failed" for check in checks))
     failed = [name for name, record in records.items() if "failed" in record]
     print(f"results: {args.out}, {len(records)} cells" + (f", failed: {', '.join(failed)}" if failed else ""))

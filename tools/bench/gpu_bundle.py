@@ -1,12 +1,11 @@
 """Bundle the wheels that the GPU bench needs, for a machine without a network that has torch with CUDA.
 
-    python tools/bench/gpu_bundle.py make build/gpu_bundle        # on a machine with pip's registry
-    python3 tools/bench/gpu_bundle.py run build/gpu_bundle -- --out gpu_bench            # on the GPU machine
-    python3 tools/bench/gpu_bundle.py run build/gpu_bundle -- --out gpu_bench --parity
+    python tools/bench/gpu_bundle.py make --out build/gpu_bundle        # where pip's registry can be reached
+    python3 tools/bench/gpu_bundle.py run --bundle build/gpu_bundle -- --out gpu_bench --parity
 
 `make` downloads wheels for CPython 3.12 on Linux x86_64 and builds those of packages without one. `run`
 installs what the machine lacks into BUNDLE/site, builds megatron._csrc in the checkout with the machine's C++
-compiler, and runs gpu.py with the arguments after `--`. It imports only Python's standard library.
+compiler, and runs gpu.py with the arguments after `--`. Neither needs an installed package but pip.
 """
 
 import argparse
@@ -19,6 +18,9 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # the package is not installed on the GPU machine
+from megatron.command import create_parser, report_error, run_main  # noqa: E402
+
 PYTHON = "3.12"
 PLATFORMS = (
     "manylinux_2_28_x86_64",
@@ -49,8 +51,8 @@ def read_pins() -> dict[str, str]:
     """Return the versions in requirements.txt by lower-case name."""
     pins = {}
     for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
-        name, found, version = line.partition("#")[0].strip().partition("==")
-        if found:
+        name, separator, version = line.partition("#")[0].strip().partition("==")
+        if separator:
             pins[name.lower()] = version
     return pins
 
@@ -99,27 +101,42 @@ def run_bench(bundle: Path, words: Sequence[str]) -> int:
     return subprocess.run(bench, env=environment, check=False).returncode
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """Build the argument parser."""
+    parser = create_parser(__doc__)
+    parser.add_argument("action", choices=("make", "run"), help="make the bundle, or run the bench with it")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="make: folder for the wheels")
+    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="run: the folder of `make`")
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the arguments; `words` are those of gpu.py, after `--`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    args = build_parser().parse_args(words[:end])
+    args.words = words[end + 1 :]
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a bundle, or run the bench from it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("action", choices=("make", "run"), help="make the bundle, or run the bench with it")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder of wheels")
-    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="arguments of gpu.py, after --")
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
     try:
+        folder = args.out if args.action == "make" else args.bundle
+        if folder is None:
+            option = "--out" if args.action == "make" else "--bundle"
+            raise ValueError(f"{option}: missing. Name the folder of wheels.")
         if args.action == "run":
-            return run_bench(args.bundle, args.words)
-        make_bundle(args.bundle)
-    except (OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    wheels = sorted(args.bundle.glob("*.whl"))
+            return run_bench(folder, args.words)
+        make_bundle(folder)
+    except (OSError, RuntimeError, ValueError) as error:
+        return report_error(error)
+    wheels = sorted(folder.glob("*.whl"))
     megabytes = sum(wheel.stat().st_size for wheel in wheels) / 1e6
-    print(f"bundle: {args.bundle}, {len(wheels)} wheels, {megabytes:.1f} MB")
+    print(f"bundle: {folder}, {len(wheels)} wheels, {megabytes:.1f} MB")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_main(main)

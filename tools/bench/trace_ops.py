@@ -249,11 +249,11 @@ def trace_step(
     objective = make_objective(objective_name, model)
     task = make_task(objective, model, rows, seq_len)
     storages: dict[int, int] = {}
-    kept: list[Tensor] = []  # references, so that no storage address is reused
+    references: list[Tensor] = []  # so that no storage address is reused
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.shape not in weight_shapes:
-            kept.append(tensor)
+            references.append(tensor)
             storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 

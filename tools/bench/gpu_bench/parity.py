@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gpu_cells  # in the same folder
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from gpu_baselines import NanoGpt, load_our_weights
 from torch import Tensor
 
+from gpu_bench import cells
+from gpu_bench.baselines import NanoGpt, load_our_weights
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.initialization import init_weights
@@ -36,6 +36,7 @@ OPTIM = OptimConfig(lr=1e-3)
 TOLERANCES = {"float32": (1e-5, 1e-3), "bfloat16": (2e-3, 4e-2)}
 RANK_TOLERANCE = 1e-5
 RANK_TIMEOUT_S = 180
+BENCH = str(Path(__file__).resolve().parents[1])  # where the ranks find the package of this file
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 Check = dict[str, Any]
@@ -49,18 +50,12 @@ def run_checks(device_name: str) -> list[Check]:
             lambda objective=objective, dtype=dtype, dist=dist: check_gradients(
                 objective, dtype, device, dist
             )
-            for objective in (gpu_cells.AR, gpu_cells.MD)
+            for objective in (cells.AR, cells.MD)
             for dtype in TOLERANCES
             for dist in list_variants(device)
         ),
-        *(
-            lambda objective=objective: check_resume(objective, device)
-            for objective in (gpu_cells.AR, gpu_cells.MD)
-        ),
-        *(
-            lambda objective=objective: check_graph(objective, device)
-            for objective in (gpu_cells.AR, gpu_cells.MD)
-        ),
+        *(lambda objective=objective: check_resume(objective, device) for objective in (cells.AR, cells.MD)),
+        *(lambda objective=objective: check_graph(objective, device) for objective in (cells.AR, cells.MD)),
         lambda: check_ranks(device),
     ]
     results = []
@@ -80,15 +75,15 @@ def describe_check(check: Check) -> str:
 
 def list_variants(device: torch.device) -> list[dict[str, Any]]:
     """Return the settings under which gradients are compared: the defaults and, on a GPU, eager steps."""
-    compiled = device.type == "cuda" and gpu_cells.is_default_on("compile")
+    compiled = device.type == "cuda" and cells.is_default_on("compile")
     return [{}, {"compile": False}] if compiled else [{}]
 
 
 def make_task(objective: str, step: int = 0) -> Task:
     """Return a task of random tokens."""
-    tokens = gpu_cells.draw_tokens(MODEL, ROWS, SEQ_LEN, step)
+    tokens = cells.draw_tokens(MODEL, ROWS, SEQ_LEN, step)
     numbers = np.arange(step * ROWS, (step + 1) * ROWS)
-    return gpu_cells.make_objective(objective, MODEL.n_tokens).corrupt(tokens, numbers)
+    return cells.make_objective(objective, MODEL.n_tokens).corrupt(tokens, numbers)
 
 
 def build_engine(objective: str, world: World, **dist: Any) -> TorchEngine:
@@ -96,7 +91,7 @@ def build_engine(objective: str, world: World, **dist: Any) -> TorchEngine:
     network = Gpt(MODEL)
     init_weights(network, 0)
     config = DistConfig(cpu_only=world.device.type != "cuda", **dist)
-    return TorchEngine(network, causal=objective == gpu_cells.AR, dist=config, optim=OPTIM, world=world)
+    return TorchEngine(network, causal=objective == cells.AR, dist=config, optim=OPTIM, world=world)
 
 
 def compute_reference(objective: str) -> tuple[float, dict[str, Tensor]]:
@@ -106,7 +101,7 @@ def compute_reference(objective: str) -> tuple[float, dict[str, Tensor]]:
     load_our_weights(network, ours)
     network = network.double()
     task = make_task(objective)
-    logits = network(task.inputs, causal=objective == gpu_cells.AR).flatten(0, 1)
+    logits = network(task.inputs, causal=objective == cells.AR).flatten(0, 1)
     rows = logits if task.positions is None else logits[task.positions]
     nats = F.cross_entropy(rows, task.targets, reduction="none")
     total = (nats if task.scale is None else nats * task.scale.double()).sum()
@@ -119,7 +114,7 @@ def compute_reference(objective: str) -> tuple[float, dict[str, Tensor]]:
 def check_gradients(objective: str, dtype: str, device: torch.device, dist: dict[str, Any]) -> Check:
     """Compare the loss and every gradient on the device with float64."""
     settings = "".join(f" {key}={value}" for key, value in dist.items())
-    name = f"{gpu_cells.SHORT[objective]} {dtype}{settings} against float64"
+    name = f"{cells.SHORT[objective]} {dtype}{settings} against float64"
     nats, gradients = compute_reference(objective)
     engine = build_engine(objective, World(0, 1, 0, device), dtype=dtype, **dist)
     task = make_task(objective).to(device)
@@ -171,7 +166,7 @@ def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def check_resume(objective: str, device: torch.device) -> Check:
     """Compare 4 steps with 2 steps, a state dictionary loaded by another engine, and 2 steps: bit for bit."""
-    name = f"{gpu_cells.SHORT[objective]} resumed equals uninterrupted"
+    name = f"{cells.SHORT[objective]} resumed equals uninterrupted"
     world = World(0, 1, 0, device)
     with use_deterministic_kernels():
         runs = []
@@ -191,10 +186,10 @@ def check_resume(objective: str, device: torch.device) -> Check:
 
 def check_graph(objective: str, device: torch.device) -> Check:
     """Compare steps replayed from a CUDA graph with eager ones."""
-    name = f"{gpu_cells.SHORT[objective]} graph replay equals eager"
+    name = f"{cells.SHORT[objective]} graph replay equals eager"
     if device.type != "cuda":
         return {"name": name, "status": SKIPPED, "detail": "needs CUDA"}
-    if not gpu_cells.has_dist_key("cuda_graphs"):
+    if not cells.has_dist_key("cuda_graphs"):
         return {"name": name, "status": SKIPPED, "detail": "this code has no option dist.cuda_graphs"}
     world = World(0, 1, 0, device)
     with use_deterministic_kernels():
@@ -232,7 +227,9 @@ def run_ranks(n: int, device: torch.device, out: Path) -> list[float]:
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, __file__, device.type, str(out)]
-        processes.append(subprocess.Popen(command, env=os.environ | ranks | address))
+        path = os.pathsep.join([BENCH, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | ranks | address | {"PYTHONPATH": path}
+        processes.append(subprocess.Popen(command, env=environment))
     try:
         statuses = [process.wait(RANK_TIMEOUT_S) for process in processes]
     finally:
@@ -253,11 +250,9 @@ def run_rank(device_name: str, out: Path) -> None:
         engine = TorchEngine(network, causal=True, dist=dist, optim=OPTIM, world=world)
         losses = []
         for step in range(3):
-            tokens = gpu_cells.draw_tokens(MODEL, rows, SEQ_LEN, step)
+            tokens = cells.draw_tokens(MODEL, rows, SEQ_LEN, step)
             part = slice(world.rank * rows // world.n_ranks, (world.rank + 1) * rows // world.n_ranks)
-            task = gpu_cells.make_objective(gpu_cells.AR, MODEL.n_tokens).corrupt(
-                tokens[part], np.arange(rows)[part]
-            )
+            task = cells.make_objective(cells.AR, MODEL.n_tokens).corrupt(tokens[part], np.arange(rows)[part])
             report = engine.step([task], OPTIM.lr)
             total = report.loss_sum.clone()
             if world.n_ranks > 1:

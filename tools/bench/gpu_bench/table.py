@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-import gpu_cells  # in the same folder
-
+from gpu_bench import cells
 from megatron.plan.hardware import find_device
 from megatron.plan.roofline import EAGER, StepTime, predict_step
 from megatron.terminal import format_table
@@ -20,9 +19,9 @@ def predict_cell(cell: Any, hardware: str, seq_len: int, accumulate: int) -> Ste
         return None
     tokens = cell.rows * seq_len
     return predict_step(
-        gpu_cells.make_model(cell.size),
+        cells.make_model(cell.size),
         seq_len,
-        cell.objective == gpu_cells.AR,
+        cell.objective == cells.AR,
         device,
         cell.predicted,
         microbatch_tokens=tokens,
@@ -70,7 +69,7 @@ def describe_record(record: dict[str, Any]) -> str:
 
 def format_markdown(records: dict[str, dict[str, Any]], sizes: list[str] | None, seq_len: int) -> str:
     """Return the table for benchmarks.md, and the ratios to the other sides of the same run."""
-    ordered = [records[cell.name] for cell in gpu_cells.list_cells(sizes) if cell.name in records]
+    ordered = [records[cell.name] for cell in cells.list_cells(sizes) if cell.name in records]
     lines = [f"| {' | '.join(HEAD)} |", f"| {' | '.join('---' for _ in HEAD)} |"]
     lines += [f"| {' | '.join(format_row(record))} |" for record in ordered]
     for record in ordered:
@@ -90,7 +89,7 @@ def print_predictions(hardware: str, sizes: list[str] | None, seq_len: int, accu
     Raises ValueError for an unknown GPU.
     """
     rows = []
-    for cell in gpu_cells.list_cells(sizes):
+    for cell in cells.list_cells(sizes):
         step = predict_cell(cell, hardware, seq_len, accumulate)
         if step is None:
             raise ValueError(f"--hardware: got {hardware}, expected a GPU in megatron/plan/hardware.py.")

@@ -10,9 +10,9 @@ from unittest import mock
 
 import numpy as np
 import torch
-from gpu_baselines import NanoGpt, build_llama, build_plain_step  # in the same folder
 from torch import Tensor, nn
 
+from gpu_bench.baselines import NanoGpt, build_llama, build_plain_step
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
