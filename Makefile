@@ -6,6 +6,7 @@
 # make site                      build the guides as a searchable site in build/site
 # make bench-smoke               run a reduced form of every CPU bench, and store the results
 # make bench-compare BASE=COMMIT [HEAD=COMMIT] [LOSS=10%] [RUN=1]   compare two commits; RUN=1 measures both
+# make bench-gpu                 measure training steps on a GPU, 10 minutes; again: the cells that are missing
 # make lint                      run ruff, mypy, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
@@ -17,7 +18,7 @@ HISTORY ?= bench_history.jsonl
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all bench-smoke bench-compare lint check docs site clean
+.PHONY: quickstart test test-all bench-smoke bench-compare bench-gpu lint check docs site clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -42,6 +43,10 @@ lint: $(READY)
 	mypy
 	shellcheck $$(git ls-files '*.sh') .ci/run
 	hadolint Dockerfile
+
+# results: build/gpu_bench. Without a network: tools/bench/gpu_bundle.py
+bench-gpu: $(READY)
+	python tools/bench/gpu.py --out build/gpu_bench --parity --minutes 9
 
 docs: $(READY)
 	python tools/config_reference.py

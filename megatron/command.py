@@ -3,6 +3,7 @@
 import argparse
 import errno
 import importlib.util
+import math
 import os
 import re
 import signal
@@ -162,6 +163,18 @@ def add_action(actions: Any, name: str, what: str, example: str) -> argparse.Arg
         epilog=f"example:\n    {_replace_commands(example)}",
         formatter_class=create_formatter,
     )
+
+
+def positive_float(word: str) -> float:
+    """Parse a finite number above 0 (an argparse type)."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = 0.0
+    # false for NaN as well
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"got '{word}', expected a number above 0")
+    return number
 
 
 def positive_int(word: str) -> int:

@@ -1,6 +1,7 @@
 """Write the report of a study as one HTML page that works offline.
 
 python tools/make_report.py experiments/quickstart
+python tools/make_report.py experiments/quickstart --price-per-hour 2.5 --currency EUR
 python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG, PDF and SVG of each
 """
 
@@ -35,6 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="also write each figure as PNG, PDF and SVG and its data as JSON (requires kaleido, chromium)",
     )
+    from megatron.study.tariff import add_tariff_options
+
+    add_tariff_options(parser.add_argument_group("cost"))
     return parser
 
 
@@ -58,9 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.report.export import export_figures
     from megatron.report.report import make_colours, make_figures, write_report
     from megatron.report.study_data import read_study
+    from megatron.study.tariff import read_tariff
 
     try:
-        path = write_report(args.study_dir, args.out)
+        path = write_report(args.study_dir, args.out, read_tariff(args))
         paths = []
         if args.figures:
             study = read_study(args.study_dir)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
-from megatron.study.price import GPU_MFU, Speed, estimate_speed
+from megatron.study.price import AnySpeed, estimate_speed
 from megatron.study.price_table import format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
+from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
 from megatron.terminal import escape_controls
 
 
@@ -63,7 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="GPU to price for, e.g. H100; default: time a few steps of the smallest and largest model here",
     )
     price.add_argument(
-        "--mfu", type=float, default=GPU_MFU, metavar="SHARE", help="share of the GPU's peak that runs reach"
+        "--mfu",
+        type=float,
+        metavar="SHARE",
+        help="with --hardware: share of the peak that every run reaches; default: by size, from a roofline",
     )
     price.add_argument(
         "--tflops", type=float, metavar="TFLOPS", help="sustained TFLOP/s of one run, for the expected time"
@@ -73,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also print unique tokens, batch, learning rate and FLOPs by other conventions",
     )
+    add_tariff_options(price)
     return parser
 
 
@@ -89,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     # called after `study` is read below; `probe` runs only where nothing else gives the speed
-    def price_runs(runs: Sequence[PlannedRun]) -> Speed:
+    def price_runs(runs: Sequence[PlannedRun]) -> AnySpeed:
         elsewhere = args.launcher == "slurm"
         return estimate_speed(
             runs,
@@ -107,7 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = expand_study(study)
             # for other hardware the number of GPUs is not known, so one run at a time
             jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
-            print(format_price_table(runs, price_runs(runs), jobs, args.gpus_per_run, args.details))
+            tariff = fill_watts(read_tariff(args), args.hardware)
+            speed = price_runs(runs)
+            print(format_price_table(runs, speed, jobs, args.gpus_per_run, args.details, tariff))
             return 0
         outcome = run_sweep(study, options, price_runs)
     except (OSError, ValueError) as error:

@@ -1,33 +1,57 @@
-"""Peak performance of devices, from their data sheets."""
+"""Devices: peak performance, memory bandwidth and power, from their data sheets."""
 
 import re
+from dataclasses import dataclass
 
-# Dense bf16 matrix products, TFLOP/s. PCIe cards are slower than SXM modules of the same name.
-PEAK_TFLOPS = {
-    "A100": 312.0,
-    "H100": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H200": 989.0,
-    "GH200": 989.0,
-    "H200 NVL": 835.0,
-    "B200": 2250.0,
-    "GB200": 2250.0,
-    "MI300X": 1300.0,
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One GPU.
+
+    peak_tflops    dense bf16 matrix products
+    bandwidth_tbs  TB/s of device memory
+    watts          board power limit (TDP), without the host
+    """
+
+    peak_tflops: float
+    bandwidth_tbs: float
+    watts: float
+
+
+# From the vendors' data sheets. PCIe cards are slower than SXM modules of the same name. A100: 80 GB on SXM.
+# GB200: one of its two GPUs. Power limits that can be configured are the highest ones.
+DEVICES = {
+    "A100": DeviceSpec(312.0, 2.039, 400.0),
+    "H100": DeviceSpec(989.0, 3.35, 700.0),
+    "H100 PCIe": DeviceSpec(756.0, 2.0, 350.0),
+    "H100 NVL": DeviceSpec(835.0, 3.9, 400.0),
+    "H200": DeviceSpec(989.0, 4.8, 700.0),
+    "GH200": DeviceSpec(989.0, 4.0, 1000.0),
+    "H200 NVL": DeviceSpec(835.0, 4.8, 600.0),
+    "B200": DeviceSpec(2250.0, 8.0, 1000.0),
+    "GB200": DeviceSpec(2250.0, 8.0, 1200.0),
+    "MI300X": DeviceSpec(1300.0, 5.3, 750.0),
 }
+PEAK_TFLOPS = {name: device.peak_tflops for name, device in DEVICES.items()}
 
 
-def peak_tflops(device_name: str) -> float | None:
-    """Return the peak of a device, or None if it is unknown.
+def find_device(device_name: str) -> DeviceSpec | None:
+    """Return the entry of a device, or None if it is unknown.
 
     The longest key of the table that occurs in the name as whole words is used.
     """
     # "NVIDIA GH200 480GB" matches GH200 but not H200, which does not begin a word there. "NVIDIA H100 PCIe"
     # matches both H100 and H100 PCIe; the longer key is right.
     matching_keys = [
-        key for key in PEAK_TFLOPS if re.search(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])", device_name)
+        key for key in DEVICES if re.search(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])", device_name)
     ]
-    return PEAK_TFLOPS[max(matching_keys, key=len)] if matching_keys else None
+    return DEVICES[max(matching_keys, key=len)] if matching_keys else None
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Return the peak of a device, or None if it is unknown; see `find_device`."""
+    device = find_device(device_name)
+    return None if device is None else device.peak_tflops
 
 
 def compute_mfu(

@@ -22,6 +22,7 @@ from megatron.study.format import (
 )
 from megatron.study.ladder import STUDY
 from megatron.study.run_row import RunRow
+from megatron.study.tariff import Tariff, fill_watts, sum_device_seconds
 
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}
 
@@ -41,13 +42,13 @@ def collect_summary(study: Study) -> dict[str, Any]:
     }
 
 
-def collect_sections(study: Study) -> dict[str, Any]:
+def collect_sections(study: Study, tariff: Tariff | None = None) -> dict[str, Any]:
     """Return the content after the figures, except the differences."""
     return {
         "cautions": summary.list_cautions(study),
         "runs": [collect_run(study, row) for row in study.rows],
         "commands": list_commands(study),
-        "facts": list_facts(study),
+        "facts": list_facts(study, tariff),
     }
 
 
@@ -200,18 +201,31 @@ def list_commands(study: Study) -> list[str]:
     ]
 
 
-def list_facts(study: Study) -> list[tuple[str, str]]:
-    """Return (name, value) of the software, hardware and seeds of the runs."""
+def list_facts(study: Study, tariff: Tariff | None = None) -> list[tuple[str, str]]:
+    """Return (name, value) of the software, hardware, cost and seeds of the runs."""
     done = study.finished_rows()
     facts = [
         (name, _join_distinct(result.get(key) for result in study.results))
         for name, key in (("hardware", "hardware"), ("torch", "torch"), ("code (git)", "git"))
     ]
+    facts.append(("cost", describe_cost(study, tariff or Tariff())))
     facts.append(("seeds", _join_distinct(row.seed for row in done)))
     facts.append(("sequence length", _join_distinct(row.seq_len for row in done)))
     if study.law is not None:
         facts.append(("table fitted, sha256", (study.law.table or {}).get("sha256", "")))
     return [(name, value) for name, value in facts if value]
+
+
+def describe_cost(study: Study, tariff: Tariff) -> str:
+    """Return the device time, money and energy of the finished runs; empty without a price or a power."""
+    seconds, hardware = sum_device_seconds(study.results)
+    tariff = fill_watts(tariff, hardware)
+    if not tariff.is_known or not seconds:
+        return ""
+    # a GPU that no option names is listed with its power limit
+    text = tariff.describe(seconds, "device" if (hardware or "CPU").startswith("CPU") else "GPU")
+    branched = any(row.trunk not in (None, "", row.run) for row in study.finished_rows())
+    return f"{text}{', shared steps counted in each run' if branched else ''}"
 
 
 def _join_distinct(values: Iterable[Any]) -> str:

@@ -24,23 +24,26 @@ from megatron.report.figures.plot import Figure, make_template, read_plotly_js
 from megatron.report.palette import make_palette
 from megatron.report.study_data import Study, read_study
 from megatron.report.templating import render_template
+from megatron.study.tariff import Tariff
 
 
-def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
+def write_report(study_dir: str | Path, out: str | Path | None = None, tariff: Tariff | None = None) -> Path:
     """Write the page of a study atomically to `out` (default: `<study_dir>/report.html`).
+
+    tariff   price and power of a device, for the cost on the page; default: power limits of listed GPUs
 
     Raises FileNotFoundError if there is no such study.
     """
     study = read_study(study_dir)
     path = Path(out or study.folder / "report.html")
-    text = render_page(study)
+    text = render_page(study, tariff)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text)
     return path
 
 
-def render_page(study: Study) -> str:
-    """Return the whole page as HTML."""
+def render_page(study: Study, tariff: Tariff | None = None) -> str:
+    """Return the whole page as HTML; the tariff is that of `write_report`."""
     figures = make_figures(study)
     # the blind figure belongs to the blind check at the top of the page
     leading = [figure for figure in figures if figure.key == "blind"]
@@ -52,7 +55,7 @@ def render_page(study: Study) -> str:
         leading=leading,
         differences=list_differences(study),
         **page_content.collect_summary(study),
-        **page_content.collect_sections(study),
+        **page_content.collect_sections(study, tariff),
         **collect_figures(others, make_colours(study), leading),
     )
 

@@ -1,9 +1,9 @@
-"""Estimate of a run's wall time, from the study's finished runs or from timed steps of two models.
+"""Estimate of a run's wall time: from finished runs, a named GPU's roofline, or timed steps of two models.
 
-Seconds of a run = process start-up + steps x fixed cost + FLOPs / rate, including the FLOPs of scoring.
+On a CPU, seconds of a run = process start-up + steps x fixed cost + FLOPs / rate, including the FLOPs of
+scoring. On a GPU the time of each size follows from its roofline (roofline_price.py).
 """
 
-import contextlib
 import math
 import subprocess
 from collections.abc import Callable, Sequence
@@ -13,17 +13,14 @@ import numpy as np
 
 from megatron.config.presets import suggest_nearest
 from megatron.io import read_json
-from megatron.plan.datapaths import SYNTHETIC, read_corpora
-from megatron.plan.exposure import count_epoch_samples
-from megatron.plan.hardware import PEAK_TFLOPS, peak_tflops
+from megatron.plan.hardware import PEAK_TFLOPS, find_device
 from megatron.run_dir import RESULT
 from megatron.study.ladder import PlannedRun
 from megatron.study.probe import Timing, flops_per_step
+from megatron.study.roofline_price import FinishedRun, RooflineSpeed, build_roofline_speed
+from megatron.study.scoring import scoring_flops
 
 STARTUP_S = 6.0  # default for one process: imports, building the model, opening files
-FORWARD_SHARE = 1 / 3  # of a training step's FLOPs
-SYNTHETIC_SAMPLES = 64  # number of held-out samples of random tokens
-GPU_MFU = 0.4
 GPU_STEP_S = 0.02  # minimum time of a step; small models are limited by kernel launches
 
 
@@ -42,30 +39,7 @@ class Speed:
         return self.startup_s + run.trained_steps * self.step_s + flops / self.flops_per_s
 
 
-def scoring_flops(run: PlannedRun) -> float:
-    """Return the FLOPs of a run's held-out losses: the final one and those during training."""
-    config, plan = run.config, run.plan
-    if config.dataset.path_eval is None:
-        return 0.0
-    n_samples = SYNTHETIC_SAMPLES
-    if config.dataset.path_eval != SYNTHETIC:
-        n_samples = 0
-        with contextlib.suppress(OSError, ValueError):  # missing text is reported by the run
-            corpora = read_corpora(config.dataset.path_eval)
-            n_samples = sum(count_epoch_samples(corpus.prefix, plan.seq_len) for corpus in corpora)
-    n_samples = min(n_samples, config.evaluation.max_samples or n_samples)
-    # one forward pass per mask sample for masked diffusion
-    n_masks = 1 if plan.objective == "autoregressive" else config.evaluation.num_mc
-    # the final loss is at n_steps; a set, since a checkpoint and a validation can coincide
-    at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
-    for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
-        # range stops before n_steps, which is in the set already
-        at |= set(range(every, plan.n_steps, every)) if every else set()
-    # a branch scores only after its branch point
-    # Example: a branch at 400 of 500 steps that scores every 100 steps scores at 500 only, not again at 100
-    # ... 400.
-    n_times = sum(step > plan.n_steps - run.trained_steps for step in at)
-    return FORWARD_SHARE * plan.flops_per_token * n_samples * plan.seq_len * n_masks * n_times
+AnySpeed = Speed | RooflineSpeed
 
 
 def list_gpu_names() -> list[str]:
@@ -100,30 +74,29 @@ def estimate_speed(
     tflops: float | None = None,
     hardware: str | None = None,
     gpus_per_run: int = 1,
-    mfu: float = GPU_MFU,
+    mfu: float | None = None,
     remote: bool = False,
     probe: Callable[[], Sequence[Timing]] | None = None,
-) -> Speed:
+) -> AnySpeed:
     """Estimate the speed of runs.
 
-    In order of precedence: `tflops` sustained, `mfu` times the peak of `hardware` on each GPU, the study's
-    finished runs if they span several sizes, the timings measured by `probe`.
+    In order of precedence: `tflops` sustained; `mfu` times the peak of `hardware` on each GPU; the roofline
+    of `hardware`, corrected by runs that finished on such a GPU; the roofline of the GPU on which runs of the
+    study finished, corrected by them; finished runs if they span several sizes; timings measured by `probe`.
     For `remote` runs nothing is timed on this machine. Without any basis the speed is NaN.
     Raises ValueError for hardware of unknown peak.
     """
     if tflops is not None:
         return Speed(tflops * 1e12, 0.0, f"{tflops:g} TFLOP/s sustained, as given")
-    if hardware is not None:
-        peak = peak_tflops(hardware)
-        if peak is None:
-            raise ValueError(
-                f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(PEAK_TFLOPS))}"
-            )
-        words = f"{mfu:.0%} of the {peak:g} TFLOP/s of {'each ' if gpus_per_run > 1 else ''}{hardware}"
-        return Speed(mfu * peak * 1e12 * gpus_per_run, GPU_STEP_S, words)
     finished = _find_finished(runs)
+    if hardware is not None:
+        return _speed_on_hardware(runs, hardware, gpus_per_run, mfu, finished)
+    gpus = {entry.hardware for entry in finished}
+    device = find_device(next(iter(gpus))) if len(gpus) == 1 else None
+    if device is not None:
+        return build_roofline_speed(runs, gpus.pop(), device, gpus_per_run, finished)
     # with a single size the fixed cost and the rate cannot be separated, so timings are preferred
-    spans = len({flops_per_step(run) for run, _ in finished}) > 1
+    spans = len({flops_per_step(entry.run) for entry in finished}) > 1
     if finished and (spans or remote or probe is None):
         return _speed_from_finished(finished)
     # a measurement on this machine would describe other hardware than that of the runs
@@ -137,6 +110,27 @@ def estimate_speed(
     return Speed(
         math.nan, 0.0, "no measurement: no step could be timed on this machine; name the GPU with --hardware"
     )
+
+
+def _speed_on_hardware(
+    runs: Sequence[PlannedRun],
+    hardware: str,
+    gpus_per_run: int,
+    mfu: float | None,
+    finished: Sequence[FinishedRun],
+) -> AnySpeed:
+    """Return the speed on a named GPU."""
+    device = find_device(hardware)
+    if device is None:
+        raise ValueError(
+            f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(PEAK_TFLOPS))}"
+        )
+    if mfu is None:
+        same = [entry for entry in finished if find_device(entry.hardware) is device]
+        return build_roofline_speed(runs, hardware, device, gpus_per_run, same)
+    prefix = "each " if gpus_per_run > 1 else ""
+    words = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {prefix}{hardware}, as given"
+    return Speed(mfu * device.peak_tflops * 1e12 * gpus_per_run, GPU_STEP_S, words)
 
 
 def speed_from_timings(timings: Sequence[Timing]) -> Speed:
@@ -160,25 +154,26 @@ def speed_from_timings(timings: Sequence[Timing]) -> Speed:
     return Speed(rate, step_s, basis, startup_s)
 
 
-def _find_finished(runs: Sequence[PlannedRun]) -> list[tuple[PlannedRun, float]]:
+def _find_finished(runs: Sequence[PlannedRun]) -> list[FinishedRun]:
     """Return the runs that have a result, with the seconds of their training."""
     finished = []
     for run in runs:
         result = read_json(run.folder / RESULT)
         # a result of an earlier version of the run took another time
         if result and result.get("identity") == run.plan.identity and result.get("wall_s"):
-            finished.append((run, float(result["wall_s"])))
+            n_devices, hardware = int(result.get("n_ranks") or 1), str(result.get("hardware", ""))
+            finished.append(FinishedRun(run, float(result["wall_s"]), n_devices, hardware))
     return finished
 
 
-def _speed_from_finished(finished: Sequence[tuple[PlannedRun, float]]) -> Speed:
+def _speed_from_finished(finished: Sequence[FinishedRun]) -> Speed:
     """Fit the speed to finished runs, by least squares of relative errors; no fixed cost with one size."""
     # of the whole run: a branch continues the clock of its trunk, so its seconds include the shared steps
-    flops = np.array([run.plan.train_flops for run, _ in finished])
-    seconds = np.array([wall_s for _, wall_s in finished])
+    flops = np.array([entry.run.plan.train_flops for entry in finished])
+    seconds = np.array([entry.wall_s for entry in finished])
     basis = f"the {len(finished)} finished runs of this study"
-    if len({flops_per_step(run) for run, _ in finished}) > 1:
-        steps = np.array([run.plan.n_steps for run, _ in finished], dtype=float)
+    if len({flops_per_step(entry.run) for entry in finished}) > 1:
+        steps = np.array([entry.run.plan.n_steps for entry in finished], dtype=float)
         scale = np.array([steps.max(), flops.max()])
         # columns scaled to 1 and rows divided by the time: relative errors, well conditioned
         # minimise sum (fixed s_i + per_flop f_i - t_i)^2 / t_i^2 over coefficients >= 0, s = steps / max, f =

@@ -10,7 +10,8 @@ from megatron.plan.memory import estimate_memory
 from megatron.run_dir import is_done
 from megatron.study.format import format_duration, format_plural
 from megatron.study.ladder import PlannedRun, format_short
-from megatron.study.price import Speed, makespan
+from megatron.study.price import AnySpeed, makespan
+from megatron.study.tariff import Tariff
 from megatron.terminal import GAP, escape_controls, format_table
 
 WIDTH = 100  # columns of a terminal
@@ -24,16 +25,23 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def format_price_table(
-    runs: Sequence[PlannedRun], speed: Speed, jobs: int, gpus_per_run: int = 1, details: bool = False
+    runs: Sequence[PlannedRun],
+    speed: AnySpeed,
+    jobs: int,
+    gpus_per_run: int = 1,
+    details: bool = False,
+    tariff: Tariff | None = None,
 ) -> str:
     """Return the totals and one line per run, at most WIDTH columns wide. `details` adds a second table.
+
+    With a tariff, the totals include the time, money and energy of all devices.
 
     FLOPs are exact and for the whole training; the second table has other conventions, batch and learning
     rate. Time and totals count only the steps that are trained: a branch trains only the steps after its
     branch point.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    lines = [*_format_total(runs, waiting, speed, jobs, gpus_per_run), ""]
+    lines = [*_format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
     longest = max((speed.seconds(run) for run in runs), default=0.0)
     # the largest unit in which the longest run takes at least 2
     # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column, so that rows are comparable
@@ -47,7 +55,12 @@ def format_price_table(
 
 
 def _format_total(
-    runs: Sequence[PlannedRun], waiting: Sequence[PlannedRun], speed: Speed, jobs: int, gpus_per_run: int
+    runs: Sequence[PlannedRun],
+    waiting: Sequence[PlannedRun],
+    speed: AnySpeed,
+    jobs: int,
+    gpus_per_run: int,
+    tariff: Tariff | None,
 ) -> list[str]:
     """Return time, runs, tokens and FLOPs of the remaining runs, the time's basis, and savings by trunks."""
     seconds = [speed.seconds(run) for run in waiting]
@@ -61,6 +74,8 @@ def _format_total(
         f"{flops:.2e} FLOPs",
         f"({format_duration(sum(seconds), estimate=True)} one after another; expected from {speed.basis})",
     ]
+    if tariff is not None and tariff.is_known and (cost := tariff.describe(sum(seconds) * gpus_per_run)):
+        lines.append(cost)
     # what shared steps would cost if every run trained them
     saved = sum(run.plan.train_flops for run in waiting) - flops
     if saved:
@@ -82,7 +97,7 @@ def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
     return [f"seeds: {', '.join(shown)}"]
 
 
-def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
+def _format_row(run: PlannedRun, speed: AnySpeed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
     plan = run.plan
     seconds = speed.seconds(run)
     done = is_done(run.folder, plan.identity)

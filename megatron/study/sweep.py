@@ -16,7 +16,7 @@ from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
 from megatron.study.launchers.scheduler import SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import Speed, query_gpus
+from megatron.study.price import AnySpeed, query_gpus
 from megatron.study.price_table import format_price_table
 from megatron.study.probe import Timing, time_steps
 from megatron.terminal import LiveView
@@ -111,7 +111,7 @@ def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
 
 
 def run_sweep(
-    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], Speed]
+    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], AnySpeed]
 ) -> SweepOutcome:
     """Train every run of the study that has no result yet; a failed run does not stop the others.
 

@@ -13,7 +13,7 @@ from megatron.kernels import attention, document_mask, dropout
 from megatron.kernels.attention import scaled_dot_product_attention
 from megatron.kernels.document_mask import build_document_mask
 from megatron.kernels.dropout import attend_with_dropout
-from megatron.model import transformer
+from megatron.model import masks
 from megatron.model.initialization import init_weights
 from megatron.model.masks import document_numbers
 from megatron.model.transformer import Gpt
@@ -40,7 +40,7 @@ def dense_mask(documents: Tensor, causal: bool) -> Tensor:
 @pytest.fixture
 def triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the path of a GPU on this machine's device."""
-    for module in (attention, document_mask, dropout, transformer):
+    for module in (attention, document_mask, dropout, masks):
         monkeypatch.setattr(module, "can_use_triton_attention", lambda *_: True)
 
 
@@ -124,7 +124,7 @@ def test_a_model_with_documents_dropout_and_shared_heads_is_the_same_without_den
     key = torch.tensor([7, 8], device=DEVICE)
     results = []
     for uses_triton in (True, False):
-        for module in (attention, dropout, transformer):
+        for module in (attention, dropout, masks):
             monkeypatch.setattr(module, "can_use_triton_attention", lambda *_, use=uses_triton: use)
         model.zero_grad()
         logits = model(tokens, True, dropout_key=key)

@@ -25,11 +25,11 @@ from megatron.study.price import (
     Speed,
     estimate_speed,
     query_gpus,
-    scoring_flops,
     speed_from_timings,
 )
 from megatron.study.price_table import format_price_table
 from megatron.study.probe import Timing, flops_per_step, time_steps
+from megatron.study.scoring import scoring_flops
 from megatron.train.build import build_objective
 
 S, ROWS = 128, 3  # 384 tokens: no weight has 384 rows, so shapes identify activations
