@@ -32,6 +32,7 @@ lint: $(READY)
 
 docs: $(READY)
 	python tools/config_reference.py
+	python tools/model_sizes.py --shell >utils/model_params.sh
 
 # mkdocs is installed only here: nothing else needs it
 site: $(READY)
