@@ -229,7 +229,8 @@ def test_download_fetches_the_two_published_datasets(root: Path, record) -> None
 
 def test_install_uses_the_active_environment_or_makes_one(root: Path, recorder: Path, record) -> None:
     words = record("examples_scaling/install.sh", VIRTUAL_ENV="/somewhere")
-    assert words[:5] == ["-m", "pip", "install", "--requirement", "requirements.txt"]
+    assert words[:6] == ["-m", "pip", "install", "--requirement", "requirements.txt", "--constraint"]
+    assert words[7:10] == ["-m", "pip", "install"] and words[-1] == "tools/check_environment.py"
     make = recorder / "make"
     make.write_text('#!/bin/bash\nprintf "%s\\n" make "$@"\n')
     make.chmod(0o755)
