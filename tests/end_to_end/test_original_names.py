@@ -274,7 +274,10 @@ def test_the_sourced_tables_are_current_and_have_the_originals_names(root: Path)
 
 
 @pytest.mark.slow
-def test_the_diffusion_recipe_trains_and_is_scored_in_a_small_form(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ar", "mdm"])
+def test_the_headline_recipe_trains_and_is_scored_in_a_small_form(
+    root: Path, tmp_path: Path, kind: str
+) -> None:
     with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 100}}) as writer:
         writer.add_document(np.random.default_rng(0).integers(0, 100, 1041))
     words = ["dist.cpu_only=true", "dist.dtype=float32", "misc.n_threads=1", "logging.tensorboard=false"]
@@ -289,7 +292,7 @@ def test_the_diffusion_recipe_trains_and_is_scored_in_a_small_form(root: Path, t
     shutil.copytree(root / "examples_scaling", checkout / "examples_scaling")
     for name in ("tools", "utils", "megatron"):
         (checkout / name).symlink_to(root / name)
-    for script, more in (("train_mdm", words), ("eval_mdm", ["--device", "cpu", "--threads", "1"])):
+    for script, more in ((f"train_{kind}", words), (f"eval_{kind}", ["--device", "cpu", "--threads", "1"])):
         command = ["bash", f"{QUICKSTART}/{script}.sh", *more]
         done = subprocess.run(
             command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=240
