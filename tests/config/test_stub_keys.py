@@ -100,9 +100,9 @@ def test_the_configuration_has_89_keys_and_the_table_names_those_that_differ() -
 def test_a_key_of_both_is_read_under_its_own_name(name: str) -> None:
     if name.startswith(HF):
         config = build_config(with_key(name, ALL[name]))
-        here = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "intermediate_size": "d_ff",
+        ours = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "intermediate_size": "d_ff",
                 "num_attention_heads": "n_heads"}[name.rpartition(".")[2]]  # fmt: skip
-        assert read(config, f"model.{here}") == ALL[name]
+        assert read(config, f"model.{ours}") == ALL[name]
     else:
         assert read(build_config(with_key(name, ALL[name])), name) == ALL[name]
 

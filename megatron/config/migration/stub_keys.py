@@ -143,10 +143,10 @@ def adopt_stub_keys(raw: Raw) -> Raw:
         keys[key] = value
     reasons: dict[str, list[str]] = {}
     for name in given:
-        key = STUB_KEYS[name]
-        if key.outcome == NO_EFFECT:
-            hint = f" (see {key.successor})" if key.successor else ""
-            reasons.setdefault(key.note, []).append(f"{name}{hint}")
+        stub_key = STUB_KEYS[name]
+        if stub_key.outcome == NO_EFFECT:
+            hint = f" (see {stub_key.successor})" if stub_key.successor else ""
+            reasons.setdefault(stub_key.note, []).append(f"{name}{hint}")
     for reason, names in reasons.items():
         log.info("no effect here, %s: %s", reason, ", ".join(names))
     return remaining
@@ -173,7 +173,7 @@ def _find_stub_keys(raw: Raw) -> Raw:
 
 def _remove(section: Raw, names: Any, place: str) -> Raw:
     """Return a copy of nested sections without the named leaves, and without sections that become empty."""
-    kept: Raw = {}
+    remaining: Raw = {}
     for key, value in section.items():
         inner = f"{place}{key}"
         if inner in names:
@@ -182,8 +182,8 @@ def _remove(section: Raw, names: Any, place: str) -> Raw:
             value = _remove(value, names, f"{inner}.")
             if not value:
                 continue
-        kept[key] = value
-    return kept
+        remaining[key] = value
+    return remaining
 
 
 def _refuse_keys(given: Raw) -> None:
