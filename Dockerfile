@@ -22,10 +22,10 @@ ENV PATH=/opt/venv/bin:$PATH
 
 # before the code, so that a change of code leaves this layer alone
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY --chown=scaling:scaling requirements.txt ./
+COPY --chown=scaling:scaling requirements.txt constraints.txt ./
 RUN python3 -m venv /opt/venv \
-    && pip install --no-cache-dir --index-url "$TORCH_INDEX" "$(grep --only-matching '^torch==[0-9.]*' requirements.txt)" \
-    && pip install --no-cache-dir --requirement requirements.txt
+    && pip install --no-cache-dir --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)" \
+    && pip install --no-cache-dir --requirement requirements.txt --constraint constraints.txt
 
 COPY --chown=scaling:scaling . .
 RUN pip install --no-cache-dir --no-build-isolation --no-deps --editable . && mkdir experiments

@@ -50,6 +50,7 @@ bench-gpu: $(READY)
 
 docs: $(READY)
 	python tools/config_reference.py
+	python tools/model_sizes.py --shell >utils/model_params.sh
 
 # mkdocs is installed only here: nothing else needs it
 site: $(READY)
@@ -61,7 +62,7 @@ check:
 	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
 # reinstalled when the pins or the C++ sources change
-$(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
+$(READY): requirements.txt constraints.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $$($(PYTHON) --version) found, expected 3.11 or newer. Run make PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, os, sysconfig; \
@@ -69,7 +70,9 @@ $(READY): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
 		{ echo "error: $(PYTHON) lacks venv or its C headers. Run apt-get install python3-venv python3-dev." >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+# a torch that is there, for another CUDA or of another version in the bounds, is kept
+	python -c 'import torch' 2>/dev/null && pins= || pins='--constraint constraints.txt'; \
+		python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt $$pins
 	python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 

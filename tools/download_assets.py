@@ -3,6 +3,7 @@
 python tools/download_assets.py c4 --split train --documents 20K --out c4
 python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
 python tools/download_assets.py slimpajama --split train --max-bytes 500M --format parquet --out slimpajama
+python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
 
@@ -15,9 +16,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import add_action, create_parser, install_stop_handlers, report_error, run_main
+from megatron.config.presets import load_epoch_tokens
 from megatron.text.arguments import parse_count
 from megatron.text.hub_assets import (
     STYLES,
@@ -30,6 +33,7 @@ from megatron.text.hub_assets import (
     fetch_folder,
     fetch_text,
 )
+from megatron.text.published_subsets import SUBSETS_REPO, VALIDATION, locate_subset
 
 FOLDERS = {
     "tokenizer": (TOKENIZER_FILES, TOKENIZER_REQUIRED),
@@ -85,7 +89,26 @@ def build_parser() -> argparse.ArgumentParser:
             "repo", metavar="NAME", help="model on the hub, for example gpt2 or Qwen/Qwen3-0.6B"
         )
         _add_common(folder)
+    _add_subset(actions)
     return parser
+
+
+def _add_subset(actions: Any) -> None:
+    example = "python tools/download_assets.py subset 100M --out data"
+    subset = add_action(actions, "subset", "download published tokens, and check how many they are", example)
+    subset.add_argument(
+        "name",
+        choices=(*load_epoch_tokens(), VALIDATION),
+        metavar="NAME",
+        help=f"100M or another name of utils/epoch_tokens.yaml, or {VALIDATION}",
+    )
+    subset.add_argument(
+        "--repo", metavar="OWNER/NAME", help=f"data set on the hub; default: the quickstart's, {SUBSETS_REPO}"
+    )
+    subset.add_argument(
+        "--prefix", metavar="PATH", help="the dataset in it, without .bin; default: the only one of that name"
+    )
+    _add_common(subset)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -118,10 +141,20 @@ def _download_assets(args: argparse.Namespace) -> None:
     )  # imported after parsing: the HTTP client is slow to import
 
     is_text = args.what in TEXT_DATASETS
+    if args.what == "subset":
+        args.repo, args.prefix = locate_subset(args.name, args.repo, args.prefix)
     # from the environment: an argument would be visible in the list of processes
     token = os.environ.get(args.token_variable) or None
-    repository = HubRepository(args.repo, "datasets" if is_text else "models", args.revision, token)
+    repository = HubRepository(
+        args.repo, "datasets" if is_text or args.what == "subset" else "models", args.revision, token
+    )
     print(f"{args.repo} at {repository.commit[:12]}", flush=True)
+    if args.what == "subset":
+        from megatron.text.published_subsets import fetch_subset
+
+        prefix, n_tokens = fetch_subset(repository, args.name, args.prefix, args.out)
+        print(f"{prefix}: {n_tokens:,} tokens", flush=True)
+        return
     if not is_text:
         for path in fetch_folder(repository, *FOLDERS[args.what], args.out):
             print(f"{path}: {path.stat().st_size:,} bytes", flush=True)

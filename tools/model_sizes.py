@@ -4,6 +4,7 @@
     python tools/model_sizes.py --n-tokens 4096 7M 14M
     python tools/model_sizes.py 117M 425M --conventions
     python tools/model_sizes.py 117M --tokens 2e9 model.tied_embedding=false model.n_kv_heads=4
+    python tools/model_sizes.py --shell
 
 A size's name is its label in the published ladder, not a count: N depends on the vocabulary and on the
 options of the model. C is the training FLOPs for --tokens tokens.
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.config.presets import load_model_sizes
+from megatron.config.presets import format_shell_tables, load_model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import merge_sections, parse_override
@@ -51,6 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--conventions",
         action="store_true",
         help="training FLOPs per token by the conventions of the literature",
+    )
+    parser.add_argument(
+        "--shell", action="store_true", help="print all sizes and published subsets as bash variables"
     )
     return parser
 
@@ -98,6 +102,9 @@ def format_conventions(shapes: Mapping[str, ModelConfig], seq_len: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     args = parse_args(argv)
+    if args.shell:
+        print(format_shell_tables(), end="")
+        return 0
     options = [word for word in args.words if "=" in word]
     names = [word for word in args.words if "=" not in word] or list(load_model_sizes())
     columns = ("d_model", "d_ff", "d_head", "n_heads", "n_layers")

@@ -27,8 +27,11 @@ gc.set_threshold(100_000)  # the default threshold rescans the imported modules,
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import create_parser, install_stop_handlers, positive_int, report_error, run_main
+from megatron.config.migration.preprocess_flags import FORMATS, add_preprocess_flags, list_ignored_flags
 from megatron.io import explain_disk_full
+from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
+from megatron.text.inputs import add_root
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 
@@ -55,8 +58,16 @@ def build_parser() -> argparse.ArgumentParser:
     files.add_argument(
         "--overwrite", action="store_true", help="replace an output of other inputs or settings"
     )
-    files.add_argument("--root", type=Path, default=Path("."), metavar="DIR", help="output folder")
-    files.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="format on disk")
+    files.add_argument(
+        "--root",
+        type=Path,
+        default=Path("."),
+        metavar="DIR",
+        help="output folder; an input that is not found is also searched there",
+    )
+    files.add_argument(
+        "--dataset-impl", choices=FORMATS, default=FORMATS[0], help=f"format on disk; always {FORMATS[0]}"
+    )
     files.add_argument(
         "--json-keys",
         nargs="+",
@@ -80,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         "10^6, 10^9 and 10^12, as in 100M; default: all",
     )
     add_tokenizer_options(parser)
+    add_preprocess_flags(parser, positive_int)
     work = parser.add_argument_group("work")
     work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of processes")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -90,13 +102,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenize, and print the size of each output."""
     args = build_parser().parse_args(argv)
+    for sentence in list_ignored_flags(args):
+        get_logger().warning("%s", sentence)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
     try:
         # a full disk is an OSError deep in a worker; this adds the folder and the space that is free
         with explain_disk_full(args.root):
             totals = preprocess(
-                args.input,
+                add_root(args.input, args.root),
                 args.root / args.output_prefix,
                 parse_tokenizer_spec(args),
                 PreprocessOptions(

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
 from megatron.config.hf import shape_from_hf
+from megatron.config.migration.stub_keys import adopt_stub_keys
 from megatron.config.presets import (
     SIZES_FILE,
     load_model_sizes,
@@ -105,6 +106,10 @@ def build_config(
     """
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: got {type(raw).__name__}, expected sections with keys")
+    try:
+        raw = adopt_stub_keys(raw)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     model = raw.get("model") or {}
     data = raw.get("dataset") or {}
     raw = {**raw, "objective": _expand_objective_alias(raw.get("objective"))} if "objective" in raw else raw

@@ -170,6 +170,12 @@ class IndexedTokens:
         return int(self._positions[sequence]) // self.dtype.itemsize
 
 
+def count_index_tokens(index: Path) -> int:
+    """Return the tokens that a .idx file lists, without its .bin. Raises ValueError if it is inconsistent."""
+    dtype, n_sequences, n_documents = _read_header(index)
+    return _check_index(index, n_sequences, n_documents, dtype)[0]
+
+
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
     """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1. `name`: origin of the ids."""
     if (

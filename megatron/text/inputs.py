@@ -68,6 +68,21 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) 
     return inputs
 
 
+def add_root(words: Sequence[str], root: Path) -> list[str]:
+    """Return the words, with those that name nothing here but something in `root` below it.
+
+    Megatron-DeepSpeed's script always reads its input from --root.
+    """
+    return [
+        str(root / word) if not _names_files(word) and _names_files(str(root / word)) else word
+        for word in words
+    ]
+
+
+def _names_files(word: str) -> bool:
+    return word == str(STDIN) or Path(word).exists() or bool(glob.glob(word, recursive=True))
+
+
 def _check_input_name(word: str, suffixes: Sequence[str]) -> None:
     """Raise ValueError for a URL and for an unsupported compression, whether the file exists or not."""
     if scheme := re.match(r"[a-z][a-z0-9+.-]*://", word):

@@ -17,7 +17,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         help="HFTokenizer: a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a name "
         "on the Hugging Face hub (gpt2 needs no network); SentencePieceTokenizer: a .model file",
     )
-    group.add_argument("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: its vocab.json")
+    group.add_argument("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: vocab.json; Bert*: vocab.txt")
     group.add_argument("--merge-file", metavar="PATH", help="GPT2BPETokenizer: its merges.txt")
     group.add_argument(
         "--vocab-size",

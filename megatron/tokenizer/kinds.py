@@ -9,7 +9,10 @@ from typing import Protocol
 from megatron.tokenizer.bpe import load_bpe_files, load_hf_tokenizer
 from megatron.tokenizer.eod import Eod, EodMixin
 
-KINDS = ("HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "Llama2cTokenizer", "NullTokenizer")
+KINDS = (
+    "HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer",
+    "BertWordPieceLowerCase", "BertWordPieceCase", "Llama2cTokenizer", "NullTokenizer",
+)  # fmt: skip
 MAX_NULL_IDS = 2**31 - 1
 
 
@@ -45,7 +48,7 @@ class TokenizerSpec:
 
     model       a folder, file or hub name (HFTokenizer), a .model file (SentencePieceTokenizer) or a
                 .bin file (Llama2cTokenizer)
-    vocab_file, merge_file   of a GPT2BPETokenizer
+    vocab_file, merge_file   of a GPT2BPETokenizer; the vocab.txt of a BertWordPiece tokenizer
     vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size is the end-of-document id
     eod_token, eod_id   end-of-document token, overrides that of the tokenizer's files (eod.py)
     """
@@ -75,6 +78,9 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
     options: dict[str, dict[str, str | int | None]] = {
         "HFTokenizer": {"--tokenizer-model": spec.model},
         "SentencePieceTokenizer": {"--tokenizer-model": spec.model},
+        "GPTSentencePieceTokenizer": {"--tokenizer-model": spec.model},
+        "BertWordPieceLowerCase": {"--vocab-file": spec.vocab_file},
+        "BertWordPieceCase": {"--vocab-file": spec.vocab_file},
         "Llama2cTokenizer": {"--tokenizer-model": spec.model},
         "GPT2BPETokenizer": {"--vocab-file": spec.vocab_file, "--merge-file": spec.merge_file},
         "NullTokenizer": {"--vocab-size": spec.vocab_size},
@@ -89,7 +95,7 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
         raise ValueError(f"{spec.kind}: {' and '.join(missing)} missing{hint}")
     if spec.kind == "HFTokenizer":
         return load_hf_tokenizer(str(spec.model))
-    if spec.kind == "SentencePieceTokenizer":
+    if spec.kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):
         return SentencePieceTokenizer(Path(str(spec.model)))
     if spec.kind == "Llama2cTokenizer":
         from megatron.tokenizer.llama2c_tokenizer import (
@@ -97,6 +103,10 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
         )
 
         return Llama2cTokenizer(Path(str(spec.model)))
+    if spec.kind in ("BertWordPieceLowerCase", "BertWordPieceCase"):
+        from megatron.tokenizer.wordpiece import WordPieceTokenizer  # imports the library
+
+        return WordPieceTokenizer(Path(str(spec.vocab_file)), spec.kind == "BertWordPieceLowerCase")
     if spec.kind == "NullTokenizer":
         assert spec.vocab_size is not None
         return NullTokenizer(spec.vocab_size)

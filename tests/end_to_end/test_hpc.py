@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,35 @@ def test_a_container_job_without_an_image_names_the_variable_to_set(
     assert not Path(submitted["RECORD"]).exists()
 
 
+def test_a_job_of_the_container_engine_passes_its_environment_file(
+    root: Path, submitted: dict[str, str]
+) -> None:
+    script = f"{HPC}/train_slurm_edf.sh"
+    failed = run_bash(root, script, **submitted)
+    assert (failed.returncode, failed.stderr) == (
+        2, "error: EDF: not set, expected an environment definition file\n"
+    )  # fmt: skip
+    settings = {"MODEL": "425M", "DATA": "/tokens/c4", "STEPS": "10", "ENGINE": "torch"}
+    done = run_bash(root, script, EDF="/work/alps.toml", **submitted, **settings)
+    assert done.returncode == 0, done.stderr
+    _, *arguments = Path(submitted["RECORD"]).read_text().splitlines()
+    assert arguments[:4] == [
+        "--kill-on-bad-exit=1",
+        "--environment=/work/alps.toml",
+        "python",
+        "tools/pretrain.py",
+    ]
+
+
+def test_the_environment_file_of_alps_mounts_the_folders_of_the_image(root: Path) -> None:
+    content = tomllib.loads((root / HPC / "alps.toml").read_text())
+    assert f"WORKDIR {content['workdir']}\n" in (root / "Dockerfile").read_text()
+    assert [mount.partition(":")[2] for mount in content["mounts"]] == ["/opt/scaling/experiments", "/tokens"]
+    assert content["annotations"]["com"]["hooks"]["aws_ofi_nccl"]["enabled"] == "true"
+    # every value of the environment and of annotations is text in this format
+    assert all(isinstance(value, str) for value in content["env"].values())
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -237,6 +267,7 @@ def test_a_container_job_without_an_image_names_the_variable_to_set(
             "error: not a Slurm job. Submit this script with sbatch.\n",
         ),
         (f"{HPC}/train_slurm_container.sh", "error: not a Slurm job. Submit this script with sbatch.\n"),
+        (f"{HPC}/train_slurm_edf.sh", "error: not a Slurm job. Submit this script with sbatch.\n"),
         ("examples_scaling/training/sweep.sh", "usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]\n"),
         (f"{HPC}/with_private_cache.sh", "usage: with_private_cache.sh COMMAND [WORD ...]\n"),
     ],

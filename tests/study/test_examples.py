@@ -9,6 +9,7 @@ from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 
 STUDIES = {
     "ladder_chinchilla": 54,
+    "ladder_chinchilla_6nd": 54,
     "ladder_epochs": 42,
     "learning_rate": 53,  # 30 + 15 + 12, of which 4 are duplicates: different rules give equal batches
     "ablations": 15,
@@ -59,6 +60,16 @@ def test_the_budgets_of_the_chinchilla_ladder_are_spent_and_the_largest_is_held_
         nearest = min((6e18, 1e19, 3e19, 1e20), key=lambda budget: abs(run.plan.train_flops / budget - 1))
         assert run.plan.train_flops == pytest.approx(nearest, rel=0.01)
         assert run.held_out == (nearest == 1e20)
+
+
+def test_the_original_form_of_the_ladder_has_one_rate_and_budgets_of_6nd(planned) -> None:
+    ours = {run.plan.size for run in planned("ladder_chinchilla")}
+    runs = planned("ladder_chinchilla_6nd")
+    assert {run.plan.size for run in runs} == ours
+    for run in runs:
+        assert run.config.optim.lr == 2e-4
+        spent = 6 * run.plan.n_params * run.plan.train_tokens
+        assert min(abs(spent / budget - 1) for budget in (6e18, 1e19, 3e19, 1e20)) < 0.001
 
 
 def test_the_data_value_ladder_has_the_published_subsets_to_a_tenth(planned) -> None:

@@ -54,7 +54,8 @@ def test_every_machine_has_megabytes_of_the_standard_library() -> None:
 
 
 def test_the_packages_are_pinned_in_the_requirements(root: Path) -> None:
-    pinned = re.findall(r"^([\w-]+)==", (root / "requirements.txt").read_text(), re.MULTILINE)
+    text = "".join((root / name).read_text() for name in ("requirements.txt", "constraints.txt"))
+    pinned = re.findall(r"^([\w-]+)==", text, re.MULTILINE)
     assert set(PACKAGES) <= set(pinned)
 
 

@@ -86,7 +86,7 @@ def test_what_it_requires_is_what_training_imports(root: Path) -> None:
     command = [sys.executable, "-c", IMPORTED]
     environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
-    text = (root / "requirements.txt").read_text()
+    text = "".join((root / name).read_text() for name in ("requirements.txt", "constraints.txt"))
     pinned = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
     required = load_tool(root / "tools" / "check_environment.py").TRAINING
     assert pinned & set(done.stdout.split()) == set(required)

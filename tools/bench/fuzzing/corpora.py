@@ -145,10 +145,10 @@ def open_tokenizers(folder: Path) -> FileCase:
 
 
 def open_other_tokenizers(folder: Path) -> FileCase:
-    """Open vocab.json with merges.txt, a SentencePiece .model and a llama2.c .bin."""
+    """Open vocab.json with merges.txt, a SentencePiece .model, a llama2.c .bin and BERT's vocab.txt."""
     import sentencepiece
 
-    from megatron.tokenizer.kinds import load_tokenizer_by_name
+    from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer, load_tokenizer_by_name
 
     pair = folder / "pair"
     pair.mkdir()
@@ -178,15 +178,19 @@ def open_other_tokenizers(folder: Path) -> FileCase:
     records = b"".join(struct.pack("<fi", -float(i), len(piece)) + piece for i, piece in enumerate(pieces))
     (folder / "t.bin").write_bytes(struct.pack("<i", 6) + records)
 
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "a", "te", "##x", "##t", "日", "x"]))
+
     def read() -> None:
-        for name in ("pair", "sp.model", "t.bin"):
-            ids = load_tokenizer_by_name(str(folder / name)).encode_batch(["a text", "日本 x", ""])
+        bert = TokenizerSpec("BertWordPieceCase", vocab_file=str(folder / "vocab.txt"))
+        tokenizers = [load_tokenizer_by_name(str(folder / name)) for name in ("pair", "sp.model", "t.bin")]
+        for tokenizer in (*tokenizers, load_tokenizer(bert)):
+            ids = tokenizer.encode_batch(["a text", "日本 x", ""])
             if len(ids) != 3:
-                raise WrongAnswerError(f"{name}: got {ids}")
+                raise WrongAnswerError(f"{tokenizer.name}: got {ids}")
 
     mutators = {
         "pair/vocab.json": mutate_json, "pair/merges.txt": mutate_text, "sp.model": mutate_bytes,
-        "t.bin": mutate_fields("<ifi", 0),
+        "t.bin": mutate_fields("<ifi", 0), "vocab.txt": mutate_text,
     }  # fmt: skip
     return FileCase(folder, mutators, read)
 

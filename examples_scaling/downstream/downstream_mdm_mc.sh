@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Score a masked-diffusion model on ranking tasks, by its bound with MC_NUM masks.
+#   downstream_mdm_mc.sh [option ...]
+# VARIANT: run in experiments; LOAD_TAG: one of its checkpoints, or latest; CHECKPOINT_PATH: another folder of them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+VARIANT=${VARIANT:-mdm_best_on_100m} LOAD_TAG=${LOAD_TAG:-latest} MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-32}
+TASKS=${TASKS:-arc_easy,boolq,copa,hellaswag,piqa,race,winogrande,sciq}
+model=${CHECKPOINT_PATH:-experiments/$VARIANT}
+if [ "$LOAD_TAG" != latest ]; then model=${CHECKPOINT_PATH:-experiments/$VARIANT/checkpoints}/$LOAD_TAG; fi
+exec bash examples_scaling/downstream/downstream.sh ranking "$model" --tasks "$TASKS" \
+    --method mc --only-mc-nll --num-mc "${MC_NUM:-32}" \
+    --batch-size "$MICRO_BATCH_SIZE" ${RESULT_PATH:+--out "${RESULT_PATH%.json}"} "$@"

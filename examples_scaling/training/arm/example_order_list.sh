@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Train an autoregressive model on NUM_ORDER_LIST orders of each sample.
+#   example_order_list.sh [section.key=value ...]
+# ORDER_KIND: random, or noise_sorted, near the text's own. original_names.sh lists the other variables.
+#SBATCH --job-name=train --nodes=1 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8 --time=24:00:00
+#SBATCH --output=%x-%j.log --open-mode=append --requeue --signal=B:USR1@120
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/../../..}"
+VARIANT=${VARIANT:-orders_${NUM_ORDER_LIST:=4}}
+MODEL_PARAM=${MODEL_PARAM:-140M} DATA_CNT=${DATA_CNT:-100M} EPOCH_CNT=${EPOCH_CNT:-100}
+TRAIN_DATA_PATH=${TRAIN_DATA_PATH:-utils/datapaths/train_c4_100m.txt}
+VALID_DATA_PATH=${VALID_DATA_PATH:-utils/datapaths/val_c4.txt}
+MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-8} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-256} OBJECTIVE="ar"
+source examples_scaling/training/original_names.sh \
+    "objective.orders=${NUM_ORDER_LIST:-4}" "objective.order_kind=${ORDER_KIND:-random}" "$@"

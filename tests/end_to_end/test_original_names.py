@@ -1,0 +1,305 @@
+"""The scripts with the names of the original study start this project's tools with the original's settings.
+
+Each script is run by bash. A `python` in front of the path prints the words of a tool instead of running it,
+and they are then read by the tool's own parser. The last test trains and scores for real.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from megatron.command import load_tool
+from megatron.config.presets import format_shell_tables, load_epoch_tokens, load_model_sizes
+from megatron.config.read import read_config
+from megatron.config.schema import RunConfig
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.io import read_json
+
+ROWS = yaml.safe_load((Path(__file__).parents[2] / "utils" / "migration" / "scripts.yaml").read_text())
+SCRIPTS = [row["old"] for row in ROWS if row["old"].endswith(".sh") and row["old"].startswith("examples_")]
+TRAINING, QUICKSTART = "examples_scaling/training", "examples_scaling/quickstart"
+RECORDER = """#!/bin/bash
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+printf '%s\\n' "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "python").write_text(RECORDER.format(python=sys.executable))
+    (folder / "python").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def record(root: Path, recorder: Path):
+    """Return a function that runs a script and returns the words that its tool would receive."""
+
+    def run(script: str, *words: str, **variables: str) -> list[str]:
+        environment = {"PATH": f"{recorder}:/usr/bin:/bin", "HOME": str(recorder), "GPUS": "1", **variables}
+        done = subprocess.run(
+            ["bash", script, *words], cwd=root, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def planned(root: Path, record):
+    """Return a function: training script -> the configuration of the run that it starts."""
+
+    def read(script: str, *words: str, **variables: str) -> RunConfig:
+        tool, config, *overrides = record(script, *words, **variables)
+        assert (tool, config) == ("tools/pretrain.py", f"{TRAINING}/train.yaml")
+        return read_config(root / config, [*overrides, "model.n_tokens=50257"])
+
+    return read
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["old"])
+def test_what_replaces_a_file_of_the_original_exists(root: Path, row: dict) -> None:
+    assert row.keys() == {"old", "new", "note"}
+    assert row["new"] or row["note"]
+    assert [path for path in row["new"] if not (root / path).is_file()] == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_has_its_original_name_and_at_most_15_lines_without_placeholders(
+    root: Path, script: str
+) -> None:
+    text = (root / script).read_text()
+    assert len(text.splitlines()) <= 15
+    assert "your_" not in text and "/path/to" not in text
+    assert os.access(root / script, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("script", "size", "epochs", "objective"),
+    [("train_ar", "140M", 50, "autoregressive"), ("train_mdm", "425M", 500, "masked_diffusion")],
+)
+def test_the_headline_recipe_is_two_commands(planned, script, size, epochs, objective) -> None:
+    config = planned(f"{QUICKSTART}/{script}.sh")
+    assert (config.model.size, config.objective.name) == (size, objective)
+    assert (config.lr_scheduler.total_epochs, config.dataset.path_train) == (
+        epochs, "utils/datapaths/train_c4_100m.txt"
+    )  # fmt: skip
+    # 99,952,399 tokens are 48,804 samples of 2,048 and their targets
+    assert config.dataset.unique_tokens == 48_804 * 2048
+    assert (config.dataset.seq_len, config.dataset.batch_size, config.dataset.microbatch_size) == (
+        2048,
+        256,
+        8,
+    )
+    assert (config.optim.lr, config.lr_scheduler.lr_min_ratio, config.lr_scheduler.warmup_fraction) == (
+        2e-4, 0.1, 0.01
+    )  # fmt: skip
+    assert (config.optim.beta1, config.optim.beta2, config.optim.weight_decay, config.optim.grad_clip) == (
+        0.9, 0.95, 0.1, 1.0
+    )  # fmt: skip
+    assert (config.dist.dtype, config.dist.sharding_stage) == ("bfloat16", "zero0")
+    assert config.evaluation.max_samples == 10 * 256
+
+
+@pytest.mark.parametrize("kind", ["arm", "mdm"])
+def test_a_chinchilla_run_spends_the_original_count_of_tokens(planned, kind: str) -> None:
+    # the script of the original: N = 4 L d^2 + 3 L d f + 6 L d + V d, tokens = int(C / 6 * (1e9 / N)),
+    # samples = round(tokens / 2048)
+    for size, factor in (("425M", 6), ("7M", 100), ("1018M", 30)):
+        d, layers = (load_model_sizes()[size][key] for key in ("d_model", "n_layers"))
+        n = 4 * layers * d**2 + 3 * layers * d * (int((4 * d * 2 / 3) / 64) * 64) + 6 * layers * d + 50257 * d
+        samples = round(int((factor * 10**9 / 6) * (10**9 / n)) / 2048)
+        config = planned(
+            f"{TRAINING}/{kind}/example_training_chinchilla.sh", MODEL_PARAM=size, FLOPS_FACTOR=str(factor)
+        )
+        assert config.lr_scheduler.total_tokens == samples * 2048
+        assert (config.model.size, config.optim.lr) == (size, 2e-4)
+        assert (config.dataset.unique_tokens, config.lr_scheduler.total_epochs) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["arm", "mdm"])
+def test_a_data_value_run_repeats_a_part_of_the_same_total(planned, kind: str) -> None:
+    script = f"{TRAINING}/{kind}/example_training_data_value.sh"
+    once, often = planned(script), planned(script, EPOCH_CNT="100")
+    assert once.dataset.unique_tokens is None
+    assert often.lr_scheduler.total_tokens == once.lr_scheduler.total_tokens
+    published = load_epoch_tokens()["7B6_100ep" if kind == "arm" else "13B5_100ep"]
+    # the published subsets were cut by documents, with an average number of tokens per document
+    assert often.dataset.unique_tokens == pytest.approx(published, rel=0.02)
+
+
+def test_variables_of_the_original_become_settings(planned) -> None:
+    config = planned(
+        f"{TRAINING}/mdm/example_training.sh", "optim.beta2=0.99", MODEL_PARAM="217M", DATA_CNT="500M",
+        EPOCH_CNT="7", TRAIN_DATA_PATH="a.txt", VALID_DATA_PATH="b.txt", MICRO_BATCH_SIZE="4",
+        GLOBAL_BATCH_SIZE="64", TP_SIZE="2", PP_SIZE="3", ZERO_STAGE="1", SAVE_INTERVAL="11",
+        EVAL_INTERVAL="12", LOG_INTERVAL="13", EVAL_ITERS="14", CHECKPOINT_PATH="c", KILL_SWITCH_PATH="k",
+        WANDB_PROJECT="p", WANDB_EXP_NAME="e", SEQ_LEN="1024", LR="1e-3", VARIANT="v",
+    )  # fmt: skip
+    assert (config.model.size, config.lr_scheduler.total_epochs, config.optim.lr) == ("217M", 7, 1e-3)
+    data = config.dataset
+    assert (data.path_train, data.path_eval, data.microbatch_size, data.batch_size, data.seq_len) == (
+        "a.txt", "b.txt", 4, 64, 1024
+    )  # fmt: skip
+    assert data.unique_tokens == (499_791_318 - 1) // 1024 * 1024
+    dist = config.dist
+    assert (dist.engine, dist.tensor_parallel, dist.pipeline_parallel, dist.sharding_stage) == (
+        "torch", 2, 3, "zero1"
+    )  # fmt: skip
+    assert (config.checkpoint.chkpt_saving_iterations, config.evaluation.every_iterations) == (11, 12)
+    assert (config.logging.every_iterations, config.evaluation.max_samples) == (13, 14 * 64)
+    assert (config.checkpoint.directory, config.misc.stop_file) == ("c", "k")
+    assert (config.logging.wandb, config.name, config.logging.run_dir) == ("p", "e", "experiments/v")
+    assert config.optim.beta2 == 0.99
+
+
+def test_the_other_training_scripts_set_what_their_originals_set(planned) -> None:
+    for kind, objective in (("arm", "autoregressive"), ("mdm", "masked_diffusion")):
+        config = planned(f"{TRAINING}/{kind}/example_multi_node_training.sh")
+        assert (config.model.size, config.lr_scheduler.total_epochs) == ("2298M", 363)
+        assert (config.dist.sharding_stage, config.dist.offload_optimizer) == ("zero1", True)
+        assert (config.dataset.microbatch_size, config.objective.name) == (2, objective)
+        config = planned(f"{TRAINING}/{kind}/example_training.sh")
+        assert (config.model.size, config.lr_scheduler.total_epochs) == ("425M", 100)
+    orders = planned(f"{TRAINING}/arm/example_order_list.sh", NUM_ORDER_LIST="8", ORDER_KIND="noise_sorted")
+    assert (orders.objective.orders, orders.objective.order_kind) == (8, "noise_sorted")
+
+
+SCORED = {
+    f"{QUICKSTART}/eval_ar.sh": ("validate", {"batch_size": 16, "data": "utils/datapaths/val_c4.txt"}),
+    f"{QUICKSTART}/eval_mdm.sh": ("validate", {"batch_size": 8, "num_mc": 8, "max_samples": None}),
+    "examples_scaling/evaluation/arm/example_evaluation.sh": ("validate", {
+        "models": [Path("experiments/example_arm")]}),
+    "examples_scaling/evaluation/mdm/example_evaluation.sh": ("validate", {"num_mc": 16}),
+    "examples_scaling/downstream/downstream_arm.sh": ("evaluate_downstream", {
+        "tasks": "arc_easy,boolq,copa,hellaswag,piqa,race,winogrande,sciq,lambada_standard",
+        "models": [Path("experiments/arm_best_on_100m")]}),
+    "examples_scaling/downstream/downstream_mdm.sh": ("evaluate_downstream", {"method": "ar"}),
+    "examples_scaling/downstream/downstream_mdm_mc.sh": ("evaluate_downstream", {
+        "method": "mc", "only_mc_nll": True, "num_mc": 32,
+        "tasks": "arc_easy,boolq,copa,hellaswag,piqa,race,winogrande,sciq"}),
+    "examples_scaling/downstream/downstream_mdm_onlygen.sh": ("evaluate_downstream", {
+        "only_generate": True, "tasks": "lambada_standard"}),
+}  # fmt: skip
+
+
+def read_scored(root: Path, tool: str, words: list[str]) -> dict:
+    assert words[:3] == ["tools/start_ranks.py", "1", f"tools/{tool}.py"]
+    return vars(load_tool(root / "tools" / f"{tool}.py").build_parser().parse_args(words[3:]))
+
+
+@pytest.mark.parametrize("script", SCORED)
+def test_a_script_of_evaluation_passes_the_original_settings(root: Path, record, script: str) -> None:
+    tool, expected = SCORED[script]
+    args = read_scored(root, tool, record(script, "--threads", "3"))
+    assert {name: args[name] for name in expected} == expected
+    assert args["threads"] == 3
+
+
+def test_variables_of_evaluation_become_options(root: Path, record) -> None:
+    words = record(f"{QUICKSTART}/eval_mdm.sh", EVAL_ITERS="10", NUM_MC="2", CHECKPOINT_PATH="c")
+    args = read_scored(root, "validate", words)
+    assert (args["max_samples"], args["num_mc"], args["models"]) == (2560, 2, [Path("c")])
+    script = "examples_scaling/downstream/downstream_mdm_mc.sh"
+    words = record(script, LOAD_TAG="step.1", TASKS="copa", MC_NUM="4", RESULT_PATH="results/a.json")
+    args = read_scored(root, "evaluate_downstream", words)
+    assert args["models"] == [Path("experiments/mdm_best_on_100m/checkpoints/step.1")]
+    assert (args["tasks"], args["num_mc"], args["out"]) == ("copa", 4, Path("results/a"))
+    words = record(script, LOAD_TAG="global_step5", CHECKPOINT_PATH="theirs")
+    assert read_scored(root, "evaluate_downstream", words)["models"] == [Path("theirs/global_step5")]
+
+
+def test_download_fetches_the_two_published_datasets(root: Path, record) -> None:
+    words = record("examples_scaling/download.sh", "--revision", "v1")
+    parser = load_tool(root / "tools" / "download_assets.py").build_parser()
+    half = len(words) // 2
+    for name, part in zip(("100M", "validation"), (words[:half], words[half:]), strict=True):
+        args = parser.parse_args(part[1:])
+        assert (args.what, args.name, args.out, args.revision) == ("subset", name, Path("data"), "v1")
+
+
+def test_install_uses_the_active_environment_or_makes_one(root: Path, recorder: Path, record) -> None:
+    words = record("examples_scaling/install.sh", VIRTUAL_ENV="/somewhere")
+    assert words[:6] == ["-m", "pip", "install", "--requirement", "requirements.txt", "--constraint"]
+    assert words[7:10] == ["-m", "pip", "install"] and words[-1] == "tools/check_environment.py"
+    make = recorder / "make"
+    make.write_text('#!/bin/bash\nprintf "%s\\n" make "$@"\n')
+    make.chmod(0o755)
+    assert record("examples_scaling/install.sh", PYTHON="python3.12") == [
+        "make", ".venv/ready", "PYTHON=python3.12"
+    ]  # fmt: skip
+
+
+def test_launch_passes_the_variables_of_slurm_to_torchrun(recorder: Path, record) -> None:
+    (recorder / "scontrol").write_text("#!/bin/bash\necho n1\necho n2\n")
+    (recorder / "scontrol").chmod(0o755)
+    words = record(
+        f"{TRAINING}/launch.sh", "tools/pretrain.py", "run.yaml", SLURM_JOB_NODELIST="n[1-2]",
+        SLURM_JOB_NUM_NODES="2", SLURM_PROCID="1", SLURM_GPUS_ON_NODE="4",
+    )  # fmt: skip
+    assert words[:3] == ["-u", "-m", "torch.distributed.run"]
+    from torch.distributed.run import get_args_parser
+
+    args = get_args_parser().parse_args(words[3:])
+    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "4", 1)
+    assert (args.master_addr, args.master_port, args.training_script) == ("n1", 9999, "tools/pretrain.py")
+
+
+def test_a_wrong_size_or_subset_is_reported(root: Path, recorder: Path) -> None:
+    script = f"{TRAINING}/arm/example_training.sh"
+    failed = subprocess.run(
+        ["bash", script], cwd=root, env={"PATH": f"{recorder}:/usr/bin:/bin", "DATA_CNT": "99M"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert failed.returncode == 2
+    assert failed.stderr == (
+        "error: DATA_CNT: got 99M, expected a number or a name of utils/epoch_tokens.yaml\n"
+    )
+
+
+def test_the_sourced_tables_are_current_and_have_the_originals_names(root: Path) -> None:
+    assert (root / "utils" / "model_params.sh").read_text() == format_shell_tables(), "run make docs"
+    script = 'source utils/epoch_tokens.sh; echo "${PARAM_425M[@]}" "${PARAM_16183M[4]}" "$DATA_100M"'
+    shown = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
+    assert shown.stdout.split() == ["1280", "5120", "128", "10", "18", "47", "99952399"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ar", "mdm"])
+def test_the_headline_recipe_trains_and_is_scored_in_a_small_form(
+    root: Path, tmp_path: Path, kind: str
+) -> None:
+    with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 100}}) as writer:
+        writer.add_document(np.random.default_rng(0).integers(0, 100, 1041))
+    words = ["dist.cpu_only=true", "dist.dtype=float32", "misc.n_threads=1", "logging.tensorboard=false"]
+    variables = {
+        "MODEL_PARAM": "7M", "DATA_CNT": "1041", "EPOCH_CNT": "2", "SEQ_LEN": "16", "GLOBAL_BATCH_SIZE": "8",
+        "MICRO_BATCH_SIZE": "8", "EVAL_ITERS": "1", "ENGINE": "torch", "GPUS": "1", "VARIANT": "small",
+        "TRAIN_DATA_PATH": str(tmp_path / "text"), "VALID_DATA_PATH": str(tmp_path / "text"),
+    }  # fmt: skip
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **variables, "PATH": path, "PYTHONPATH": str(root)}
+    checkout = tmp_path / "checkout"
+    shutil.copytree(root / "examples_scaling", checkout / "examples_scaling")
+    for name in ("tools", "utils", "megatron"):
+        (checkout / name).symlink_to(root / name)
+    for script, more in ((f"train_{kind}", words), (f"eval_{kind}", ["--device", "cpu", "--threads", "1"])):
+        command = ["bash", f"{QUICKSTART}/{script}.sh", *more]
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+    run = checkout / "experiments" / "small"
+    # two epochs of 65 samples in steps of 8
+    assert read_json(run / "result.json")["step"] == 16
+    (scored,) = run.glob("validation/*/*.json")
+    assert json.loads(scored.read_text())

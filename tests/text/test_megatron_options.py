@@ -1,0 +1,149 @@
+"""The options of Megatron's preprocessing scripts are accepted, and change no token."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron.command import load_tool
+from megatron.config.migration.preprocess_flags import COUNT, PREPROCESS_FLAGS, SWITCH, PreprocessFlag
+from megatron.data.indexed import IndexedTokens
+from megatron.log import get_logger
+from megatron.tokenizer.kinds import KINDS, TokenizerSpec, load_tokenizer
+
+# options of preprocess_data_many_cores.py of the data-constrained study, and of Megatron's preprocess_data.py
+THEIRS = {
+    "--root", "--input", "--json-keys", "--split-sentences", "--keep-newlines", "--tokenizer-type",
+    "--vocab-file", "--merge-file", "--append-eod", "--tokenizer-model", "--seq-length",
+    "--trust-remote-code", "--make-vocab-size-divisible-by", "--pad-vocab-size-to", "--output-prefix",
+    "--dataset-impl", "--workers", "--log-interval", "--lang", "--partitions", "--vocab-size",
+}  # fmt: skip
+THEIR_KINDS = {
+    "BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer", "HFTokenizer",
+    "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "NullTokenizer",
+}  # fmt: skip
+# no letter with a combining accent: transformers composes it first, Google's and Megatron's code does not
+TEXTS = [
+    "Hello, world! unaffable naïve Ünïcödé İstanbul", "", "a\tb\n\nc\u00a0d\u200be \x00\x07\ufffd end.",
+    "中文 and 日本語, kana カタカナ 한국어", "don't [SEP] [MASK] it's e-mail@x.org $5.00 «quoted» …",
+    "x" * 150, "x" * 201, "ΑΒΓ straße Ǆ ﬁ ½ ² é", "emoji 🙂👩\u200d💻 ok",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tool(root: Path):
+    return load_tool(root / "tools" / "preprocess_data_many_cores.py")
+
+
+@pytest.fixture
+def write_tokens(tool, tmp_path: Path, caplog, monkeypatch):
+    """Return a function: options -> (tokens of each document, warnings), on three documents of numbers."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("1 2\n3", "4", "")))
+    # pytest's handler is on the root logger, to which the package's does not propagate
+    monkeypatch.setattr(get_logger(), "propagate", True)
+
+    def run(*words: str, base: tuple[str, ...] = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "9")):
+        caplog.clear()
+        out = ["--output-prefix", "x", "--root", str(tmp_path), "--quiet", "--overwrite"]
+        status = tool.main(["--input", str(tmp_path / "in.jsonl"), *base, *out, *words])
+        assert status == 0, caplog.text
+        tokens = IndexedTokens(tmp_path / "x_text_document")
+        documents = [tokens.get_document(i).tolist() for i in range(tokens.n_documents)]
+        return documents, [text for text in caplog.messages if text.startswith("--")]
+
+    return run
+
+
+def test_every_option_and_kind_of_their_scripts_is_known(tool) -> None:
+    assert set(tool.build_parser()._option_string_actions) >= THEIRS
+    assert set(KINDS) >= THEIR_KINDS
+
+
+@pytest.mark.parametrize("flag", PREPROCESS_FLAGS, ids=lambda flag: flag.name)
+def test_an_option_without_effect_is_accepted_with_the_reason(write_tokens, flag: PreprocessFlag) -> None:
+    values = [] if flag.kind == SWITCH else ["7"] if flag.kind == COUNT else ["english"]
+    documents, warnings = write_tokens(f"--{flag.name}", *values)
+    assert documents == [[1, 2, 3], [4], []]
+    assert warnings == [f"--{flag.name}: no effect: {flag.reason}."]
+
+
+@pytest.mark.parametrize("name", ["lazy", "cached"])
+def test_other_formats_are_written_as_mmap(write_tokens, name: str) -> None:
+    documents, warnings = write_tokens("--dataset-impl", name)
+    assert documents == [[1, 2, 3], [4], []]
+    assert warnings == [f"--dataset-impl: got {name}, writing mmap, the only format that is read."]
+    assert write_tokens("--dataset-impl", "mmap")[1] == []
+
+
+def test_files_of_another_kind_of_tokenizer_are_reported(write_tokens) -> None:
+    _, warnings = write_tokens("--vocab-file", "nowhere.json", "--merge-file", "nowhere.txt")
+    assert warnings == [
+        f"--{name}: no effect: NullTokenizer is read from --vocab-size."
+        for name in ("vocab-file", "merge-file")
+    ]
+
+
+def test_a_count_that_is_no_number_is_a_usage_error(tool, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        tool.build_parser().parse_args(["--input", "a", "--output-prefix", "b", "--seq-length", "x"])
+    assert stopped.value.code == 2
+
+
+def test_an_input_is_also_searched_below_the_output_folder(tool, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "data" / "c4").mkdir(parents=True)
+    for name in ("data/a.jsonl", "data/c4/b.jsonl"):
+        (tmp_path / name).write_text('{"text": "1"}\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "2 2"}\n')
+    monkeypatch.chdir(tmp_path)
+    common = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--root", "data", "--quiet"]
+    assert tool.main(["--input", "c4/b.jsonl", "c4/*.jsonl", "--output-prefix", "x", *common]) == 1  # twice
+    assert tool.main(["--input", "c4/*.jsonl", "--output-prefix", "x", *common]) == 0
+    assert IndexedTokens("data/x_text_document").tokens.tolist() == [1]
+    # a path that exists as given has precedence
+    assert tool.main(["--input", "a.jsonl", "c4", "--output-prefix", "y", *common]) == 0
+    assert IndexedTokens("data/y_text_document").tokens.tolist() == [2, 2, 1]
+    assert tool.main(["--input", "none.jsonl", "--output-prefix", "z", *common]) == 1
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory: pytest.TempPathFactory, scaling_data: Path) -> Path:
+    """A vocabulary of 600 pieces, trained on the texts, in BERT's form."""
+    from tokenizers import BertWordPieceTokenizer
+
+    trained = BertWordPieceTokenizer(lowercase=False, strip_accents=False)
+    trained.train_from_iterator(
+        TEXTS * 3, vocab_size=600, min_frequency=1, limit_alphabet=500, show_progress=False
+    )
+    path = tmp_path_factory.mktemp("bert") / "vocab.txt"
+    pieces = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+    path.write_text("".join(f"{piece}\n" for piece, _ in pieces), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
+def test_bert_tokenizers_give_the_ids_of_googles_code(vocab: Path, kind: str) -> None:
+    legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
+    table = {piece: i for i, piece in enumerate(vocab.read_text("utf-8").splitlines())}
+    words = legacy.BasicTokenizer(do_lower_case=kind.endswith("LowerCase"))
+    pieces = legacy.WordpieceTokenizer(table, "[UNK]", max_input_chars_per_word=200)
+    tokenizer = load_tokenizer(TokenizerSpec(kind, vocab_file=str(vocab)))
+    expected = [
+        [table[piece] for word in words.tokenize(text) for piece in pieces.tokenize(word)] for text in TEXTS
+    ]
+    assert tokenizer.encode_batch(TEXTS) == expected
+    assert tokenizer.n_tokens == len(table)
+
+
+def test_bert_tokenizers_preprocess_and_end_documents_with_the_token_that_is_named(
+    write_tokens, vocab: Path, tmp_path: Path, capsys
+) -> None:
+    table = {piece: i for i, piece in enumerate(vocab.read_text("utf-8").splitlines())}
+    base = ("--tokenizer-type", "BertWordPieceCase", "--vocab-file", str(vocab))
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
+    documents, warnings = write_tokens("--append-eod", "--eod-token", "[SEP]", base=base)
+    assert (documents, warnings) == ([[table["a"], table["[SEP]"]]], [])
+    with pytest.raises(ValueError, match="no line \\[UNK\\]"):
+        (tmp_path / "other.txt").write_text("a\nb\n")
+        load_tokenizer(TokenizerSpec("BertWordPieceCase", vocab_file=str(tmp_path / "other.txt")))
+    with pytest.raises(ValueError, match="Set it with --eod-token"):
+        _ = load_tokenizer(TokenizerSpec("BertWordPieceCase", vocab_file=str(vocab))).eod_id
