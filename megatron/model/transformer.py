@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
 from megatron.kernels.attention import scaled_dot_product_attention
-from megatron.kernels.dropout import attend_with_dropout, derive_layer_key
+from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, drop_hidden
 from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
 from megatron.kernels.swiglu import swiglu
@@ -169,7 +169,7 @@ class Attention(nn.Module):
         if self.n_sharing > 1:
             # query head h uses key head h // n_sharing; the cache above stores the shared heads only
             k, v = (y.repeat_interleave(self.n_sharing, dim=1) for y in (k, v))
-        if inputs.dropout_key is None:
+        if inputs.dropout_key is None or self.dropout == 0:
             attended = self.core_attention(q, k, v, inputs.causal, inputs.mask)
         else:
             attended = attend_with_dropout(
@@ -208,13 +208,19 @@ class Block(nn.Module):
         self.mlp_norm = build_residual_norm(config)
         self.mlp = Mlp(config)
         self.multiplier = residual_multiplier(config)
+        self.dropout = config.hidden_dropout
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = self.attention(self.attention_norm(x), inputs)
+        attended = self._drop(self.attention(self.attention_norm(x), inputs), inputs, 0)
         # keys and values needed every position; from here on only the query positions are computed
         residual = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
         x = residual + self._scale_branch(attended)
-        return x + self._scale_branch(self.mlp(self.mlp_norm(x)))
+        return x + self._scale_branch(self._drop(self.mlp(self.mlp_norm(x)), inputs, 1))
+
+    def _drop(self, branch: Tensor, inputs: AttentionInputs, place: int) -> Tensor:
+        if inputs.dropout_key is None:
+            return branch
+        return drop_hidden(branch, inputs.dropout_key, place, self.dropout)
 
     def _scale_branch(self, branch: Tensor) -> Tensor:
         return branch if self.multiplier == 1 else branch * self.multiplier
@@ -262,7 +268,7 @@ class Gpt(nn.Module):
         positions       [B, S] int64    position of each token; None: consecutive from first_position, or
                                         counted from the start of each document
         visible         [B, S, S] bool  keys that each position may attend to; None: all
-        dropout_key     [B] int64       key of each sample; attention dropout is applied in training only
+        dropout_key     [B] int64       key of each sample; dropout is applied in training only
         cache           tokens continue the cached positions, all in one document; they are added to it
         query_positions [B, Q] int64    positions to return as [B, Q, D], repeats allowed; the last block
                                         computes only these; None: all. Not with dropout or a cache
@@ -276,9 +282,13 @@ class Gpt(nn.Module):
             assert self.config.eod_id is not None, "set by read.py"
             documents = document_numbers(tokens, self.config.eod_id)
             positions = positions_in_document(documents) if positions is None else positions
-        drops = self.training and self.config.attention_dropout > 0
-        assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
+        drops = self.training and max(self.config.attention_dropout, self.config.hidden_dropout) > 0
+        assert dropout_key is not None or not drops, "dropout requires the samples' keys"
         x, rotary = self._embed(tokens, positions, first_position)
+        if drops and dropout_key is not None:
+            # the key of the layer after the last block, which no block uses
+            last = derive_layer_key(dropout_key, len(self.blocks))
+            x = drop_hidden(x, last, 0, self.config.hidden_dropout)
         inputs = AttentionInputs(causal, rotary, build_attention_mask(causal, documents, visible))
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:

@@ -121,7 +121,7 @@ def build_deepspeed_settings(config: RunConfig, world: World) -> dict[str, Any] 
 def build_objective(config: RunConfig) -> Objective:
     """Build the objective of a configuration."""
     objective, seed = config.objective, config.misc.seed
-    drops = config.model.attention_dropout > 0
+    drops = max(config.model.attention_dropout, config.model.hidden_dropout) > 0
     if objective.name == "autoregressive":
         return Autoregressive(
             seed=seed,
