@@ -201,7 +201,12 @@ def check_engine(dist: DistConfig, optim: OptimConfig) -> None:
     if unsupported:
         # of two engines, all unsupported settings require the same other one
         (required,) = set(unsupported.values())
-        raise ValueError(f"{', '.join(unsupported)}: got dist.engine={dist.engine}, expected {required}")
+        hint = ""
+        if required == "torch" and not all(key.startswith("optim.") for key in unsupported):
+            hint = f" Set dist.engine=torch, which supports them with {dist.sharding_stage} as well."
+        raise ValueError(
+            f"{', '.join(unsupported)}: got dist.engine={dist.engine}, expected {required}.{hint}"
+        )
     if dist.engine == "torch":
         return
     if dist.offload_optimizer and dist.sharding_stage == "zero0":

@@ -280,7 +280,7 @@ class LrSchedulerConfig:
     )
     decay_iterations: int | None = option(
         None,
-        "length of the decay; wsd: at the end; cosine, linear: after the warm-up, followed by the minimum rate; "
+        "length of the decay; wsd: at the end; cosine, linear: after the warm-up, then the minimum rate; "
         "default: the rest of the run",
         above=0,
         unit="steps",

@@ -26,6 +26,7 @@ from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective
 from megatron.optim.adamw import build_adamw
 from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
+from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
 from megatron.plan.exposure import Exposure
@@ -100,6 +101,7 @@ def build_engine(model: Gpt, objective: Objective, config: RunConfig, world: Wor
     settings = build_deepspeed_settings(config, world)
     assert settings is not None, "dist.engine is deepspeed"
     model.to(world.device)
+    apply_activation_checkpointing(model.blocks, config.dist.activation_checkpointing)
     optimizer = build_adamw(dict(model.named_parameters()), config.optim, config.model)
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=settings, world=world)
 

@@ -119,7 +119,7 @@ def _set_deepspeed(draft: Draft) -> None:
         stage_names.append("zero-stage")
     torch_only = [
         key
-        for key in ("tensor_parallel", "pipeline_parallel", "context_parallel", "activation_checkpointing")
+        for key in ("tensor_parallel", "pipeline_parallel", "context_parallel")
         if draft.get(f"dist.{key}") not in (None, 1, "none")
     ]
     draft.set("dist.sharding_stage", f"zero{stage}", *stage_names)

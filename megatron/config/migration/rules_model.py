@@ -100,10 +100,10 @@ def _set_document_mask(draft: Draft) -> None:
 
 def _set_vocabulary(draft: Draft) -> None:
     """Set the number of ids if the arguments give it, and the rows if they are not the default ones."""
-    n_tokens, name = _count_ids(draft)
+    n_tokens, names = _count_ids(draft)
     multiple = draft.value("make-vocab-size-divisible-by") * draft.value("tensor-model-parallel-size")
     if n_tokens is not None:
-        draft.set("model.n_tokens", n_tokens, name)
+        draft.set("model.n_tokens", n_tokens, *names)
     if draft.has("padded-vocab-size"):
         draft.set("model.vocab_rows", draft.value("padded-vocab-size"), "padded-vocab-size")
     elif multiple != VOCAB_MULTIPLE and n_tokens is not None:
@@ -111,27 +111,33 @@ def _set_vocabulary(draft: Draft) -> None:
         needed = n_tokens + (draft.objective == "masked_diffusion")
         draft.set("model.vocab_rows", -(-needed // multiple) * multiple, "make-vocab-size-divisible-by")
     elif multiple != VOCAB_MULTIPLE and draft.has("make-vocab-size-divisible-by"):
-        draft.explain("make-vocab-size-divisible-by",
-                      "unknown number of ids: rows are padded to 128; see model.vocab_rows")  # fmt: skip
+        draft.explain(
+            "make-vocab-size-divisible-by",
+            "unknown number of ids: rows are padded to 128; see model.vocab_rows",
+        )
+    reason = "another argument gives the number of ids"
+    if n_tokens is None:
+        reason = "the corpus's sidecar gives the number of ids"
     for other in ("vocab-file", "tokenizer-type", "tokenizer-model"):
-        if n_tokens is None or other != name:
-            draft.explain(other, "the corpus's sidecar gives the number of ids"
-                          if n_tokens is None else "not needed: the number of ids is given")  # fmt: skip
+        if other not in names:
+            draft.explain(other, reason)
 
 
-def _count_ids(draft: Draft) -> tuple[int | None, str]:
-    """Return (number of ids, the argument that gives it), or (None, "")."""
+def _count_ids(draft: Draft) -> tuple[int | None, tuple[str, ...]]:
+    """Return (number of ids, the arguments that give it), or (None, ())."""
     if draft.has("vocab-size"):
-        # the NullTokenizer has an end-of-document id after the others
-        return draft.value("vocab-size") + (draft.value("tokenizer-type") == "NullTokenizer"), "vocab-size"
+        if draft.value("tokenizer-type") == "NullTokenizer":
+            # it has an end-of-document id after the others
+            return draft.value("vocab-size") + 1, ("vocab-size", "tokenizer-type")
+        return draft.value("vocab-size"), ("vocab-size",)
     if draft.has("vocab-file"):
         n_ids = draft.count_ids(draft.value("vocab-file"))
         if n_ids is not None:
-            return n_ids, "vocab-file"
+            return n_ids, ("vocab-file",)
     model = draft.value("tokenizer-model")
     if model in NAMED_TOKENIZERS:
-        return NAMED_TOKENIZERS[model], "tokenizer-model"
-    return None, ""
+        return NAMED_TOKENIZERS[model], ("tokenizer-model",)
+    return None, ()
 
 
 def set_objective(draft: Draft) -> None:
