@@ -1,8 +1,9 @@
 """Train masked diffusion from the command line of pretrain_diff_gpt.py of the data-constrained study.
 
     python tools/pretrain_diff_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 \\
-        --seq-length 64 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear \\
-        --micro-batch-size 4 --global-batch-size 8 --train-iters 20 --lr 1e-3 --mock-data --vocab-size 512
+        --seq-length 64 --position-embedding-type rope --swiglu --normalization RMSNorm \\
+        --disable-bias-linear --micro-batch-size 4 --global-batch-size 8 --train-iters 20 --lr 1e-3 \\
+        --mock-data --vocab-size 512
 
 See tools/pretrain_gpt.py for what becomes of the arguments.
 """

@@ -1,8 +1,9 @@
 """Train an autoregressive model from the command line of Megatron's pretrain_gpt.py.
 
     python tools/pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 \\
-        --seq-length 64 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear \\
-        --micro-batch-size 4 --global-batch-size 8 --train-iters 20 --lr 1e-3 --mock-data --vocab-size 512
+        --seq-length 64 --position-embedding-type rope --swiglu --normalization RMSNorm \\
+        --disable-bias-linear --micro-batch-size 4 --global-batch-size 8 --train-iters 20 --lr 1e-3 \\
+        --mock-data --vocab-size 512
 
 The arguments are translated as by tools/from_megatron.py to RUN_DIR/from_megatron.yaml, and tools/pretrain.py
 trains it. section.key=value words change single keys. An argument that is not supported ends the command.

@@ -61,9 +61,8 @@ def test_an_unusable_file_sets_nothing(text: str | None, tmp_path: Path) -> None
 
 def test_a_run_file_without_stage_and_dtype_gets_those_of_its_json(tmp_path: Path) -> None:
     path, run = tmp_path / "ds.json", tmp_path / "run.yaml"
-    path.write_text(
-        json.dumps({"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}, "train_batch_size": 6})
-    )
+    theirs = {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}, "train_batch_size": 6}
+    path.write_text(json.dumps(theirs))
     run.write_text(
         f"dist: {{engine: deepspeed, deepspeed_config: {path}}}\nmodel: {{d_model: 8, n_heads: 2, n_layers: 1, "
         "n_tokens: 9}\nlr_scheduler: {total_iterations: 3}\n"

@@ -166,7 +166,7 @@ def test_auto_values_as_in_hugging_face_keep_those_of_the_run(tmp_path: Path) ->
     theirs = {
         "fp16": {"enabled": "auto", "loss_scale": 0},
         "bf16": {"enabled": "auto"},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto"}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"}},
         "zero_optimization": {
             "stage": 3, "reduce_bucket_size": "auto", "sub_group_size": 1e9,
@@ -178,7 +178,7 @@ def test_auto_values_as_in_hugging_face_keep_those_of_the_run(tmp_path: Path) ->
     }  # fmt: skip
     config = merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero3")
     ours = build_config(dtype="bfloat16", sharding_stage="zero3")
-    assert "auto" not in json.dumps(config)
+    assert '"auto"' not in json.dumps(config)
     assert not {"scheduler", "optimizer", "activation_checkpointing"} & set(config)
     assert {key: config[key] for key in ("bf16", "train_batch_size")} == {
         key: ours[key] for key in ("bf16", "train_batch_size")

@@ -136,7 +136,7 @@ def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig
 def _drop_equal_settings(user: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Return the user's JSON without settings that say in other words what `ours` does.
 
-    * Stage 0 with bf16 or fp16 enabled: `ours` keeps float32 weights and multiplies in that dtype by autocast.
+    * Stage 0 with bf16 or fp16 enabled: `ours` keeps float32 weights and multiplies under autocast.
     * offload_param below stage 3: DeepSpeed has no partitioned weights to offload, and ignores it.
     """
     user = dict(user)
@@ -145,7 +145,7 @@ def _drop_equal_settings(user: dict[str, Any], ours: dict[str, Any]) -> dict[str
         section = user.get(name)
         equal = autocast["enabled"] and autocast["dtype"] == dtype
         if equal and isinstance(section, dict) and section.get("enabled") is True:
-            # the other keys of the section are those of DeepSpeed's own optimizer wrapper, which stage 0 lacks
+            # other keys of the section belong to an optimizer wrapper that stage 0 lacks
             del user[name]
     zero = user.get("zero_optimization")
     if isinstance(zero, dict) and ours["zero_optimization"]["stage"] < 3:
