@@ -32,6 +32,7 @@ lint: $(READY)
 
 docs: $(READY)
 	python tools/config_reference.py
+	python tools/migration_page.py
 
 # mkdocs is installed only here: nothing else needs it
 site: $(READY)

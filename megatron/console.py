@@ -33,6 +33,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "check": "check_environment",
         "completion": "completion",
         "reference": "config_reference",
+        "migration-page": "migration_page",
         "code-points": "derive_code_points",
     },
     "prepare text": {

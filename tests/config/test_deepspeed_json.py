@@ -64,7 +64,8 @@ def test_a_run_file_without_stage_and_dtype_gets_those_of_its_json(tmp_path: Pat
     theirs = {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}, "train_batch_size": 6}
     path.write_text(json.dumps(theirs))
     run.write_text(
-        f"dist: {{engine: deepspeed, deepspeed_config: {path}}}\nmodel: {{d_model: 8, n_heads: 2, n_layers: 1, "
+        f"dist: {{engine: deepspeed, deepspeed_config: {path}}}\n"
+        "model: {d_model: 8, n_heads: 2, n_layers: 1, "
         "n_tokens: 9}\nlr_scheduler: {total_iterations: 3}\n"
     )
     config = read_config(run, ["dataset.batch_size=4"])

@@ -139,7 +139,7 @@ class LaunchScript:
         """Keep a command that starts a .py file with arguments of two dashes."""
         expanded: list[str] = []
         for raw in words:
-            if raw in (">", ">>", "<", "2>", "&>"):
+            if re.match(r"[0-9&]?[<>]", raw):
                 break
             expanded += self.expand(raw)
         if expanded[:1] == ["bash"] and "-c" in expanded:
@@ -168,7 +168,8 @@ class LaunchScript:
             elif char in "$`" and quote != "'":
                 values, i = self._expand_parameter(raw, i)
                 if splits and not quote:
-                    parts = [part for value in values for part in value.split()]
+                    # the text of an unknown value stays whole
+                    parts = [p for v in values for p in ([v] if UNKNOWN in v else v.split())]
                 else:
                     parts = values if quote and len(values) != 1 else [" ".join(values)]
                 for n, part in enumerate(parts):
