@@ -182,6 +182,8 @@ def _set_paths(draft: Draft) -> None:
     for kind in ("train", "valid"):
         key = "dataset.path_train" if kind == "train" else "dataset.path_eval"
         if draft.has(f"{kind}-data-path-file"):
+            if not str(draft.value(f"{kind}-data-path-file")).endswith(".txt"):
+                draft.refuse(f"{kind}-data-path-file", "rename the file so that it ends in .txt")
             draft.set(key, draft.value(f"{kind}-data-path-file"), f"{kind}-data-path-file")
         elif draft.has(f"{kind}-data-path"):
             path = _name_corpora(draft, draft.value(f"{kind}-data-path"), kind)

@@ -361,6 +361,7 @@ def test_a_command_that_megatron_would_refuse_too_is_an_error(words: str, messag
     ("words", "argument", "advice"),
     [
         ("--rampup-batch-size 4 2 1000", "rampup-batch-size", "a step always has 8 samples"),
+        ("--train-data-path-file t.list", "train-data-path-file", "ends in .txt"),
         ("--optimizer sgd", "optimizer", "use --optimizer adam"),
         ("--normalization LayerNorm", "disable-bias-linear", "use RMSNorm"),
         ("-swiglu", "disable-bias-linear", "add --openai-gelu"),
