@@ -33,7 +33,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "check": "check_environment",
         "completion": "completion",
         "reference": "config_reference",
-        "migration-page": "migration_page",
+        "migration": "migration_page",
         "code-points": "derive_code_points",
     },
     "prepare text": {
@@ -52,8 +52,8 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
     "train": {
         "train": "pretrain",
         "train-gpt": "pretrain_gpt",
-        "train-diff-gpt": "pretrain_diff_gpt",
-        "from-megatron": "from_megatron",
+        "train-mdm": "pretrain_diff_gpt",
+        "translate": "from_megatron",
         "ranks": "start_ranks",
         "sweep": "sweep",
         "convert": "convert_checkpoint",

@@ -29,7 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument(
-        "command", nargs="*", metavar="ARGS", help="after --: the command, with or without its launcher"
+        "command",
+        nargs="*",
+        default=[],
+        metavar="ARGS",
+        help="after --: the command, with or without its launcher",
     )
     parser.add_argument("--script", type=Path, metavar="FILE", help="bash script that contains the command")
     parser.add_argument(

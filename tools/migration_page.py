@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, report_error, run_main
-from megatron.config.migration.page import PAGE, render_page
+from megatron.config.migration.page import PAGE, render_migration_page
 from megatron.io import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     out = args.out or ROOT / PAGE
     try:
-        text = render_page(ROOT)
+        text = render_migration_page(ROOT)
         if args.check:
             if not out.is_file() or out.read_text() != text:
                 raise ValueError(f"{out}: differs from megatron/config/migration. Run make docs.")

@@ -41,7 +41,8 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
 
     A line has one or several entries `weight path-prefix`, which may be quoted. `#` begins a comment at the
-    start of a line or after a space. `$NAME` and `~` are expanded. A prefix is relative to the working directory, or else to the folder of the file.
+    start of a line or after a space. `$NAME` and `~` are expanded. A prefix is relative to the working
+    directory, or else to the folder of the file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such data-path file")

@@ -44,10 +44,10 @@ def test_each_value_sets_its_key_unless_the_configuration_does(theirs, expected,
     for key, value in expected.items():
         section, _, name = key.partition(".")
         assert result[section][name] == value
-        mine = {"dist": {"deepspeed_config": str(path)}}
-        mine.setdefault(section, {})[name] = "mine"
-        kept, _ = adopt_deepspeed_json(mine)
-        assert kept[section][name] == "mine"
+        raw = {"dist": {"deepspeed_config": str(path)}}
+        raw.setdefault(section, {})[name] = "mine"
+        unchanged, _ = adopt_deepspeed_json(raw)
+        assert unchanged[section][name] == "mine"
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", None])

@@ -44,7 +44,7 @@ class CommandLine:
 
     @property
     def trains_diffusion(self) -> bool:
-        """Whether the script is one that trains masked diffusion."""
+        """True if the script is one that trains masked diffusion."""
         return self.script.rpartition("/")[2] in DIFFUSION_SCRIPTS
 
 

@@ -38,7 +38,7 @@ here*: nothing is lost. *Not supported*: the command ends with an error that say
 """
 
 
-def render_page(root: Path) -> str:
+def render_migration_page(root: Path) -> str:
     """Return the page as markdown. `root` is the checkout, whose tables of scripts are read."""
     parts = [HEAD, _render_rows("Launchers", "there", names.LAUNCHERS, is_code=False), _render_scripts(root)]
     parts.append("## Arguments of Megatron-LM, Megatron-DeepSpeed and the study\n")
@@ -66,12 +66,12 @@ def _render_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str
 
 
 def _render_rows(title: str, head: str, rows: names.Rows, is_code: bool = True) -> str:
-    """Return a section with a table of (there, here, note)."""
+    """Return a section with a table of (name there, name here, note)."""
 
     def mark(text: str) -> str:
         return f"`{text}`" if is_code and text and "`" not in text else text
 
-    cells = ((mark(there), mark(here) or "-", note) for there, here, note in rows)
+    cells = ((mark(old), mark(new) or "-", note) for old, new, note in rows)
     return f"## {title}\n\n{_render_table((head, 'here', 'note'), cells)}"
 
 
@@ -82,7 +82,7 @@ def _render_scripts(root: Path) -> str:
     for row in rows:
         new = [path if path != row["old"] else "the same" for path in row["new"]]
         links = ", ".join(path if path == "the same" else f"`{path}`" for path in new) or "-"
-        cells.append((f"`{row['old']}`", links, row["note"]))
+        cells.append((row["old"], links, row["note"]))  # no code: these commands are not ours
     return f"## Scripts of the data-constrained study\n\n{_render_table(('there', 'here', 'note'), cells)}"
 
 
@@ -125,10 +125,10 @@ def _list_stub_keys() -> names.Rows:
     name = "megatron.config.migration.stub_keys"
     if importlib.util.find_spec(name) is None:
         return ()
-    known = {there for there, _, _ in names.EXP_MAXIE}
+    listed = {old for old, _, _ in names.EXP_MAXIE}
     keys: dict[str, Any] = importlib.import_module(name).STUB_KEYS
     return tuple(
         (key.name, key.successor, f"{key.outcome}: {key.note}" if key.note else key.outcome)
         for key in keys.values()
-        if key.name not in known
+        if key.name not in listed
     )

@@ -40,7 +40,11 @@ def build_megatron_parser(doc: str | None) -> argparse.ArgumentParser:
     """Build the parser of a command that takes Megatron's arguments."""
     parser = create_parser(doc or "", may_stop=True, takes_ranks=True, parser_class=MegatronParser)
     parser.add_argument(
-        "arguments", nargs="*", metavar="ARGS", help="arguments of Megatron, section.key=value words"
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="ARGS",
+        help="arguments of Megatron, section.key=value words",
     )
     return parser
 
@@ -74,8 +78,8 @@ def check_translation(translation: Translation) -> None:
         raise ValueError(f"{row.argument}: not supported. {row.text[0].upper()}{row.text[1:]}.")
     data = translation.settings["dataset"]
     for line in translation.commands:
-        made = [data.get(key) for key in ("path_train", "path_eval")]
+        prefixes = [data.get(key) for key in ("path_train", "path_eval")]
         prefix = line.rpartition(" ")[2]
         is_missing = not Path(f"{prefix}_train.idx").is_file()
-        if is_missing and any(made):
+        if is_missing and any(prefixes):
             raise ValueError(f"--split: the parts of the dataset are not there. Run: {line}")
