@@ -63,7 +63,7 @@ def start_training(words: Sequence[str], overrides: Sequence[str], objective: st
         path = Path(translation.settings["logging"]["run_dir"]) / CONFIGURATION
         path.parent.mkdir(parents=True, exist_ok=True)
         # every rank writes the same content, as its node may have a disk of its own
-        write_translation(translation, path)
+        write_translation(translation, path, ranks.rank)
     except (OSError, ValueError) as error:
         return report_error(error)
     trainer = Path(tool).with_name("pretrain.py")

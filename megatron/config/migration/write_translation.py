@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from megatron.config.migration.argument import OUTCOMES
 from megatron.config.migration.translate import Row, Translation
-from megatron.io import write_atomic
+from megatron.io import PARTIAL, atomic_path
 
 ARGUMENT_WIDTH = 46
 
@@ -25,10 +25,11 @@ def format_rows(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_translation(translation: Translation, path: Path | None) -> str:
+def write_translation(translation: Translation, path: Path | None, writer: int = 0) -> str:
     """Write the configuration, with its files beside it, and return its YAML.
 
-    path   the YAML file; None: write nothing, and files are named as they would be beside run.yaml
+    path    the YAML file; None: write nothing, and files are named as they would be beside run.yaml
+    writer  number of this process among those that write the same content at the same time
     """
     settings = translation.settings
     target = path or Path("run.yaml")
@@ -36,11 +37,17 @@ def write_translation(translation: Translation, path: Path | None) -> str:
         file = target.with_name(f"{target.stem}.{name}")
         settings = _replace_value(settings, name, str(file))
         if path is not None:
-            write_atomic(file, content)
+            _write(file, content, writer)
     text = OmegaConf.to_yaml(OmegaConf.create(settings))
     if path is not None:
-        write_atomic(path, text)
+        _write(path, text, writer)
     return text
+
+
+def _write(path: Path, text: str, writer: int) -> None:
+    # a temporary name for each writer: the ranks of a run write one file, and one would rename another's away
+    with atomic_path(path, partial_name=f"{path.name}.{writer}{PARTIAL}") as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _replace_value(settings: dict[str, Any], value: str, new: str) -> dict[str, Any]:
