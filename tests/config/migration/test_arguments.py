@@ -31,11 +31,13 @@ OTHER_DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("option", PUBLISHED)
-def test_every_published_argument_is_known(option: str) -> None:
-    argument = find_argument(option[2:])
-    assert argument is not None
-    assert argument.note or argument.keys
+def test_every_published_argument_is_known() -> None:
+    # one test for all: there are nearly 800
+    assert len(PUBLISHED) > 700
+    for option in PUBLISHED:
+        argument = find_argument(option[2:])
+        assert argument is not None, option
+        assert argument.note or argument.keys, option
 
 
 def test_at_least_120_arguments_are_translated_and_none_is_listed_twice() -> None:
