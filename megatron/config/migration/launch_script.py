@@ -21,10 +21,12 @@ OPENING = ("for", "while", "until", "case", "select", "{")
 CLOSING = ("fi", "done", "esac", "}")
 INLINE = ("then", "do", "time", "exec", "nohup", "command", "sudo")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+FUNCTION = re.compile(r"[\w-]+\(\)")  # not NAME=(), an empty array
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]|[@*#])(?:\[([^\]]*)\])?(?:(:?[-=+?])(.*))?$", re.DOTALL)
 VALUE_NOT_READ = ("--tensorboard-dir",)  # only whether they are given counts
 MAX_BYTES = 1 << 20
+FIELDS = re.compile(f"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\\s{UNKNOWN}])+")
 MAX_DEPTH = 20  # of source, eval and expansions within expansions
 
 
@@ -49,27 +51,46 @@ class LaunchScript:
         """Follow the commands of a text."""
         if depth > MAX_DEPTH:
             raise ValueError(f"got more than {MAX_DEPTH} scripts within scripts, expected fewer")
-        # a truth for each open if, None if it is not known, as in loops and functions
+        # Of each open if: whether this branch runs, and whether one has run so far. None: not known, as in
+        # loops and functions.
         branches: list[bool | None] = []
+        taken: list[bool | None] = []
+        previous: bool | None = None  # truth of the command before, for && and ||
+        is_condition = is_open = False  # between if and then; and no branch before has run
         for lexed in split_commands(text):
             words = list(lexed.words)
+            is_condition = is_condition and words[0] != "then"
             while words and words[0] in INLINE:
                 words.pop(0)
             head = words[0] if words else ""
+            if is_condition:
+                if is_open:
+                    branches[-1] = taken[-1] = _join(branches[-1], lexed.joint, self._test(words))
+                continue
             if head == "if":
                 branches.append(self._test(words[1:]))
+                taken.append(branches[-1])
+                is_open = True
             elif head == "elif" and branches:
                 # after a branch that runs no other one does
-                branches[-1] = {True: False, False: self._test(words[1:]), None: None}[branches[-1]]
+                is_open = taken[-1] is False
+                branches[-1] = {True: False, False: self._test(words[1:]), None: None}[taken[-1]]
+                taken[-1] = branches[-1] if is_open else taken[-1]
             elif head == "else" and branches:
-                branches[-1] = None if branches[-1] is None else not branches[-1]
+                branches[-1] = None if taken[-1] is None else not taken[-1]
                 words = words[1:]
-            elif head in OPENING or head.endswith("()") or head == "function" or words[1:2] == ["()"]:
+            elif head in OPENING or FUNCTION.fullmatch(head) or head == "function" or words[1:2] == ["()"]:
                 branches.append(None)
+                taken.append(None)
+            is_condition = head in ("if", "elif")
             if head in CLOSING:
-                branches = branches[:-1]
-            elif words and head not in ("if", "elif") and False not in branches:
-                self._follow(Lexed(words, lexed.document), None in branches, depth)
+                branches, taken = branches[:-1], taken[:-1]
+            elif words and not is_condition and False not in branches:
+                skips = {"&&": False, "||": True}.get(lexed.joint) is previous and lexed.joint != ""
+                is_unknown = lexed.joint != "" and previous is None
+                if not skips or previous is None:
+                    self._follow(Lexed(words, lexed.document), None in branches or is_unknown, depth)
+                    previous = True if ASSIGNMENT.fullmatch(head) else self._test(words)
 
     def _test(self, words: list[str]) -> bool | None:
         """Return the truth of a condition; None: not known."""
@@ -146,7 +167,7 @@ class LaunchScript:
             self.read(expanded[-1], 1)
             return
         script = next((i for i, word in enumerate(expanded) if word.endswith(".py")), None)
-        if script is not None and any(word.startswith("--") for word in expanded[script + 1 :]):
+        if script is not None and any(word.startswith(("--", UNKNOWN)) for word in expanded[script + 1 :]):
             self.command = expanded
 
     def expand(self, raw: str, splits: bool = True, quoted: bool = False) -> list[str]:
@@ -168,8 +189,8 @@ class LaunchScript:
             elif char in "$`" and quote != "'":
                 values, i = self._expand_parameter(raw, i)
                 if splits and not quote:
-                    # the text of an unknown value stays whole
-                    parts = [p for v in values for p in ([v] if UNKNOWN in v else v.split())]
+                    # words are split outside the texts of unknown values
+                    parts = [part for value in values for part in FIELDS.findall(value)]
                 else:
                     parts = values if quote and len(values) != 1 else [" ".join(values)]
                 for n, part in enumerate(parts):
@@ -239,6 +260,15 @@ class LaunchScript:
     def _mark(self, what: str) -> str:
         """Return a placeholder of an unknown value, which survives in the words that contain it."""
         return f"{UNKNOWN}{what}{UNKNOWN}"
+
+
+def _join(left: bool | None, joint: str, right: bool | None) -> bool | None:
+    """Return the truth of `left && right` or `left || right`; None: not known."""
+    if joint == "&&":
+        return False if False in (left, right) else None if None in (left, right) else True
+    if joint == "||":
+        return True if True in (left, right) else None if None in (left, right) else False
+    return None
 
 
 def find_closing(text: str, begin: int, opening: str, closing: str) -> int:

@@ -10,10 +10,14 @@ HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 
 @dataclass
 class Lexed:
-    """A simple command: its raw words, and its here-document with whether that one has expansions."""
+    """A simple command: its raw words, and its here-document with whether that one has expansions.
+
+    joint   "&&" or "||" if it depends on the command before it
+    """
 
     words: list[str]
     document: tuple[str, bool] | None = None
+    joint: str = ""
 
 
 def split_commands(text: str, separators: str = "\n;|&") -> Iterator[Lexed]:
@@ -23,7 +27,7 @@ def split_commands(text: str, separators: str = "\n;|&") -> Iterator[Lexed]:
     """
     words: list[str] = []
     pending: list[tuple[str, bool]] = []  # end word and expansions of here-documents of this line
-    word, i = "", 0
+    word, joint, i = "", "", 0
     text = text.replace("\r\n", "\n")
     while i <= len(text):
         char = text[i] if i < len(text) else "\n"
@@ -62,7 +66,10 @@ def split_commands(text: str, separators: str = "\n;|&") -> Iterator[Lexed]:
                     document = body, expands
                 pending = []
             if words:
-                yield Lexed(words, document)
+                yield Lexed(words, document, joint if joint in ("&&", "||") else "")
+                joint = ""
+            # a newline after && or || continues the list
+            joint += char.strip()
             words = []
 
 

@@ -92,6 +92,7 @@ def test_a_script_is_translated_with_the_files_that_it_writes(tmp_path: Path) ->
             "--lr $RATE: its value is known only when the script runs. Give it with --set",
         ),
         ("if which x; then RATE=1; fi\npython a.py --lr $RATE", "it is assigned under a condition"),
+        ('A="--lr $RATE --seed 1"\npython a.py $A', "--lr $RATE: its value is known only"),
         ("source none.sh\npython a.py --lr $RATE", "source none.sh: this file is not there"),
         ("python a.py --lr $(cat rate)", "--lr $(cat rate): its value is known only when the script runs"),
         ("echo --lr 1", "no command that starts a .py file with arguments"),
@@ -161,3 +162,36 @@ def test_the_reader_follows_no_more_than_it_must() -> None:
     script.read("A=1; B=$A$A export C=\"$B x\"\nD='$A'\nunset A")
     assert script.variables["D"] == ["$A"]
     assert script.expand('"${D}"-${MISSING:-y}') == ["$A-y"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if [ -n "$E" ] || [ "$A" = a ]; then X=1; else X=2; fi',
+        'if [ -n "$E" ] && [ "$A" = a ]; then X=1; else X=2; fi',
+        "if [[ $A == b ]]; then X=1; elif [[ $A == a ]] && [[ 3 -gt 2 ]]; then X=3; fi",
+        "if [ $A = a ]; then X=1; elif [ $A = a ] || [ $A = a ]; then X=2; else X=3; fi",
+        "if [ $A = b ]; then X=1; elif [ $A = c ] || [ $A = a ]; then X=2; else X=3; fi",
+        "if [ $A = b ]; then X=1; elif [ $A = c ]; then X=2; elif [ $A = d ]; then X=3; else X=4; fi",
+        '[ -z "$E" ] && X=4',
+        '[ -n "$E" ] || X=5',
+        "B=(); X=10",
+        "f() { X=1; }; f; X=12",
+        'X=6; [ -n "$E" ] && X=7',
+        'X=8 && [ -z "$E" ] && X=9',
+        'if [ "$A" = a ]; then if [ -n "$E" ]; then X=1; else X=11; fi; X=$X.0; fi',
+    ],
+)
+def test_lists_and_conditions_have_the_effect_that_they_have_in_bash(tmp_path: Path, text: str) -> None:
+    script = f'A=a; E=""; X=0\n{text}\n'
+    shown = subprocess.run(
+        ["bash", "-c", f"{script}echo $X"], capture_output=True, text=True, timeout=30, cwd=tmp_path
+    )
+    words = read(tmp_path, f"{script}python a.py --lr $X")
+    assert words[-1] == shown.stdout.strip()
+
+
+def test_a_list_after_an_unknown_command_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="assigned under a condition"):
+        read(tmp_path, "which x && RATE=1\npython a.py --lr $RATE")
+    assert read(tmp_path, "mkdir -p x && cd x && python a.py --lr 2")[-1] == "2"
