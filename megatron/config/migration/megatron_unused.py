@@ -39,9 +39,12 @@ REASONS_WITHOUT_EFFECT: dict[str, str] = {
         "microbatch-group-size-per-virtual-pipeline-stage defer-embedding-wgrad-compute wgrad-deferral-limit "
         "overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params use-pin-memory "
         "torch-fsdp2-no-reshard-after-forward suggested-communication-unit-size fsdp-double-buffer "
-        "num-distributed-optimizer-instances no-use-layer-wise-param-layout empty-unused-memory-level "
-        "manual-gc manual-gc-interval no-manual-gc-eval train-sync-interval DDP-impl lazy-mpu-init "
+        "num-distributed-optimizer-instances no-use-layer-wise-param-layout "
+        "DDP-impl lazy-mpu-init "
         "no-clone-scatter-output-in-embedding local_rank local-rank megatron-fsdp-version"
+    ),
+    "memory is left to Python and torch": (
+        "manual-gc manual-gc-interval no-manual-gc-eval train-sync-interval empty-unused-memory-level"
     ),
     "tensor parallelism always splits the positions between blocks too": "sequence-parallel",
     "a stage has no embedding of its own; the ranks share the blocks evenly": (

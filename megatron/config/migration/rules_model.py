@@ -77,6 +77,7 @@ def _set_positions(draft: Draft) -> None:
     names = ("position-embedding-type", "use-rotary-position-embeddings")
     if kind == "rope":
         draft.set("model.positions", "rotary", *names)
+        draft.explain("max-position-embeddings", "rotary positions have no table")
         if draft.has("no-position-embedding"):
             draft.confirm("no-position-embedding", "rotary positions replace the table")
         theta = ("rotary-base", "rotary-position-embeddings-theta")

@@ -199,12 +199,12 @@ def _set_paths(draft: Draft) -> None:
     if train == 1:
         draft.set("dataset.path_train", _name_corpora(draft, words, "train"), *split_names)
         return
-    tag = "_".join(part.strip() for part in draft.value("split").split(","))
+    tag = "_".join(_list_shares(draft.value("split")))
     draft.set("dataset.path_train", _name_corpora(draft, words, "train", f"_{tag}_train"), *split_names)
     if valid:
         draft.set("dataset.path_eval", _name_corpora(draft, words, "valid", f"_{tag}_valid"), *split_names)
     for prefix in _list_pairs(words)[1]:
-        split = ",".join(part.strip() for part in draft.value("split").split(","))
+        split = ",".join(_list_shares(draft.value("split")))
         draft.commands.append(
             f"python tools/subset_corpus.py --input {prefix} --split {split} --output {prefix}_{tag}"
         )
@@ -212,7 +212,7 @@ def _set_paths(draft: Draft) -> None:
 
 def parse_split(text: str) -> tuple[Fraction, Fraction]:
     """Return the shares of training and validation documents of `949,50,1`, `90/10/0` or `100`."""
-    words = [word.strip() for word in text.replace("/", ",").split(",") if word.strip()]
+    words = _list_shares(text)
     try:
         parts = [Fraction(word) for word in words] + [Fraction(0)] * (3 - len(words))
     except ValueError:
@@ -220,6 +220,11 @@ def parse_split(text: str) -> tuple[Fraction, Fraction]:
     if len(parts) != 3 or min(parts, default=-1) < 0 or not parts[0]:
         raise ValueError(f"--split: got {text!r}, expected up to three numbers such as 949,50,1")
     return parts[0] / sum(parts), parts[1] / sum(parts)
+
+
+def _list_shares(text: str) -> list[str]:
+    """Return the numbers of a split; published scripts pass it with quotes inside, as in '99,1,0'."""
+    return [word.strip() for word in text.strip("'\" ").replace("/", ",").split(",") if word.strip()]
 
 
 def _list_pairs(words: list[str]) -> tuple[list[str], list[str]]:

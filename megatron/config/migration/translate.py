@@ -148,7 +148,7 @@ class Draft:
         keys = [key for key, names in self.sources.items() if name in names]
         note = self.notes.get(name, "")
         if not keys:
-            return Row(typed, NO_EFFECT, note or argument.note or "without effect beside the other arguments")
+            return Row(typed, NO_EFFECT, note or "without effect beside the other arguments")
         text = " ".join(f"{key}={_format_value(self._read(key))}" for key in keys)
         return Row(typed, TRANSLATED, f"{text}; {note}" if note else text)
 

@@ -322,7 +322,7 @@ def test_defaults_of_megatron_that_are_others_here_are_set_and_listed() -> None:
 
 
 def test_several_corpora_become_a_data_path_file_and_a_split_the_commands_that_cut_them() -> None:
-    translation = translate("--data-path 0.3 a 0.7 b --split 90,10,0")
+    translation = translate("--data-path 0.3 a 0.7 b --split '90, 10,0'".replace(", ", ","))
     assert translation.files == {
         "train_data.txt": "0.3 a_90_10_0_train\n0.7 b_90_10_0_train\n",
         "valid_data.txt": "0.3 a_90_10_0_valid\n0.7 b_90_10_0_valid\n",
