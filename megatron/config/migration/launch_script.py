@@ -54,7 +54,7 @@ class LaunchScript:
         # Of each open if: whether this branch runs, and whether one has run so far. None: not known, as in
         # loops and functions.
         branches: list[bool | None] = []
-        taken: list[bool | None] = []
+        has_run: list[bool | None] = []
         previous: bool | None = None  # truth of the command before, for && and ||
         is_condition = is_open = False  # between if and then; and no branch before has run
         for lexed in split_commands(text):
@@ -65,26 +65,26 @@ class LaunchScript:
             head = words[0] if words else ""
             if is_condition:
                 if is_open:
-                    branches[-1] = taken[-1] = _join(branches[-1], lexed.joint, self._test(words))
+                    branches[-1] = has_run[-1] = _join(branches[-1], lexed.joint, self._test(words))
                 continue
             if head == "if":
                 branches.append(self._test(words[1:]))
-                taken.append(branches[-1])
+                has_run.append(branches[-1])
                 is_open = True
             elif head == "elif" and branches:
                 # after a branch that runs no other one does
-                is_open = taken[-1] is False
-                branches[-1] = {True: False, False: self._test(words[1:]), None: None}[taken[-1]]
-                taken[-1] = branches[-1] if is_open else taken[-1]
+                is_open = has_run[-1] is False
+                branches[-1] = {True: False, False: self._test(words[1:]), None: None}[has_run[-1]]
+                has_run[-1] = branches[-1] if is_open else has_run[-1]
             elif head == "else" and branches:
-                branches[-1] = None if taken[-1] is None else not taken[-1]
+                branches[-1] = None if has_run[-1] is None else not has_run[-1]
                 words = words[1:]
             elif head in OPENING or FUNCTION.fullmatch(head) or head == "function" or words[1:2] == ["()"]:
                 branches.append(None)
-                taken.append(None)
+                has_run.append(None)
             is_condition = head in ("if", "elif")
             if head in CLOSING:
-                branches, taken = branches[:-1], taken[:-1]
+                branches, has_run = branches[:-1], has_run[:-1]
             elif words and not is_condition and False not in branches:
                 skips = {"&&": False, "||": True}.get(lexed.joint) is previous and lexed.joint != ""
                 is_unknown = lexed.joint != "" and previous is None
@@ -133,11 +133,13 @@ class LaunchScript:
             value = [word for lexed in split_commands(raw[1:-1], separators="") for w in lexed.words
                      for word in self.expand(w)]  # fmt: skip
             self.variables[name] = [*(self.variables.get(name, []) if appends else []), *value]
+            _check_size(name, self.variables[name])
         else:
             # no word splitting in an assignment
             value = [" ".join(self.expand(raw, splits=False))]
             before = self.variables.get(name, [""])[0] if appends else ""
             self.variables[name] = [before + value[0]]
+            _check_size(name, self.variables[name])
         self.unknown.pop(name, None)
 
     def _source(self, path: str, depth: int) -> None:
@@ -260,6 +262,12 @@ class LaunchScript:
     def _mark(self, what: str) -> str:
         """Return a placeholder of an unknown value, which survives in the words that contain it."""
         return f"{UNKNOWN}{what}{UNKNOWN}"
+
+
+def _check_size(name: str, words: list[str]) -> None:
+    """Raise ValueError for a value that doubles in every line, until it fills the memory."""
+    if sum(map(len, words)) > MAX_BYTES:
+        raise ValueError(f"{name}: got a value of more than {MAX_BYTES >> 20} MB, expected a launch script")
 
 
 def _join(left: bool | None, joint: str, right: bool | None) -> bool | None:

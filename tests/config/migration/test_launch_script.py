@@ -195,3 +195,8 @@ def test_a_list_after_an_unknown_command_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="assigned under a condition"):
         read(tmp_path, "which x && RATE=1\npython a.py --lr $RATE")
     assert read(tmp_path, "mkdir -p x && cd x && python a.py --lr 2")[-1] == "2"
+
+
+def test_a_value_that_grows_without_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a value of more than 1 MB"):
+        read(tmp_path, "A=xxxxxxxx\n" + "A=$A$A\n" * 40 + "python a.py --lr $A")
