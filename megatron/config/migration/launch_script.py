@@ -152,7 +152,7 @@ class LaunchScript:
 
     def _write(self, words: list[str], document: tuple[str, bool]) -> None:
         """Record the file that `cat <<EOF > FILE` writes."""
-        if ">" not in words:
+        if ">" not in words[:-1]:
             return
         text, expands = document
         target = self.expand(words[words.index(">") + 1])
@@ -209,7 +209,8 @@ class LaunchScript:
             end = raw.find("`", i + 1) + 1 or len(raw)
             return [self._substitute(raw[i + 1 : end - 1], raw[i:end])], end
         if raw.startswith("$((", i):
-            end = raw.find("))", i) + 2
+            # past the brackets inside; without the closing ones, the rest of the word
+            end = find_closing(raw, i + 1, "(", ")")
             return [self._calculate(raw[i + 3 : end - 2], raw[i:end])], end
         if raw.startswith("$(", i):
             end = find_closing(raw, i + 1, "(", ")")
@@ -242,7 +243,7 @@ class LaunchScript:
             return [self._mark(f"${name}")]
         if index in ("@", "*"):
             return value
-        if index is None or not index.isdigit():
+        if index is None or not index.isdecimal() or len(index) > 6:
             return value[:1]
         return [value[int(index)]] if int(index) < len(value) else []
 
@@ -295,7 +296,8 @@ def read_script(path: Path) -> str:
         raise FileNotFoundError(f"{path}: no such file")
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path}: got more than {MAX_BYTES >> 20} MB, expected a launch script")
-    return path.read_text(encoding="utf-8", errors="replace")
+    # the marker of unknown values has no meaning in a script
+    return path.read_text(encoding="utf-8", errors="replace").replace(UNKNOWN, "")
 
 
 def read_launch_script(path: Path, given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -329,7 +331,7 @@ def _check_words(script: LaunchScript, path: Path) -> list[str]:
 
 def _describe_unknown(script: LaunchScript, name: str, word: str) -> str:
     """Return what is unknown in a word after an argument, why, and how to give it."""
-    what = next(part for part in word.split(UNKNOWN)[1:] if part)
+    what = next((part for part in word.split(UNKNOWN)[1:] if part), "a value")
     reason = script.unknown.get(what.lstrip("$"), "its value is known only when the script runs")
     missing = next((f"; {text}: {why}" for text, why in script.unknown.items() if " " in text), "")
     fix = "Write its value into the script."

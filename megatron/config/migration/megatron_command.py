@@ -74,7 +74,7 @@ def _read_json(path: str, written: Mapping[str, str]) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(_read_text(path, written, "--deepspeed_config"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also for numbers of thousands of digits
         raise ValueError(f"--deepspeed_config: {path}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise ValueError(f"--deepspeed_config: {path}: got {type(config).__name__}, expected a JSON object")

@@ -200,3 +200,13 @@ def test_a_list_after_an_unknown_command_is_unknown(tmp_path: Path) -> None:
 def test_a_value_that_grows_without_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a value of more than 1 MB"):
         read(tmp_path, "A=xxxxxxxx\n" + "A=$A$A\n" * 40 + "python a.py --lr $A")
+
+
+@pytest.mark.parametrize("text", ["cat <<E >\nx\nE", "A=(1)\nB=${A[" + "9" * 5000 + "]}"])
+def test_scripts_that_fuzzing_has_made_are_read(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, f"{text}\npython a.py --lr 1\0")[-1] == "1"
+
+
+def test_brackets_without_an_end_take_the_rest_of_the_script(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no command that starts"):
+        read(tmp_path, "A=(1).x=$((8*4)\npython a.py --lr 1")

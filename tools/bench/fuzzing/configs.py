@@ -24,7 +24,7 @@ logging: {{run_dir: "{folder}/runs/${{name}}", every_iterations: 5}}
 misc: {{seed: 1}}
 """
 SCRIPT = """#!/bin/bash
-SHAPE=(64 4 2); SEQ=$((8*4))
+SHAPE=(64 4 2); SEQ=$((8*4)); NONE=
 if [ -z "$NONE" ] && [[ "$SEQ" == 32 ]]; then CLIP=0.5; else CLIP=1; fi
 cat <<EOF > ds.json
 {"zero_optimization": {"stage": 1}}
@@ -290,9 +290,7 @@ def open_launch_scripts(folder: Path) -> FileCase:
         words, written = read_launch_script(folder / "train.sh", {"1": "out"})
         translate_command(words, written=written)
 
-    return FileCase(
-        folder, {"train.sh": lambda rng, content: mutate_text(rng, content.decode()).encode()}, read
-    )
+    return FileCase(folder, {"train.sh": mutate_text}, read)
 
 
 TARGETS: tuple[FuzzTarget, ...] = (
