@@ -51,9 +51,9 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
     "plan": {"sizes": "model_sizes", "plan": "plan_study"},
     "train": {
         "train": "pretrain",
-        "train-gpt": "pretrain_gpt",
-        "train-mdm": "pretrain_diff_gpt",
-        "translate": "from_megatron",
+        "gpt": "pretrain_gpt",
+        "diff-gpt": "pretrain_diff_gpt",
+        "megatron": "from_megatron",
         "ranks": "start_ranks",
         "sweep": "sweep",
         "convert": "convert_checkpoint",
