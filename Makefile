@@ -51,6 +51,7 @@ bench-gpu: $(READY)
 docs: $(READY)
 	python tools/config_reference.py
 	python tools/model_sizes.py --shell >utils/model_params.sh
+	python tools/migration_page.py
 
 # mkdocs is installed only here: nothing else needs it
 site: $(READY)

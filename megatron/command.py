@@ -128,7 +128,9 @@ class ToolParser(argparse.ArgumentParser):
         ]
 
 
-def create_parser(doc: str, may_stop: bool = False, takes_ranks: bool = False) -> argparse.ArgumentParser:
+def create_parser(
+    doc: str, may_stop: bool = False, takes_ranks: bool = False, parser_class: type[ToolParser] = ToolParser
+) -> argparse.ArgumentParser:
     """Create a parser whose help is a module's docstring: the first paragraph, the options, then the rest.
 
     The rest begins with example commands that can be pasted.
@@ -142,7 +144,7 @@ def create_parser(doc: str, may_stop: bool = False, takes_ranks: bool = False) -
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     sections = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
     epilog = "\n\n".join(sections)
-    parser = ToolParser(description=head, epilog=epilog, formatter_class=create_formatter)
+    parser = parser_class(description=head, epilog=epilog, formatter_class=create_formatter)
     parser.takes_ranks = takes_ranks
     return parser
 

@@ -33,6 +33,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "check": "check_environment",
         "completion": "completion",
         "reference": "config_reference",
+        "migration": "migration_page",
         "code-points": "derive_code_points",
     },
     "prepare text": {
@@ -50,6 +51,9 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
     "plan": {"sizes": "model_sizes", "plan": "plan_study"},
     "train": {
         "train": "pretrain",
+        "gpt": "pretrain_gpt",
+        "diff-gpt": "pretrain_diff_gpt",
+        "megatron": "from_megatron",
         "ranks": "start_ranks",
         "sweep": "sweep",
         "convert": "convert_checkpoint",

@@ -1,8 +1,9 @@
-"""Write a part of a corpus: the first documents, the first with a number of tokens, or a random sample.
+"""Write a part of a corpus: the first documents, the first with a number of tokens, a random sample, a split.
 
     python tools/subset_corpus.py --input 'c4/train-*.json.gz' --tokens 100M --tokenizer-model gpt2 \\
         --append-eod --output c4_100M.jsonl
     python tools/subset_corpus.py --input tokens/c4_text_document --sample 0.1 --output tokens/c4_tenth
+    python tools/subset_corpus.py --input tokens/c4_text_document --split 949,50,1 --output tokens/c4
 
 Lines of text are copied unchanged; a .bin/.idx dataset gives a dataset. The output gets its name when
 complete.
@@ -11,11 +12,13 @@ complete.
 import argparse
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_count, parse_count_or_fraction, parse_output_prefix
+from megatron.text.split import SPLIT_NAMES, split_dataset
 from megatron.text.subset import (
     CountingEncoder,
     DocumentSelection,
@@ -74,9 +77,27 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N|SHARE",
         help="N random documents, or each with a probability between 0 and 1, in input order",
     )
+    exclusive.add_argument(
+        "--split",
+        type=parse_shares,
+        metavar="949,50,1",
+        help="of a dataset: its documents in order, cut as by Megatron's --split into OUTPUT_train, "
+        "OUTPUT_valid and OUTPUT_test; a share of 0 gives none",
+    )
     which.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample")
     add_tokenizer_options(parser)
     return parser
+
+
+def parse_shares(word: str) -> tuple[Fraction, ...]:
+    """Parse up to three shares with a sum above 0 (an argparse type)."""
+    try:
+        shares = tuple(Fraction(part.strip()) for part in word.split(","))
+    except (ValueError, ZeroDivisionError):
+        shares = ()
+    if not 1 <= len(shares) <= len(SPLIT_NAMES) or min(shares) < 0 or not sum(shares):
+        raise argparse.ArgumentTypeError(f"got '{word}', expected up to three numbers such as 949,50,1")
+    return shares
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -90,6 +111,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def take_subset(args: argparse.Namespace) -> SubsetResult:
     """Write the selected part of the text or dataset."""
+    if args.split is not None:
+        return take_split(args)
     selection = DocumentSelection(
         documents=args.documents, tokens=args.tokens, sample=args.sample, seed=args.seed
     )
@@ -117,6 +140,20 @@ def take_subset(args: argparse.Namespace) -> SubsetResult:
         args.input, args.output, selection, counter, args.json_key, args.on_error == "skip", args.quiet,
         args.overwrite,
     )  # fmt: skip
+
+
+def take_split(args: argparse.Namespace) -> SubsetResult:
+    """Write the parts of a dataset, and return the counts of all of them together."""
+    prefix = find_dataset_prefix(args.input[0])
+    if prefix is None or len(args.input) > 1:
+        raise ValueError(f"--split: got {' '.join(args.input)}, expected one .bin/.idx dataset")
+    results = split_dataset(prefix, args.output, args.split, args.quiet, args.overwrite)
+    for name, part in results.items():
+        print(f"{args.output}_{name}: {part.n_documents:,} documents, {part.n_tokens:,} tokens")
+    return SubsetResult(
+        sum(part.n_documents for part in results.values()),
+        sum(part.n_tokens or 0 for part in results.values()),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

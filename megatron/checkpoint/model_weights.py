@@ -34,6 +34,7 @@ FREE_KEYS = (
     "size",
     "vocab_rows",
     "attention_dropout",
+    "hidden_dropout",
     "document_mask",
     "eod_id",
 )  # keys that may differ between the weights and the model initialized from them

@@ -157,9 +157,12 @@ def _check_length(length: LrSchedulerConfig) -> None:
     _require_at_most_one(length, "the warm-up", "warmup_iterations", "warmup_tokens", "warmup_fraction")
     decays = ("decay_iterations", "decay_tokens", "decay_fraction")
     _require_at_most_one(length, "the decay", *decays)
-    decay_keys = [key for key in decays if getattr(length, key) is not None]
-    decay_keys += ["decay_shape"] if length.decay_shape != LrSchedulerConfig.decay_shape else []
-    if decay_keys and length.kind != "wsd":
+    decay_keys = (
+        [key for key in decays if getattr(length, key) is not None] if length.kind == "constant" else []
+    )
+    if length.kind != "wsd" and length.decay_shape != LrSchedulerConfig.decay_shape:
+        decay_keys.append("decay_shape")
+    if decay_keys:
         raise ValueError(
             f"lr_scheduler.{decay_keys[0]}: kind {length.kind} has no separate decay; set kind: wsd"
         )
@@ -198,7 +201,12 @@ def check_engine(dist: DistConfig, optim: OptimConfig) -> None:
     if unsupported:
         # of two engines, all unsupported settings require the same other one
         (required,) = set(unsupported.values())
-        raise ValueError(f"{', '.join(unsupported)}: got dist.engine={dist.engine}, expected {required}")
+        hint = ""
+        if required == "torch" and not all(key.startswith("optim.") for key in unsupported):
+            hint = f" Set dist.engine=torch, which supports them with {dist.sharding_stage} as well."
+        raise ValueError(
+            f"{', '.join(unsupported)}: got dist.engine={dist.engine}, expected {required}.{hint}"
+        )
     if dist.engine == "torch":
         return
     if dist.offload_optimizer and dist.sharding_stage == "zero0":

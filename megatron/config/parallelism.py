@@ -166,6 +166,7 @@ def _check_shape(config: RunConfig) -> None:
         "model": {
             "norm": "rmsnorm", "feed_forward": "swiglu", "positions": "rotary", "biases": False,
             "tied_embedding": True, "qk_norm": False, "document_mask": False, "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
             "parametrization": "standard",
         },
         "objective": {"orders": 1, "randmask_ratio": 0.0},

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
+from megatron.config.deepspeed_json import adopt_deepspeed_json, format_adopted
 from megatron.config.hf import shape_from_hf
 from megatron.config.migration.stub_keys import adopt_stub_keys
 from megatron.config.presets import (
@@ -39,6 +40,9 @@ from megatron.config.yaml_file import (
     read_yaml,
 )
 from megatron.io import write_atomic
+from megatron.log import get_logger
+
+log = get_logger(__name__)
 
 # keys from which others are computed before the types of all keys are checked
 INTEGER_SHAPE_KEYS = ("d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows")
@@ -58,7 +62,10 @@ def read_config(
     Raises FileNotFoundError for a missing file, and ValueError for invalid content: one sentence with the key
     and, for an unknown key, the nearest one.
     """
-    raw = read_yaml(path, overrides)
+    raw, adopted = adopt_deepspeed_json(read_yaml(path, overrides))
+    if adopted:
+        name = raw["dist"]["deepspeed_config"]
+        log.info("dist.deepspeed_config: %s sets keys that are open:\n%s", name, format_adopted(adopted))
     _check_size_label(path, overrides)
     return build_config(raw, str(path), vocabulary)
 

@@ -80,7 +80,6 @@ class DistConfig:
         "none",
         "full",
         "selective",
-        engine="torch",
     )
     compile: bool | None = option(
         None, "apply torch.compile to each block; auto: on GPUs", engine="torch", read=read_switch
@@ -115,7 +114,9 @@ class DistConfig:
         False, "deepspeed, zero3: offload weights to CPU memory", engine="deepspeed"
     )
     deepspeed_config: str | None = option(
-        None, "DeepSpeed JSON file merged into the settings; it must not contradict them", engine="deepspeed"
+        None,
+        "DeepSpeed JSON file; it sets keys that are open, and must not contradict the others",
+        engine="deepspeed",
     )
     timeout_s: int = option(
         1800,

@@ -78,6 +78,14 @@ class ModelConfig:
         unit="share",
         identity=IF_CHANGED,
     )
+    hidden_dropout: float = option(
+        0.0,
+        "probability of dropping a feature of the embedding and of each branch in training; 0 in evaluation",
+        at_least=0,
+        below=1,
+        unit="share",
+        identity=IF_CHANGED,
+    )
     init_std: float = option(
         0.02,
         "std of the initial matrices; much narrower models than GPT-2 learn faster with 0.6 / sqrt(d_model)",
@@ -271,14 +279,19 @@ class LrSchedulerConfig:
         identity=ALWAYS,
     )
     decay_iterations: int | None = option(
-        None, "wsd: length of the decay at the end", above=0, unit="steps", identity=ALWAYS
+        None,
+        "length of the decay; wsd: at the end; cosine, linear: after the warm-up, then the minimum rate; "
+        "default: the rest of the run",
+        above=0,
+        unit="steps",
+        identity=ALWAYS,
     )
     decay_tokens: int | None = option(
-        None, "wsd: length of the decay, rounded up to whole steps", above=0, unit="tokens", identity=ALWAYS
+        None, "the same in tokens, rounded up to whole steps", above=0, unit="tokens", identity=ALWAYS
     )
     decay_fraction: float | None = option(
         None,
-        "wsd: length of the decay, as a fraction of the run; default: the last fifth",
+        "the same as a fraction of the run; default of wsd: the last fifth",
         above=0,
         at_most=1,
         unit="share",

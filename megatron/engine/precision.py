@@ -3,7 +3,7 @@
 import torch
 
 from megatron.config.schema import DistConfig
-from megatron.model.transformer import Precision
+from megatron.model.precision import Precision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,4 +1,4 @@
-"""Attention dropout keyed by the sample: the same weights are dropped on any device and number of ranks."""
+"""Dropout keyed by the sample: the same entries are dropped on any device and number of ranks."""
 
 import math
 
@@ -43,6 +43,20 @@ def draw_keep_mask(key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate:
     # draws are uniform in 0 .. 2^32 - 1
     # the probability is exact to 2^-32: rate 0.1 drops draws below 429,496,730
     return draws >= round(rate * 2**32)
+
+
+def drop_hidden(x: Tensor, key: Tensor, place: int, rate: float) -> Tensor:
+    """Return x [B, S, D] with features dropped; the others are scaled by 1 / (1 - rate).
+
+    key    [B] int64, of each sample in this block
+    place  number of the tensor within the block, so that its tensors are dropped independently
+    """
+    if rate == 0:
+        return x
+    _, n_positions, width = x.shape
+    # features are the "keys" of one head: a draw for each (sample, position, feature)
+    keep = draw_keep_mask(derive_layer_key(key, place), 1, n_positions, width, rate)[:, 0]
+    return x * keep / (1 - rate)
 
 
 def attend_with_dropout(

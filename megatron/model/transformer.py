@@ -14,29 +14,14 @@ from torch import Tensor, nn
 from megatron.config.schema import ModelConfig
 from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
 from megatron.kernels.document_mask import DocumentMask
-from megatron.kernels.dropout import attend_with_dropout, derive_layer_key
+from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, drop_hidden
 from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
 from megatron.kernels.swiglu import swiglu
 from megatron.model.kv_cache import KvCache, LayerCache
 from megatron.model.masks import build_attention_mask, document_numbers, positions_in_document
+from megatron.model.precision import Precision
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
-
-
-@dataclass(frozen=True)
-class Precision:
-    """dtypes of a model in training, the same in every parallel layout; norms are computed in float32.
-
-    compute    weights are rounded to it for use, and products and the results of norms have it
-    residual   residual stream
-    """
-
-    compute: torch.dtype
-    residual: torch.dtype
-
-    def to_residual(self, x: Tensor) -> Tensor:
-        """Return rows of an embedding as residual stream: rounded as FSDP rounds the weights it gathers."""
-        return x.to(self.compute).to(self.residual)
 
 
 class RmsNorm(nn.Module):
@@ -157,7 +142,7 @@ class Attention(nn.Module):
         if inputs.cache is not None:
             # k is cached after its rotation: q . k depends on the difference of two positions only
             k, v = inputs.cache.extend(k, v)
-        if inputs.dropout_key is None:
+        if inputs.dropout_key is None or self.dropout == 0:
             attended = self.core_attention(q, k, v, inputs.causal, inputs.mask)
         else:
             k, v = repeat_shared_heads(q, k, v)
@@ -197,13 +182,19 @@ class Block(nn.Module):
         self.mlp_norm = build_residual_norm(config)
         self.mlp = Mlp(config)
         self.multiplier = residual_multiplier(config)
+        self.dropout = config.hidden_dropout
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = self.attention(self.attention_norm(x), inputs)
+        attended = self._drop(self.attention(self.attention_norm(x), inputs), inputs, 0)
         # keys and values needed every position; from here on only the query positions are computed
         residual = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
         x = residual + self._scale_branch(attended)
-        return x + self._scale_branch(self.mlp(self.mlp_norm(x)))
+        return x + self._scale_branch(self._drop(self.mlp(self.mlp_norm(x)), inputs, 1))
+
+    def _drop(self, branch: Tensor, inputs: AttentionInputs, place: int) -> Tensor:
+        if inputs.dropout_key is None:
+            return branch
+        return drop_hidden(branch, inputs.dropout_key, place, self.dropout)
 
     def _scale_branch(self, branch: Tensor) -> Tensor:
         return branch if self.multiplier == 1 else branch * self.multiplier
@@ -259,7 +250,7 @@ class Gpt(nn.Module):
         positions       [B, S] int64    position of each token; None: consecutive from first_position, or
                                         counted from the start of each document
         visible         [B, S, S] bool  keys that each position may attend to; None: all
-        dropout_key     [B] int64       key of each sample; attention dropout is applied in training only
+        dropout_key     [B] int64       key of each sample; dropout is applied in training only
         cache           tokens continue the cached positions, all in one document; they are added to it
         query_positions [B, Q] int64    positions to return as [B, Q, D], repeats allowed; the last block
                                         computes only these; None: all. Not with dropout or a cache
@@ -273,9 +264,13 @@ class Gpt(nn.Module):
             assert self.config.eod_id is not None, "set by read.py"
             documents = document_numbers(tokens, self.config.eod_id)
             positions = positions_in_document(documents) if positions is None else positions
-        drops = self.training and self.config.attention_dropout > 0
-        assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
+        drops = self.training and max(self.config.attention_dropout, self.config.hidden_dropout) > 0
+        assert dropout_key is not None or not drops, "dropout requires the samples' keys"
         x, rotary = self._embed(tokens, positions, first_position)
+        if drops and dropout_key is not None:
+            # the key of the layer after the last block, which no block uses
+            last = derive_layer_key(dropout_key, len(self.blocks))
+            x = drop_hidden(x, last, 0, self.config.hidden_dropout)
         inputs = AttentionInputs(
             causal, rotary, build_attention_mask(causal, documents, visible, self.config.d_head)
         )

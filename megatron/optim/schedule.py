@@ -22,7 +22,8 @@ class LearningRateSchedule:
     """Learning rate of steps 0..n_steps - 1: linear warm-up to `peak`, then decay to lr_min_ratio * peak.
 
     Step k of the warm-up has the rate peak (k + 1) / warmup_steps: never 0, and the peak at its last step
-    only. `cosine` and `linear` decay from the end of the warm-up to the last step. `wsd` (warm-up, stable,
+    only. `cosine` and `linear` decay from the end of the warm-up to the last step, or over `decay_steps` and
+    then stay at the minimum. `wsd` (warm-up, stable,
     decay: Hu et al., arXiv 2404.06395) stays at the peak until the last `decay_steps`, so that runs of all
     lengths share their steps up to the decay of the shortest.
     """
@@ -49,7 +50,7 @@ class LearningRateSchedule:
             # n_steps = 10, decay_steps = 4: steps 6..9 have done = 0.25, 0.5, 0.75, 1
             shape, done = self.decay_shape, (step - first + 1) / self.decay_steps
         else:
-            descent = max(1, self.n_steps - 1 - self.warmup_steps)
+            descent = self.decay_steps or max(1, self.n_steps - 1 - self.warmup_steps)
             shape, done = self.kind, (step - self.warmup_steps) / descent
         # min(1, done): first_difference also evaluates steps after the end, for a trunk longer than this run
         low = self.lr_min_ratio * self.peak

@@ -12,7 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 
 from megatron.kernels.rotary import rotary_table
-from megatron.model.transformer import AttentionInputs, Gpt, Precision
+from megatron.model.precision import Precision
+from megatron.model.transformer import AttentionInputs, Gpt
 
 
 class _Exchange:

@@ -1,6 +1,7 @@
-"""Reader of data-path files: lines of `weight path-prefix`, as in Megatron-DeepSpeed."""
+"""Reader of data-path files: `weight path-prefix` entries, as in Megatron-DeepSpeed."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,6 +14,8 @@ from megatron.plan.sidecar import read_eod_use
 from megatron.plan.sidecar import read_sidecar as read_sidecar
 
 SUFFIX = ".txt"
+QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
+NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+/[0-9]+")
 FULL_WEIGHT = Fraction(1)
 
 
@@ -37,8 +40,9 @@ def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
 def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
 
-    A line may be quoted. `#` begins a comment at the start of a line or after a space. `$NAME` and `~` are
-    expanded. A prefix is relative to the working directory, or else to the folder of the file.
+    A line has one or several entries `weight path-prefix`, which may be quoted. `#` begins a comment at the
+    start of a line or after a space. `$NAME` and `~` are expanded. A prefix is relative to the working
+    directory, or else to the folder of the file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such data-path file")
@@ -46,9 +50,10 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     first_recorded: str | None = None
     seen: dict[Path, str] = {}
     lines = list(_read_lines(path))
-    for location, line in lines:
+    entries = [(location, entry) for location, line in lines for entry in _split_entries(line)]
+    for location, entry in entries:
         # location is "file:line", for error messages
-        weight, written = _parse_line(line, location, is_only_line=len(lines) == 1)
+        weight, written = _parse_entry(entry, location, is_only_entry=len(entries) == 1)
         prefix = _find_prefix(written, path.parent, location)
         resolved = Path(prefix).resolve()  # detects one dataset under two names
         if resolved in seen:
@@ -78,21 +83,39 @@ def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         # the leading space makes a `#` at the start of a line a comment too
         content = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
-        if len(content) > 1 and content[0] == content[-1] and content[0] in "\"'":
-            content = content[1:-1].strip()
         if content:
             yield f"{path}:{number}", content
 
 
-def _parse_line(line: str, location: str, is_only_line: bool) -> tuple[Fraction, str]:
-    """Return (weight, prefix). The only line of a file may omit the weight.
+def _split_entries(line: str) -> list[str]:
+    """Return the `weight path-prefix` entries of a line, without quotes.
+
+    A line has one entry, quoted or not, or several: each in quotes, or alternating weights and prefixes.
+    """
+    quoted = QUOTED.findall(line)
+    if quoted and not QUOTED.sub("", line).strip(" ,"):
+        return [entry for pair in quoted for text in pair if text.strip() for entry in _split_pairs(text)]
+    return _split_pairs(line)
+
+
+def _split_pairs(line: str) -> list[str]:
+    """Return the entries of text without outer quotes."""
+    words = line.split()
+    # 0.3 a 0.7 b: every other word is a number; a single prefix may contain spaces and is left whole
+    if len(words) > 2 and len(words) % 2 == 0 and all(NUMBER.fullmatch(word) for word in words[::2]):
+        return [f"{weight} {prefix}" for weight, prefix in zip(words[::2], words[1::2], strict=True)]
+    return [line.strip()]
+
+
+def _parse_entry(line: str, location: str, is_only_entry: bool) -> tuple[Fraction, str]:
+    """Return (weight, prefix). The only entry of a file may omit the weight.
 
     A Fraction keeps 0.3 exactly three tenths, so that shares are exact.
     """
     # at most one split: a path may contain spaces
     words = line.split(maxsplit=1)
     if len(words) == 1:
-        if is_only_line:
+        if is_only_entry:
             return FULL_WEIGHT, words[0]
         raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
     try:
@@ -121,7 +144,9 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
         if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
             return prefix
     if " " in requested:
-        raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected one corpus per line")
+        raise FileNotFoundError(
+            f"{location}: no dataset {written}.bin/.idx, expected `weight path-prefix` pairs"
+        )
     if requested != written.removesuffix(".bin").removesuffix(".idx"):
         places = [written]  # the value of a variable may be a secret, so messages contain only its name
     raise FileNotFoundError(

@@ -51,11 +51,12 @@ def count_warmup_steps(length: LrSchedulerConfig, n_steps: int, tokens_per_step:
 
 
 def count_decay_steps(length: LrSchedulerConfig, n_steps: int, tokens_per_step: int) -> int:
-    """Return the steps of decay at the end of a warm-up-stable-decay run; 0 for other schedules."""
-    if length.kind != "wsd":
+    """Return the steps of decay; 0: a constant rate, or a cosine or linear decay over the rest of the run."""
+    if length.kind == "constant":
         return 0
     fraction = length.decay_fraction
-    if length.decay_iterations is None and length.decay_tokens is None and fraction is None:
+    is_unset = length.decay_iterations is None and length.decay_tokens is None and fraction is None
+    if is_unset and length.kind == "wsd":
         fraction = DECAY_FRACTION
     return _resolve_steps(n_steps, tokens_per_step, length.decay_iterations, length.decay_tokens, fraction)
 

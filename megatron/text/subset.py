@@ -57,18 +57,22 @@ class DocumentSelection:
     tokens      the smallest number of first documents with at least so many tokens
     sample      number of random documents, or a share in (0, 1): independent probability of each document
     seed        of the sample; a larger sample contains a smaller one of the same seed
+    skip        of a dataset: `documents` are counted after this many
     """
 
     documents: int | None = None
     tokens: int | None = None
     sample: int | Fraction | None = None
     seed: int = 0
+    skip: int = 0
 
     def to_meta(self) -> dict[str, Any]:
         """Return the selection as an entry of a sidecar."""
         if self.sample is not None:
             share = self.sample if isinstance(self.sample, int) else float(self.sample)
             return {"sample": share, "seed": self.seed}
+        if self.skip:
+            return {"documents": self.documents, "skip": self.skip}
         return {"documents": self.documents} if self.documents else {"tokens": self.tokens}
 
 
@@ -326,7 +330,7 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
     """Return the numbers of the selected documents, int64, ascending."""
     n = dataset.n_documents
     if selection.documents is not None:
-        return np.arange(min(n, selection.documents))
+        return np.arange(min(n, selection.skip), min(n, selection.skip + selection.documents))
     if selection.tokens is not None:
         # lengths [5, 3, 4], tokens 8: reached [5, 8, 12], searchsorted 1, so documents 0 and 1
         reached = np.cumsum(dataset.document_tokens)

@@ -36,6 +36,7 @@ from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective
 from megatron.optim.adamw import build_adamw
 from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
+from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.collectives import broadcast_string
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
@@ -176,6 +177,7 @@ def build_engine(
     assert settings is not None, "dist.engine is deepspeed"
     model.set_precision(choose_precision(config.dist))
     model.to(world.device)
+    apply_activation_checkpointing(model.blocks, config.dist.activation_checkpointing)
     optimizer = build_adamw(dict(model.named_parameters()), config.optim, config.model)
     return DeepSpeedEngine(model, optimizer, causal=objective.causal, config=settings, world=world)
 
@@ -199,7 +201,7 @@ def build_deepspeed_settings(
 def build_objective(config: RunConfig) -> Objective:
     """Build the objective of a configuration."""
     objective, seed = config.objective, config.misc.seed
-    drops = config.model.attention_dropout > 0
+    drops = max(config.model.attention_dropout, config.model.hidden_dropout) > 0
     if objective.name == "autoregressive":
         return Autoregressive(
             seed=seed,

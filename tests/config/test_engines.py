@@ -21,13 +21,9 @@ from megatron.config.schema import DistConfig, OptimConfig
         ),
         ({"sharding_stage": "zero3_hybrid"}, "dist.sharding_stage: got zero3_hybrid, expected zero0"),
         ({"tensor_parallel": 2}, "dist.tensor_parallel=2: got dist.engine=deepspeed, expected torch"),
-        ({"pipeline_parallel": 2}, "dist.pipeline_parallel=2: got dist.engine"),
+        ({"pipeline_parallel": 2}, "expected torch. Set dist.engine=torch, which supports them with zero0"),
         ({"context_parallel": 2}, "dist.context_parallel=2: got dist.engine"),
         ({"cpu_offload": True, "sharding_stage": "zero3"}, "dist.cpu_offload=True: got dist.engine"),
-        (
-            {"activation_checkpointing": "selective"},
-            "dist.activation_checkpointing=selective: got dist.engine",
-        ),
         ({"compile": True, "float8": True}, "dist.compile=True, dist.float8=True: got dist.engine"),
     ],
 )

@@ -86,8 +86,8 @@ def test_overrides_on_the_command_line_replace_values_of_the_file(tmp_path: Path
             "lr_scheduler.decay_shape: kind cosine has no separate decay; set kind: wsd",
         ),
         (
-            {"lr_scheduler": {"total_tokens": 9, "decay_tokens": 3}},
-            "lr_scheduler.decay_tokens: kind cosine has no separate decay; set kind: wsd",
+            {"lr_scheduler": {"total_tokens": 9, "kind": "constant", "decay_tokens": 3}},
+            "lr_scheduler.decay_tokens: kind constant has no separate decay; set kind: wsd",
         ),
         (
             {"dataset": {"path_train": "synthetic"}, "lr_scheduler": {"total_epochs": 1}},

@@ -125,7 +125,13 @@ OPTIONS: list[Case] = [
 @pytest.mark.ranks
 def test_every_shape_and_objective_gives_the_same_losses_in_shards(tmp_path: Path) -> None:
     alone = run_cases(OPTIONS, 1, tmp_path)
-    layouts = ({"sharding_stage": "zero3"}, zero_config(1), zero_config(3))
+    layouts = (
+        {"sharding_stage": "zero3"},
+        zero_config(1),
+        zero_config(3),
+        zero_config(2, activation_checkpointing="full"),
+        zero_config(3, activation_checkpointing="selective"),
+    )
     cases = [{**case, "dist": layout, "microbatch_size": 2} for case in OPTIONS for layout in layouts]
     expected = [reference for reference in alone for _ in layouts]
     for result, reference in zip(run_cases(cases, 2, tmp_path), expected, strict=True):

@@ -104,6 +104,9 @@ def test_every_generated_key_is_refused_by_name_if_the_users_value_differs(tmp_p
         if leaf[0] not in OVERRIDABLE
     ]
     assert len(leaves) > 10
+    # at stage 0 these two say in DeepSpeed's words what the run does by autocast
+    equal = {"bfloat16": "bf16.enabled", "float16": "fp16.enabled"}.get(dtype) if stage == "zero0" else None
+    leaves = [leaf for leaf in leaves if leaf[0] != equal]
     for key, value in leaves:
         user: Any = change_value(value)
         for name in reversed(key.split(".")):
@@ -128,6 +131,61 @@ def test_settings_without_a_conflict_are_merged(tmp_path: Path) -> None:
     assert config["zero_optimization"]["offload_param"] == {"device": "none"}
     assert (config["wall_clock_breakdown"], config["steps_per_print"]) == (True, 7)
     assert "optimizer" not in config
+
+
+def test_the_json_of_the_data_constrained_study_is_accepted(tmp_path: Path) -> None:
+    theirs = {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 24,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 0},
+        "bf16": {"enabled": True},
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+    }
+    config = merge_config(tmp_path, theirs, dtype="bfloat16")
+    assert config["torch_autocast"] == {
+        "enabled": True,
+        "dtype": "bfloat16",
+        "lower_precision_safe_modules": [],
+    }
+    assert (config["bf16"]["enabled"], config["steps_per_print"]) == (False, 2000)
+    # its JSON for several nodes: offload at stage 1, where DeepSpeed ignores offload_param
+    cpu = {"device": "cpu", "pin_memory": True}
+    theirs["zero_optimization"] = {
+        "stage": 1, "offload_optimizer": cpu, "offload_param": cpu, "contiguous_gradients": True,
+        "overlap_comm": True,
+    }  # fmt: skip
+    config = merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero1", offload_optimizer=True)
+    zero = config["zero_optimization"]
+    assert (zero["offload_optimizer"], zero["offload_param"]) == (cpu, {"device": "none"})
+    assert zero["overlap_comm"] and config["bf16"]["enabled"]
+
+
+def test_auto_values_as_in_hugging_face_keep_those_of_the_run(tmp_path: Path) -> None:
+    theirs = {
+        "fp16": {"enabled": "auto", "loss_scale": 0},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"}},
+        "zero_optimization": {
+            "stage": 3, "reduce_bucket_size": "auto", "sub_group_size": 1e9,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
+    }  # fmt: skip
+    config = merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero3")
+    ours = build_config(dtype="bfloat16", sharding_stage="zero3")
+    assert '"auto"' not in json.dumps(config)
+    assert not {"scheduler", "optimizer", "activation_checkpointing"} & set(config)
+    assert {key: config[key] for key in ("bf16", "train_batch_size")} == {
+        key: ours[key] for key in ("bf16", "train_batch_size")
+    }
+    theirs["scheduler"]["params"]["warmup_num_steps"] = 10
+    with pytest.raises(ValueError, match="scheduler: set lr_scheduler instead"):
+        merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero3")
 
 
 def test_bad_files_give_a_one_line_error(tmp_path: Path) -> None:

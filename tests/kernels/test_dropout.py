@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from megatron.config.schema import ModelConfig
-from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, draw_keep_mask
+from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, draw_keep_mask, drop_hidden
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 
@@ -74,3 +74,33 @@ def test_dropout_depends_on_the_sample_only_and_is_off_in_evaluation() -> None:
             model(tokens, True)
         still = model.eval()(tokens, True, dropout_key=keys)
         assert torch.equal(still, model(tokens, True))
+
+
+def test_hidden_dropout_keeps_the_expectation_and_drops_a_share_of_independent_features() -> None:
+    x, keys = torch.ones(64, 5, 32, dtype=torch.float64), torch.arange(64)
+    first, second = (drop_hidden(x, keys, place, 0.25) for place in (0, 1))
+    assert set(first.unique().tolist()) == {0.0, 1 / 0.75}
+    dropped = torch.stack([first == 0, second == 0]).double()
+    n = x.numel()
+    assert ((dropped.mean((1, 2, 3)) - 0.25).abs() < 5 * math.sqrt(0.25 * 0.75 / n)).all()
+    both = (dropped[0] * dropped[1]).mean()
+    assert abs(both - 0.0625) < 5 * math.sqrt(0.0625 * 0.9375 / n)
+    assert torch.equal(drop_hidden(x, keys, 0, 0.0), x)
+
+
+@pytest.mark.parametrize("more", [{}, {"attention_dropout": 0.3}])
+def test_hidden_dropout_of_a_model_depends_on_the_sample_only_and_is_off_in_evaluation(more) -> None:
+    shape = ModelConfig(
+        d_model=16, d_ff=32, d_head=8, n_heads=2, n_layers=2, n_tokens=20, vocab_rows=128,
+        hidden_dropout=0.3, **more,
+    )  # fmt: skip
+    model = Gpt(shape)
+    init_weights(model, seed=0)
+    tokens = torch.randint(0, 20, (3, 7), generator=torch.Generator().manual_seed(0))
+    keys = torch.tensor([11, 12, 13])
+    with torch.no_grad():
+        together = model.train()(tokens, True, dropout_key=keys)
+        torch.testing.assert_close(model(tokens[1:2], True, dropout_key=keys[1:2])[0], together[1])
+        plain = model.eval()(tokens, True)
+        assert not torch.allclose(plain, together)
+        assert torch.equal(model(tokens, True, dropout_key=keys), plain)

@@ -55,3 +55,14 @@ def test_wsd_runs_of_every_length_share_their_steps_up_to_the_decay_of_the_short
     assert short.first_difference(long, 40) is None
     assert short.first_difference(long, 50) == 40
     assert LearningRateSchedule(**short.as_dict()) == short
+
+
+def test_a_cosine_decay_of_its_own_length_is_followed_by_the_minimum_as_in_megatron() -> None:
+    # Megatron: lr = low + (peak - low) (1 + cos(pi (k - w) / (d - w))) / 2 from step w to d, then low
+    config = LrSchedulerConfig(kind="cosine", total_iterations=20, lr_min_ratio=0.1, decay_iterations=8)
+    rate = build_lr_schedule(config, 2.0, n_steps=20, warmup_steps=4, decay_steps=8)
+    expected = [0.2 + 1.8 * (1 + math.cos(math.pi * k / 8)) / 2 for k in range(9)]
+    assert [rate(step) for step in range(4, 13)] == pytest.approx(expected)
+    assert [rate(step) for step in range(12, 20)] == pytest.approx([0.2] * 8)
+    longer = build_lr_schedule(config, 2.0, n_steps=20, warmup_steps=4, decay_steps=32)
+    assert longer(19) == pytest.approx(0.2 + 1.8 * (1 + math.cos(math.pi * 15 / 32)) / 2)

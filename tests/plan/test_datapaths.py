@@ -57,6 +57,14 @@ def test_comments_quotes_tabs_and_variables_are_read(folder: Path, monkeypatch: 
     )
 
 
+@pytest.mark.parametrize(
+    "text", ['"0.5 a" "0.25 b"', "0.5 a 0.25 b", '"0.5 a 0.25 b"', "'1/2 a' '.25 b'", '"0.5 a"\n0.25 b\n']
+)
+def test_a_line_may_have_several_pairs_as_in_the_forks_of_megatron(folder: Path, text: str) -> None:
+    expected = (WeightedCorpus("a", Fraction(1, 2)), WeightedCorpus("b", Fraction(1, 4)))
+    assert read_data_paths(write_data_paths(folder, text)) == expected
+
+
 def test_windows_line_ends_and_bin_or_idx_names_are_read(folder: Path) -> None:
     path = write_data_paths(folder, "")
     path.write_bytes(b"\xef\xbb\xbf0.5 a.bin\r\n0.5 deep/c.idx\r\n")
@@ -79,7 +87,9 @@ def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> 
     [
         ("", "blend.txt: got no corpus"),
         ("0.5 a\n# x\n0.5 nowhere", "blend.txt:3: no dataset nowhere.bin/.idx or "),
-        ("0.5 a 0.5 b", "blend.txt:1: no dataset a 0.5 b.bin/.idx, expected one corpus per line"),
+        ("0.5 a x b", "blend.txt:1: no dataset a x b.bin/.idx, expected `weight path-prefix` pairs"),
+        ('"0.5 a" "0.5 none"', "blend.txt:1: no dataset none.bin/.idx"),
+        ("0.5 a 0.5 a", "blend.txt:1: a is on line 1 already"),
         ("0.5 a\nb", "blend.txt:2: got the single word 'b'"),
         ("half a\n1 b", "blend.txt:1: got weight 'half', expected"),
         ("nan a", "got weight 'nan', expected"),

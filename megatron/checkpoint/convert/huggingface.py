@@ -48,8 +48,8 @@ CODE = "modeling_masked_diffusion.py"
 EXPORTED_KEYS = {
     "size", "d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows", "rope_theta",
     "norm_eps", "n_kv_heads", "norm", "feed_forward", "positions", "n_positions", "biases", "tied_embedding",
-    "qk_norm", "document_mask", "eod_id", "attention_dropout", "init_std", "parametrization", "base_d_model",
-    "base_n_layers", "base_d_head",
+    "qk_norm", "document_mask", "eod_id", "attention_dropout", "hidden_dropout", "init_std",
+    "parametrization", "base_d_model", "base_n_layers", "base_d_head",
 }  # fmt: skip
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 # The replacements are applied in this order, each to the result of the one before. "unembedding." contains

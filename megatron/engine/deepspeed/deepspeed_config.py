@@ -37,6 +37,7 @@ DEFAULTS = {
     "zero_optimization.cpu_offload_param": False,
 }
 ALIASES = {"bfloat16": "bf16"}
+HALF_PRECISION = {"bf16": "bfloat16", "fp16": "float16"}
 ADAMW = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}  # key of DeepSpeed -> key of `optim`
 
 
@@ -104,6 +105,7 @@ def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig
     if not isinstance(user, dict):
         raise ValueError(f"dist.deepspeed_config: {path}: got {type(user).__name__}, expected a JSON object")
     user = {ALIASES.get(key, key): value for key, value in user.items()}
+    user = _drop_equal_settings(user, ours)
     problems = [
         f"{key}: set {owner} instead" for key, owner in OWNED_SECTIONS.items() if _is_enabled(user.get(key))
     ]
@@ -127,14 +129,43 @@ def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig
             f"dist.deepspeed_config: {path} conflicts with the run's settings: {'; '.join(problems)}. "
             'Change one of them, or write "auto" in the file.'
         )
-    return _merge_configs(ours, user)
+    # disabled or "auto" here: DeepSpeed must not see these sections at all
+    return _merge_configs(ours, {key: value for key, value in user.items() if key not in OWNED_SECTIONS})
+
+
+def _drop_equal_settings(user: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return the user's JSON without settings that say in other words what `ours` does.
+
+    * Stage 0 with bf16 or fp16 enabled: `ours` keeps float32 weights and multiplies under autocast.
+    * offload_param below stage 3: DeepSpeed has no partitioned weights to offload, and ignores it.
+    """
+    user = dict(user)
+    autocast = ours["torch_autocast"]
+    for name, dtype in HALF_PRECISION.items():
+        section = user.get(name)
+        equal = autocast["enabled"] and autocast["dtype"] == dtype
+        if equal and isinstance(section, dict) and section.get("enabled") is True:
+            # other keys of the section belong to an optimizer wrapper that stage 0 lacks
+            del user[name]
+    zero = user.get("zero_optimization")
+    if isinstance(zero, dict) and ours["zero_optimization"]["stage"] < 3:
+        section = zero.get("offload_param")
+        if isinstance(section, dict) and section.get("device") == "cpu":
+            user["zero_optimization"] = {key: value for key, value in zero.items() if key != "offload_param"}
+    return user
 
 
 def _is_enabled(section: Any) -> bool:
-    """Return whether a section of the user's JSON enables anything."""
-    return section not in (None, False, {}) and not (
-        isinstance(section, dict) and section.get("enabled") is False
-    )
+    """Return whether a section of the user's JSON enables anything; "auto" leaves it to the run."""
+    if not isinstance(section, dict):
+        return section not in (None, False, "auto")
+    if section.get("enabled") is False:
+        return False
+    values = [value for key, value in _iterate_leaves(section) if key != "type"]
+    if "type" in section:
+        # a scheduler whose parameters are all "auto" is that of the run; without parameters it has its own
+        return not values or any(value != "auto" for value in values)
+    return any(value not in (None, False, "auto") for value in values)
 
 
 def _find_misspelled_keys(user: dict[str, Any], ours: dict[str, Any]) -> list[str]:
