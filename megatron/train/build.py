@@ -18,7 +18,6 @@ from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, merge_user_config
 from megatron.engine.interface import Engine
-from megatron.engine.precision import choose_precision
 from megatron.engine.torch.compilation import is_compilation_requested, set_cache_folder
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.kernels.attention_backend import (
@@ -30,6 +29,7 @@ from megatron.kernels.attention_backend import (
 from megatron.kernels.document_mask import can_use_triton_attention
 from megatron.mixture.source import MixtureSamples
 from megatron.model.initialization import init_weights
+from megatron.model.precision import choose_precision
 from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion

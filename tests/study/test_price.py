@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.engine.precision import choose_precision
 from megatron.model.initialization import init_weights
+from megatron.model.precision import choose_precision
 from megatron.model.transformer import Gpt
 from megatron.objective.task import compute_task_loss
 from megatron.plan.count import n_params

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import DistConfig
-from megatron.engine.precision import choose_precision
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch.compilation import compile_blocks
 from megatron.engine.torch.unpipelined import UnpipelinedModel
+from megatron.model.precision import choose_precision
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
