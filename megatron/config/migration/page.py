@@ -1,6 +1,5 @@
 """Generator of MIGRATE.md: what replaces scripts, arguments, keys, files and log fields of other systems."""
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from megatron.config.migration import names
 from megatron.config.migration.argument import Argument
 from megatron.config.migration.megatron_table import SECTIONS
 from megatron.config.migration.megatron_unused import FAMILIES, NO_EFFECTS, REASONS_WITHOUT_EFFECT, REFUSED
+from megatron.config.migration.preprocess_flags import PREPROCESS_FLAGS
+from megatron.config.migration.stub_keys import STUB_KEYS
 from megatron.config.yaml_file import load_yaml_file
 
 PAGE = "examples_scaling/MIGRATE.md"
@@ -25,6 +26,7 @@ too; a test fails if the page is not current.
 | a command to start at once | put `tools/` before `pretrain_gpt.py` or `pretrain_diff_gpt.py` |
 | a script of the data-constrained study | it has [its name](#scripts-of-the-data-constrained-study) here |
 | a DeepSpeed JSON | `dist.deepspeed_config: FILE.json` ([its keys](#keys-of-a-deepspeed-json)) |
+| options of a launcher: `--hostfile`, `--rdzv_endpoint`, `-x`, ... | [those that were tried](training/TRAIN.md#one-node-many-nodes-mpi) |
 | tokens made by Megatron | give the prefix; without `.json` beside it also `model.n_tokens=50257` |
 | checkpoints of Megatron, DeepSpeed or the study | [CONVERT.md](evaluation/CONVERT.md) |
 | a TOML of torchtitan | [keys](#torchtitan) |
@@ -46,6 +48,7 @@ def render_migration_page(root: Path) -> str:
         parts.append(f"### {title}\n\n{_render_arguments(arguments)}")
     parts.append(_render_refused())
     parts.append(_render_without_effect())
+    parts.append(_render_preprocess_flags())
     for title, rows in (
         ("Keys of a DeepSpeed JSON", names.DEEPSPEED_JSON),
         ("Fields of Megatron's log", names.MEGATRON_LOG),
@@ -121,14 +124,22 @@ def _render_without_effect() -> str:
 
 
 def _list_stub_keys() -> names.Rows:
-    """Return the keys that the reader of exp-maxie's YAML translates or refuses, if it is in the tree."""
-    name = "megatron.config.migration.stub_keys"
-    if importlib.util.find_spec(name) is None:
-        return ()
+    """Return the keys that the reader of exp-maxie's YAML translates or refuses."""
     listed = {old for old, _, _ in names.EXP_MAXIE}
-    keys: dict[str, Any] = importlib.import_module(name).STUB_KEYS
     return tuple(
         (key.name, key.successor, f"{key.outcome}: {key.note}" if key.note else key.outcome)
-        for key in keys.values()
+        for key in STUB_KEYS.values()
         if key.name not in listed
     )
+
+
+def _render_preprocess_flags() -> str:
+    rows = tuple((f"--{flag.name}", "", flag.reason) for flag in PREPROCESS_FLAGS)
+    intro = (
+        "`tools/preprocess_data_many_cores.py` has the options of Megatron's scripts under their names. These "
+        "are accepted with a warning and have no effect:"
+    )
+    heading, table = _render_rows("Options of Megatron's preprocessing scripts", "there", rows).split(
+        "\n\n", 1
+    )
+    return f"{heading}\n\n{intro}\n\n{table}"

@@ -55,7 +55,7 @@ STUB_KEYS: dict[str, StubKey] = {
         StubKey(f"{HF}.layer_norm_eps", TRANSLATED, "model.norm_eps"),
         StubKey(f"{HF}.attention_probs_dropout_prob", TRANSLATED, "model.attention_dropout"),
         StubKey(f"{HF}.initializer_range", TRANSLATED, "model.init_std"),
-        StubKey(f"{HF}.hidden_dropout_prob", REFUSED, "", "dropout outside attention", (0, 0.0, None)),
+        StubKey(f"{HF}.hidden_dropout_prob", TRANSLATED, "model.hidden_dropout"),
         StubKey("loss.grad_accum_steps", REFUSED, "dataset.batch_size", "samples of all ranks", (1, None)),
         *_keys(
             NO_EFFECT, LOADER,
@@ -194,13 +194,11 @@ def _refuse_keys(given: Raw) -> None:
         raise ValueError(
             f"{HF}: got keys of an image model, expected a language model's. Remove them: {words}"
         )
-    for key in refused:
-        if key.name == "loss.grad_accum_steps":
-            raise ValueError(
-                f"{key.name}: got {given[key.name]!r}, expected 1. Set dataset.batch_size to batch_size x "
-                "ranks x grad_accum_steps, and dataset.microbatch_size to batch_size."
-            )
-        raise ValueError(f"{key.name}: got {given[key.name]!r}, expected 0. There is no {key.note} here.")
+    for key in refused:  # loss.grad_accum_steps
+        raise ValueError(
+            f"{key.name}: got {given[key.name]!r}, expected 1. Set dataset.batch_size to batch_size x "
+            "ranks x grad_accum_steps, and dataset.microbatch_size to batch_size."
+        )
 
 
 def _is_refused(key: StubKey, value: Any) -> bool:
@@ -217,7 +215,8 @@ def _translate(given: Raw, raw: Raw) -> Raw:
     settings: Raw = {}
     for name in ("misc.compiles_model", "checkpoint.path_chkpt_prev", "checkpoint.pretrain"):
         settings |= convert(name)
-    for name in ("layer_norm_eps", "attention_probs_dropout_prob", "initializer_range"):
+    numbers = ("layer_norm_eps", "attention_probs_dropout_prob", "hidden_dropout_prob", "initializer_range")
+    for name in numbers:
         settings |= convert(f"{HF}.{name}")
     settings |= convert(
         f"{HF}.hidden_act", lambda name: {"silu": "swiglu", "swish": "swiglu"}.get(name, name)
