@@ -26,7 +26,7 @@ too; a test fails if the page is not current.
 | a command to start at once | put `tools/` before `pretrain_gpt.py` or `pretrain_diff_gpt.py` |
 | a script of the data-constrained study | it has [its name](#scripts-of-the-data-constrained-study) here |
 | a DeepSpeed JSON | `dist.deepspeed_config: FILE.json` ([its keys](#keys-of-a-deepspeed-json)) |
-| options of a launcher: `--hostfile`, `--rdzv_endpoint`, `-x`, ... | [those that were tried](training/TRAIN.md#one-node-many-nodes-mpi) |
+| options of a launcher | [those that were tried](training/TRAIN.md#one-node-many-nodes-mpi) |
 | tokens made by Megatron | give the prefix; without `.json` beside it also `model.n_tokens=50257` |
 | checkpoints of Megatron, DeepSpeed or the study | [CONVERT.md](evaluation/CONVERT.md) |
 | a TOML of torchtitan | [keys](#torchtitan) |
@@ -136,7 +136,7 @@ def _list_stub_keys() -> names.Rows:
 def _render_preprocess_flags() -> str:
     rows = tuple((f"--{flag.name}", "", flag.reason) for flag in PREPROCESS_FLAGS)
     intro = (
-        "`tools/preprocess_data_many_cores.py` has the options of Megatron's scripts under their names. These "
+        "`tools/preprocess_data_many_cores.py` has the options of Megatron's scripts. These "
         "are accepted with a warning and have no effect:"
     )
     heading, table = _render_rows("Options of Megatron's preprocessing scripts", "there", rows).split(
