@@ -5,6 +5,7 @@
 #   FLOPS_FACTOR=6: tokens for 6e18 FLOPs by the original's count, 6 N D; then EPOCH_CNT is optional
 #   VARIANT: the run's folder is experiments/VARIANT   TRAIN_DATA_PATH, VALID_DATA_PATH   OBJECTIVE   SEQ_LEN
 #   MICRO_BATCH_SIZE, GLOBAL_BATCH_SIZE   TP_SIZE, PP_SIZE   ZERO_STAGE   SAVE_, EVAL_, LOG_INTERVAL, EVAL_ITERS
+#   ATTENTION_DROPOUT, HIDDEN_DROPOUT: 0.1, Megatron's default, which the original's commands do not change
 #   CHECKPOINT_PATH, KILL_SWITCH_PATH   WANDB_PROJECT, WANDB_EXP_NAME, WANDB_GROUP
 # GPUS, ENGINE, LR, SEED, RUN and CLUSTER are those of settings.sh; section.key=value arguments override everything.
 source utils/epoch_tokens.sh
@@ -23,7 +24,13 @@ elif [ -n "$unique" ]; then
 elif [ -n "$DATA_CNT" ]; then
     echo "error: DATA_CNT: got $DATA_CNT, expected a number or a name of utils/epoch_tokens.yaml" >&2 && exit 2
 fi
-if ((TP_SIZE * PP_SIZE > 1)); then export ENGINE=${ENGINE:-torch}; fi # DeepSpeed's engine has neither
+if ((TP_SIZE * PP_SIZE > 1)); then
+    export ENGINE=${ENGINE:-torch} # DeepSpeed's engine has neither
+    if [ -z "${ATTENTION_DROPOUT:-}${HIDDEN_DROPOUT:-}" ]; then # a model that is cut has none here
+        echo "warning: dropout 0 instead of the original's 0.1: not available with TP_SIZE or PP_SIZE above 1" >&2
+        ATTENTION_DROPOUT=0 HIDDEN_DROPOUT=0
+    fi
+fi
 export OBJECTIVE MODEL=$MODEL_PARAM DATA=$TRAIN_DATA_PATH VALID=$VALID_DATA_PATH RUN=${RUN:-experiments/$VARIANT}
 if [ -n "${WANDB_GROUP:-}" ]; then export WANDB_RUN_GROUP=$WANDB_GROUP; fi
 if [ -n "$total" ]; then export TOKENS=$total; else export EPOCHS=${EPOCH_CNT:-1}; fi
@@ -32,6 +39,7 @@ set -- "name=${WANDB_EXP_NAME:-$VARIANT}" "dataset.seq_len=$SEQ_LEN" "dataset.ba
     "checkpoint.chkpt_saving_iterations=$SAVE_INTERVAL" "evaluation.every_iterations=$EVAL_INTERVAL" \
     "logging.every_iterations=$LOG_INTERVAL" "evaluation.max_samples=$((EVAL_ITERS * GLOBAL_BATCH_SIZE))" \
     ${MICRO_BATCH_SIZE:+"dataset.microbatch_size=$MICRO_BATCH_SIZE"} \
+    "model.attention_dropout=${ATTENTION_DROPOUT:-0.1}" "model.hidden_dropout=${HIDDEN_DROPOUT:-0.1}" \
     ${ZERO_STAGE:+"dist.sharding_stage=zero$ZERO_STAGE"} ${CHECKPOINT_PATH:+"checkpoint.directory=$CHECKPOINT_PATH"} \
     ${KILL_SWITCH_PATH:+"misc.stop_file=$KILL_SWITCH_PATH"} ${WANDB_PROJECT:+"logging.wandb=$WANDB_PROJECT"} "$@"
 if [ -z "${SLURM_JOB_ID:-}" ]; then exec bash examples_scaling/training/train.sh "$@"; fi

@@ -108,6 +108,8 @@ def test_the_headline_recipe_is_two_commands(planned, script, size, epochs, obje
     )  # fmt: skip
     assert (config.dist.dtype, config.dist.sharding_stage) == ("bfloat16", "zero0")
     assert config.evaluation.max_samples == 10 * 256
+    # Megatron's default, which the original's command does not change
+    assert (config.model.attention_dropout, config.model.hidden_dropout) == (0.1, 0.1)
 
 
 @pytest.mark.parametrize("kind", ["arm", "mdm"])
@@ -160,6 +162,10 @@ def test_variables_of_the_original_become_settings(planned) -> None:
     assert (config.checkpoint.directory, config.misc.stop_file) == ("c", "k")
     assert (config.logging.wandb, config.name, config.logging.run_dir) == ("p", "e", "experiments/v")
     assert config.optim.beta2 == 0.99
+    assert (config.model.attention_dropout, config.model.hidden_dropout) == (0, 0)  # with a warning
+    rates = {"ATTENTION_DROPOUT": "0.3", "HIDDEN_DROPOUT": "0"}
+    config = planned(f"{TRAINING}/arm/example_training.sh", **rates)
+    assert (config.model.attention_dropout, config.model.hidden_dropout) == (0.3, 0)
 
 
 def test_the_other_training_scripts_set_what_their_originals_set(planned) -> None:
