@@ -18,7 +18,10 @@ from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
 from megatron.kernels.swiglu import swiglu
 from megatron.model.kv_cache import KvCache, LayerCache
+from megatron.model.masks import build_attention_mask, document_numbers, find_window, positions_in_document
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
+
+GELU_FORMS = {"gelu": "tanh", "gelu_exact": "none"}  # feed_forward -> `approximate` of F.gelu
 
 
 class RmsNorm(nn.Module):
@@ -58,40 +61,6 @@ def build_residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm
     if config.norm == "layernorm":
         return LayerNorm(config.d_model, config.norm_eps, config.biases, multiplier)
     return RmsNorm(config.d_model, config.norm_eps, multiplier)
-
-
-def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
-    """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
-    ends = (tokens == eod_id).long()
-    # number of ends strictly before each position: an end token itself does not count yet
-    # tokens a b E c d, with E the end-of-document token: ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
-    return ends.cumsum(1) - ends
-
-
-def positions_in_document(documents: Tensor) -> Tensor:
-    """Return positions counted from the start of each document: document numbers [B, S] -> [B, S]."""
-    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    starts = torch.ones_like(documents, dtype=torch.bool)  # True at the first position of each document
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    # cummax carries the index of the latest start forward
-    # documents 0 0 0 1 1: starts at 0 and 3, cummax 0 0 0 3 3, result 0 1 2 0 1
-    return index - torch.where(starts, index, 0).cummax(1).values
-
-
-def build_attention_mask(causal: bool, documents: Tensor | None, visible: Tensor | None) -> Tensor | None:
-    """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
-
-    documents [B, S]     document numbers; a position attends to its own document only
-    visible   [B, S, S]  a position attends only where this is True
-    """
-    if documents is not None:
-        # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
-        same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
-        visible = same if visible is None else visible & same
-    if visible is None:
-        return None  # a mask costs B S^2 bytes and is slower than plain causal or full attention
-    # the softmax of a row without any key is NaN: `same` always contains the position itself
-    return (visible.tril() if causal else visible)[:, None]
 
 
 def gather_positions(x: Tensor, query_positions: Tensor) -> Tensor:
@@ -140,26 +109,32 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         heads, shared = config.n_heads * config.d_head, config.kv_heads * config.d_head
-        self.d_head = config.d_head
+        self.d_head, qkv_biases = config.d_head, config.biases or config.qkv_biases
         self.n_sharing = heads // shared  # query heads per key/value head; 1: multi-head attention
         self.scale = attention_multiplier(config)
         self.dropout = config.attention_dropout
-        self.query = nn.Linear(config.d_model, heads, bias=config.biases)
-        self.key = nn.Linear(config.d_model, shared, bias=config.biases)
-        self.value = nn.Linear(config.d_model, shared, bias=config.biases)
+        self.query = nn.Linear(config.d_model, heads, bias=qkv_biases)
+        self.key = nn.Linear(config.d_model, shared, bias=qkv_biases)
+        self.value = nn.Linear(config.d_model, shared, bias=qkv_biases)
         self.out = nn.Linear(heads, config.d_model, bias=config.biases)
-        # per head, before the rotary embedding, as in Qwen3 (arXiv 2505.09388)
-        self.query_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
+        # before the rotary embedding; per head as in Qwen3 (arXiv 2505.09388), or over all heads as in OLMo 2
+        self.norms_all_heads = config.qk_norm_all_heads
+        widths = (heads, shared) if self.norms_all_heads else (config.d_head, config.d_head)
+        norms = (RmsNorm(n, config.norm_eps) if config.qk_norm else nn.Identity() for n in widths)
+        self.query_norm, self.key_norm = norms
         # softmax(scale q k^T) v with arguments (q, k, v, causal, mask); replaced by context parallelism
         self.core_attention: Callable[..., Tensor] = partial(scaled_dot_product_attention, scale=self.scale)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         queries = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
         # -1 and not n_heads: under tensor parallelism the projections return the heads of this rank only
-        projected = self.query(queries), self.key(x), self.value(x)
-        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in projected)  # [B, S, H, K]
-        q, k, v = (y.transpose(1, 2) for y in (self.query_norm(q), self.key_norm(k), v))  # [B, H, S, K]
+        q, k, v = self.query(queries), self.key(x), self.value(x)
+        if self.norms_all_heads:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in (q, k, v))  # [B, S, H, K]
+        if not self.norms_all_heads:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # [B, H, S, K]
         if inputs.rotary is not None:
             q = apply_rotary(q, *(inputs.query_rotary or inputs.rotary))
             k = apply_rotary(k, *inputs.rotary)
@@ -181,25 +156,29 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Feed-forward layer [B, S, D] -> [B, S, D] via F.
 
-    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202), or down(gelu(up(x))) as in GPT-2.
+    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202), or down(gelu(up(x))): GPT-2 has the tanh
+    approximation of GELU, Pythia the exact form. With the other one, published weights give other logits.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        gated = config.feed_forward == "swiglu"
+        gated, self.gelu = config.feed_forward == "swiglu", GELU_FORMS.get(config.feed_forward, "none")
         self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.biases) if gated else None
         self.up = nn.Linear(config.d_model, config.d_ff, bias=config.biases)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=config.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            # the tanh approximation of GPT-2: with the exact GELU its published weights give other logits
-            return self.down(F.gelu(self.up(x), approximate="tanh"))
+            return self.down(F.gelu(self.up(x), approximate=self.gelu))
         return self.down(swiglu(self.gate(x), self.up(x)))
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, D] -> [B, S, D], or [B, Q, D] for queries."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, D] -> [B, S, D], or [B, Q, D] for queries.
+
+    Options: norms of the outputs, x + norm(attention(x)) (OLMo 2, arXiv 2501.00656); in parallel,
+    x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX, arXiv 2204.06745).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -208,13 +187,18 @@ class Block(nn.Module):
         self.mlp_norm = build_residual_norm(config)
         self.mlp = Mlp(config)
         self.multiplier = residual_multiplier(config)
+        self.norms_outputs, self.is_parallel = config.norm_placement == "output", config.parallel_residual
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = self.attention(self.attention_norm(x), inputs)
+        attended = self.attention(x if self.norms_outputs else self.attention_norm(x), inputs)
+        if self.norms_outputs:
+            attended = self.attention_norm(attended)
         # keys and values needed every position; from here on only the query positions are computed
         residual = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
         x = residual + self._scale_branch(attended)
-        return x + self._scale_branch(self.mlp(self.mlp_norm(x)))
+        read = residual if self.is_parallel else x
+        branch = self.mlp_norm(self.mlp(read)) if self.norms_outputs else self.mlp(self.mlp_norm(read))
+        return x + self._scale_branch(branch)
 
     def _scale_branch(self, branch: Tensor) -> Tensor:
         return branch if self.multiplier == 1 else branch * self.multiplier
@@ -237,7 +221,9 @@ class Gpt(nn.Module):
         if config.positions == "learned":
             assert config.n_positions is not None, "set by read.py"
             self.position_embedding = nn.Embedding(config.n_positions, config.d_model)
-        head = None if config.tied_embedding else nn.Linear(config.d_model, config.vocab_rows, bias=False)
+        # a bias of the head is the column of a channel that is always 1 (see `_read_out`)
+        width, tied = config.d_model + config.head_bias, config.tied_embedding
+        head = None if tied else nn.Linear(width, config.vocab_rows, bias=False)
         self.unembedding: nn.Linear | None = head
 
     @property
@@ -278,8 +264,13 @@ class Gpt(nn.Module):
             positions = positions_in_document(documents) if positions is None else positions
         drops = self.training and self.config.attention_dropout > 0
         assert dropout_key is not None or not drops, "attention dropout requires the samples' keys"
+        shifts = self.config.predicts_next  # the output of position p - 1 predicts position p, as in Dream
+        if shifts and query_positions is not None:
+            query_positions = (query_positions - 1).clamp(min=0)
         x, rotary = self._embed(tokens, positions, first_position)
-        inputs = AttentionInputs(causal, rotary, build_attention_mask(causal, documents, visible))
+        window = find_window(tokens, positions, self.config.attention_window)
+        mask = build_attention_mask(causal, documents, visible, window)
+        inputs = AttentionInputs(causal, rotary, mask)
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:
                 inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))
@@ -287,7 +278,13 @@ class Gpt(nn.Module):
             if query_positions is not None and i == len(self.blocks) - 1:
                 inputs = inputs.select_queries(query_positions, tokens.shape[1])
             x = block(x, inputs)
-        return self.norm(x)
+        if shifts and query_positions is None:
+            x = torch.cat([x[:, :1], x[:, :-1]], dim=1)
+        return self._read_out(x)
+
+    def _read_out(self, x: Tensor) -> Tensor:
+        """Return the input of the head, with a channel of ones if the head has a bias."""
+        return F.pad(self.norm(x), (0, 1), value=1.0) if self.config.head_bias else self.norm(x)
 
     def _hidden_states_after_cache(self, tokens: Tensor, cache: KvCache) -> Tensor:
         """Return hidden states of the positions that follow the cache; causal."""
@@ -296,8 +293,7 @@ class Gpt(nn.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[window]
         else:
-            d_head, theta = self.config.d_head, self.config.rope_theta
-            cos, sin = rotary_table(cache.n_positions, d_head, theta, tokens.device)
+            cos, sin = rotary_table(cache.n_positions, self.config, tokens.device)
             rotary = cos[window], sin[window]
         # the first positions are plain causal attention; later ones need the offset mask of the cache
         inputs = AttentionInputs(cache.n_read == 0, rotary, cache.build_mask(tokens.shape[1]))
@@ -305,7 +301,7 @@ class Gpt(nn.Module):
             x = block(x, replace(inputs, cache=layer))
         # only after the last block: until then every layer writes at the same n_read
         cache.advance(tokens.shape[1])
-        return self.norm(x)
+        return self._read_out(x)
 
     def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Rotary | None]:
         """Return (embedded tokens [B, S, D], cos and sin); cos and sin are None with learned positions."""
@@ -314,11 +310,10 @@ class Gpt(nn.Module):
             table = self.position_embedding.weight
             assert positions is not None or n <= len(table), f"{n} positions, but the table has {len(table)}"
             return x + (table[:n] if positions is None else self.position_embedding(positions)), None
-        d_head, theta = self.config.d_head, self.config.rope_theta
         if positions is None:
-            return x, rotary_table(n, d_head, theta, tokens.device, first)
+            return x, rotary_table(n, self.config, tokens.device, first)
         # a table per sample; the axis of size 1 broadcasts over the heads
-        return x, rotary_at_positions(positions[:, None], d_head, theta)  # [B, 1, S, K]
+        return x, rotary_at_positions(positions[:, None], self.config)  # [B, 1, S, K]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits over the rows of the embedding: [..., D] -> [..., V]."""

@@ -70,13 +70,7 @@ class Stage(nn.Module):
         # hidden states between stages are split over the tensor ranks; rotary tables need all positions
         n_positions = x.shape[1] * (1 if self.is_first else self.n_tensor_ranks)
         # context rank c has the consecutive positions c S / n to (c + 1) S / n - 1
-        rotary = rotary_table(
-            n_positions,
-            self.config.d_head,
-            self.config.rope_theta,
-            x.device,
-            self.context_rank * n_positions,
-        )
+        rotary = rotary_table(n_positions, self.config, x.device, self.context_rank * n_positions)
         if self.is_first:
             x = self.embedding(x)
         for block in self.blocks.values():
