@@ -4,8 +4,9 @@
     python tools/convert_checkpoint.py MODEL OUT --to native
     python tools/convert_checkpoint.py experiments/run OUT --to sharded
 
-SOURCE is a run or a checkpoint of this project, a Hugging Face folder (Llama, Qwen3, GPT-2), a llama2.c
-file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files determine the format.
+SOURCE is a run or a checkpoint of this project, a Hugging Face folder (Llama, Qwen, Mistral, OLMo 2,
+GPT-NeoX, GPT-2), a llama2.c file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files
+determine the format.
 """
 
 import argparse

@@ -13,9 +13,7 @@ from megatron.config.hf import (
     SUPPORTED_VALUES,
     UNSUPPORTED_DROPOUT,
     has_no_effect,
-    pop_biases,
-    pop_layer_types,
-    pop_rope_theta,
+    pop_linked_keys,
 )
 
 DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
@@ -33,6 +31,30 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 32768,
         "rope_theta": 10000.0, "attention_bias": False,
     },
+    "qwen2": {
+        "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+    },
+    "mistral": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": None, "vocab_size": 32000, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 131072,
+        "rope_theta": 10000.0,
+    },
+    "olmo2": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": None, "vocab_size": 50304, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 2048,
+        "rope_theta": 10000.0, "attention_bias": False,
+    },
+    "gpt_neox": {
+        "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64,
+        "vocab_size": 50432, "layer_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_dropout": 0.0,
+        "max_position_embeddings": 2048, "rope_theta": 10000.0, "attention_bias": True,
+        "use_parallel_residual": True,
+    },
     "gpt2": {
         "n_embd": 768, "n_inner": None, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "attn_pdrop": 0.1,
@@ -46,11 +68,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_bias": False, "mlp_bias": False,
     },
 }  # fmt: skip
+DEFAULT_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
 # may be null, and are then computed from other keys
 NULLABLE = ("num_key_value_heads", "head_dim", "n_inner")
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "LlamaModel"),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+    "mistral": ("MistralForCausalLM", "MistralModel"),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Model"),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
     DIFFUSION_TYPE: ("MaskedDiffusionLm",),
 }
@@ -89,13 +116,15 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     shape: dict[str, Any] = FAMILY_OPTIONS[shape_kind] | {
         names[key]: value for key, value in values.items() if key in names and value is not None
     }
-    if shape_kind != "gpt2":
-        theta = pop_rope_theta(remaining)
-        shape["rope_theta"] = DEFAULTS[kind]["rope_theta"] if theta is None else theta
-    if shape_kind == "llama":
-        shape |= pop_biases(remaining)
-    pop_layer_types(shape_kind, remaining)
     _check_heads(shape, values, kind)
+    # their defaults are needed beside the keys of the file: both are read with others
+    remaining |= {
+        key: values[key] for key in ("num_hidden_layers", "max_position_embeddings") if key in values
+    }
+    window = DEFAULT_WINDOW.get(shape_kind)
+    shape |= pop_linked_keys(shape_kind, remaining, shape["d_head"], window)
+    if shape_kind != "gpt2":
+        shape.setdefault("rope_theta", DEFAULTS[kind]["rope_theta"])
     ignored = []
     for key, value in remaining.items():
         if key in fixed:

@@ -94,7 +94,7 @@ def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | No
     state: dict[str, Tensor] = {}
     for name, tensor in merged.items():
         if name.endswith("inv_freq"):
-            check_inverse_frequencies(f"{step}: {name}", tensor, config.d_head, config.rope_theta)
+            check_inverse_frequencies(f"{step}: {name}", tensor, config)
             continue
         block = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
         if block is None:
