@@ -15,8 +15,11 @@ from megatron.config.hf import (
     has_no_effect,
     pop_linked_keys,
 )
+from megatron.config.hf_diffusion import LLADA, MDLM, read_diffusion_config
 
 DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
+DREAM = "Dream"  # Qwen2's shape, whose output at a position predicts the next one (arXiv 2508.15487)
+DIFFUSION_TYPES = (DIFFUSION_TYPE, DREAM, LLADA, MDLM)
 _LLAMA_DEFAULTS: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": None, "head_dim": None, "vocab_size": 32000, "rms_norm_eps": 1e-6,
@@ -68,6 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_bias": False, "mlp_bias": False,
     },
 }  # fmt: skip
+DEFAULTS[DREAM] = DEFAULTS["qwen2"] | {"mask_token_id": ...}
 DEFAULT_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
 # may be null, and are then computed from other keys
 NULLABLE = ("num_key_value_heads", "head_dim", "n_inner")
@@ -80,7 +84,11 @@ ARCHITECTURES = {
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
     DIFFUSION_TYPE: ("MaskedDiffusionLm",),
+    DREAM: ("DreamModel",),
+    LLADA: ("LLaDAModelLM",),
+    MDLM: ("MDLM",),
 }
+KNOWN_TYPES = (*SHAPE_KEYS, *DIFFUSION_TYPES[1:])
 # keys of other model classes that change the computation, and the values at which they do not
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
@@ -105,12 +113,17 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
 
     Raises ValueError, "key: got X, expected Y", for an unsupported model and for values of wrong types.
     """
-    kind = _find_model_type(hf_config)
+    kind = find_model_type(hf_config)
+    if kind in (LLADA, MDLM):
+        return read_diffusion_config(hf_config | {"model_type": kind})
     shape_kind = kind
     remaining = {key: value for key, value in hf_config.items() if key not in ("model_type", "architectures")}
     if kind == DIFFUSION_TYPE:
         remaining.pop("auto_map", None)
         shape_kind = "qwen3" if remaining.pop("qk_norm", False) else "llama"
+    if kind == DREAM:
+        remaining.pop("auto_map", None)
+        shape_kind = "qwen2"
     names, fixed = SHAPE_KEYS[shape_kind], SUPPORTED_VALUES[shape_kind]
     values = _fill_defaults(kind, remaining)
     shape: dict[str, Any] = FAMILY_OPTIONS[shape_kind] | {
@@ -125,6 +138,10 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     shape |= pop_linked_keys(shape_kind, remaining, shape["d_head"], window)
     if shape_kind != "gpt2":
         shape.setdefault("rope_theta", DEFAULTS[kind]["rope_theta"])
+    if kind == DREAM:
+        shape |= {"predicts_next": True, "mask_id": values["mask_token_id"]}
+        if shape["mask_id"] >= shape["n_tokens"]:
+            raise ValueError(f"mask_token_id: got {shape['mask_id']}, expected below {shape['n_tokens']}")
     ignored = []
     for key, value in remaining.items():
         if key in fixed:
@@ -138,7 +155,7 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     return shape, n_positions, ignored
 
 
-def _find_model_type(hf_config: dict[str, Any]) -> str:
+def find_model_type(hf_config: dict[str, Any]) -> str:
     """Return the model_type, or if missing that of `architectures`. Raises ValueError for another model."""
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list):
@@ -148,11 +165,11 @@ def _find_model_type(hf_config: dict[str, Any]) -> str:
         kinds = [name for name, classes in ARCHITECTURES.items() if set(architectures) & set(classes)]
         if len(kinds) != 1:
             raise ValueError(
-                f"model_type: missing, expected one of {', '.join(SHAPE_KEYS)}. Add it to the file."
+                f"model_type: missing, expected one of {', '.join(KNOWN_TYPES)}. Add it to the file."
             )
         kind = kinds[0]
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(SHAPE_KEYS)}")
+        raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(KNOWN_TYPES)}")
     if architectures and not set(map(str, architectures)) <= set(ARCHITECTURES[kind]):
         raise ValueError(f"architectures: got {architectures!r}, expected {ARCHITECTURES[kind][0]}")
     return kind

@@ -146,9 +146,9 @@ def test_a_missing_option_of_a_kind_is_named(kind: str, sentence: str) -> None:
     ],
 )
 def test_an_option_of_another_kind_is_refused(kind: str, options: dict[str, Any], sentence: str) -> None:
-    own = {"vocab_size": 9} if kind == "NullTokenizer" else {"model": "gpt2"}
+    required = {"vocab_size": 9} if kind == "NullTokenizer" else {"model": "gpt2"}
     with pytest.raises(ValueError, match=sentence):
-        load_tokenizer(TokenizerSpec(kind, **own, **options))
+        load_tokenizer(TokenizerSpec(kind, **required, **options))
 
 
 def test_gpt2_recognised_by_checksum_equals_the_tokenizer_built_from_its_files(scaling_data: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpoint.convert.diffusion_names import import_llada_names, import_mdlm_names
 from megatron.checkpoint.convert.gpt2_names import BUFFER, export_gpt2_names, import_gpt2_names
 from megatron.checkpoint.convert.huggingface_config import (
     DIFFUSION_SHAPES,
@@ -30,7 +31,8 @@ from megatron.checkpoint.convert.neox_names import BUFFER as NEOX_BUFFER
 from megatron.checkpoint.convert.neox_names import export_neox_names, import_neox_names
 from megatron.checkpoint.convert.redundant_tensors import check_tied_head
 from megatron.checkpoint.model_weights import Weights, clone_if_view
-from megatron.config.hf_checkpoint import DIFFUSION_TYPE, read_hf_config
+from megatron.config.hf_checkpoint import DIFFUSION_TYPE, DIFFUSION_TYPES, find_model_type, read_hf_config
+from megatron.config.hf_diffusion import LLADA, MDLM
 from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
 from megatron.log import get_logger
@@ -64,13 +66,14 @@ def read_huggingface(folder: Path) -> Weights:
     project_values = {key: hf_config.pop(key) for key in PROJECT_KEYS if key in hf_config}
     try:
         # vocab_size counts all rows, with [MASK] and padding; only PROJECT_KEYS record how many are ids
+        hf_config["model_type"] = kind = find_model_type(hf_config)
         shape, n_positions, ignored = read_hf_config(hf_config)
-        objective = _read_objective(project_values, hf_config)
+        objective = _read_objective(project_values, kind)
         rows = shape["n_tokens"]
         n_tokens = project_values.get("n_tokens", rows)
         if type(n_tokens) is not int or not 0 < n_tokens <= rows:
             raise ValueError(f"n_tokens: got {n_tokens!r}, expected 1 to vocab_size {rows}")
-        config = ModelConfig(**{**shape, "n_tokens": n_tokens, "vocab_rows": rows})
+        config = ModelConfig(**{"vocab_rows": rows, **shape, "n_tokens": n_tokens})
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
     if ignored:
@@ -79,9 +82,12 @@ def read_huggingface(folder: Path) -> Weights:
         )
     tensors = _read_tensors(folder)
     try:
-        state = _convert_names(tensors, config)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+        state = _convert_names(tensors, config, kind)
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: tensors of other shapes than the configuration
+        raise ValueError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
     weights = Weights(
         config=config,
         objective=objective,
@@ -102,9 +108,9 @@ def _find_tokenizer(folder: Path) -> str | None:
     return str(folder) if is_of_gpt2 else None
 
 
-def _read_objective(own_keys: dict[str, Any], hf_config: dict[str, Any]) -> str:
+def _read_objective(own_keys: dict[str, Any], kind: str) -> str:
     """Return the objective by model_type. Raises ValueError if an exported `objective` contradicts it."""
-    diffusion = hf_config.get("model_type") == DIFFUSION_TYPE
+    diffusion = kind in DIFFUSION_TYPES
     expected = "masked_diffusion" if diffusion else "autoregressive"
     objective = own_keys.get("objective", expected)
     if objective != expected:
@@ -112,14 +118,16 @@ def _read_objective(own_keys: dict[str, Any], hf_config: dict[str, Any]) -> str:
     return expected
 
 
-def _convert_names(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Return tensors under this model's names, without redundant ones. Raises ValueError for others."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() and not BUFFER.search(name) and not NEOX_BUFFER.search(name):
             raise ValueError(
                 f"{name}: got {tensor.dtype}, expected floating point; quantised models are not supported"
             )
-    if config.positions == "learned":
+    if kind in (LLADA, MDLM):
+        state = (import_llada_names if kind == LLADA else import_mdlm_names)(tensors, config)
+    elif config.positions == "learned":
         state = import_gpt2_names(tensors)
     else:
         state = (import_llama_names if config.norm == "rmsnorm" else import_neox_names)(tensors, config)
