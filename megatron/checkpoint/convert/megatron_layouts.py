@@ -27,7 +27,9 @@ from megatron.checkpoint.convert.megatron_args import (
     count_tokens,
     infer_rate_min,
     move_mask_row,
+    read_model_options,
     read_objective,
+    rotary_is_used,
 )
 from megatron.checkpoint.convert.megatron_names import (
     UNKNOWN,
@@ -298,10 +300,11 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
     if "layers.0.mlp.second.weight" not in merged:
         raise ValueError(f"{step}: got no MLP in its first layer, expected a Megatron transformer")
     rows, d_model = merged["word_embeddings.weight"].shape
-    n_heads, swiglu = args.num_attention_heads, get_arg("swiglu", False)
-    rotary = get_arg("position_embedding_type", "learned_absolute") == "rope" or get_arg(
-        "use_rotary_position_embeddings", False
-    )
+    n_heads = args.num_attention_heads
+    d_head = get_arg("kv_channels", d_model // n_heads)
+    options = read_model_options(args, d_head, step)
+    if not rotary_is_used(args):
+        options = {key: value for key, value in options.items() if not key.startswith(("rope_", "rotary_"))}
     # num_query_groups counts only with its switch: Megatron-LM's default is 1 also for ordinary attention.
     # Megatron-DeepSpeed has num_key_value_heads instead, whose default is the number of heads.
     groups = get_arg("num_query_groups", n_heads) if get_arg("group_query_attention", False) else n_heads
@@ -310,7 +313,7 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
         d_model=d_model,
         # [D, F] in both kinds of MLP; the rows of the first matrix are F or, if gated, 2 F
         d_ff=merged["layers.0.mlp.second.weight"].shape[1],
-        d_head=get_arg("kv_channels", d_model // n_heads),
+        d_head=d_head,
         n_heads=n_heads,
         n_kv_heads=min(groups, get_arg("num_key_value_heads", groups)),
         n_layers=len({name.split(".")[1] for name in merged if name.startswith("layers.")}),
@@ -319,10 +322,9 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
         rope_theta=float(get_arg("rotary_base", get_arg("rope_theta", 10000.0))),
         norm_eps=get_arg("norm_epsilon", get_arg("layernorm_epsilon", 1e-5)),
         norm="rmsnorm" if get_arg("normalization", "LayerNorm").lower() == "rmsnorm" else "layernorm",
-        feed_forward="swiglu" if swiglu else "gelu",
-        positions="rotary" if rotary else "learned",
+        positions="rotary" if rotary_is_used(args) else "learned",
         n_positions=None if positions is None else len(positions),
-        biases=get_arg("add_bias_linear", True),
         tied_embedding="output_layer.weight" not in merged,
         qk_norm="layers.0.q_norm.weight" in merged,
+        **options,
     )
