@@ -30,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--to",
         required=True,
         choices=TARGETS,
-        help="native: weights for checkpoint.init_from; full, sharded: a run's whole state in that layout",
+        help="native: weights for checkpoint.init_from; megatron: for Megatron-LM, one tensor rank; "
+        "full, sharded: a run's whole state in that layout",
     )
     what.add_argument(
         "--dtype", choices=TARGET_DTYPES, default="float32", help="dtype of the Hugging Face weights"

@@ -1,8 +1,9 @@
 """Compute logits with megatron-core on a CPU. Run with the Python of an environment that has it.
 
-python -P megatron_core_logits.py CHECKPOINT OUT
+python -P megatron_core_logits.py CHECKPOINT OUT [TORCH_DIST]
 
-The local layers are used, since Transformer Engine requires a GPU. Their norms have names of their own.
+TORCH_DIST is a folder for the same model in Megatron core's own format. The local layers are used, since
+Transformer Engine requires a GPU. Their norms have names of their own.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
 warnings.filterwarnings("ignore")
-from megatron.core import parallel_state, tensor_parallel  # type: ignore[attr-defined]  # noqa: E402
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  # type: ignore[attr-defined]  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
@@ -58,7 +59,7 @@ def build(args: object) -> torch.nn.Module:
     )  # fmt: skip
 
 
-def main(checkpoint: Path, out: Path) -> None:
+def main(checkpoint: Path, out: Path, torch_dist: Path | None = None) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -84,7 +85,12 @@ def main(checkpoint: Path, out: Path) -> None:
     with torch.no_grad():
         logits = model(TOKENS, torch.arange(n).expand(len(TOKENS), n), mask)
     torch.save(logits.contiguous(), out)
+    if torch_dist is not None:
+        torch.cuda.synchronize = lambda device=None: None
+        torch_dist.mkdir()
+        common = {key: saved[key] for key in ("args", "checkpoint_version", "iteration")}
+        dist_checkpointing.save({"model": model.sharded_state_dict(), **common}, str(torch_dist))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

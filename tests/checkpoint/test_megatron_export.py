@@ -110,7 +110,7 @@ def test_megatron_core_computes_the_same_logits(
     save(model, tmp_path / "native")
     convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
     script = root / "tests" / "checkpoint" / "megatron_core_logits.py"
-    command = [python, "-P", str(script), str(tmp_path / "out"), str(tmp_path / "logits.pt")]
+    command = [python, "-P", str(script), *map(str, (tmp_path / n for n in ("out", "logits.pt", "dist")))]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     subprocess.run(command, check=True, timeout=200, cwd=tmp_path, env=environment)
     theirs = torch.load(tmp_path / "logits.pt")
@@ -119,3 +119,6 @@ def test_megatron_core_computes_the_same_logits(
         ours = read_any(tmp_path / "out").build_model()(tokens, causal=True)
     scale = float(ours.std())
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5 * scale)
+    again = read_any(tmp_path / "dist")  # written by Megatron core itself
+    assert again.config == model.config
+    assert all(torch.equal(again.state[key], tensor) for key, tensor in model.state_dict().items())

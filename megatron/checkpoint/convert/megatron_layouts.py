@@ -5,6 +5,8 @@
     global_step100/mp_rank_TT_model_states.pt             Megatron-DeepSpeed without pipeline
     global_step100/layer_LL-model_TT-model_states.pt      ... with its pipeline, one file per layer
 
+and torch_dist folders (megatron_dist.py) and universal checkpoints (megatron_universal.py).
+
 The settings are in `args` of the rank files. Megatron-LM has two families of names, legacy and core; both are
 supported (megatron_names.py). Tensor parallelism splits the rows of the embedding, of query_key_value and of
 the first MLP matrix over the tensor ranks in order, and the columns of the two output projections; norms are
@@ -31,12 +33,14 @@ from megatron.checkpoint.convert.megatron_args import (
     read_objective,
     rotary_is_used,
 )
+from megatron.checkpoint.convert.megatron_dist import is_torch_dist_checkpoint, read_torch_dist
 from megatron.checkpoint.convert.megatron_names import (
     UNKNOWN,
     convert_block_tensor,
     normalize_names,
     rename_outer_tensor,
 )
+from megatron.checkpoint.convert.megatron_universal import is_universal_checkpoint, read_universal
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.convert.redundant_tensors import check_inverse_frequencies
 from megatron.checkpoint.model_weights import Weights
@@ -46,7 +50,11 @@ from megatron.log import get_logger
 
 log = get_logger(__name__)
 
-NEWEST_FILES = {"latest_checkpointed_iteration.txt": "iter_{:0>7}", "latest": "{}"}
+NEWEST_FILES = {
+    "latest_checkpointed_iteration.txt": "iter_{:0>7}",
+    "latest_universal": "{}",
+    "latest": "{}",
+}
 # mp_rank_TT or mp_rank_TT_PPP: the numbers of the tensor rank and of the pipeline rank
 RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 RANK_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -56,8 +64,9 @@ RankTensors = dict[int, dict[str, Tensor]]  # tensor rank -> plain name -> tenso
 
 
 def is_megatron_checkpoint(folder: Path) -> bool:
-    """Return True if a folder, or the newest step in it, has rank files of either layout."""
-    return any(True for _ in _iter_rank_paths(_find_step_folder(folder)))
+    """Return True if a folder, or the newest step in it, has rank files of either layout, or torch_dist's."""
+    step = _find_step_folder(folder)
+    return is_torch_dist_checkpoint(step) or any(True for _ in _iter_rank_paths(step))
 
 
 def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | None = None) -> Weights:
@@ -139,9 +148,15 @@ def _iter_rank_paths(step: Path) -> Iterator[Path]:
 
 def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     """Return args and each tensor rank's tensors, with blocks numbered across all pipeline ranks."""
+    if is_torch_dist_checkpoint(step):
+        args, tensors = read_torch_dist(step)
+        return args, {0: normalize_names(tensors)}
     paths = list(_iter_rank_paths(step))
     if not paths:
         raise FileNotFoundError(f"{step}: got no mp_rank_* files, expected a Megatron checkpoint")
+    if is_universal_checkpoint(step):
+        args = _get_args(read_pickled_tensors(paths[0]), paths[0])
+        return args, {0: normalize_names(read_universal(step, args))}
     # With DeepSpeed's pipeline, rank files contain args but no tensors; those are in the layer files.
     if any(LAYER_FILE.fullmatch(path.name) for path in step.iterdir()):
         return _get_args(read_pickled_tensors(paths[0]), paths[0]), _read_layer_files(step)
