@@ -121,6 +121,9 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     if kind == DIFFUSION_TYPE:
         remaining.pop("auto_map", None)
         shape_kind = "qwen3" if remaining.pop("qk_norm", False) else "llama"
+        if remaining.pop("qkv_bias", False):
+            shape_kind = "qwen2"
+            remaining.pop("attention_bias", None)
     if kind == DREAM:
         remaining.pop("auto_map", None)
         shape_kind = "qwen2"

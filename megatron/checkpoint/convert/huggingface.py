@@ -163,6 +163,10 @@ def write_huggingface(
             f"{weights.source}: diffusion models can be exported in the shape of "
             f"{', '.join(DIFFUSION_SHAPES)}, got that of {kind}"
         )
+    if diffusion and weights.config.rope_scaling != "none":
+        raise ValueError(
+            f"{weights.source}: got model.rope_scaling, expected none; the exported diffusion code has none"
+        )
     from huggingface_hub import save_torch_state_dict  # slow import
 
     rename = {"gpt2": export_gpt2_names, "gpt_neox": export_neox_names}.get(kind, export_llama_names)
@@ -176,6 +180,7 @@ def write_huggingface(
             "model_type": DIFFUSION_TYPE,
             "architectures": ["MaskedDiffusionLm"],
             "qk_norm": weights.config.qk_norm,
+            "qkv_bias": weights.config.qkv_biases,
             "auto_map": {auto: f"{module}.MaskedDiffusion{name}" for auto, name in classes.items()},
         }
     # config.json is written after the tensors and the tokenizer, because it contains keys of the latter
