@@ -57,8 +57,8 @@ def read_diffusion_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], in
             raise ValueError(
                 f"{key}: got {value!r:.80}, expected {values[0]!r}; this model has no other form"
             )
-    known = {*READ[kind], *SUPPORTED[kind], *WITHOUT_EFFECT, "model_type", "architectures"}
-    ignored = [f"{key} {value!r:.40}" for key, value in hf_config.items() if _is_unknown(key, known)]
+    readable = {*READ[kind], *SUPPORTED[kind], *WITHOUT_EFFECT, "model_type", "architectures"}
+    ignored = [f"{key} {value!r:.40}" for key, value in hf_config.items() if _is_unknown(key, readable)]
     shape, n_positions = (_read_llada if kind == LLADA else _read_mdlm)(hf_config)
     if shape["d_model"] % shape["n_heads"] or shape["d_model"] // shape["n_heads"] % 2:
         raise ValueError(f"n_heads: got {shape['n_heads']}, expected heads of an even width")
@@ -66,8 +66,8 @@ def read_diffusion_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], in
     return shape, n_positions, ignored
 
 
-def _is_unknown(key: str, known: set[str]) -> bool:
-    return key not in known and not has_no_effect(key)
+def _is_unknown(key: str, readable: set[str]) -> bool:
+    return key not in readable and not has_no_effect(key)
 
 
 def _read_count(hf_config: dict[str, Any], key: str, default: int | None = None) -> int:

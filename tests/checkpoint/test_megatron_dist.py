@@ -52,7 +52,7 @@ def test_a_folder_is_read_bit_for_bit(
     assert weights.config == model.config and weights.objective == "autoregressive"
     assert weights.state.keys() == model.state_dict().keys()
     assert all(torch.equal(weights.state[key], tensor) for key, tensor in model.state_dict().items())
-    assert [found.path for found in find_models([tmp_path])] == [tmp_path / "ck"]
+    assert [model.path for model in find_models([tmp_path])] == [tmp_path / "ck"]
 
 
 def test_a_diffusion_checkpoint_of_the_fork_is_known_as_one(

@@ -236,10 +236,10 @@ def test_options_of_other_architectures_match_a_single_process(root: Path, tmp_p
     shape = {"qkv_biases": True, "parallel_residual": True, "rotary_dims": 2}
     shape |= {"rope_scaling": "linear", "rope_factor": 4.0}
     job: Job = {"objective": "autoregressive", "model": shape, "microbatches": 2}
-    one = run_jobs([{"name": "one", "dist": {}, **job}], 1, tmp_path / "one", root)["one"]
+    alone = run_jobs([{"name": "one", "dist": {}, **job}], 1, tmp_path / "one", root)["one"]
     names = ("tensor", "pipeline", "context")
     jobs: list[Job] = [{"name": name, "dist": {f"{name}_parallel": 2}, **job} for name in names]
     for name, result in run_jobs(jobs, 2, tmp_path / "two", root).items():
         for what in ("losses", "norms"):
-            assert result["whole"][what] == pytest.approx(one["whole"][what], abs=tolerance_of(what)), name
-        assert result["scored"] == pytest.approx(one["scored"], abs=16 * TOLERANCE), name
+            assert result["whole"][what] == pytest.approx(alone["whole"][what], abs=tolerance_of(what)), name
+        assert result["scored"] == pytest.approx(alone["scored"], abs=16 * TOLERANCE), name
