@@ -4,8 +4,9 @@
     python tools/convert_checkpoint.py MODEL OUT --to native
     python tools/convert_checkpoint.py experiments/run OUT --to sharded
 
-SOURCE is a run or a checkpoint of this project, a Hugging Face folder (Llama, Qwen3, GPT-2), a llama2.c
-file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files determine the format.
+SOURCE is a run or a checkpoint of this project, a Hugging Face folder (Llama, Qwen, Mistral, OLMo 2,
+GPT-NeoX, GPT-2), a llama2.c file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files
+determine the format.
 """
 
 import argparse
@@ -29,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--to",
         required=True,
         choices=TARGETS,
-        help="native: weights for checkpoint.init_from; full, sharded: a run's whole state in that layout",
+        help="native: weights for checkpoint.init_from; megatron: for Megatron-LM, one tensor rank; "
+        "full, sharded: a run's whole state in that layout",
     )
     what.add_argument(
         "--dtype", choices=TARGET_DTYPES, default="float32", help="dtype of the Hugging Face weights"

@@ -75,9 +75,14 @@ class _Record:
 
 
 class _PickleInterpreter:
-    """Interpreter of the opcodes in DCP's pickles. Raises ValueError for any other opcode."""
+    """Interpreter of the opcodes in DCP's pickles. Raises ValueError for any other opcode.
 
-    def __init__(self) -> None:
+    any_name   accept names outside the table, as other programs store plans of their own in the index. They
+               stay inert records: no name is resolved in either case.
+    """
+
+    def __init__(self, any_name: bool) -> None:
+        self.any_name = any_name
         # A pickle is a program for a stack machine. {"a": (1, 2)} is: EMPTY_DICT, "a", 1, 2, TUPLE2, SETITEM.
         # MARK records the height of the stack, and TUPLE, APPENDS and SETITEMS consume everything above the
         # last mark.
@@ -156,7 +161,7 @@ class _PickleInterpreter:
 
     def _push_name(self, module: Any, name: Any) -> None:
         full = f"{_check_type(module, str, 'a module')}.{_check_type(name, str, 'a name')}"
-        if full not in _NAMES:
+        if full not in _NAMES and not self.any_name:
             raise ValueError(f"got the name {full[:100]!r}, which is not allowed in a checkpoint")
         self.stack.append(_GlobalName(full))
 
@@ -169,8 +174,10 @@ class _PickleInterpreter:
         _check_type(self.stack[-1], _Record, "BUILD").state = state
 
 
-def read_metadata(folder: Path) -> Metadata:
+def read_metadata(folder: Path, select: Callable[[str], bool] | None = None) -> Metadata:
     """Return the names, shapes and storage locations of all tensors in a sharded checkpoint.
+
+    select   chooses tensors by name, for checkpoints of other programs, whose other objects are skipped
 
     Guarantees: the chunks of a tensor have as many elements as it, every chunk is in a file of the folder, no
     two chunks share bytes, and no chunk is larger than its bytes. Reading therefore needs no more memory than
@@ -183,7 +190,7 @@ def read_metadata(folder: Path) -> Metadata:
         # before the file is read: the limit must also bound the memory of a file that is no index
         if n_bytes > MAX_BYTES:
             raise ValueError(f"got {n_bytes:,} bytes, expected {MAX_BYTES:,} at most")
-        return _build_metadata(_PickleInterpreter().run(path.read_bytes()), folder)
+        return _build_metadata(_PickleInterpreter(select is not None).run(path.read_bytes()), folder, select)
     except (OSError, ValueError, TypeError, LookupError, RecursionError, MemoryError) as error:
         reason = str(error) or type(error).__name__
         raise ValueError(
@@ -191,11 +198,14 @@ def read_metadata(folder: Path) -> Metadata:
         ) from error
 
 
-def _build_metadata(root: Any, folder: Path) -> Metadata:
+def _build_metadata(root: Any, folder: Path, select: Callable[[str], bool] | None = None) -> Metadata:
     """Build torch's Metadata from records."""
     fields = _get_state(root, f"{_CLASSES}Metadata")
     tensors = _check_type(fields["state_dict_metadata"], dict, "state_dict_metadata")
     entries = _check_type(fields["storage_data"], dict, "storage_data")
+    if select is not None:
+        tensors = {key: value for key, value in tensors.items() if type(key) is str and select(key)}
+        entries = {key: value for key, value in entries.items() if _get_fqn(key) in tensors}
     odd = [key for key, value in tensors.items() if not _is_record(value, f"{_CLASSES}TensorStorageMetadata")]
     if not tensors or odd:
         # Only strings are formatted: the text of a tuple nested through the memo doubles with each level.
@@ -219,6 +229,11 @@ def _build_metadata(root: Any, folder: Path) -> Metadata:
         storage_data=storage,
         storage_meta=StorageMeta(),
     )
+
+
+def _get_fqn(key: Any) -> str:
+    """Return the name of the object that a storage entry belongs to."""
+    return _check_type(_get_state(key, f"{_CLASSES}MetadataIndex")["fqn"], str, "a key")
 
 
 def _build_tensor(

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
@@ -142,6 +142,18 @@ def read_all_shards(folder: Path) -> DcpState:
     with _translate_errors(folder):
         load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
     return unflatten_state(named)
+
+
+def read_selected_tensors(folder: Path, select: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Load the tensors whose names `select` chooses from another program's DCP folder, in this process."""
+    metadata = read_metadata(folder, select)
+    named: dict[str, Any] = {
+        key: torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for key, entry in _list_tensors(metadata).items()
+    }
+    with _translate_errors(folder):
+        load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
+    return named
 
 
 def _list_tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:

@@ -6,6 +6,7 @@ Every ValueError names the keys.
 from dataclasses import Field, fields
 from typing import Any
 
+from megatron.config.model_options import check_model_options
 from megatron.config.parallelism import HYBRID, check_parallelism
 from megatron.config.schema import (
     SYNTHETIC,
@@ -25,7 +26,7 @@ def check_config(config: RunConfig) -> None:
     _check_model(config)
     _check_objective(config)
     # imported models have exactly one row per token; only masked diffusion needs a row for [MASK]
-    spare = 0 if config.objective.name == "autoregressive" else 1
+    spare = 0 if config.objective.name == "autoregressive" or config.model.mask_id is not None else 1
     if config.model.vocab_rows < config.model.n_tokens + spare:
         raise ValueError(
             f"model.vocab_rows: {config.model.vocab_rows} rows are too few for {config.model.n_tokens} tokens"
@@ -83,6 +84,11 @@ def _check_model(config: RunConfig) -> None:
     # an id outside the vocabulary never occurs, so the mask would have no effect
     if model.document_mask and not 0 <= (model.eod_id or 0) < model.n_tokens:
         raise ValueError(f"model.eod_id: got {model.eod_id}, expected 0 to {model.n_tokens - 1}")
+    check_model_options(model, config.objective.name)
+    if model.attention_window is not None and config.objective.orders > 1:
+        raise ValueError(
+            "model.attention_window: got objective.orders above 1, expected 1. Remove one of the two."
+        )
     _check_parametrization(model)
 
 

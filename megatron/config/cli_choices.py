@@ -5,6 +5,7 @@ METHODS = ("ar", "mc")
 # held-out text: corpus, windows across documents; document, each document alone
 WINDOWS = ("corpus", "document")
 ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion reveals hidden positions
-TARGETS = ("native", "huggingface", "llama2c", "full", "sharded")  # formats that checkpoints are converted to
+# formats that checkpoints are converted to
+TARGETS = ("native", "huggingface", "megatron", "llama2c", "full", "sharded")
 TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of the target huggingface
 DEVICES = ("cpu", "cuda")

@@ -13,12 +13,13 @@ from megatron.config.hf import (
     SUPPORTED_VALUES,
     UNSUPPORTED_DROPOUT,
     has_no_effect,
-    pop_biases,
-    pop_layer_types,
-    pop_rope_theta,
+    pop_linked_keys,
 )
+from megatron.config.hf_diffusion import LLADA, MDLM, read_diffusion_config
 
 DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
+DREAM = "Dream"  # Qwen2's shape, whose output at a position predicts the next one (arXiv 2508.15487)
+DIFFUSION_TYPES = (DIFFUSION_TYPE, DREAM, LLADA, MDLM)
 _LLAMA_DEFAULTS: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": None, "head_dim": None, "vocab_size": 32000, "rms_norm_eps": 1e-6,
@@ -33,6 +34,30 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 32768,
         "rope_theta": 10000.0, "attention_bias": False,
     },
+    "qwen2": {
+        "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+    },
+    "mistral": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": None, "vocab_size": 32000, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 131072,
+        "rope_theta": 10000.0,
+    },
+    "olmo2": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": None, "vocab_size": 50304, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 2048,
+        "rope_theta": 10000.0, "attention_bias": False,
+    },
+    "gpt_neox": {
+        "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64,
+        "vocab_size": 50432, "layer_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_dropout": 0.0,
+        "max_position_embeddings": 2048, "rope_theta": 10000.0, "attention_bias": True,
+        "use_parallel_residual": True,
+    },
     "gpt2": {
         "n_embd": 768, "n_inner": None, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "attn_pdrop": 0.1,
@@ -46,14 +71,24 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_bias": False, "mlp_bias": False,
     },
 }  # fmt: skip
+DEFAULTS[DREAM] = DEFAULTS["qwen2"] | {"mask_token_id": ...}
+DEFAULT_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
 # may be null, and are then computed from other keys
 NULLABLE = ("num_key_value_heads", "head_dim", "n_inner")
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "LlamaModel"),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+    "mistral": ("MistralForCausalLM", "MistralModel"),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Model"),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
     DIFFUSION_TYPE: ("MaskedDiffusionLm",),
+    DREAM: ("DreamModel",),
+    LLADA: ("LLaDAModelLM",),
+    MDLM: ("MDLM",),
 }
+KNOWN_TYPES = (*SHAPE_KEYS, *DIFFUSION_TYPES[1:])
 # keys of other model classes that change the computation, and the values at which they do not
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
@@ -78,24 +113,38 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
 
     Raises ValueError, "key: got X, expected Y", for an unsupported model and for values of wrong types.
     """
-    kind = _find_model_type(hf_config)
+    kind = find_model_type(hf_config)
+    if kind in (LLADA, MDLM):
+        return read_diffusion_config(hf_config | {"model_type": kind})
     shape_kind = kind
     remaining = {key: value for key, value in hf_config.items() if key not in ("model_type", "architectures")}
     if kind == DIFFUSION_TYPE:
         remaining.pop("auto_map", None)
         shape_kind = "qwen3" if remaining.pop("qk_norm", False) else "llama"
+        if remaining.pop("qkv_bias", False):
+            shape_kind = "qwen2"
+            remaining.pop("attention_bias", None)
+    if kind == DREAM:
+        remaining.pop("auto_map", None)
+        shape_kind = "qwen2"
     names, fixed = SHAPE_KEYS[shape_kind], SUPPORTED_VALUES[shape_kind]
     values = _fill_defaults(kind, remaining)
     shape: dict[str, Any] = FAMILY_OPTIONS[shape_kind] | {
         names[key]: value for key, value in values.items() if key in names and value is not None
     }
-    if shape_kind != "gpt2":
-        theta = pop_rope_theta(remaining)
-        shape["rope_theta"] = DEFAULTS[kind]["rope_theta"] if theta is None else theta
-    if shape_kind == "llama":
-        shape |= pop_biases(remaining)
-    pop_layer_types(shape_kind, remaining)
     _check_heads(shape, values, kind)
+    # their defaults are needed beside the keys of the file: both are read with others
+    remaining |= {
+        key: values[key] for key in ("num_hidden_layers", "max_position_embeddings") if key in values
+    }
+    window = DEFAULT_WINDOW.get(shape_kind)
+    shape |= pop_linked_keys(shape_kind, remaining, shape["d_head"], window)
+    if shape_kind != "gpt2":
+        shape.setdefault("rope_theta", DEFAULTS[kind]["rope_theta"])
+    if kind == DREAM:
+        shape |= {"predicts_next": True, "mask_id": values["mask_token_id"]}
+        if shape["mask_id"] >= shape["n_tokens"]:
+            raise ValueError(f"mask_token_id: got {shape['mask_id']}, expected below {shape['n_tokens']}")
     ignored = []
     for key, value in remaining.items():
         if key in fixed:
@@ -109,7 +158,7 @@ def read_hf_config(hf_config: dict[str, Any]) -> tuple[dict[str, Any], int, list
     return shape, n_positions, ignored
 
 
-def _find_model_type(hf_config: dict[str, Any]) -> str:
+def find_model_type(hf_config: dict[str, Any]) -> str:
     """Return the model_type, or if missing that of `architectures`. Raises ValueError for another model."""
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list):
@@ -119,11 +168,11 @@ def _find_model_type(hf_config: dict[str, Any]) -> str:
         kinds = [name for name, classes in ARCHITECTURES.items() if set(architectures) & set(classes)]
         if len(kinds) != 1:
             raise ValueError(
-                f"model_type: missing, expected one of {', '.join(SHAPE_KEYS)}. Add it to the file."
+                f"model_type: missing, expected one of {', '.join(KNOWN_TYPES)}. Add it to the file."
             )
         kind = kinds[0]
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(SHAPE_KEYS)}")
+        raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(KNOWN_TYPES)}")
     if architectures and not set(map(str, architectures)) <= set(ARCHITECTURES[kind]):
         raise ValueError(f"architectures: got {architectures!r}, expected {ARCHITECTURES[kind][0]}")
     return kind

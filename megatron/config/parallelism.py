@@ -167,7 +167,8 @@ def _check_shape(config: RunConfig) -> None:
             "norm": "rmsnorm", "feed_forward": "swiglu", "positions": "rotary", "biases": False,
             "tied_embedding": True, "qk_norm": False, "document_mask": False, "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
-            "parametrization": "standard",
+            "parametrization": "standard", "norm_placement": "input", "attention_window": None,
+            "predicts_next": False, "head_bias": False,
         },
         "objective": {"orders": 1, "randmask_ratio": 0.0},
     }  # fmt: skip

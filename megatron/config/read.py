@@ -176,7 +176,10 @@ def _resolve_model(raw: Any, data: Mapping[str, Any], vocabulary: VocabularyRead
             )
         shape["d_head"] = shape["d_model"] // shape["n_heads"]
     if not shape.get("d_ff"):
-        gelu = shape.get("feed_forward") == "gelu"  # gelu has two matrices, of GPT-2's width 4 d
+        gelu = shape.get("feed_forward") in (
+            "gelu",
+            "gelu_exact",
+        )  # which has two matrices, of GPT-2's width 4 d
         shape["d_ff"] = 4 * shape["d_model"] if gelu else swiglu_width(shape["d_model"])
     if not shape.get("n_tokens"):
         shape["n_tokens"] = vocabulary("n_tokens", data)

@@ -37,9 +37,10 @@ class ModelConfig:
     norm: str = option("rmsnorm", "norm of the residual stream", "rmsnorm", "layernorm", identity=IF_CHANGED)
     feed_forward: str = option(
         "swiglu",
-        "swiglu: three matrices; gelu: two matrices, GPT-2's tanh approximation",
+        "swiglu: three matrices; gelu: two matrices, GPT-2's tanh approximation; gelu_exact: exact GELU",
         "swiglu",
         "gelu",
+        "gelu_exact",
         identity=IF_CHANGED,
     )
     positions: str = option(
@@ -122,6 +123,92 @@ class ModelConfig:
         unit="features",
         identity=IF_CHANGED,
     )
+
+    qkv_biases: bool = option(
+        False, "biases in the matrices of query, key and value alone, as in Qwen2", identity=IF_CHANGED
+    )
+    qk_norm_all_heads: bool = option(
+        False, "qk_norm: one norm over all heads, as in OLMo 2, not one per head", identity=IF_CHANGED
+    )
+    norm_placement: str = option(
+        "input",
+        "norm of the input of attention and feed-forward layer, or of their output as in OLMo 2",
+        "input",
+        "output",
+        identity=IF_CHANGED,
+    )
+    parallel_residual: bool = option(
+        False, "attention and feed-forward layer read the same input, as in GPT-NeoX", identity=IF_CHANGED
+    )
+    attention_window: int | None = option(
+        None,
+        "autoregressive: last positions, itself included, that a position attends to; default: all",
+        above=0,
+        unit="positions",
+        identity=IF_CHANGED,
+    )
+    rotary_dims: int | None = option(
+        None,
+        "channels of a head that are rotated, the first ones; default: d_head",
+        above=0,
+        unit="channels",
+        identity=IF_CHANGED,
+    )
+    rope_scaling: str = option(
+        "none",
+        "stretching of the rotary frequencies: linear, or that of Llama 3.1",
+        "none",
+        "linear",
+        "llama3",
+        identity=IF_CHANGED,
+    )
+    rope_factor: float = option(
+        1.0, "rope_scaling: factor of the length", above=0, unit="-", identity=IF_CHANGED
+    )
+    rope_low_factor: float = option(
+        1.0,
+        "llama3: frequencies of fewer turns in rope_original_positions are divided by rope_factor",
+        above=0,
+        unit="turns",
+        identity=IF_CHANGED,
+    )
+    rope_high_factor: float = option(
+        4.0,
+        "llama3: frequencies of more turns in rope_original_positions are unchanged",
+        above=0,
+        unit="turns",
+        identity=IF_CHANGED,
+    )
+    rope_original_positions: int | None = option(
+        None, "llama3: length before the stretching", above=0, unit="positions", identity=IF_CHANGED
+    )
+    mask_id: int | None = option(
+        None,
+        "masked diffusion: row of [MASK] if it is one of the ids of the tokenizer; default: n_tokens",
+        at_least=0,
+        unit="id",
+        objective="masked_diffusion",
+        identity=IF_CHANGED,
+    )
+    predicts_next: bool = option(
+        False,
+        "masked diffusion: the output of a position predicts the token after it, as in Dream",
+        objective="masked_diffusion",
+        identity=IF_CHANGED,
+    )
+    head_bias: bool = option(
+        False, "a bias of the separate head, as in the models of MDLM", identity=IF_CHANGED
+    )
+
+    @property
+    def rotary_channels(self) -> int:
+        """Number of channels of a head that are rotated."""
+        return self.rotary_dims or self.d_head
+
+    @property
+    def mask_row(self) -> int:
+        """Row of [MASK] in the embedding."""
+        return self.n_tokens if self.mask_id is None else self.mask_id
 
     @property
     def kv_heads(self) -> int:

@@ -38,7 +38,6 @@ from megatron.run_dir import TENSORBOARD
 from megatron.terminal import ProgressBar
 from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
-from megatron.tokenizer.vocabulary import VocabularyRows
 
 log = get_logger(__name__)
 
@@ -273,7 +272,7 @@ def _score_corpus(
         elif scoring.method == "ar":
             loss = compute_left_to_right_loss(net, corpus, **options)
         else:
-            mask_id = VocabularyRows(weights.config.n_tokens).mask_id
+            mask_id = weights.config.mask_row
             objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, scoring.seed)
             loss = compute_bound_loss(net, objective, corpus, num_mc=scoring.num_mc, **options)
     if len(bad := np.flatnonzero(~np.isfinite(loss.nats))):

@@ -30,7 +30,6 @@ from megatron.model.transformer import Gpt
 from megatron.objective.sample_noise import Purpose, make_generator
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
-from megatron.tokenizer.vocabulary import VocabularyRows
 
 
 def score_left_to_right(
@@ -230,7 +229,7 @@ def _score_masked_rows(
     the argmax, and its row.
     """
     width = max(map(len, sequences))
-    mask_id = VocabularyRows(model.config.n_tokens).mask_id
+    mask_id = model.config.mask_row
     tokens = np.zeros((len(sequences), width), dtype=np.int64)
     lengths = np.array([len(sequence) for sequence in sequences])
     places, targets, row_of = [], [], []

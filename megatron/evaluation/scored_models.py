@@ -2,15 +2,19 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.convert.huggingface import CONFIG_FILE as HUGGINGFACE
+from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint
 from megatron.checkpoint.layout import META, find_checkpoints
 from megatron.io import PARTIAL, read_json
 from megatron.run_dir import CHECKPOINTS
+
+MEGATRON_STEP = re.compile(r"(?:iter_|global_step)(\d+)")  # names of Megatron's checkpoint folders
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class ScoredModel:
 def find_models(paths: Iterable[Path], out: Path | None = None) -> list[ScoredModel]:
     """Return all models under the paths, in order, without duplicates.
 
-    A path is a model (a checkpoint, a Hugging Face folder, a file), a folder of checkpoints, a run, or a
-    folder that contains runs at any depth, such as a study. `out` is a folder for the scores of one model.
+    A path is a model (a checkpoint, a Hugging Face or Megatron folder, a file), a folder of checkpoints, a
+    run, or a folder that contains runs at any depth, such as a study. Of a Megatron folder with several steps
+    it is the newest. `out` is a folder for the scores of one model.
     Raises FileNotFoundError if a path contains no model, ValueError for several models with one `out`.
     """
     result: dict[Path, ScoredModel] = {}
@@ -64,6 +69,9 @@ def _find_models_in(path: Path) -> list[Path]:
         checkpoints = [entry.path for entry in find_checkpoints(folder) if (entry.path / META).is_file()]
         if checkpoints:
             return checkpoints
+    # after the checkpoints of this project, which DeepSpeed's files may accompany
+    if is_megatron_checkpoint(path):
+        return [path]
     # symbolic links are not followed: they could form a cycle
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink())
     return [model for folder in folders if folder.suffix != PARTIAL for model in _find_models_in(folder)]
@@ -71,7 +79,8 @@ def _find_models_in(path: Path) -> list[Path]:
 
 def _describe_model(path: Path) -> ScoredModel:
     meta = read_json(path / META) if path.is_dir() else None
-    step = None if meta is None else meta.get("step")
+    number = MEGATRON_STEP.fullmatch(path.name)
+    step = (int(number[1]) if number else None) if meta is None else meta.get("step")
     parent = path.resolve().parent
     return ScoredModel(path, parent.parent if parent.name == CHECKPOINTS else None, step)
 

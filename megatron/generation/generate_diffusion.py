@@ -12,7 +12,6 @@ from megatron.generation.generate import check_prompts
 from megatron.generation.nonfinite_scores import check_logits
 from megatron.generation.sampling import Sampling, draw_uniforms, sample_tokens
 from megatron.model.transformer import Gpt
-from megatron.tokenizer.vocabulary import VocabularyRows
 
 
 def generate_diffusion(
@@ -83,7 +82,7 @@ def _fill_positions(
 ) -> Tensor:
     """Return the tokens after prompts of equal length, int64 [B, n_new]; `numbers` key the random numbers."""
     device = model.embedding.weight.device
-    mask_id = VocabularyRows(model.config.n_tokens).mask_id
+    mask_id = model.config.mask_row
     read = torch.as_tensor(prompts, dtype=torch.long, device=device)
     tokens = torch.cat([read, read.new_full((len(prompts), n_new), mask_id)], dim=1)
     n_read = read.shape[1]
@@ -98,6 +97,8 @@ def _fill_positions(
             ..., : model.config.n_tokens
         ]
         check_logits(logits)
+        if model.config.mask_id is not None:  # an id of the tokenizer, which no position may keep
+            logits[..., mask_id] = -torch.inf
         u = noise[:, step, 0, begin:end].flatten()
         # every position is sampled at each step, but only the chosen ones are written
         sampled = sample_tokens(logits.flatten(0, 1), u, sampling).unflatten(0, hidden.shape)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from megatron.config.schema import ModelConfig
+from megatron.model.masks import build_window_mask
 
 
 class KvCache:
@@ -34,20 +35,21 @@ class KvCache:
             dtype=dtype,
         )
         self.layers = [LayerCache(keys, values) for keys, values in self.storage]
-        self.n_positions = n_positions
+        self.n_positions, self.window = n_positions, config.attention_window
         self.n_read = 0
 
     def build_mask(self, n_new: int) -> Tensor | None:
-        """Return the keys visible to each new position, bool [n_new, n_read + n_new], or None.
+        """Return the keys visible to each new position, bool [1, 1, n_new, n_read + n_new], or None.
 
         None: an empty cache needs plain causal attention, and a single new position attends to every key.
         """
-        if self.n_read == 0 or n_new == 1:
+        n_keys = self.n_read + n_new
+        window = n_keys if self.window is None else self.window
+        if (self.n_read == 0 or n_new == 1) and n_keys <= window:
             return None
-        seen = torch.ones(n_new, self.n_read + n_new, dtype=torch.bool, device=self.storage.device)
-        # row i is position n_read + i: it sees all cached keys and the new ones up to itself
+        # row i is position n_read + i: it sees the cached keys and the new ones up to itself
         # n_read = 2, n_new = 2: rows 1110 and 1111
-        return seen.tril(diagonal=self.n_read)
+        return build_window_mask(n_new, n_keys, window, self.storage.device)[None, None]
 
     def advance(self, n: int) -> None:
         """Add n positions to the count, after every block has written them."""

@@ -1,4 +1,4 @@
-"""Attention masks: documents and visible keys."""
+"""Attention masks: documents, visible keys, and sliding windows."""
 
 import torch
 from torch import Tensor
@@ -24,14 +24,44 @@ def positions_in_document(documents: Tensor) -> Tensor:
     return index - torch.where(starts, index, 0).cummax(1).values
 
 
+def build_window_mask(n_queries: int, n_keys: int, window: int, device: torch.device) -> Tensor:
+    """Return the keys of a causal window, bool [n_queries, n_keys]; the queries are the last positions.
+
+    Position p attends to positions p - window + 1 .. p (Jiang et al., arXiv 2310.06825).
+    """
+    # a query in row i is position n_keys - n_queries + i
+    # 3 queries, 4 keys, window 2: rows 1100, 0110, 0011
+    seen = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
+    last = n_keys - n_queries
+    return seen.tril(last).triu(last - window + 1)
+
+
+def find_window(tokens: Tensor, positions: Tensor | None, width: int | None) -> Tensor | None:
+    """Return the keys in the window of each position of tokens [B, S], bool [B, S, S]; None: all.
+
+    With explicit positions [B, S] distances are those of the positions: rows with a shared beginning have
+    later continuations further away than their text is.
+    """
+    n_samples, n = tokens.shape
+    if width is None or (positions is None and n <= width):
+        return None
+    if positions is None:
+        return build_window_mask(n, n, width, tokens.device).expand(n_samples, n, n)
+    return positions[:, :, None] - positions[:, None, :] < width
+
+
 def build_attention_mask(
-    causal: bool, documents: Tensor | None, visible: Tensor | None, d_head: int
+    causal: bool, documents: Tensor | None, visible: Tensor | None, window: Tensor | None, d_head: int
 ) -> Tensor | DocumentMask | None:
     """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
 
     documents [B, S]     document numbers; a position attends to its own document only
     visible   [B, S, S]  a position attends only where this is True
+    window    [B, S, S]  the same, from `find_window`
     """
+    if window is not None:
+        assert causal, "the configuration check refuses a window without causal attention"
+        visible = window if visible is None else visible & window
     if documents is not None:
         if visible is None and can_use_triton_attention(documents.device, d_head):
             return build_document_mask(documents, causal)

@@ -4,7 +4,7 @@ Shapes: B samples, S positions, D = d_model, H heads of K = d_head channels, F =
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
 from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
-from megatron.kernels.document_mask import DocumentMask
 from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, drop_hidden
 from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
 from megatron.kernels.swiglu import swiglu
-from megatron.model.kv_cache import KvCache, LayerCache
-from megatron.model.masks import build_attention_mask, document_numbers, positions_in_document
+from megatron.model.attention_inputs import AttentionInputs, gather_positions
+from megatron.model.kv_cache import KvCache
+from megatron.model.masks import build_attention_mask, document_numbers, find_window, positions_in_document
 from megatron.model.precision import Precision
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
+
+GELU_FORMS = {"gelu": "tanh", "gelu_exact": "none"}  # feed_forward -> `approximate` of F.gelu
 
 
 class RmsNorm(nn.Module):
@@ -69,44 +71,6 @@ def build_residual_norm(config: ModelConfig, multiplier: float = 1.0) -> RmsNorm
     return RmsNorm(config.d_model, config.norm_eps, multiplier)
 
 
-def gather_positions(x: Tensor, query_positions: Tensor) -> Tensor:
-    """Select positions of each sequence: x [B, S, ...], query_positions int64 [B, Q] -> [B, Q, ...]."""
-    # advanced indexing with [B, 1] and [B, Q] broadcasts to [B, Q]
-    return x[torch.arange(len(query_positions), device=x.device)[:, None], query_positions]
-
-
-@dataclass(frozen=True)
-class AttentionInputs:
-    """Inputs of a block's attention besides the hidden states x [B, S, D]."""
-
-    causal: bool  # position p attends to positions 0..p only
-    rotary: Rotary | None = None  # cos and sin of the positions; None: x contains learned positions
-    mask: Tensor | DocumentMask | None = None  # bool [B, 1, S, S], causality included; None: `causal` decides
-    dropout_key: Tensor | None = None  # int64 [B], key of each sample in this block; enables dropout
-    cache: LayerCache | None = None  # earlier positions, which x continues and attends to as well
-    query_positions: Tensor | None = None  # int64 [B, Q], positions to compute; None: all
-    query_rotary: Rotary | None = None  # cos and sin of the query positions
-
-    def select_queries(self, query_positions: Tensor, n_positions: int) -> "AttentionInputs":
-        """Return the inputs that compute `query_positions` [B, Q] out of S = `n_positions`."""
-        assert self.cache is None and self.dropout_key is None, "a cache and dropout require all positions"
-        rotary, mask = self.rotary, self.mask
-        if rotary is not None:
-            tables = (table.expand(len(query_positions), 1, -1, -1)[:, 0] for table in rotary)  # [B, S, K]
-            cos, sin = (gather_positions(table, query_positions)[:, None] for table in tables)  # [B, 1, Q, K]
-            rotary = cos, sin
-        # the mask of Q rows contains causality: row i is query_positions[i], not i
-        if isinstance(mask, DocumentMask):
-            mask = mask.select_rows(query_positions)
-        elif mask is not None:
-            mask = gather_positions(mask[:, 0], query_positions)[:, None]
-        elif self.causal:
-            # [B, Q, 1] >= [S] -> [B, Q, S]: query at position p sees keys 0..p
-            keys = torch.arange(n_positions, device=query_positions.device)
-            mask = (query_positions[:, :, None] >= keys)[:, None]
-        return replace(self, causal=False, mask=mask, query_positions=query_positions, query_rotary=rotary)
-
-
 class Attention(nn.Module):
     """Causal or bidirectional multi-head self-attention, [B, S, D] -> [B, S, D], or [B, Q, D] for queries.
 
@@ -117,25 +81,31 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         heads, shared = config.n_heads * config.d_head, config.kv_heads * config.d_head
-        self.d_head = config.d_head
+        self.d_head, qkv_biases = config.d_head, config.biases or config.qkv_biases
         self.scale = attention_multiplier(config)
         self.dropout = config.attention_dropout
-        self.query = nn.Linear(config.d_model, heads, bias=config.biases)
-        self.key = nn.Linear(config.d_model, shared, bias=config.biases)
-        self.value = nn.Linear(config.d_model, shared, bias=config.biases)
+        self.query = nn.Linear(config.d_model, heads, bias=qkv_biases)
+        self.key = nn.Linear(config.d_model, shared, bias=qkv_biases)
+        self.value = nn.Linear(config.d_model, shared, bias=qkv_biases)
         self.out = nn.Linear(heads, config.d_model, bias=config.biases)
-        # per head, before the rotary embedding, as in Qwen3 (arXiv 2505.09388)
-        self.query_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = RmsNorm(config.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
+        # before the rotary embedding; per head as in Qwen3 (arXiv 2505.09388), or over all heads as in OLMo 2
+        self.norms_all_heads = config.qk_norm_all_heads
+        widths = (heads, shared) if self.norms_all_heads else (config.d_head, config.d_head)
+        norms = (RmsNorm(n, config.norm_eps) if config.qk_norm else nn.Identity() for n in widths)
+        self.query_norm, self.key_norm = norms
         # softmax(scale q k^T) v with arguments (q, k, v, causal, mask); replaced by context parallelism
         self.core_attention: Callable[..., Tensor] = partial(scaled_dot_product_attention, scale=self.scale)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         queries = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
         # -1 and not n_heads: under tensor parallelism the projections return the heads of this rank only
-        projected = self.query(queries), self.key(x), self.value(x)
-        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in projected)  # [B, S, H, K]
-        q, k, v = (y.transpose(1, 2) for y in (self.query_norm(q), self.key_norm(k), v))  # [B, H, S, K]
+        q, k, v = self.query(queries), self.key(x), self.value(x)
+        if self.norms_all_heads:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in (q, k, v))  # [B, S, H, K]
+        if not self.norms_all_heads:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # [B, H, S, K]
         if inputs.rotary is not None:
             q = apply_rotary(q, *(inputs.query_rotary or inputs.rotary))
             k = apply_rotary(k, *inputs.rotary)
@@ -155,25 +125,29 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Feed-forward layer [B, S, D] -> [B, S, D] via F.
 
-    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202), or down(gelu(up(x))) as in GPT-2.
+    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202), or down(gelu(up(x))): GPT-2 has the tanh
+    approximation of GELU, Pythia the exact form. With the other one, published weights give other logits.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        gated = config.feed_forward == "swiglu"
+        gated, self.gelu = config.feed_forward == "swiglu", GELU_FORMS.get(config.feed_forward, "none")
         self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.biases) if gated else None
         self.up = nn.Linear(config.d_model, config.d_ff, bias=config.biases)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=config.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            # the tanh approximation of GPT-2: with the exact GELU its published weights give other logits
-            return self.down(F.gelu(self.up(x), approximate="tanh"))
+            return self.down(F.gelu(self.up(x), approximate=self.gelu))
         return self.down(swiglu(self.gate(x), self.up(x)))
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, D] -> [B, S, D], or [B, Q, D] for queries."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, D] -> [B, S, D], or [B, Q, D] for queries.
+
+    Options: norms of the outputs, x + norm(attention(x)) (OLMo 2, arXiv 2501.00656); in parallel,
+    x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX, arXiv 2204.06745).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -183,13 +157,18 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.multiplier = residual_multiplier(config)
         self.dropout = config.hidden_dropout
+        self.norms_outputs, self.is_parallel = config.norm_placement == "output", config.parallel_residual
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = self._drop(self.attention(self.attention_norm(x), inputs), inputs, 0)
+        attended = self.attention(x if self.norms_outputs else self.attention_norm(x), inputs)
+        if self.norms_outputs:
+            attended = self.attention_norm(attended)
         # keys and values needed every position; from here on only the query positions are computed
         residual = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
-        x = residual + self._scale_branch(attended)
-        return x + self._scale_branch(self._drop(self.mlp(self.mlp_norm(x)), inputs, 1))
+        x = residual + self._scale_branch(self._drop(attended, inputs, 0))
+        read = residual if self.is_parallel else x
+        branch = self.mlp_norm(self.mlp(read)) if self.norms_outputs else self.mlp(self.mlp_norm(read))
+        return x + self._scale_branch(self._drop(branch, inputs, 1))
 
     def _drop(self, branch: Tensor, inputs: AttentionInputs, place: int) -> Tensor:
         if inputs.dropout_key is None:
@@ -217,7 +196,9 @@ class Gpt(nn.Module):
         if config.positions == "learned":
             assert config.n_positions is not None, "set by read.py"
             self.position_embedding = nn.Embedding(config.n_positions, config.d_model)
-        head = None if config.tied_embedding else nn.Linear(config.d_model, config.vocab_rows, bias=False)
+        # a bias of the head is the column of a channel that is always 1 (see `_read_out`)
+        width, tied = config.d_model + config.head_bias, config.tied_embedding
+        head = None if tied else nn.Linear(width, config.vocab_rows, bias=False)
         self.unembedding: nn.Linear | None = head
         self.precision: Precision | None = None
 
@@ -266,14 +247,17 @@ class Gpt(nn.Module):
             positions = positions_in_document(documents) if positions is None else positions
         drops = self.training and max(self.config.attention_dropout, self.config.hidden_dropout) > 0
         assert dropout_key is not None or not drops, "dropout requires the samples' keys"
+        shifts = self.config.predicts_next  # the output of position p - 1 predicts position p, as in Dream
+        if shifts and query_positions is not None:
+            query_positions = (query_positions - 1).clamp(min=0)
         x, rotary = self._embed(tokens, positions, first_position)
         if drops and dropout_key is not None:
             # the key of the layer after the last block, which no block uses
             last = derive_layer_key(dropout_key, len(self.blocks))
             x = drop_hidden(x, last, 0, self.config.hidden_dropout)
-        inputs = AttentionInputs(
-            causal, rotary, build_attention_mask(causal, documents, visible, self.config.d_head)
-        )
+        window = find_window(tokens, positions, self.config.attention_window)
+        mask = build_attention_mask(causal, documents, visible, window, self.config.d_head)
+        inputs = AttentionInputs(causal, rotary, mask)
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:
                 inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))
@@ -281,7 +265,13 @@ class Gpt(nn.Module):
             if query_positions is not None and i == len(self.blocks) - 1:
                 inputs = inputs.select_queries(query_positions, tokens.shape[1])
             x = block(x, inputs)
-        return self.norm(x)
+        if shifts and query_positions is None:
+            x = torch.cat([x[:, :1], x[:, :-1]], dim=1)
+        return self._read_out(x)
+
+    def _read_out(self, x: Tensor) -> Tensor:
+        """Return the input of the head, with a channel of ones if the head has a bias."""
+        return F.pad(self.norm(x), (0, 1), value=1.0) if self.config.head_bias else self.norm(x)
 
     def _hidden_states_after_cache(self, tokens: Tensor, cache: KvCache) -> Tensor:
         """Return hidden states of the positions that follow the cache; causal."""
@@ -291,8 +281,7 @@ class Gpt(nn.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[window]
         else:
-            d_head, theta = self.config.d_head, self.config.rope_theta
-            cos, sin = rotary_table(cache.n_positions, d_head, theta, tokens.device)
+            cos, sin = rotary_table(cache.n_positions, self.config, tokens.device)
             rotary = cos[window], sin[window]
         # the first positions are plain causal attention; later ones need the offset mask of the cache
         inputs = AttentionInputs(cache.n_read == 0, rotary, cache.build_mask(tokens.shape[1]))
@@ -300,7 +289,7 @@ class Gpt(nn.Module):
             x = block(x, replace(inputs, cache=layer))
         # only after the last block: until then every layer writes at the same n_read
         cache.advance(tokens.shape[1])
-        return self.norm(x)
+        return self._read_out(x)
 
     def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Rotary | None]:
         """Return (embedded tokens [B, S, D], cos and sin); cos and sin are None with learned positions."""
@@ -310,11 +299,10 @@ class Gpt(nn.Module):
             assert positions is not None or n <= len(table), f"{n} positions, but the table has {len(table)}"
             rows = table[:n] if positions is None else self.position_embedding(positions)
             return x + self._to_residual(rows), None
-        d_head, theta = self.config.d_head, self.config.rope_theta
         if positions is None:
-            return x, rotary_table(n, d_head, theta, tokens.device, first)
+            return x, rotary_table(n, self.config, tokens.device, first)
         # a table per sample; the axis of size 1 broadcasts over the heads
-        return x, rotary_at_positions(positions[:, None], d_head, theta)  # [B, 1, S, K]
+        return x, rotary_at_positions(positions[:, None], self.config)  # [B, 1, S, K]
 
     def _to_residual(self, rows: Tensor) -> Tensor:
         return rows if self.precision is None else self.precision.to_residual(rows)

@@ -12,8 +12,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 
 from megatron.kernels.rotary import rotary_table
+from megatron.model.attention_inputs import AttentionInputs
 from megatron.model.precision import Precision
-from megatron.model.transformer import AttentionInputs, Gpt
+from megatron.model.transformer import Gpt
 
 
 class _Exchange:
@@ -71,13 +72,7 @@ class Stage(nn.Module):
         # hidden states between stages are split over the tensor ranks; rotary tables need all positions
         n_positions = x.shape[1] * (1 if self.is_first else self.n_tensor_ranks)
         # context rank c has the consecutive positions c S / n to (c + 1) S / n - 1
-        rotary = rotary_table(
-            n_positions,
-            self.config.d_head,
-            self.config.rope_theta,
-            x.device,
-            self.context_rank * n_positions,
-        )
+        rotary = rotary_table(n_positions, self.config, x.device, self.context_rank * n_positions)
         if self.is_first:
             x = self.embedding(x)
             x = x if self.precision is None else self.precision.to_residual(x)

@@ -29,8 +29,8 @@ def parameter_terms(model: ModelConfig) -> dict[str, int]:
         assert model.n_positions is not None, "set by read.py"
         terms["positions"] = model.n_positions * model.d_model
     if not model.tied_embedding:
-        terms["head"] = model.vocab_rows * model.d_model
-    if model.biases:
+        terms["head"] = model.vocab_rows * (model.d_model + model.head_bias)
+    if model.biases or model.qkv_biases:
         terms["biases"] = model.n_layers * _count_biases(model)
     return terms
 
@@ -48,16 +48,20 @@ def _count_norms(model: ModelConfig) -> int:
     """Count the gains and biases: two norms a block and one at the end, each D wide, and QK-norm gains."""
     # LayerNorm with biases has a gain and a bias vector, RMSNorm only a gain
     vectors = 2 if model.norm == "layernorm" and model.biases else 1
-    qk_norms = 2 * model.d_head if model.qk_norm else 0
+    qk_heads = model.n_heads + model.kv_heads if model.qk_norm_all_heads else 2
+    qk_norms = qk_heads * model.d_head if model.qk_norm else 0
     return (2 * model.n_layers + 1) * model.d_model * vectors + model.n_layers * qk_norms
 
 
 def _count_biases(model: ModelConfig) -> int:
     """Count the biases of one block's matrices, one per output feature."""
-    # outputs of query, key and value, then of the attention output
-    attention = (model.n_heads + 2 * model.kv_heads) * model.d_head + model.d_model
-    # outputs of the matrices into the hidden layer (1 or 2 of width F), then of the one back to D
-    return attention + (_count_feed_forward_matrices(model) - 1) * model.d_ff + model.d_model
+    projections = (model.n_heads + 2 * model.kv_heads) * model.d_head  # outputs of query, key and value
+    if not model.biases:
+        return projections
+    # the attention output, the matrices into the hidden layer (1 or 2 of width F), and the one back to D
+    return (
+        projections + model.d_model + (_count_feed_forward_matrices(model) - 1) * model.d_ff + model.d_model
+    )
 
 
 def n_params(model: ModelConfig) -> int:
@@ -83,7 +87,8 @@ def flop_terms(model: ModelConfig, seq_len: int) -> dict[str, float]:
         # Two products, H heads, L blocks, times 3: 12 L H K S.
         "attention_scores": 12.0 * model.n_layers * model.n_heads * model.d_head * seq_len,
         "feed_forward": 6.0 * terms["feed_forward"],
-        "head": 6.0 * terms["embedding"],  # V D weights, tied or not; the lookup itself is free
+        # V D weights, tied or not, and a bias that is computed as a column; the lookup itself is free
+        "head": 6.0 * (terms["embedding"] + model.vocab_rows * model.head_bias),
     }
 
 
@@ -116,7 +121,8 @@ def flops_per_token_executed(model: ModelConfig, seq_len: int, causal: bool, pre
     average. `predicted` is the fraction of positions at which the head runs.
     """
     terms = flop_terms(model, seq_len)
-    if causal:
+    # the mask of a window is dense: kernels compute all scores and hide those outside
+    if causal and (model.attention_window or seq_len) >= seq_len:
         # position s = 0 ... S - 1 attends to s + 1 positions: the sum is S (S + 1) / 2 of S^2
         terms["attention_scores"] *= (seq_len + 1) / (2 * seq_len)
     terms["head"] *= predicted

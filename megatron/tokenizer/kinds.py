@@ -93,6 +93,14 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
             else ""
         )
         raise ValueError(f"{spec.kind}: {' and '.join(missing)} missing{hint}")
+    # an option of another kind would be ignored, and with it the vocabulary that was meant
+    given = {name: value for kind in options for name, value in options[kind].items() if value is not None}
+    if ignored := sorted(set(given) - set(options[spec.kind])):
+        owner = next(kind for kind in options if ignored[0] in options[kind])
+        raise ValueError(
+            f"{spec.kind}: got {' and '.join(ignored)}, which it does not read. Remove the option, or choose "
+            f"--tokenizer-type {owner}."
+        )
     if spec.kind == "HFTokenizer":
         return load_hf_tokenizer(str(spec.model))
     if spec.kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):

@@ -214,7 +214,7 @@ def build_objective(config: RunConfig) -> Objective:
         )
     size = config.dataset.batch_size
     return MaskedDiffusion(
-        config.model.n_tokens,
+        config.model.mask_row,
         objective.rate_min,
         seed,
         t_draw=objective.t_draw,

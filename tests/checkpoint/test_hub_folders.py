@@ -23,12 +23,21 @@ TOKENS = torch.randint(0, 50, (2, 30), generator=torch.Generator().manual_seed(2
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2},
     "qwen3": {**SMALL, "num_attention_heads": 64, "num_key_value_heads": 32},  # head_dim: the default
+    **{
+        kind: {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+        for kind in ("qwen2", "mistral", "olmo2")
+    },
+    "gpt_neox": {**SMALL, "num_attention_heads": 4},
     "gpt2": {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40},
 }
 
@@ -81,12 +90,14 @@ def test_every_default_equals_that_of_transformers(kind: str) -> None:
             assert (default, type(default)) == (value, type(value)), key
     assert set(DEFAULTS[kind]) - {"rope_theta"} <= set(inspect.signature(type(expected)).parameters)
     shape, n_positions, ignored = read_hf_config({"model_type": kind})
-    names = {"llama": ("num_key_value_heads", "head_dim"), "qwen3": ("num_key_value_heads", "head_dim")}
     ours = (shape.get("n_kv_heads", shape["n_heads"]), shape["d_head"], shape["d_ff"])
     if kind == "gpt2":
         assert ours == (12, 64, 3072)  # the shape of its weights
     else:
-        assert ours == (*(getattr(expected, name) for name in names[kind]), expected.intermediate_size)
+        head_dim = getattr(expected, "head_dim", expected.hidden_size // expected.num_attention_heads)
+        heads = getattr(expected, "num_key_value_heads", expected.num_attention_heads)
+        assert ours == (heads, head_dim, expected.intermediate_size)
+    assert shape.get("attention_window") == getattr(expected, "sliding_window", None)
     assert n_positions == expected.max_position_embeddings and ignored == []
 
 
@@ -207,13 +218,46 @@ def test_llama_with_keys_of_other_programs_is_read(tmp_path: Path, caplog: pytes
         ("llama", {"use_qk_norm": True}, "use_qk_norm: got True"),
         ("llama", {"is_causal": False}, "is_causal: got False"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1.0"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: got"),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters: got"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "scaling.low_freq_factor: missing",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "expected rope_type default"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor: missing"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+            "factor: got 0, expected a number",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2, "a": 1}},
+            "got a, expected factor",
+        ),
+        ("mistral", {"sliding_window": 0}, "sliding_window: got 0, expected a whole number above 0"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": None, "max_window_layers": 1},
+            "sliding_window: got 4 in some of the layers",
+        ),
+        ("olmo2", {"attention_bias": True}, "attention_bias: got True, expected False"),
+        ("gpt_neox", {"attention_bias": False}, "attention_bias: got False, expected True"),
+        ("gpt_neox", {"hidden_act": "relu"}, "hidden_act: got 'relu', expected 'gelu' or another GELU"),
+        (
+            "gpt_neox",
+            {"rope_parameters": {"partial_rotary_factor": 0.4}},
+            "rotary_pct: got 0.4 of 8 channels",
+        ),
         ("llama", {"sliding_window": 8}, "sliding_window: got 8, expected None"),
         ("llama", {"attention_bias": True}, "attention_bias True and mlp_bias False"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
         ("llama", {"architectures": ["LlamaBiModel"]}, "architectures: got ['LlamaBiModel'], expected Llama"),
-        ("llama", {"model_type": "mistral"}, "model_type: got 'mistral', expected one of llama, qwen3, gpt2"),
+        (
+            "llama",
+            {"model_type": "gemma"},
+            "model_type: got 'gemma', expected one of llama, qwen2, qwen3, mist",
+        ),
         ("llama", {"rms_norm_eps": "1e-6"}, "rms_norm_eps: got '1e-6', expected float"),
         ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps: got nan, expected float"),
         ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings: got None, expected bool"),
@@ -222,8 +266,15 @@ def test_llama_with_keys_of_other_programs_is_read(tmp_path: Path, caplog: pytes
         ("llama", {"n_tokens": 51}, "n_tokens: got 51, expected 1 to vocab_size 50"),
         ("llama", {"objective": "masked_diffusion"}, "objective: got 'masked_diffusion', expected 'autor"),
         ("llama", {"tie_word_embeddings": True}, "lm_head.weight: differs from the embedding"),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 4}, "sliding_window: got 4"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: got"),
+        (
+            "qwen3",
+            {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 4,
+                "use_sliding_window": True,
+            },
+            "sliding_window: got 4 in some of the layers",
+        ),
         (
             "qwen3",
             {"model_type": "llama", "architectures": None},
@@ -231,7 +282,7 @@ def test_llama_with_keys_of_other_programs_is_read(tmp_path: Path, caplog: pytes
         ),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: got True"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights: got False, expected True"),
-        ("gpt2", {"activation_function": "relu"}, "activation_function: got 'relu', expected 'gelu_new'"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function: got 'relu', expected 'gelu_new' or"),
         ("gpt2", {"tie_word_embeddings": False}, "lm_head.weight: missing, but tie_word_embeddings is false"),
         ("gpt2", {"n_layer": 3}, "weights do not match the model configuration"),
     ],
@@ -260,7 +311,7 @@ def test_a_key_that_changes_the_logits_is_refused_by_name(
             {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)},
             "do not match the model configuration",
         ),
-        ("llama", {"score.weight": torch.ones(2, 32)}, "a tensor that Llama and Qwen3 do not have"),
+        ("llama", {"score.weight": torch.ones(2, 32)}, "a tensor that models of this type do not have"),
         (
             "llama",
             {"embed_tokens.weight": torch.ones(50, 32)},

@@ -187,12 +187,13 @@ def test_the_command_requires_and_accepts_the_objective(
     ("changes", "sentence"),
     [
         ({"squared_relu": True}, "trained with squared_relu"),
-        ({"use_rope_scaling": True}, "trained with use_rope_scaling"),
-        ({"window_size": (64, 0)}, "trained with window_size"),
+        ({"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2}, "got two scalings of rotary"),
+        ({"window_size": (64, 64)}, "got window_size .64, 64., expected .positions before, 0."),
+        ({"rotary_percent": 0.4}, "got rotary_percent 0.4 of 8"),
         ({"use_target_position_embeddings": True}, "trained with use_target_position_embeddings"),
         ({"position_embedding_type": "relative"}, "got position_embedding_type relative, expected rope or"),
         ({"num_experts": [4]}, r"got num_experts \[4\], expected none"),
-        ({"swiglu": False, "bias_gelu_fusion": False}, "its GELU is exact"),
+        ({"swiglu": False, "bias_gelu_fusion": False}, "weights do not match the model configuration"),
     ],
 )
 def test_arguments_of_another_computation_are_refused(

@@ -13,9 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
-from megatron.checkpoint.model_weights import Weights
+from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.evaluation.harness import build_hf_model, harness_model
 from megatron.evaluation.reader import Reader, Scoring
+from megatron.generation.generate import generate
+from megatron.generation.sampling import Sampling
 from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import load_tokenizer_by_name
@@ -197,3 +199,35 @@ def test_a_padding_id_past_the_embedding_is_not_exported(tiny_of: Callable[..., 
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (None, 257, 258)
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("case", ["chat", "map of special tokens", "no bos"])
+def test_generated_text_ends_where_that_of_the_exported_model_ends(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, case: str
+) -> None:
+    """Greedy text stops at the token that ended documents in training, [MASK] and padding never occur."""
+    source = write_source(tmp_path / "source", SETTINGS[case], False)
+    tokenizer = load_tokenizer_by_name(str(source))
+    model = tiny_of(n_tokens=261, sharpness=4.0)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["embedding.weight"][tokenizer.eod_id] *= 4  # so that many texts end
+    state["embedding.weight"][262] *= 9  # a row of padding, which would win often
+    weights = Weights(
+        config=model.config, objective="autoregressive", state=state, seq_len=64, tokenizer=str(source)
+    )
+    save_weights(weights, tmp_path / "native")
+    convert_checkpoint(tmp_path / "native", tmp_path / "out", to="huggingface")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    prompts = [[i, i + 1, 3 * i] for i in range(30)]
+    ours = generate(
+        weights.build_model(),
+        prompts,
+        max_new_tokens=20,
+        sampling=Sampling(temperature=0),
+        stop_ids=[tokenizer.eod_id],
+    )
+    for prompt, text in zip(prompts, ours, strict=True):
+        expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
+        assert text == expected
+    assert 0 < sum(text[-1] == tokenizer.eod_id and len(text) < 20 for text in ours) < 30
+    assert max(map(max, ours)) < 261

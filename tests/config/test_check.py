@@ -36,3 +36,48 @@ def test_an_invalid_value_is_refused(section: str, values: dict[str, Any], messa
     with pytest.raises(ValueError) as caught:
         resolve_config({**RUN, section: values})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        ({"qkv_biases": True, "biases": True}, {}, "model.qkv_biases: got model.biases, which includes them"),
+        ({"qk_norm_all_heads": True}, {}, "model.qk_norm_all_heads: got no model.qk_norm as well"),
+        (
+            {"parallel_residual": True, "norm_placement": "output"},
+            {},
+            "model.parallel_residual: got model.norm",
+        ),
+        ({"head_bias": True}, {}, "model.head_bias: got a tied embedding as well"),
+        ({"mask_id": 3}, {}, "model.mask_id: belongs to masked_diffusion, but objective.name is autoreg"),
+        ({"mask_id": 100}, {"name": "masked_diffusion"}, "model.mask_id: got 100, expected an id below"),
+        ({"predicts_next": True}, {}, "model.predicts_next: belongs to masked_diffusion"),
+        (
+            {"attention_window": 4},
+            {"name": "masked_diffusion"},
+            "attention_window: got objective.name=masked",
+        ),
+        ({"attention_window": 4}, {"orders": 2}, "model.attention_window: got objective.orders above 1"),
+        ({"rotary_dims": 18}, {}, "model.rotary_dims: got 18, expected an even number up to d_head 16"),
+        ({"rotary_dims": 3}, {}, "model.rotary_dims: got 3, expected an even number"),
+        (
+            {"rotary_dims": 8, "positions": "learned"},
+            {},
+            "rotary_dims: has no effect without model.positions",
+        ),
+        ({"rope_factor": 8.0}, {}, "model.rope_factor: has no effect without model.rope_scaling"),
+        ({"rope_low_factor": 2.0, "rope_scaling": "linear"}, {}, "model.rope_low_factor: has no effect"),
+        ({"rope_scaling": "llama3"}, {}, "model.rope_original_positions: missing"),
+        (
+            {"rope_scaling": "llama3", "rope_original_positions": 8, "rope_low_factor": 4.0},
+            {},
+            "model.rope_low_factor: got 4.0, expected less than model.rope_high_factor 4.0",
+        ),
+    ],
+)
+def test_an_option_of_the_model_without_effect_is_refused(
+    model: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        resolve_config({**RUN, "model": {**RUN["model"], **model}, "objective": more})
+    assert message in str(caught.value)

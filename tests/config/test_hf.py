@@ -63,10 +63,13 @@ def test_names_of_hugging_face_become_ours() -> None:
 @pytest.mark.parametrize(
     ("hf_config", "sentence"),
     [
-        ({"model_type": "bert"}, "hf_config.model_type: got 'bert', expected one of llama, qwen3, gpt2"),
+        (
+            {"model_type": "bert"},
+            "hf_config.model_type: got 'bert', expected one of llama, qwen2, qwen3, mistral",
+        ),
         ({"hidden_act": "relu"}, "hf_config.hidden_act: got 'relu', expected 'silu'"),
-        ({"rope_scaling": {"type": "linear"}}, "hf_config.rope_scaling: got"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "expected rope_type 'default'"),
+        ({"rope_scaling": {"type": "linear"}}, "hf_config.rope_scaling.factor: missing"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "expected rope_type default, linear, llama3"),
         ({"attention_bias": True}, "attention_bias True and mlp_bias False"),
         ({"model_type": "gpt2", "resid_pdrop": 0.1}, "hf_config.resid_pdrop: got 0.1, expected 0.0"),
         ({"num_kv_heads": 2}, "unknown key 'num_kv_heads'; did you mean 'num_key_value_heads'?"),

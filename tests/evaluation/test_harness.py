@@ -57,7 +57,7 @@ def exact_angles(hf_model: Any, monkeypatch: pytest.MonkeyPatch, stories: Weight
     computes angles in float32, which costs up to 1e-4 nats per token at position 500."""
 
     def angles(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotary_at_positions(position_ids, stories.config.d_head, stories.config.rope_theta)
+        return rotary_at_positions(position_ids, stories.config)
 
     monkeypatch.setattr(hf_model.model.model.rotary_emb, "forward", angles)
 

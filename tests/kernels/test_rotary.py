@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.config.schema import ModelConfig
 from megatron.kernels.rotary import apply_rotary, rotary_table
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_rotary_embedding_matches_the_formula(dtype: torch.dtype) -> None:
-    cos, sin = rotary_table(7, 8, 1e4, torch.device("cpu"))
+    cos, sin = rotary_table(7, ModelConfig(d_head=8), torch.device("cpu"))
     x = torch.randn(2, 3, 7, 8).to(dtype).requires_grad_()
     grad = torch.randn(2, 3, 7, 8).to(dtype)
 

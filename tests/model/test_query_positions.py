@@ -17,6 +17,7 @@ MODEL_KWARGS = {
     "positions": torch.where(PART == 2, torch.arange(N) - N // 3, torch.arange(N)).expand(3, -1),
 }
 SHAPES = [{}, {"positions": "learned", "n_positions": N}, {"document_mask": True, "eod_id": 9}]
+SHAPES += [{"attention_window": 20, "norm_placement": "output"}, {"predicts_next": True}, {"rotary_dims": 2}]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -25,6 +26,8 @@ SHAPES = [{}, {"positions": "learned", "n_positions": N}, {"document_mask": True
 def test_selected_positions_equal_those_of_the_full_output(
     shape: dict[str, object], causal: bool, model_kwargs: dict[str, torch.Tensor], tiny_of: Callable[..., Gpt]
 ) -> None:
+    if "attention_window" in shape and not causal:
+        pytest.skip("windows are causal")
     model = tiny_of(n_tokens=40, **shape)
     whole = model.hidden_states(TOKENS, causal, **model_kwargs)
     expected = torch.stack([states[places] for states, places in zip(whole, QUERY_POSITIONS, strict=True)])
@@ -53,3 +56,15 @@ def test_causal_attention_in_blocks_equals_plain_attention(
         tiny.hidden_states(TOKENS, False)
         assert len(blocks) == len(tiny.blocks)  # bidirectional attention has no keys to skip
     torch.testing.assert_close(result, at_once, rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_counts_positions_and_not_places(tiny_of: Callable[..., Gpt]) -> None:
+    """Two continuations of one text in one row equal each of them in a row of its own."""
+    model = tiny_of(n_tokens=40, attention_window=20)
+    packed = model.hidden_states(TOKENS, True, **MODEL_KWARGS)
+    third = N // 3
+    alone = model.hidden_states(torch.cat([TOKENS[:, :third], TOKENS[:, 2 * third :]], dim=1), True)
+    torch.testing.assert_close(packed[:, 2 * third :], alone[:, third:], rtol=1e-4, atol=1e-4)
+    without = tiny_of(n_tokens=40).hidden_states(TOKENS, True)
+    assert (without[:, :20] - model.hidden_states(TOKENS, True)[:, :20]).abs().max() < 1e-5
+    assert (without[:, 20:] - model.hidden_states(TOKENS, True)[:, 20:]).abs().max() > 1e-3

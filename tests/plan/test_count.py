@@ -84,6 +84,13 @@ SHAPE_OPTIONS = {
         "norm": "layernorm", "feed_forward": "gelu", "biases": True,
         "positions": "learned", "n_positions": 11,
     },
+    "qkv_biases": {"qkv_biases": True, "n_kv_heads": 2},
+    "olmo2": {"qk_norm": True, "qk_norm_all_heads": True, "norm_placement": "output", "n_kv_heads": 2},
+    "pythia": {
+        "norm": "layernorm", "feed_forward": "gelu_exact", "biases": True, "parallel_residual": True,
+        "rotary_dims": 2, "tied_embedding": False,
+    },
+    "head_bias": {"tied_embedding": False, "head_bias": True},
     "all": {
         "norm": "layernorm", "positions": "learned", "n_positions": 11, "biases": True, "n_kv_heads": 1,
         "tied_embedding": False, "qk_norm": True, "parametrization": "completep", "base_d_model": 8,

@@ -261,3 +261,19 @@ def test_half_precision_stays_near_float32(alone, root, tmp_path) -> None:
 def test_the_norm_is_above_the_limit_so_clipping_was_active(alone) -> None:
     _, results = alone
     assert min(results["autoregressive"]["whole"]["norms"]) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_options_of_other_architectures_match_a_single_process(root: Path, tmp_path: Path) -> None:
+    """Biases of queries, keys and values (Qwen2), parallel branches, scaled and partly rotated positions."""
+    shape = {"qkv_biases": True, "parallel_residual": True, "rotary_dims": 2}
+    shape |= {"rope_scaling": "linear", "rope_factor": 4.0}
+    job: Job = {"objective": "autoregressive", "model": shape, "microbatches": 2}
+    alone = run_jobs([{"name": "one", "dist": {}, **job}], 1, tmp_path / "one", root)["one"]
+    names = ("tensor", "pipeline", "context")
+    jobs: list[Job] = [{"name": name, "dist": {f"{name}_parallel": 2}, **job} for name in names]
+    for name, result in run_jobs(jobs, 2, tmp_path / "two", root).items():
+        for what in ("losses", "norms"):
+            assert result["whole"][what] == pytest.approx(alone["whole"][what], abs=tolerance_of(what)), name
+        assert result["scored"] == pytest.approx(alone["scored"], abs=16 * TOLERANCE), name

@@ -53,7 +53,7 @@ def build_tasks(step: int, objective: Objective, world: World, n_microbatches: i
 
 
 def build_engine(job: dict[str, Any], world: World, seed: int = 0) -> TorchEngine:
-    model = Gpt(SHAPE)
+    model = Gpt(replace(SHAPE, **job.get("model", {})))
     init_weights(model, seed)
     dist_config = DistConfig(cpu_only=True, **{"dtype": "float32", **job["dist"]})
     optim = OptimConfig(lr=0.01, grad_clip=job.get("grad_clip", 0.5))

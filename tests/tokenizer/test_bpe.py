@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from megatron.config.presets import padded_rows
+from megatron.config.schema import ModelConfig
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
-from megatron.tokenizer.vocabulary import VocabularyRows
 
 TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
 
@@ -59,9 +60,8 @@ def test_an_impossible_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> N
 
 
 def test_mask_is_a_row_of_its_own_and_rows_are_a_multiple_of_128() -> None:
-    rows = VocabularyRows(50257)
-    assert (rows.mask_id, rows.rows) == (50257, 50304)
-    assert VocabularyRows(128).rows == 256
+    assert ModelConfig(n_tokens=50257).mask_row == 50257
+    assert [padded_rows(50257), padded_rows(128)] == [50304, 256]
 
 
 def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, normalizers
@@ -130,6 +131,24 @@ def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
 def test_a_missing_option_of_a_kind_is_named(kind: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_tokenizer(TokenizerSpec(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        (
+            "HFTokenizer",
+            {"vocab_file": "v", "merge_file": "m"},
+            "HFTokenizer: got --merge-file and --vocab-file",
+        ),
+        ("HFTokenizer", {"vocab_size": 9}, "choose --tokenizer-type NullTokenizer"),
+        ("NullTokenizer", {"merge_file": "m"}, "choose --tokenizer-type GPT2BPETokenizer"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(kind: str, options: dict[str, Any], sentence: str) -> None:
+    required = {"vocab_size": 9} if kind == "NullTokenizer" else {"model": "gpt2"}
+    with pytest.raises(ValueError, match=sentence):
+        load_tokenizer(TokenizerSpec(kind, **required, **options))
 
 
 def test_gpt2_recognised_by_checksum_equals_the_tokenizer_built_from_its_files(scaling_data: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from megatron.checkpoint.convert.huggingface import CONFIG_FILE, read_huggingface, write_huggingface
 from megatron.checkpoint.convert.llama2c import read_llama2c, write_llama2c
+from megatron.checkpoint.convert.megatron_export import write_megatron
 from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint, read_megatron
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights, find_newest_checkpoint, load_weights, save_weights
@@ -94,6 +95,8 @@ def convert_checkpoint(
         weights = weights.strip_spare_rows()
     if to == "native":
         save_weights(weights, target)
+    elif to == "megatron":
+        write_megatron(weights, target)
     elif to == "llama2c":
         write_llama2c(weights, target)
     else:

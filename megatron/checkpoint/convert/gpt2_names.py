@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.convert.redundant_tensors import check_causal_mask
+from megatron.config.schema import ModelConfig
 
 OUTER_NAMES = {
     "embedding.weight": "transformer.wte.weight",
@@ -27,10 +28,10 @@ PREFIX = "transformer."
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$")
 
 
-def export_gpt2_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def export_gpt2_names(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Rename this model's tensors to those of GPT2LMHeadModel; a matrix [out, in] becomes [in, out]."""
     named = {theirs: state[ours] for ours, theirs in OUTER_NAMES.items() if ours in state}
-    for i in range(_count_blocks(state, "blocks.")):
+    for i in range(config.n_layers):
         for kind in ("weight", "bias"):
             for ours, theirs in BLOCK_NAMES.items():
                 named[f"transformer.h.{i}.{theirs}.{kind}"] = _transpose_matrix(

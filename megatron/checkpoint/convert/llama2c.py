@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.checkpoint.convert.huggingface_config import choose_model_type
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.io import write_atomic_bytes
@@ -116,6 +117,10 @@ def write_llama2c(weights: Weights, path: Path) -> None:
         raise ValueError(
             f"{path}: llama2.c supports only autoregressive models with n_heads x d_head = d_model"
         )
+    kind, reason = choose_model_type(config)
+    if kind != "llama" or config.biases or config.rope_scaling != "none":
+        described = reason or f"a model of type {kind}, or of Llama with biases or scaled positions"
+        raise ValueError(f"{path}: got {described}, expected a plain Llama, as llama2.c supports")
     if (config.rope_theta, config.norm_eps) != (10000.0, 1e-5):
         raise ValueError(
             f"{path}: llama2.c requires rope_theta 10000 and norm_eps 1e-5, this model has others"

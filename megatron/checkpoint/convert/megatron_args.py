@@ -29,13 +29,19 @@ CAUSAL_ONLY = ("randmask_ratio", "use_order_list", "target_random_ratio")
 FORK_RATE_MIN = 1e-3  # `eps` of its pretrain_diff_gpt.py
 NOT_READ = (  # each of these changes the computation if it is enabled
     "apply_layernorm_1p", "rotary_interleaved", "use_target_position_embeddings", "squared_relu", "geglu",
-    "quick_geglu", "use_rope_scaling", "rotary_seq_len_interpolation_factor", "multi_latent_attention",
-    "apply_residual_connection_post_layernorm", "window_size",
+    "quick_geglu", "multi_latent_attention", "apply_residual_connection_post_layernorm",
+    "window_attn_skip_freq",
 )  # fmt: skip
 # the args that are read, by type
 COUNTS = ("num_attention_heads", "num_query_groups", "num_key_value_heads", "kv_channels", "seq_length")
-NUMBERS = ("norm_epsilon", "layernorm_epsilon", "rotary_base", "rope_theta")
-SWITCHES = ("swiglu", "group_query_attention", "add_bias_linear", "use_rotary_position_embeddings")
+NUMBERS = (
+    "norm_epsilon", "layernorm_epsilon", "rotary_base", "rope_theta", "rotary_percent", "rope_scaling_factor",
+    "rotary_seq_len_interpolation_factor",
+)  # fmt: skip
+SWITCHES = (
+    "swiglu", "group_query_attention", "add_bias_linear", "use_rotary_position_embeddings", "add_qkv_bias",
+    "use_rope_scaling",
+)  # fmt: skip
 
 
 def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
@@ -43,6 +49,9 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
 
     Raises ValueError if neither args nor the caller give it, or if attn_mask contradicts the caller.
     """
+    # written by this project's export; the caller's objective is compared with it by `read_any`
+    if (exported := getattr(args, "training_objective", None)) in (AUTOREGRESSIVE, MASKED_DIFFUSION):
+        return str(exported)
     is_fork = any(hasattr(args, name) for name in FORK)
     # Evidence in the order of its weight: the mask of the attention, then the caller, then the options. A
     # contradiction between mask and caller is an error, because the weights load under either objective and
@@ -140,11 +149,6 @@ def check_args(args: Namespace, step: Path) -> None:
     for name in NOT_READ:
         if _is_enabled(getattr(args, name, None)):
             raise ValueError(f"{step}: it was trained with {name}, which this model does not support")
-    percent = getattr(args, "rotary_percent", None)
-    if percent not in (None, 1.0):
-        raise ValueError(
-            f"{step}: got rotary_percent {percent}, expected 1.0; this model rotates whole heads"
-        )
     expected = {
         "position_embedding_type": ("rope", "learned_absolute"),
         "normalization": ("rmsnorm", "layernorm"),
@@ -153,12 +157,50 @@ def check_args(args: Namespace, step: Path) -> None:
         value = getattr(args, name, None)
         if value is not None and str(value).lower() not in choices:
             raise ValueError(f"{step}: got {name} {value}, expected {' or '.join(choices)}")
-    is_other = any(_is_enabled(getattr(args, name, None)) for name in ("swiglu", "openai_gelu"))
-    if getattr(args, "bias_gelu_fusion", None) is False and not is_other:
-        # Megatron's fused kernel uses the tanh approximation of GELU, its unfused one the exact form
-        raise ValueError(
-            f"{step}: got bias_gelu_fusion False, so its GELU is exact; this model's GELU is the tanh form"
-        )
+
+
+def rotary_is_used(args: Namespace) -> bool:
+    """Return whether positions are rotary; otherwise they are learned."""
+    kind = getattr(args, "position_embedding_type", None)
+    return kind == "rope" or bool(getattr(args, "use_rotary_position_embeddings", None))
+
+
+def read_model_options(args: Namespace, d_head: int, step: Path) -> dict[str, Any]:
+    """Return the keys of ModelConfig for biases, GELU, rotary positions and attention window."""
+    swiglu, biases = getattr(args, "swiglu", None), getattr(args, "add_bias_linear", None)
+    options: dict[str, Any] = {"biases": True if biases is None else bool(biases)}
+    options["qkv_biases"] = bool(getattr(args, "add_qkv_bias", None)) and not options["biases"]
+    # Megatron's fused kernel uses the tanh approximation of GELU, its unfused one the exact form
+    fused = getattr(args, "bias_gelu_fusion", None) is not False or _is_enabled(
+        getattr(args, "openai_gelu", None)
+    )
+    options["feed_forward"] = "swiglu" if swiglu else "gelu" if fused else "gelu_exact"
+    percent = getattr(args, "rotary_percent", None)
+    if percent not in (None, 1.0):
+        options["rotary_dims"] = int(d_head * percent)
+        if not 2 <= options["rotary_dims"] <= d_head or options["rotary_dims"] % 2:
+            raise ValueError(
+                f"{step}: got rotary_percent {percent} of {d_head} channels, expected an even number"
+            )
+    linear = getattr(args, "rotary_seq_len_interpolation_factor", None)
+    llama3 = getattr(args, "use_rope_scaling", None)
+    if linear and llama3:
+        raise ValueError(f"{step}: got two scalings of rotary positions, expected at most one")
+    if linear:
+        options |= {"rope_scaling": "linear", "rope_factor": float(linear)}
+    if llama3:
+        factor = getattr(args, "rope_scaling_factor", None)
+        # its other constants cannot be set
+        options |= {"rope_scaling": "llama3", "rope_factor": 8.0 if factor is None else float(factor)}
+        options["rope_original_positions"] = 8192
+    window = getattr(args, "window_size", None)
+    if window is not None:
+        # positions before and after; none after, as in causal attention
+        is_pair = isinstance(window, list | tuple) and [type(n) for n in window] == [int, int]
+        if not is_pair or window[0] < 0 or window[1] != 0:
+            raise ValueError(f"{step}: got window_size {str(window)[:40]}, expected (positions before, 0)")
+        options["attention_window"] = window[0] + 1
+    return options
 
 
 def _check_types(args: Namespace, step: Path) -> None:

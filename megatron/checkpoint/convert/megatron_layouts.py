@@ -5,6 +5,8 @@
     global_step100/mp_rank_TT_model_states.pt             Megatron-DeepSpeed without pipeline
     global_step100/layer_LL-model_TT-model_states.pt      ... with its pipeline, one file per layer
 
+and torch_dist folders (megatron_dist.py) and universal checkpoints (megatron_universal.py).
+
 The settings are in `args` of the rank files. Megatron-LM has two families of names, legacy and core; both are
 supported (megatron_names.py). Tensor parallelism splits the rows of the embedding, of query_key_value and of
 the first MLP matrix over the tensor ranks in order, and the columns of the two output projections; norms are
@@ -27,14 +29,18 @@ from megatron.checkpoint.convert.megatron_args import (
     count_tokens,
     infer_rate_min,
     move_mask_row,
+    read_model_options,
     read_objective,
+    rotary_is_used,
 )
+from megatron.checkpoint.convert.megatron_dist import is_torch_dist_checkpoint, read_torch_dist
 from megatron.checkpoint.convert.megatron_names import (
     UNKNOWN,
     convert_block_tensor,
     normalize_names,
     rename_outer_tensor,
 )
+from megatron.checkpoint.convert.megatron_universal import is_universal_checkpoint, read_universal
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.convert.redundant_tensors import check_inverse_frequencies
 from megatron.checkpoint.model_weights import Weights
@@ -44,7 +50,11 @@ from megatron.log import get_logger
 
 log = get_logger(__name__)
 
-NEWEST_FILES = {"latest_checkpointed_iteration.txt": "iter_{:0>7}", "latest": "{}"}
+NEWEST_FILES = {
+    "latest_checkpointed_iteration.txt": "iter_{:0>7}",
+    "latest_universal": "{}",
+    "latest": "{}",
+}
 # mp_rank_TT or mp_rank_TT_PPP: the numbers of the tensor rank and of the pipeline rank
 RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 RANK_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -54,8 +64,9 @@ RankTensors = dict[int, dict[str, Tensor]]  # tensor rank -> plain name -> tenso
 
 
 def is_megatron_checkpoint(folder: Path) -> bool:
-    """Return True if a folder, or the newest step in it, has rank files of either layout."""
-    return any(True for _ in _iter_rank_paths(_find_step_folder(folder)))
+    """Return True if a folder, or the newest step in it, has rank files of either layout, or torch_dist's."""
+    step = _find_step_folder(folder)
+    return is_torch_dist_checkpoint(step) or any(True for _ in _iter_rank_paths(step))
 
 
 def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | None = None) -> Weights:
@@ -94,7 +105,7 @@ def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | No
     state: dict[str, Tensor] = {}
     for name, tensor in merged.items():
         if name.endswith("inv_freq"):
-            check_inverse_frequencies(f"{step}: {name}", tensor, config.d_head, config.rope_theta)
+            check_inverse_frequencies(f"{step}: {name}", tensor, config)
             continue
         block = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
         if block is None:
@@ -137,9 +148,15 @@ def _iter_rank_paths(step: Path) -> Iterator[Path]:
 
 def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     """Return args and each tensor rank's tensors, with blocks numbered across all pipeline ranks."""
+    if is_torch_dist_checkpoint(step):
+        args, tensors = read_torch_dist(step)
+        return args, {0: normalize_names(tensors)}
     paths = list(_iter_rank_paths(step))
     if not paths:
         raise FileNotFoundError(f"{step}: got no mp_rank_* files, expected a Megatron checkpoint")
+    if is_universal_checkpoint(step):
+        args = _get_args(read_pickled_tensors(paths[0]), paths[0])
+        return args, {0: normalize_names(read_universal(step, args))}
     # With DeepSpeed's pipeline, rank files contain args but no tensors; those are in the layer files.
     if any(LAYER_FILE.fullmatch(path.name) for path in step.iterdir()):
         return _get_args(read_pickled_tensors(paths[0]), paths[0]), _read_layer_files(step)
@@ -298,10 +315,11 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
     if "layers.0.mlp.second.weight" not in merged:
         raise ValueError(f"{step}: got no MLP in its first layer, expected a Megatron transformer")
     rows, d_model = merged["word_embeddings.weight"].shape
-    n_heads, swiglu = args.num_attention_heads, get_arg("swiglu", False)
-    rotary = get_arg("position_embedding_type", "learned_absolute") == "rope" or get_arg(
-        "use_rotary_position_embeddings", False
-    )
+    n_heads = args.num_attention_heads
+    d_head = get_arg("kv_channels", d_model // n_heads)
+    options = read_model_options(args, d_head, step)
+    if not rotary_is_used(args):
+        options = {key: value for key, value in options.items() if not key.startswith(("rope_", "rotary_"))}
     # num_query_groups counts only with its switch: Megatron-LM's default is 1 also for ordinary attention.
     # Megatron-DeepSpeed has num_key_value_heads instead, whose default is the number of heads.
     groups = get_arg("num_query_groups", n_heads) if get_arg("group_query_attention", False) else n_heads
@@ -310,7 +328,7 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
         d_model=d_model,
         # [D, F] in both kinds of MLP; the rows of the first matrix are F or, if gated, 2 F
         d_ff=merged["layers.0.mlp.second.weight"].shape[1],
-        d_head=get_arg("kv_channels", d_model // n_heads),
+        d_head=d_head,
         n_heads=n_heads,
         n_kv_heads=min(groups, get_arg("num_key_value_heads", groups)),
         n_layers=len({name.split(".")[1] for name in merged if name.startswith("layers.")}),
@@ -319,10 +337,9 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
         rope_theta=float(get_arg("rotary_base", get_arg("rope_theta", 10000.0))),
         norm_eps=get_arg("norm_epsilon", get_arg("layernorm_epsilon", 1e-5)),
         norm="rmsnorm" if get_arg("normalization", "LayerNorm").lower() == "rmsnorm" else "layernorm",
-        feed_forward="swiglu" if swiglu else "gelu",
-        positions="rotary" if rotary else "learned",
+        positions="rotary" if rotary_is_used(args) else "learned",
         n_positions=None if positions is None else len(positions),
-        biases=get_arg("add_bias_linear", True),
         tied_embedding="output_layer.weight" not in merged,
         qk_norm="layers.0.q_norm.weight" in merged,
+        **options,
     )

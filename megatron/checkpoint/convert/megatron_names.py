@@ -115,7 +115,7 @@ def convert_block_tensor(name: str, tensor: Tensor, config: ModelConfig) -> dict
             f"attention.value.{kind}": value.flatten(0, 1),
         }
     if part == "mlp.first":
-        if config.feed_forward == "gelu":
+        if config.feed_forward != "swiglu":
             return {f"mlp.up.{kind}": tensor}
         # fused [gate; up] over rows
         # [2 F, D] -> 2 x [F, D]; _merge_ranks has put the gates of all tensor ranks first

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from megatron.config.schema import ModelConfig
+from megatron.kernels.rotary import compute_frequencies
+
 
 def check_tied_head(head: Tensor, embedding: Tensor, name: str) -> None:
     """Raise ValueError if a model with tied embeddings has a head that differs from the embedding."""
@@ -13,10 +16,10 @@ def check_tied_head(head: Tensor, embedding: Tensor, name: str) -> None:
         )
 
 
-def check_inverse_frequencies(name: str, tensor: Tensor, d_head: int, theta: float) -> None:
-    """Raise ValueError if rotary frequencies differ from theta^(-2k / K), in the table's precision."""
-    # [K / 2] in float64: theta^0 = 1 down to theta^(-(K - 2) / K)
-    expected = theta ** -(torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+def check_inverse_frequencies(name: str, tensor: Tensor, config: ModelConfig) -> None:
+    """Raise ValueError if rotary frequencies differ from those of the model, in the table's precision."""
+    # [R / 2] in float64
+    expected = compute_frequencies(config)
     matches = tensor.is_floating_point() and tensor.numel() == expected.numel()
     if matches:
         limits = torch.finfo(tensor.dtype)
@@ -30,8 +33,8 @@ def check_inverse_frequencies(name: str, tensor: Tensor, d_head: int, theta: flo
         )
     if not matches:
         raise ValueError(
-            f"{name}: got other rotary frequencies than those of rope_theta {theta:g} and d_head {d_head}. "
-            "This model computes them from rope_theta and supports no others."
+            f"{name}: got other rotary frequencies than those of rope_theta {config.rope_theta:g} and "
+            f"{config.rotary_channels} channels. This model computes them from its configuration."
         )
 
 

@@ -1,4 +1,4 @@
-"""A masked-diffusion language model for transformers: Llama's or Qwen3's shape, bidirectional attention.
+"""A masked-diffusion language model for transformers: Llama's, Qwen2's or Qwen3's shape, bidirectional.
 
 model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
 logits = model(input_ids).logits            # masked tokens are config.mask_token_id
@@ -34,6 +34,7 @@ class MaskedDiffusionConfig(PretrainedConfig):
         attention_bias: bool = False,
         mlp_bias: bool = False,
         qk_norm: bool = False,
+        qkv_bias: bool = False,
         tie_word_embeddings: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -44,6 +45,7 @@ class MaskedDiffusionConfig(PretrainedConfig):
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.rms_norm_eps, self.rope_theta = rms_norm_eps, rope_theta
         self.attention_bias, self.mlp_bias, self.qk_norm = attention_bias, mlp_bias, qk_norm
+        self.qkv_bias = qkv_bias  # biases of query, key and value alone, as in Qwen2
         kwargs.pop("mask_token_id", None)
         kwargs["tie_word_embeddings"] = tie_word_embeddings
         super().__init__(**kwargs)
@@ -70,9 +72,10 @@ class Attention(nn.Module):
         self.head_dim = head
         # heads H, key heads G, head width K: each key head serves H / G neighbouring query heads
         self.n_sharing = config.num_attention_heads // config.num_key_value_heads
-        self.q_proj = nn.Linear(width, config.num_attention_heads * head, bias=bias)
-        self.k_proj = nn.Linear(width, config.num_key_value_heads * head, bias=bias)
-        self.v_proj = nn.Linear(width, config.num_key_value_heads * head, bias=bias)
+        qkv_bias = bias or config.qkv_bias
+        self.q_proj = nn.Linear(width, config.num_attention_heads * head, bias=qkv_bias)
+        self.k_proj = nn.Linear(width, config.num_key_value_heads * head, bias=qkv_bias)
+        self.v_proj = nn.Linear(width, config.num_key_value_heads * head, bias=qkv_bias)
         self.o_proj = nn.Linear(config.num_attention_heads * head, width, bias=bias)
         self.q_norm = Norm(head, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = Norm(head, config.rms_norm_eps) if config.qk_norm else nn.Identity()

@@ -1,0 +1,124 @@
+"""Checkpoints written for Megatron-LM: their layout, their arguments, and a way back."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.megatron_export import export_megatron_names
+from megatron.checkpoint.model_weights import Weights, save_weights
+from megatron.model.transformer import Gpt
+from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, shard_layer, to_core_name
+
+LLAMA31 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_positions": 8192}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "gpt2-exact": GPT2 | {"feed_forward": "gelu_exact"},
+    "qwen2": LLAMA | {"qkv_biases": True, "tied_embedding": False},
+    "qwen3": LLAMA | {"qk_norm": True},
+    "llama3.1": LLAMA | LLAMA31 | {"rope_theta": 500000.0},
+    "linear": LLAMA | {"rope_scaling": "linear", "rope_factor": 4.0, "rotary_dims": 4},
+    "mistral": LLAMA | {"attention_window": 3},
+}
+
+
+def save(model: Gpt, path: Path, objective: str = "autoregressive") -> Weights:
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            if parameter.ndim == 1:
+                generator = torch.Generator().manual_seed(number)
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    weights = Weights(config=model.config, objective=objective, state=model.state_dict(), seq_len=16)
+    save_weights(weights, path)
+    return weights
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_exported_checkpoint_is_read_back_bit_for_bit(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, name: str
+) -> None:
+    weights = save(tiny_of(**SHAPES[name]), tmp_path / "native")
+    convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
+    again = read_any(tmp_path / "out")
+    assert again.config == weights.config and again.objective == "autoregressive"
+    assert again.state.keys() == weights.state.keys()
+    assert all(torch.equal(again.state[key], tensor) for key, tensor in weights.state.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_tensors_have_the_names_and_rows_of_megatron_core(
+    tiny_of: Callable[..., Gpt], name: str, tmp_path: Path
+) -> None:
+    """The other direction of the layouts that the reader's tests build layer by layer."""
+    model = tiny_of(**SHAPES[name])
+    exported = export_megatron_names(save(model, tmp_path / "native"))
+    for layer in range(model.config.n_layers):
+        for old, tensor in shard_layer(model, layer, 0, 1).items():
+            assert torch.equal(
+                exported[f"decoder.layers.{layer}.{to_core_name(old, engine=True)}"], tensor
+            ), old
+    layers = [key for key in exported if not key.startswith("decoder.layers.")]
+    expected = {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight"}
+    expected |= (
+        {"embedding.position_embeddings.weight", "decoder.final_layernorm.bias"} if name == "gpt2" else set()
+    )
+    assert set(layers) == expected
+
+
+def test_a_diffusion_model_keeps_its_objective(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
+    save(tiny_of(**LLAMA), tmp_path / "native", "masked_diffusion")
+    convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
+    assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text().strip() == "release"
+    assert read_any(tmp_path / "out").objective == "masked_diffusion"
+    with pytest.raises(ValueError, match="got masked_diffusion, expected autoregressive"):
+        read_any(tmp_path / "out", objective="autoregressive")
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ({"parallel_residual": True}, "it sets parallel_residual"),
+        ({"norm": "layernorm"}, "LayerNorm has biases there"),
+        ({"feed_forward": "gelu"}, "its tanh GELU is fused with a bias"),
+        (LLAMA31 | {"rope_original_positions": 4096}, "its llama3 scaling has the constants"),
+    ],
+)
+def test_a_model_that_megatron_core_does_not_have_is_refused(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, shape: dict[str, Any], sentence: str
+) -> None:
+    save(tiny_of(**LLAMA | shape), tmp_path / "native")
+    with pytest.raises(ValueError, match=sentence):
+        convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2-exact", "qwen2", "qwen3", "llama3.1", "linear"])
+def test_megatron_core_computes_the_same_logits(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, root: Path, name: str
+) -> None:
+    """MEGATRON_CORE_PYTHON is a Python with megatron-core, whose package has this project's name."""
+    if (python := os.environ.get("MEGATRON_CORE_PYTHON")) is None:
+        pytest.skip("set MEGATRON_CORE_PYTHON to a Python of an environment with megatron-core")
+    model = tiny_of(**SHAPES[name])
+    save(model, tmp_path / "native")
+    convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
+    script = root / "tests" / "checkpoint" / "megatron_core_logits.py"
+    command = [python, "-P", str(script), *map(str, (tmp_path / n for n in ("out", "logits.pt", "dist")))]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(command, check=True, timeout=200, cwd=tmp_path, env=environment)
+    theirs = torch.load(tmp_path / "logits.pt")
+    tokens = torch.arange(24).reshape(2, 12) % 41
+    with torch.no_grad():
+        ours = read_any(tmp_path / "out").build_model()(tokens, causal=True)
+    scale = float(ours.std())
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5 * scale)
+    again = read_any(tmp_path / "dist")  # written by Megatron core itself
+    assert again.config == model.config
+    assert all(torch.equal(again.state[key], tensor) for key, tensor in model.state_dict().items())

@@ -1,0 +1,88 @@
+"""Megatron's folders are scored without a conversion, as the model that they contain."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron.checkpoint.convert.formats import convert_checkpoint
+from megatron.checkpoint.convert.megatron_layouts import read_megatron
+from megatron.evaluation.held_out import HeldOutScoring, score_held_out
+from megatron.evaluation.likelihood import Request
+from megatron.evaluation.likelihood_diffusion import score_bound
+from megatron.evaluation.scored_models import find_models
+from megatron.model.transformer import Gpt
+from megatron.parallel.world import World
+from tests.checkpoint.test_megatron_layouts import LLAMA, write_deepspeed, write_megatron_lm
+from tests.checkpoint.test_megatron_objective import EVERYTHING, FORK, change_args
+from tests.evaluation.test_held_out_files import write_corpus
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture
+def diffusion(tiny_of: Callable[..., Gpt], tmp_path: Path) -> Path:
+    """A checkpoint of the fork's diffusion model: 41 ids, [MASK] in row 41."""
+    write_deepspeed(tiny_of(**LLAMA), tmp_path / "mdm", 2, True)
+    change_args(tmp_path / "mdm", **FORK, attn_mask=EVERYTHING)
+    return tmp_path / "mdm"
+
+
+def score(path: Path, data: str) -> dict[str, Any]:
+    return score_held_out(find_models([path])[0], HeldOutScoring(data=data, seq_len=8, num_mc=3), ALONE)[0]
+
+
+def test_a_diffusion_checkpoint_of_the_fork_scores_as_its_conversion(diffusion: Path, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "text", 0)
+    convert_checkpoint(diffusion, tmp_path / "native", to="native")
+    result, expected = score(diffusion, data), score(tmp_path / "native", data)
+    assert result["loss"] == expected["loss"]
+    assert result["objective"] == expected["objective"] == "masked_diffusion"
+    as_text = read_megatron(diffusion).build_model()
+    request = Request((3, 4), (5,))
+    # one masked token: the bound is its loss with [MASK] in its place, seen from both sides
+    log_p = score_bound(as_text, [request], num_mc=1, seed=0, batch_size=1, max_length=16, world=ALONE).log_p[
+        0
+    ]
+    logits = as_text(torch.tensor([[3, 4, 41]]), causal=False)[0, 2].double()
+    assert log_p == pytest.approx(float(logits.log_softmax(-1)[5]), abs=1e-5)
+
+
+def test_an_unknown_objective_is_refused_when_scoring(diffusion: Path, tmp_path: Path) -> None:
+    change_args(diffusion, attn_mask=None)
+    with pytest.raises(ValueError, match="--objective masked_diffusion"):
+        score(diffusion, write_corpus(tmp_path / "text", 0))
+    assert not (tmp_path / "mdm.scores").exists()
+
+
+@pytest.mark.parametrize("layout", ["megatron-lm", "deepspeed"])
+def test_folders_of_both_projects_are_found(tiny_of: Callable[..., Gpt], tmp_path: Path, layout: str) -> None:
+    if layout == "megatron-lm":
+        write_megatron_lm(tiny_of(**LLAMA), tmp_path / "runs" / "a", 2, 1, "core")
+        step = tmp_path / "runs" / "a" / "iter_0000007"
+    else:
+        write_deepspeed(tiny_of(**LLAMA), tmp_path / "runs" / "a", 2, False)
+        step = tmp_path / "runs" / "a" / "global_step7"
+    assert [model.path for model in find_models([tmp_path / "runs"])] == [tmp_path / "runs" / "a"]
+    (model,) = find_models([step])
+    assert (model.path, model.step, model.run) == (step, 7, None)
+
+
+@pytest.mark.slow
+def test_tasks_are_scored_on_a_megatron_folder(
+    tiny_of: Callable[..., Gpt], tmp_path: Path, scaling_data: Path, root: Path
+) -> None:
+    source = scaling_data / "stories260K" / "tok512.bin"
+    write_megatron_lm(tiny_of(**LLAMA | {"n_tokens": 512, "vocab_rows": 520}), tmp_path / "ck", 1, 2, "core")
+    words: list[Any] = ["--tasks", "copa", "--limit", 3, "--data-dir", scaling_data / "downstream"]
+    words += ["--tokenizer", source, "--device", "cpu", "--out", tmp_path / "scores"]
+    command = [sys.executable, root / "tools" / "evaluate_downstream.py", tmp_path / "ck", *words]
+    subprocess.run(list(map(str, command)), check=True, timeout=200)
+    results = json.loads(next((tmp_path / "scores").rglob("results.json")).read_text())["results"]
+    assert np.isfinite(results["copa"]["acc,none"])
