@@ -1,9 +1,8 @@
 """Triton kernels on this machine: compiled where there is a GPU, otherwise interpreted on CPU tensors.
 
-Import before any module with a kernel: the decorator reads TRITON_INTERPRET once.
+tests/conftest.py sets TRITON_INTERPRET before anything imports Triton.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def _explain_missing() -> str | None:
