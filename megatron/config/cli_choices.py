@@ -8,3 +8,5 @@ ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion 
 TARGETS = ("native", "huggingface", "llama2c", "full", "sharded")  # formats that checkpoints are converted to
 TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of the target huggingface
 DEVICES = ("cpu", "cuda")
+SCORING_DTYPES = ("float32", "bfloat16")
+BACKENDS = ("auto", "native", "transformers")  # code that scores a Hugging Face folder
