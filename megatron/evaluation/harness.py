@@ -174,21 +174,29 @@ class CheckedTransformersModel:
         return super()._loglikelihood_tokens(requests, *args, **more)  # type: ignore[misc, no-any-return]
 
 
-def build_hf_model(folder: Path, batch_size: int | str, *, device: str = "cpu", **more: Any) -> "LM":
-    """Return lm-eval's model for transformers, by default in float32.
+def build_hf_model(folder: Path, batch_size: int | str, **more: Any) -> "LM":
+    """Return lm-eval's model for transformers, by default on the CPU in float32.
 
     Raises ValueError if transformers cannot load the folder.
     """
+    return _load_hf_model((), folder, batch_size, **more)
+
+
+def _load_hf_model(
+    mixins: tuple[type, ...], folder: Path, batch_size: int | str, device: str = "cpu", **more: Any
+) -> Any:
+    """Return an instance of lm-eval's class with additional base classes before it."""
     try:
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
         raise ValueError(
             f"{folder}: {error}. Install transformers and accelerate for models that lm-eval's code scores."
         ) from error
-    kind = type("TransformersModel", (CheckedTransformersModel, HFLM), {})
     options = {"dtype": "float32", **more}
     try:
-        return kind(pretrained=str(folder), batch_size=batch_size, device=device, **options)
+        return type("TransformersModel", (*mixins, HFLM), {})(
+            pretrained=str(folder), batch_size=batch_size, device=device, **options
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{folder}: transformers cannot load it ({reason[:300]})") from error
@@ -208,7 +216,8 @@ def transformers_model(
     automatic: int | str = "auto" if world.device.type == "cuda" else CPU_BATCH
     size = automatic if scoring.batch_size is None else scoring.batch_size
     more: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
-    model = build_hf_model(folder, size, device=world.device.type, dtype=scoring.dtype, **more)
+    more |= {"device": world.device.type, "dtype": scoring.dtype}
+    model = _load_hf_model((CheckedTransformersModel,), folder, size, **more)
     model.reader = TransformersReader(scoring, world, model.max_length)
     return model, model.reader
 

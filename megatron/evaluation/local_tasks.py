@@ -175,7 +175,7 @@ def _read_records(name: str, task: LocalTask, split: str, data: Path) -> Iterato
     answers = None
     if task.labels is not None:
         answers = _require_file(data, task.labels[split], name).read_text().split()
-    n = 0
+    n = n_of_subject = 0
     is_text = Path(task.files[split]).suffix == ".txt"
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
@@ -185,6 +185,7 @@ def _read_records(name: str, task: LocalTask, split: str, data: Path) -> Iterato
                 if answers is not None:
                     record["label"] = int(answers[n - 1])
                 if task.subject is None or record["subject"] == task.subject:
+                    n_of_subject += 1
                     yield task.convert(record)
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise ValueError(
@@ -195,6 +196,8 @@ def _read_records(name: str, task: LocalTask, split: str, data: Path) -> Iterato
             f"{path}: got {n} records, {len(answers or [])} answers, expected equal numbers above 0. "
             "Download the files again."
         )
+    if not n_of_subject:
+        raise ValueError(f"{path}: got no record of {task.subject}, expected one. Download the files again.")
 
 
 def _require_file(data: Path, name: str, task: str) -> Path:

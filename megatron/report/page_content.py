@@ -7,6 +7,7 @@ from megatron.laws.compute_law import Optimum
 from megatron.laws.law import Law
 from megatron.report import blind_text, frontier_text, headlines, summary, verdict
 from megatron.report.palette import MUTED
+from megatron.report.reference_text import collect_references
 from megatron.report.study_data import AUTOREGRESSIVE, Study
 from megatron.study.format import (
     NOT_KNOWN,
@@ -45,6 +46,7 @@ def collect_sections(study: Study) -> dict[str, Any]:
     """Return the content after the figures, except the differences."""
     return {
         "cautions": summary.list_cautions(study),
+        "references": collect_references(study),
         "runs": [collect_run(study, row) for row in study.rows],
         "commands": list_commands(study),
         "facts": list_facts(study),
