@@ -4,14 +4,20 @@
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
 # make site                      build the guides as a searchable site in build/site
+# make bench-smoke               run a reduced form of every CPU bench, and store the results
+# make bench-compare BASE=COMMIT [HEAD=COMMIT] [LOSS=10%] [RUN=1]   compare two commits; RUN=1 measures both
 # make lint                      run ruff, mypy, shellcheck and hadolint
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
+BASE ?=
+HEAD ?= HEAD
+LOSS ?= 10%
+HISTORY ?= bench_history.jsonl
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all lint check docs site clean
+.PHONY: quickstart test test-all bench-smoke bench-compare lint check docs site clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -22,6 +28,13 @@ test: $(READY)
 
 test-all: $(READY)
 	python -m pytest
+
+bench-smoke: $(READY)
+	python tools/bench/smoke.py --history "$(HISTORY)"
+
+# exit status 1 of the command: a loss above LOSS; 2: wrong use
+bench-compare: $(READY)
+	python tools/bench/compare.py --base "$(BASE)" --head "$(HEAD)" --loss "$(LOSS)" --history "$(HISTORY)" $(if $(RUN),--run)
 
 lint: $(READY)
 	ruff check .

@@ -20,6 +20,7 @@ from megatron.train.local_ranks import reserve_port
 ROOT = Path(__file__).resolve().parents[1]
 RESERVED_PORTS = ExitStack()
 atexit.register(RESERVED_PORTS.close)
+os.environ["BENCH_HISTORY"] = ""  # benches that tests run store no results
 
 
 def pytest_configure() -> None:

@@ -26,6 +26,7 @@ from megatron.study.format import (
     join_list,
 )
 from megatron.study.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
+<<<<<<< HEAD
 from megatron.study.references import (
     REFERENCES,
     read_reference_facts,
@@ -33,18 +34,22 @@ from megatron.study.references import (
     write_references,
 )
 from megatron.study.table import Row, read_runs, write_table, write_table_parquet
+=======
+from megatron.study.run_row import RunRow
+from megatron.study.table import read_runs, write_table, write_table_parquet
+>>>>>>> main
 from megatron.terminal import print_table
 
 SHOWN = {
-    "run": lambda row: row["run"],
-    "status": lambda row: row["status"],
-    "N": lambda row: format_count(row["n_params"], 3),
-    "D": lambda row: format_count(row["train_tokens"], 3),
-    "epochs": lambda row: NOT_KNOWN if row["epochs"] is None else format_digits(row["epochs"], 2),
-    "FLOPs": lambda row: format_exponent(row["train_flops"]),
-    "loss": lambda row: format_loss(row["loss"], row["loss_se"]),
-    "time": lambda row: format_duration(row["wall_s"]),
-    "note": lambda row: row["note"],
+    "run": lambda row: row.run,
+    "status": lambda row: row.status,
+    "N": lambda row: format_count(row.n_params, 3),
+    "D": lambda row: format_count(row.train_tokens, 3),
+    "epochs": lambda row: NOT_KNOWN if row.epochs is None else format_digits(row.epochs, 2),
+    "FLOPs": lambda row: format_exponent(row.train_flops),
+    "loss": lambda row: format_loss(row.loss, row.loss_se),
+    "time": lambda row: format_duration(row.wall_s),
+    "note": lambda row: row.note,
 }
 TEXT_COLUMNS = ("run", "status", "note")
 
@@ -118,7 +123,7 @@ def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def collect_rows(args: argparse.Namespace) -> list[Row]:
+def collect_rows(args: argparse.Namespace) -> list[RunRow]:
     """Return the rows of a study, or of the logs of other programs."""
     if args.kind is None:
         return read_runs(args.paths[0])
@@ -128,7 +133,7 @@ def collect_rows(args: argparse.Namespace) -> list[Row]:
     return read_external_logs(args.paths, args.kind, facts, parse_pairs(args.map, "--map"))
 
 
-def add_scores(args: argparse.Namespace, rows: list[Row]) -> tuple[list[Row], str]:
+def add_scores(args: argparse.Namespace, rows: list[RunRow]) -> tuple[list[RunRow], str]:
     """Return the rows with the downstream scores of a study's runs, and a note for the user.
 
     The scores are also written to scores.csv, unless that file was written by another program.
@@ -176,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print_table(list(SHOWN), [[str(show(row)) for show in SHOWN.values()] for row in rows], TEXT_COLUMNS)
     print(score_note, end="")
-    counts = Counter(row["status"] for row in rows)
+    counts = Counter(row.status for row in rows)
     counted = join_list([f"{n} {status}" for status, n in counts.most_common()]) or "no runs"
     print(f"\n{out.with_suffix('.parquet')}: the same table\n{out}: {counted}")
     return 0

@@ -23,7 +23,8 @@ from megatron.report.difference_text import describe_difference, describe_floor,
 from megatron.report.study_data import read_study
 from megatron.study.cells import Side, find_side
 from megatron.study.differences import LEVEL, Difference, compare_best, compare_runs, estimate_noise_floors
-from megatron.study.table import Row, read_rows
+from megatron.study.run_row import RunRow
+from megatron.study.table import read_rows
 
 DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
 
@@ -66,13 +67,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def read_source(path: Path, law: Path | None) -> tuple[list[Row], dict[str, Law]]:
+def read_source(path: Path, law: Path | None) -> tuple[Sequence[RunRow], dict[str, Law]]:
     """Return the finished runs and the laws by objective."""
     if path.is_dir():
         study = read_study(path)
         rows, laws = study.finished_rows(), dict(study.laws)
     else:
-        rows, laws = [row for row in read_rows(path) if row["status"] in (None, "done")], {}
+        rows, laws = [row for row in read_rows(path) if row.status in (None, "done")], {}
     if law is not None:
         loaded = Law.load(law)
         # a law without a filter on the objective is one of autoregressive runs
@@ -91,7 +92,7 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
     from megatron.evaluation.compare import compare_documents
 
     files = [
-        {path.name: path for path in sorted((folder / str(side.rows[0]["path"])).glob(DOCUMENTS))}
+        {path.name: path for path in sorted((folder / str(side.rows[0].path)).glob(DOCUMENTS))}
         for side in (a, b)
     ]
     for name in sorted(files[0].keys() & files[1].keys()):
@@ -105,7 +106,7 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
     return None
 
 
-def compare_two(args: argparse.Namespace, rows: Sequence[Row], laws: Mapping[str, Law]) -> Difference:
+def compare_two(args: argparse.Namespace, rows: Sequence[RunRow], laws: Mapping[str, Law]) -> Difference:
     """Return the difference of the two runs or cells given on the command line."""
     a, b = find_side(rows, args.a), find_side(rows, args.b)
     paired = paired_error(args.study, a, b)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import add_action, create_parser, install_stop_handlers, report_error, run_main
+from megatron.text.arguments import parse_count
 from megatron.text.hub_assets import (
     STYLES,
     TEXT_DATASETS,
@@ -32,7 +33,6 @@ from megatron.text.hub_assets import (
     fetch_folder,
     fetch_text,
 )
-from megatron.text.parse_counts import parse_count
 from megatron.text.task_data import PACKAGE, VERSION, download_package, extract_tasks
 
 FOLDERS = {

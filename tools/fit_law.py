@@ -18,7 +18,7 @@ import numpy as np
 
 from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.approaches import APPROACH_NAMES, compare_approaches
+from megatron.laws.approaches import compare_approaches
 from megatron.laws.envelope import curves_from_runs, fit_envelope
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting.priors import parse_prior
@@ -27,9 +27,9 @@ from megatron.laws.forms import FORM
 from megatron.laws.holdout import compare_forms, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
-from megatron.laws.law_text import summarise_law
+from megatron.laws.law_text import format_comparisons, list_exponents, summarise_law
 from megatron.laws.stack import StackedLaw, stack_laws, summarize_stack
-from megatron.study.proposal import propose_runs, rows_from_table
+from megatron.study.proposal import parse_timed_runs, propose_runs
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -307,18 +307,10 @@ def format_comparison(args: argparse.Namespace, runs: Selection) -> str:
     marked = runs.held_out()
     is_held_out = runs.held_out(args.hold_out if args.hold_out or marked.any() else max(1, len(runs.N) // 5))
     forms = args.compare.split(",")
-    lines = [f"{'form':<18}{'constants':>9}  {str(is_held_out.sum()) + ' held out':>12}  {'5 folds':>9}"]
-    for result in compare_forms(
+    results = compare_forms(
         runs.N, runs.D, runs.L, runs.U, forms, is_held_out, seed=args.seed, huber_delta=args.huber_delta
-    ):
-        if result.refused:
-            lines.append(f"{result.form:<18}{result.refused}")
-        else:
-            lines.append(
-                f"{result.form:<18}{result.n_constants:>9}  {100 * result.largest_rms:>10.2f} %"
-                f"  {100 * result.folds_rms:>7.2f} %"
-            )
-    return "\n".join(lines)
+    )
+    return format_comparisons(results, int(is_held_out.sum()))
 
 
 def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
@@ -348,16 +340,7 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
             f"D {parabola.D_best:.4g}  L {parabola.L_best:.4f}"
         )
     compared = compare_approaches(runs.N, runs.D, runs.L, flops, min(args.n_bootstrap, 200), args.seed)
-    for exponent in compared.exponents:
-        ends = (
-            ""
-            if exponent.interval is None
-            else f"  95 % confidence [{exponent.interval[0]:.3f}, {exponent.interval[1]:.3f}]"
-        )
-        lines.append(
-            f"  approach {exponent.approach} ({APPROACH_NAMES[exponent.approach]}): "
-            f"N* ~ C^{exponent.a:.4f}{ends}"
-        )
+    lines += list_exponents(compared.exponents)
     bias = [compared.bias.words] if args.approach == 2 and compared.bias else []
     warnings = fit.warnings + bias + compared.disagreements + runs.warnings
     write_json(args.out, replace_nonfinite(record | {"approaches": compared.as_dict(), "warnings": warnings}))
@@ -403,8 +386,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        rows = rows_from_table(read_table(args.table), law.columns, law.runs or [])
-        if (proposal := propose_runs(law, rows)) is not None:
+        # indices and not names: a table of another program may have no column of names
+        fitted = runs.rows[~runs.held_out(args.hold_out)]
+        trained = parse_timed_runs(read_table(args.table), law.columns, fitted)
+        if (proposal := propose_runs(law, trained)) is not None:
             print(f"  to do: {proposal.describe()}")
     return 0
 

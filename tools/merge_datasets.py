@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
+from megatron.text.arguments import parse_output_prefix
 from megatron.text.merge import merge_datasets
-from megatron.text.output_names import parse_output_prefix
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -28,8 +28,7 @@ gc.set_threshold(100_000)  # the default threshold rescans the imported modules,
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import create_parser, install_stop_handlers, positive_int, report_error, run_main
 from megatron.io import explain_disk_full
-from megatron.text.output_names import parse_output_prefix
-from megatron.text.parse_counts import parse_count
+from megatron.text.arguments import parse_count, parse_output_prefix
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
-from megatron.text.output_names import parse_output_prefix
-from megatron.text.parse_counts import parse_count, parse_count_or_fraction
+from megatron.text.arguments import parse_count, parse_count_or_fraction, parse_output_prefix
 from megatron.text.subset import (
     CountingEncoder,
     DocumentSelection,

@@ -1,9 +1,12 @@
-"""Text of a fitted law for the terminal: formula, constants with intervals, noise, tests and warnings."""
+"""Text of laws for the terminal: formula, constants with intervals, noise and tests; forms and exponents."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
+from megatron.laws.approaches import APPROACH_NAMES, Exponent
 from megatron.laws.fitting.noise import Trend
-from megatron.laws.holdout import format_held_out
+from megatron.laws.holdout import FormComparison, format_held_out
 from megatron.laws.law import Law
 
 
@@ -60,3 +63,28 @@ def _describe_trend(law: Law) -> list[str]:
         f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "
         f"{100 * sigma[1]:.2g} % at the largest (p = {trend['p_value']:.2g})"
     ]
+
+
+def format_comparisons(results: Sequence[FormComparison], n_held_out: int) -> str:
+    """Format the errors of forms on held-out runs and in cross-validation, one line for each."""
+    lines = [f"{'form':<18}{'constants':>9}  {f'{n_held_out} held out':>12}  {'5 folds':>9}"]
+    for result in results:
+        if result.refused:
+            lines.append(f"{result.form:<18}{result.refused}")
+        else:
+            lines.append(
+                f"{result.form:<18}{result.n_constants:>9}  {100 * result.largest_rms:>10.2f} %"
+                f"  {100 * result.folds_rms:>7.2f} %"
+            )
+    return "\n".join(lines)
+
+
+def list_exponents(exponents: Sequence[Exponent]) -> list[str]:
+    """Return a line for the growth of N* with C by each approach."""
+    lines = []
+    for exponent in exponents:
+        low, high = exponent.interval or (None, None)
+        ends = "" if low is None else f"  95 % confidence [{low:.3f}, {high:.3f}]"
+        name = APPROACH_NAMES[exponent.approach]
+        lines.append(f"  approach {exponent.approach} ({name}): N* ~ C^{exponent.a:.4f}{ends}")
+    return lines

@@ -9,7 +9,7 @@ import math
 from megatron.report.study_data import Study
 from megatron.study.blind import BlindOutcome
 from megatron.study.format import format_count, format_exponent, format_interval, format_ratio
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 HASH_DIGITS = 12
 SAME_TOLERANCE = 1e-6  # relative difference below which counts or predictions are equal
@@ -84,12 +84,12 @@ def is_refitted(study: Study) -> bool:
     return not abs(again / blind.predicted - 1) <= SAME_TOLERANCE
 
 
-def is_blind_run(study: Study, row: Row) -> bool:
+def is_blind_run(study: Study, row: FinishedRow) -> bool:
     """Return whether a row of the table is the run of the blind check."""
     blind = study.blind
-    if blind is None or not (row["n_params"] and row["train_tokens"]):
+    if blind is None or not (row.n_params and row.train_tokens):
         return False
-    pairs = ((row["n_params"], blind.N), (row["train_tokens"], blind.D))
+    pairs = ((row.n_params, blind.N), (row.train_tokens, blind.D))
     return all(abs(count / expected - 1) <= SAME_TOLERANCE for count, expected in pairs)
 
 

@@ -9,7 +9,7 @@ from megatron.laws.compute_law import ComputeLaw, Optimum
 from megatron.laws.fitting.frontier_form import CONSTANTS
 from megatron.laws.isoflop import split_budgets
 from megatron.report import blind_text
-from megatron.report.study_data import AUTOREGRESSIVE, Study
+from megatron.report.study_data import AUTOREGRESSIVE, RunPoint, Study
 from megatron.study.format import (
     format_count,
     format_duration,
@@ -17,8 +17,8 @@ from megatron.study.format import (
     format_with_interval,
     join_list,
 )
-from megatron.study.proposal import NUMBER_WORDS, seconds_per_flop
-from megatron.study.table import Row
+from megatron.study.proposal import NUMBER_WORDS, make_timed_run, seconds_per_flop
+from megatron.study.run_row import FinishedRow
 
 FACTORS = (1.0, 4.0, 10.0)  # budgets of the page's answers, as multiples of the largest fitted budget
 NEXT_FACTOR = 4.0
@@ -135,7 +135,8 @@ def suggest_frontier_runs(study: Study) -> str:
     N, D = (np.array(values) for values in zip(*runs, strict=True))
     # [n] FLOPs by 6 N D times [n] seconds per FLOP; NaN where the runs give no speed, and then no cost is
     # printed
-    seconds = float((6.0 * N * D * seconds_per_flop(rows, N)).sum())
+    trained = [make_timed_run(row, row.N, row.D) for row in rows]
+    seconds = float((6.0 * N * D * seconds_per_flop(trained, N)).sum())
     cost = f"; about {format_duration(seconds)} of training at the speed of the runs so far"
     listed = "; ".join(f"N = {format_count(n)} on D = {format_count(d)} tokens" for n, d in runs)
     return (
@@ -144,7 +145,7 @@ def suggest_frontier_runs(study: Study) -> str:
     )
 
 
-def choose_runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float, float]]:
+def choose_runs_to_add(law: ComputeLaw, rows: Sequence[RunPoint]) -> list[tuple[float, float]]:
     """Return (N, D) of at most MAX_RUNS runs that would identify the missing constants.
 
     At the largest and the smallest budget, a size beyond the smallest or largest size tried if that one had
@@ -156,11 +157,11 @@ def choose_runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float
     cells: list[tuple[float, float]] = []
     # ends alternate: a smaller and a larger size at the largest budget, then at the smallest
     ends: list[tuple[float, float]] = []
-    groups = split_budgets(np.array([row["C"] for row in rows]))
+    groups = split_budgets(np.array([row.C for row in rows]))
     for indices in (groups[-1], groups[0]):
         group = [rows[i] for i in indices]
-        sizes, C = [row["N"] for row in group], float(np.mean([row["C"] for row in group]))
-        best = min(group, key=lambda row: row["loss"])["N"]
+        sizes, C = [row.N for row in group], float(np.mean([row.C for row in group]))
+        best = min(group, key=lambda row: row.loss).N
         # Example: sizes 1M to 16M at C, lowest loss at 16M: the cell (32M, C) is added, since the minimum is
         # not bracketed.
         ends += [(min(sizes) / 2, C), (2 * max(sizes), C)]
@@ -173,7 +174,7 @@ def choose_runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float
         cells.append(large_first)
     if not cells:
         cells = [small_first, large_last]
-    tokens = [row["D"] for row in rows]
+    tokens = [row.D for row in rows]
     low, high = TOKEN_SPAN[0] * min(tokens), TOKEN_SPAN[1] * max(tokens)
     # clipped, because the D of an extreme size can be far from the tokens of the existing runs
     # dict.fromkeys removes a cell that two rules chose, in order: bracketing first
@@ -181,8 +182,8 @@ def choose_runs_to_add(law: ComputeLaw, rows: Sequence[Row]) -> list[tuple[float
     return [run for run in runs if all(map(math.isfinite, run))][:MAX_RUNS]
 
 
-def select_frontier_points(study: Study) -> list[Row]:
-    """Return the finished runs that the frontier was fitted on, with their N, C and D as `N`, `C` and `D`.
+def select_frontier_points(study: Study) -> list[RunPoint]:
+    """Return the finished runs that the frontier was fitted on, with their N, D and C.
 
     These are the runs that the law lists, or without a list all runs of its budgets except the blind run.
     FLOPs and parameters are read from the columns whose range is nearest to the law's.
@@ -190,29 +191,27 @@ def select_frontier_points(study: Study) -> list[Row]:
     law = study.compute_law
     if law is None:
         return []
-    rows = [
-        row for row in study.finished_rows(AUTOREGRESSIVE) or study.finished_rows() if row["train_tokens"]
-    ]
+    rows = study.finished_rows(AUTOREGRESSIVE) or study.finished_rows()
     # a law lists names or identities of its runs
     if law.runs:
-        rows = [row for row in rows if {row["run"], row["identity"]} & set(law.runs)]
+        rows = [row for row in rows if {row.run, row.identity} & set(law.runs)]
     else:
         rows = [row for row in rows if not blind_text.is_blind_run(study, row)]
     names = {letter: _find_nearest_column(rows, COLUMNS[letter], getattr(law, letter)) for letter in COLUMNS}
-    rows = [
-        row | {letter: row[name] for letter, name in names.items()} | {"D": row["train_tokens"]}
-        for row in rows
-        if all(row.get(name) for name in names.values())
-    ]
-    # 1 %: runs have whole steps, so their FLOPs differ slightly from the law's range
-    return [row for row in rows if law.C[0] / 1.01 <= row["C"] <= law.C[1] * 1.01]
+    points = []
+    for row in rows:
+        N, C = row.number(names["N"]), row.number(names["C"])
+        # 1 %: runs have whole steps, so their FLOPs differ slightly from the law's range
+        if N and C and law.C[0] / 1.01 <= C <= law.C[1] * 1.01:
+            points.append(RunPoint(**vars(row), N=N, D=row.train_tokens, C=C))
+    return points
 
 
-def _find_nearest_column(rows: Sequence[Row], names: Sequence[str], ends: tuple[float, float]) -> str:
+def _find_nearest_column(rows: Sequence[FinishedRow], names: Sequence[str], ends: tuple[float, float]) -> str:
     """Return the column whose smallest and largest values are nearest to `ends`, by their ratio."""
 
     def distance(name: str) -> float:
-        values = [row[name] for row in rows if row.get(name)]
+        values = [value for row in rows if (value := row.number(name))]
         if not values:
             return math.inf
         # in logs, since N with and without embeddings differ by a factor that is largest for small models

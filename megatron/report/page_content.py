@@ -6,8 +6,12 @@ from typing import Any
 from megatron.laws.compute_law import Optimum
 from megatron.laws.law import Law
 from megatron.report import blind_text, frontier_text, headlines, summary, verdict
+<<<<<<< HEAD
 from megatron.report.palette import MUTED
 from megatron.report.reference_text import collect_references
+=======
+from megatron.report.figures.plot import size_colour
+>>>>>>> main
 from megatron.report.study_data import AUTOREGRESSIVE, Study
 from megatron.study.format import (
     NOT_KNOWN,
@@ -22,7 +26,7 @@ from megatron.study.format import (
     format_plural,
 )
 from megatron.study.ladder import STUDY
-from megatron.study.table import Row
+from megatron.study.run_row import RunRow
 
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}
 
@@ -130,16 +134,16 @@ def list_tiles(study: Study) -> list[tuple[str, str]]:
     tiles = [(f"{len(done)} of {len(study.rows)}", "runs finished")]
     scored = study.finished_rows(AUTOREGRESSIVE) or done
     if scored:
-        row = min(scored, key=lambda row: row["loss"])
-        size = study.size_name(row["n_params"])
+        row = min(scored, key=lambda row: row.loss)
+        size = study.size_name(row.n_params)
         label = f"lowest {headlines.name_loss(study, row)}, nats per token ({size})"
-        tiles.append((format_loss(row["loss"]), label))
+        tiles.append((format_loss(row.loss), label))
     tiles += _list_law_tiles(study)
     if done:
-        spent = sum(row["train_flops"] or 0 for row in done)
-        seconds = sum(row["wall_s"] or 0 for row in done)
+        spent = sum(row.train_flops or 0 for row in done)
+        seconds = sum(row.wall_s or 0 for row in done)
         # steps shared with a trunk are counted in each branch, so the sum exceeds the compute spent
-        branched = any(row.get("trunk") not in (None, "", row["run"]) for row in done)
+        branched = any(row.is_branch for row in done)
         what = "trained, shared steps counted in each run" if branched else "spent on training"
         tiles.append((f"{format_exponent(spent)} FLOPs", f"{what}, {format_duration(seconds)} in all"))
     return tiles
@@ -165,24 +169,23 @@ def _list_law_tiles(study: Study) -> list[tuple[str, str]]:
     return [(f"N ∝ C^{value:.2f}", f"compute-optimal size{f' ({inside})' if inside else ''}")]
 
 
-def collect_run(study: Study, row: Row) -> dict[str, Any]:
+def collect_run(study: Study, row: RunRow) -> dict[str, Any]:
     """Return one row of the table of runs."""
-    is_sized = bool(row["n_params"])
     return {
-        "colour": f"var(--size{study.sizes().index(row['n_params'])})" if is_sized else MUTED,
-        "name": row["run"],
-        "size": row["size"] or NOT_KNOWN,
+        "colour": size_colour(study, row),
+        "name": row.run,
+        "size": row.size or NOT_KNOWN,
         "cells": (
-            format_count(row["n_params"], 3),
-            format_count(row["train_tokens"], 3),
-            NOT_KNOWN if row["epochs"] is None else format_digits(row["epochs"], 2),
-            format_exponent(row["train_flops"]),
-            format_loss(row["loss"], row["loss_se"]),
-            format_duration(row["wall_s"]),
+            format_count(row.n_params, 3),
+            format_count(row.train_tokens, 3),
+            NOT_KNOWN if row.epochs is None else format_digits(row.epochs, 2),
+            format_exponent(row.train_flops),
+            format_loss(row.loss, row.loss_se),
+            format_duration(row.wall_s),
         ),
-        "status": row["status"],
-        "held_out": bool(row.get("held_out")),
-        "note": row["note"],
+        "status": row.status,
+        "held_out": bool(row.held_out),
+        "note": row.note,
     }
 
 
@@ -210,8 +213,8 @@ def list_facts(study: Study) -> list[tuple[str, str]]:
         (name, _join_distinct(result.get(key) for result in study.results))
         for name, key in (("hardware", "hardware"), ("torch", "torch"), ("code (git)", "git"))
     ]
-    facts.append(("seeds", _join_distinct(row["seed"] for row in done)))
-    facts.append(("sequence length", _join_distinct(row["seq_len"] for row in done)))
+    facts.append(("seeds", _join_distinct(row.seed for row in done)))
+    facts.append(("sequence length", _join_distinct(row.seq_len for row in done)))
     if study.law is not None:
         facts.append(("table fitted, sha256", (study.law.table or {}).get("sha256", "")))
     return [(name, value) for name, value in facts if value]

@@ -90,9 +90,9 @@ def collect_figures(
 def make_colours(study: Study) -> dict[str, dict[str, str]]:
     """Return the colours of all sizes, budgets (tokens or FLOPs) and domains, in both themes."""
     parabolas = plot_isoflop.fit_study_isoflop(study)
-    slices = [row["C"] for row in frontier_text.select_frontier_points(study)]
+    slices = [row.C for row in frontier_text.select_frontier_points(study)]
     n_slices = len(split_budgets(np.array(slices))) if slices else 0
-    n_budgets = len({point["D"] for point in plot_law.select_law_points(study)})
+    n_budgets = len({point.D for point in plot_law.select_law_points(study)})
     # budgets of tokens and parabolas of FLOPs share the colours budget0.., so the larger number counts
     n_budgets = max(n_budgets, len(parabolas.parabolas) if parabolas else 0)
     n_domains = len(plot_mixture.select_domains(plot_mixture.read_weights(study)))

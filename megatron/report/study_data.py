@@ -14,9 +14,13 @@ from megatron.laws.law import Law
 from megatron.study.blind import BlindOutcome, check_blind
 from megatron.study.format import format_count
 from megatron.study.ladder import STUDY, read_study_plan
+<<<<<<< HEAD
 from megatron.study.references import REFERENCES, ReferenceScore, load_references
+=======
+from megatron.study.run_row import FinishedRow, RunRow, select_finished
+>>>>>>> main
 from megatron.study.study_frontier import COMPUTE_LAW
-from megatron.study.table import MAX_NUMBER, Row, read_runs, read_table, read_valid_metrics
+from megatron.study.table import MAX_NUMBER, read_runs, read_table, read_valid_metrics
 
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
@@ -39,12 +43,29 @@ class LossCurve:
 NO_CURVE = LossCurve(*(np.empty(0) for _ in range(4)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunPoint(FinishedRow):
+    """A finished run at N parameters, D tokens and C FLOPs, by the columns of a law or of a figure."""
+
+    N: float
+    D: float
+    C: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedRow(FinishedRow):
+    """A finished run whose text and number of passes over it are known."""
+
+    unique_tokens: float = field()
+    epochs: float = field()
+
+
 @dataclass(frozen=True)
 class Study:
     """Contents of a study directory. `rows` are from table.read_runs; `curves` are by run name."""
 
     folder: Path
-    rows: list[Row]
+    rows: list[RunRow]
     curves: dict[str, LossCurve]
     law: Law | None
     corpus: dict[str, Any]
@@ -58,23 +79,23 @@ class Study:
     compute_law: ComputeLaw | None = None  # compute_law.json: the frontier
     blind: BlindOutcome | None = None  # None if no run was predicted
 
-    def finished_rows(self, objective: str | None = None) -> list[Row]:
+    def finished_rows(self, objective: str | None = None) -> list[FinishedRow]:
         """Return the finished runs, of one objective or of all."""
-        return [row for row in self.rows if row["status"] == "done" and objective in (None, row["objective"])]
+        return [row for row in select_finished(self.rows) if objective in (None, row.objective)]
 
     def objectives(self) -> list[str]:
         """Return the objectives of all runs, autoregressive first."""
-        return sorted({row["objective"] for row in self.rows if row["objective"]})
+        return sorted({row.objective for row in self.rows if row.objective})
 
-    def sizes(self) -> list[int]:
+    def sizes(self) -> list[float]:
         """Return the distinct N of all runs, in ascending order."""
-        return sorted({row["n_params"] for row in self.rows if row["n_params"]})
+        return sorted({row.n_params for row in self.rows if row.n_params})
 
-    def budgets(self, rows: Sequence[Row]) -> list[int]:
+    def budgets(self, rows: Sequence[RunRow]) -> list[float]:
         """Return the distinct D of `rows`, in ascending order."""
-        return sorted({row["train_tokens"] for row in rows if row["train_tokens"]})
+        return sorted({row.train_tokens for row in rows if row.train_tokens})
 
-    def size_name(self, n_params: int) -> str:
+    def size_name(self, n_params: float | None) -> str:
         """Format a size as 2.3M, with one more digit if another size would have the same text."""
         alike = [other for other in self.sizes() if format_count(other) == format_count(n_params)]
         return format_count(n_params, 2 if len(alike) < 2 else 3)
@@ -110,14 +131,13 @@ def read_study(study_dir: str | Path) -> Study:
             compute_law = ComputeLaw.load(folder / COMPUTE_LAW)
         except (OSError, ValueError) as error:
             faults.append(f"{COMPUTE_LAW} cannot be used: {error}")
-    curves = {row["run"]: read_curve(folder / row["path"]) if row["path"] else NO_CURVE for row in rows}
-    done = [row for row in rows if row["status"] == "done"]
-    results = [_read_json(folder / row["path"] / "result.json", faults) for row in done]
-    plans = [
-        _read_json(folder / row["path"] / "plan.json", faults)
+    curves = {row.run: read_curve(folder / row.path) if row.path else NO_CURVE for row in rows}
+    results = [
+        _read_json(folder / row.path / "result.json", faults)
         for row in rows
-        if row["path"] and row["identity"]
+        if row.path and row.status == "done"
     ]
+    plans = [_read_json(folder / row.path / "plan.json", faults) for row in rows if row.path and row.identity]
     corpus = _read_corpus(folder, plans, results, faults)
     return Study(
         folder,

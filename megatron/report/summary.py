@@ -27,7 +27,7 @@ from megatron.study.format import (
     format_with_interval,
     join_list,
 )
-from megatron.study.proposal import propose_runs
+from megatron.study.proposal import make_timed_run, propose_runs
 
 # Up to about 4 epochs a repeated token is worth nearly as much as a new one
 # (Muennighoff et al. 2023, arXiv 2305.16264).
@@ -54,8 +54,8 @@ def describe_training(study: Study) -> str:
     for objective in study.objectives():
         group = study.finished_rows(objective)
         if group:
-            n_sizes = len({row["n_params"] for row in group})
-            cells = {(row["n_params"], row["train_tokens"]) for row in group}
+            n_sizes = len({row.n_params for row in group})
+            cells = {(row.n_params, row.train_tokens) for row in group}
             # a full grid has every size at every budget
             is_grid = len(cells) == n_sizes * len(study.budgets(group))
             parts.append(
@@ -63,7 +63,7 @@ def describe_training(study: Study) -> str:
                 f"({format_plural(n_sizes, 'size')}{' by' if is_grid else ','} "
                 f"{format_plural(len(study.budgets(group)), 'token budget')})"
             )
-    N, D = ([row[name] for row in done] for name in ("n_params", "train_tokens"))
+    N, D = [row.n_params for row in done], [row.train_tokens for row in done]
     text = (
         f"{format_plural(len(done), 'transformer').capitalize()} {'of' if len(set(N)) < 2 else 'from'} "
         f"{_format_span(N)} parameters "
@@ -98,10 +98,10 @@ def describe_text(study: Study) -> str:
         parts.append(_describe_added_text(corpus))
     if corpus.get("train_tokens"):
         parts.append(f"{format_count(corpus['train_tokens'])} tokens of it are for training.")
-    scored = [row["n_tokens_scored"] for row in study.finished_rows() if row.get("n_tokens_scored")]
+    scored = [row.n_tokens_scored for row in study.finished_rows() if row.n_tokens_scored]
     if scored:
         parts.append(f"Every loss is measured on {_format_span(scored)} held-out tokens.")
-    epochs = max((row["epochs"] for row in study.finished_rows() if row["epochs"]), default=0)
+    epochs = max((row.epochs for row in study.finished_rows() if row.epochs), default=0)
     # 1.005 shows as 1.0 with two digits
     if epochs > 1.005:
         parts.append(f"The most repeated text was read {format_digits(epochs, 2)} times.")
@@ -125,7 +125,7 @@ def describe_best_run(study: Study) -> str:
     done = study.finished_rows(AUTOREGRESSIVE) or study.finished_rows()
     if not done:
         return ""
-    row = min(done, key=lambda row: row["loss"])
+    row = min(done, key=lambda row: row.loss)
     noise = headlines.collect_noise_floors(study)
     close = [other for other in done if other is not row and noise.margin(row, other) is not None]
     n_close = sum(not noise.is_lower(row, other) for other in close)
@@ -135,11 +135,11 @@ def describe_best_run(study: Study) -> str:
     # nats per token -> bits per byte
     # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits per byte, comparable between
     # tokenizers
-    bits = f" ({row['loss'] / math.log(2) / per_byte:.2f} bits per byte)" if per_byte else ""
-    loss = f"{format_loss(row['loss'], row['loss_se'])} nats per token{bits}"
+    bits = f" ({row.loss / math.log(2) / per_byte:.2f} bits per byte)" if per_byte else ""
+    loss = f"{format_loss(row.loss, row.loss_se)} nats per token{bits}"
     return (
         f"The lowest {headlines.name_loss(study, row)}, {loss}, is that of "
-        f"{study.size_name(row['n_params'])} parameters on {format_count(row['train_tokens'])} tokens.{tied}"
+        f"{study.size_name(row.n_params)} parameters on {format_count(row.train_tokens)} tokens.{tied}"
     )
 
 
@@ -195,13 +195,11 @@ def describe_optima(study: Study) -> str:
 
 def suggest_runs(study: Study) -> str:
     """Return a sentence with the runs that would help most to identify the page's law; empty without any."""
-    rows = select_law_points(study)
+    trained = [make_timed_run(row, row.N, row.D) for row in select_law_points(study)]
     if study.law is None:
-        rows = [
-            row | {"N": row["n_params"], "D": row["train_tokens"]}
-            for row in study.finished_rows(AUTOREGRESSIVE)
-        ]
-    proposal = propose_runs(study.law, rows)
+        done = study.finished_rows(AUTOREGRESSIVE)
+        trained = [make_timed_run(row, row.n_params, row.train_tokens) for row in done]
+    proposal = propose_runs(study.law, trained)
     if proposal is None:
         return ""
     aim = "To identify it" if study.law is not None else "Towards a law"
@@ -231,7 +229,7 @@ def list_cautions(study: Study) -> list[str]:
                 f"The law was fitted on {format_plural(study.law.n_runs, 'run')}, and {len(finished)} are "
                 "finished now: fit it again."
             )
-        epochs = max((row["epochs"] or 0 for row in points), default=0)
+        epochs = max((row.epochs or 0 for row in points), default=0)
         if epochs > MAX_USEFUL_EPOCHS and not FORM[study.law.form].needs_unique:
             words.append(
                 f"The longest runs read the same text {format_digits(epochs, 2)} times. The law counts each "
@@ -242,8 +240,7 @@ def list_cautions(study: Study) -> list[str]:
             "Masked-diffusion losses are upper bounds, so laws and gaps computed from them describe bounds."
         )
     statuses = {
-        status: [row["run"] for row in study.rows if row["status"] == status]
-        for status in ("failed", "preempted")
+        status: [row.run for row in study.rows if row.status == status] for status in ("failed", "preempted")
     }
     words += [
         f"{format_plural(len(runs), 'run')} {status}: {join_list(runs)}."

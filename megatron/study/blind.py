@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from megatron.study.ladder import (
     plan_candidates,
     read_study_plan,
 )
+from megatron.study.run_row import FinishedRow, RunRow
 from megatron.study.study_frontier import hash_rows, make_frontier_runs, select_rows
-from megatron.study.table import Row, read_runs
+from megatron.study.table import read_runs
 
 MAX_SIZE_RATIO = 1.5  # factor between N* and the nearest candidate
 REQUIRED_CONSTANTS = ("log_size", "size_exponent")  # constants without which there is no N* to train
@@ -114,7 +115,7 @@ class BlindOutcome:
         return text if self.in_order else f"{text}; NOT BLIND: files of the run are older than the prediction"
 
 
-def check_blind(study_dir: str | Path, rows: Sequence[Row] | None = None) -> BlindOutcome | None:
+def check_blind(study_dir: str | Path, rows: Sequence[RunRow] | None = None) -> BlindOutcome | None:
     """Return the blind check of a study, or None if no run was predicted.
 
     rows: the rows of `read_runs`, if they were read before
@@ -127,17 +128,17 @@ def check_blind(study_dir: str | Path, rows: Sequence[Row] | None = None) -> Bli
     has_runs = (folder / "runs").is_dir()
     # read_runs raises FileNotFoundError without a runs folder; a copied blind.json may have none beside it
     rows = (read_runs(folder) if has_runs else []) if rows is None else rows
-    matches = [row for row in rows if row["identity"] == prediction.identity and row["path"]]
+    matches = [row for row in rows if row.identity == prediction.identity and row.path]
     if not matches:
         return BlindOutcome(prediction)
     # the first match is the run itself: identities are unique within a study
     row = matches[0]
     # a file older than the prediction means that the run had started, so the prediction could have seen its
     # loss
-    times = [path.stat().st_mtime for path in (folder / row["path"]).iterdir() if path.is_file()]
+    times = [path.stat().st_mtime for path in (folder / str(row.path)).iterdir() if path.is_file()]
     in_order = min(times) >= prediction.created_at.timestamp() if times else None
-    loss = row["loss"] if row["status"] == "done" else None
-    return BlindOutcome(prediction, loss, row["loss_se"] if loss is not None else None, in_order)
+    loss = row.loss if row.status == "done" else None
+    return BlindOutcome(prediction, loss, row.loss_se if loss is not None else None, in_order)
 
 
 def predict_blind(study_dir: str | Path, again: bool = False) -> BlindPrediction:
@@ -225,14 +226,17 @@ def list_started_files(run_dir: Path) -> str:
     return ", ".join(names)
 
 
-def _select_finished_rows(folder: Path, study: StudyPlan, planned: Sequence[PlannedRun]) -> list[Row]:
+def _select_finished_rows(folder: Path, study: StudyPlan, planned: Sequence[PlannedRun]) -> list[FinishedRow]:
     """Return the rows to fit: all runs of the grids. Raises ValueError if a run has not finished."""
     assert study.blind is not None
     expected_runs = [r for r in planned if r.plan.objective == study.blind.objective and not r.held_out]
-    status = {row["identity"]: row for row in read_runs(folder)}
-    lacking = [r for r in expected_runs if status.get(r.plan.identity, {}).get("status") != "done"]
+    by_identity = {row.identity: row for row in read_runs(folder)}
+    status = {identity: row.status for identity, row in by_identity.items()}
+    lacking = [r for r in expected_runs if status.get(r.plan.identity) != "done"]
     if lacking:
-        notes = [_describe_unfinished(r, status.get(r.plan.identity)) for r in lacking[:MAX_NAMED_RUNS]]
+        notes = [
+            f"{r.config.name}: {status.get(r.plan.identity, 'missing')}" for r in lacking[:MAX_NAMED_RUNS]
+        ]
         raise ValueError(
             f"{folder}: got {len(lacking)} unfinished runs of the grids ({'; '.join(notes)}), expected all "
             f"{len(expected_runs)} done. Run tools/sweep.py again, or remove runs that cannot be trained "
@@ -240,12 +244,8 @@ def _select_finished_rows(folder: Path, study: StudyPlan, planned: Sequence[Plan
         )
     # The plan decides, not the mark in the table: read_runs also marks a run of the grids that an earlier
     # prediction names, and select_rows would drop it.
-    rows = [status[r.plan.identity] | {"held_out": 0} for r in expected_runs]
+    rows = [replace(by_identity[r.plan.identity], held_out=0) for r in expected_runs]
     return select_rows(rows, study.blind.objective, study.blind.flops_column)
-
-
-def _describe_unfinished(run: PlannedRun, row: Row | None) -> str:
-    return f"{run.config.name}: {row['status'] if row is not None else 'missing'}"
 
 
 def _check_identified(law: ComputeLaw) -> None:

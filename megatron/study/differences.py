@@ -30,7 +30,7 @@ from megatron.study.cells import (
     make_side,
     mean_loss,
 )
-from megatron.study.table import Row
+from megatron.study.run_row import RunRow, ScoredRow
 
 LEVEL = 0.95
 MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
@@ -104,18 +104,18 @@ class Difference:
 
 
 def estimate_noise_floor(
-    rows: Sequence[Row], objective: str, law: Law | None = None, level: float = LEVEL
+    rows: Sequence[RunRow], objective: str, law: Law | None = None, level: float = LEVEL
 ) -> NoiseFloor | None:
     """Estimate the noise floor of one objective from repeated seeds, otherwise from the scatter around `law`.
 
     None if there is no cell with two seeds of different loss and no law with a scatter.
     """
-    of_objective = [row for row in rows if row.get("objective") == objective]
+    of_objective = [row for row in rows if row.objective == objective]
     cells = [cell for cell in group_cells(of_objective) if len(cell) > 1]
-    text = [row["loss_se"] for row in of_objective if row.get("loss_se")]
+    text = [row.loss_se for row in of_objective if row.loss_se]
     text_se = float(np.median(text)) if text else None
     if cells:
-        log_loss = np.log([row["loss"] for cell in cells for row in cell])
+        log_loss = np.log([row.loss for cell in cells for row in cell])
         pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [len(cell) for cell in cells]))
         if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
             sigma = math.sqrt(pooled.variance)
@@ -131,18 +131,18 @@ def estimate_noise_floor(
 
 
 def estimate_noise_floors(
-    rows: Sequence[Row], laws: Mapping[str, Law] | None = None, level: float = LEVEL
+    rows: Sequence[RunRow], laws: Mapping[str, Law] | None = None, level: float = LEVEL
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective that has one."""
     floors = {}
-    for objective in dict.fromkeys(row["objective"] for row in rows if row.get("objective")):
+    for objective in dict.fromkeys(row.objective for row in rows if row.objective):
         floor = estimate_noise_floor(rows, objective, (laws or {}).get(objective), level)
         if floor is not None:
             floors[objective] = floor
     return floors
 
 
-def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
+def _independent_dof(cells: Sequence[Sequence[ScoredRow]]) -> int:
     """Return the degrees of freedom of the pooled variance, where cells may share trunks.
 
     Branches of one trunk share most of its scatter. Cells that share trunks are counted together as trunks
@@ -153,7 +153,7 @@ def _independent_dof(cells: Sequence[Sequence[Row]]) -> int:
     clusters: list[set[str]] = []
     alone = 0
     for cell in cells:
-        trunks = {str(row.get("trunk") or row.get("run")) for row in cell}
+        trunks = {row.trunk or row.run for row in cell}
         if len(trunks) < len(cell):  # a table without names
             alone += len(cell) - 1
             continue
@@ -177,8 +177,8 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
 
 
 def estimate_error(
-    a: Sequence[Row],
-    b: Sequence[Row],
+    a: Sequence[ScoredRow],
+    b: Sequence[ScoredRow],
     floors: Mapping[str, NoiseFloor],
     paired: tuple[float, float] | None = None,
 ) -> tuple[float, float] | None:
@@ -192,7 +192,7 @@ def estimate_error(
     weights: dict[str, float] = {}
     # sides of one objective share its sigma^2: variances of their means add to sigma^2 (1/n_a + 1/n_b)
     for rows in (a, b):
-        objective = str(rows[0].get("objective"))
+        objective = str(rows[0].objective)
         weights[objective] = weights.get(objective, 0.0) + 1 / len(rows)
     for objective, weight in weights.items():
         floor = floors.get(objective)
@@ -205,7 +205,7 @@ def estimate_error(
         parts.append(((paired[0] / mean) ** 2, paired[1]))
     elif not is_same_text(a, b):
         for rows in (a, b):
-            errors = [row.get("loss_se") or 0.0 for row in rows]  # 0: unknown
+            errors = [row.loss_se or 0.0 for row in rows]  # 0: unknown
             if not all(errors):
                 return None
             # Seeds of one side share their text, so its error does not shrink with their number. It is a mean
@@ -226,7 +226,7 @@ def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> flo
 
 
 def compare_runs(
-    rows: Sequence[Row],
+    rows: Sequence[RunRow],
     a: str | Side,
     b: str | Side,
     *,
@@ -248,7 +248,7 @@ def compare_runs(
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
     first, second = (side if isinstance(side, Side) else find_side(rows, side) for side in (a, b))
-    if {id(row) for row in first.rows} & {id(row) for row in second.rows}:
+    if set(first.rows) & set(second.rows):
         raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
     return _compute_difference(
         first, second, estimate_noise_floors(rows, laws, level), level, n_comparisons, paired
@@ -331,14 +331,14 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     for side in {
         side.objective: side for side in sorted(without_floor, key=cell_flops, reverse=True)
     }.values():
-        used_seeds = {row.get("seed") for row in side.rows}
+        used_seeds = {row.seed for row in side.rows}
         new_seeds = [seed for seed in range(len(used_seeds) + 2) if seed not in used_seeds][:2]
         words.append(f"seeds {new_seeds[0]} and {new_seeds[1]} of {side.name}")
     return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
 
 
 def compare_best(
-    rows: Sequence[Row],
+    rows: Sequence[RunRow],
     *,
     same: str = "compute",
     level: float = LEVEL,
@@ -364,7 +364,7 @@ def compare_best(
 
 
 def compare_repeated(
-    rows: Sequence[Row], *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
+    rows: Sequence[RunRow], *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
 ) -> list[Difference]:
     """Compare all pairs of cells of several seeds of one objective, lower loss first, with correction."""
     floors = estimate_noise_floors(rows, laws, level)

@@ -4,14 +4,15 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from megatron.config.yaml_file import is_single_line
 from megatron.io import read_json, write_atomic
 from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
-from megatron.study.table import SCORE_PREFIX, Row, read_table
+from megatron.study.run_row import RunRow
+from megatron.study.table import read_table
 
 # the first of these that a task has is its score; all are shares of correct answers
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
@@ -38,7 +39,7 @@ class Score:
 COLUMNS = [f.name for f in fields(Score)]
 
 
-def read_scores(study_dir: Path, rows: Sequence[Row]) -> list[Score]:
+def read_scores(study_dir: Path, rows: Sequence[RunRow]) -> list[Score]:
     """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of `rows`.
 
     Only checkpoints at a run's last step count, because the table has no loss for earlier ones.
@@ -46,17 +47,27 @@ def read_scores(study_dir: Path, rows: Sequence[Row]) -> list[Score]:
     """
     scores = []
     for row in rows:
+<<<<<<< HEAD
         if row["status"] == "done" and row["path"]:
             run = study_dir / row["path"]
             # the last step, from result.json; None matches no checkpoint
+=======
+        if row.status == "done" and row.path:
+            run = study_dir / row.path
+            # the last step, from result.json; None matches no checkpoint (_read_results)
+>>>>>>> main
             end = (read_json(run / RESULT) or {}).get("step")
             for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
                 # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the
                 # checkpoint
+<<<<<<< HEAD
                 results = list(read_task_scores(path))  # raises for a damaged file
                 step = (read_json(path) or {}).get("config", {}).get("step")
                 if step is not None and step == end:
                     scores += [Score(row["run"], *result, path.parts[-3]) for result in results]
+=======
+                scores += [Score(row.run, *result, path.parts[-3]) for result in _read_results(path, end)]
+>>>>>>> main
     # of several results for one task the last path counts
     return list({(score.run, score.task): score for score in scores}.values())
 
@@ -105,12 +116,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def add_score_columns(rows: Sequence[Row], scores: Sequence[Score]) -> list[Row]:
+def add_score_columns(rows: Sequence[RunRow], scores: Sequence[Score]) -> list[RunRow]:
     """Return the rows with an added column `score_<task>` for each of their scores."""
-    columns: dict[str, dict[str, float]] = {}
+    of_run: dict[str, dict[str, float]] = {}
     for score in scores:
-        columns.setdefault(score.run, {})[SCORE_PREFIX + score.task] = score.score
-    return [row | columns.get(row["run"], {}) for row in rows]
+        of_run.setdefault(score.run, {})[score.task] = score.score
+    return [replace(row, scores={**row.scores, **of_run.get(row.run, {})}) for row in rows]
 
 
 def write_scores(scores: Sequence[Score], path: Path) -> bool:

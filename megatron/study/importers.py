@@ -12,14 +12,15 @@ A log rarely contains N or the tokens per step. Values that a log lacks are give
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron.config.presets import suggest_nearest
-from megatron.study.table import COLUMNS, NUMBERS, Row, read_table
+from megatron.study.run_row import COLUMNS, NUMBERS, RunRow
+from megatron.study.table import read_table
 
 KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
 FINAL_SHARE = 0.02  # last share of the training losses, averaged if there is no held-out loss
@@ -82,8 +83,8 @@ def parse_number(text: str) -> float:
 
 def read_external_logs(
     paths: Sequence[Path], kind: str, facts: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]
-) -> list[Row]:
-    """Return one row per run, with the keys of table.COLUMNS and `note`.
+) -> list[RunRow]:
+    """Return one row per run.
 
     facts    values by run name; those under "" apply to every run
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
@@ -98,7 +99,7 @@ def read_external_logs(
             raise ValueError(
                 f"facts{f' of {run}' if run else ''}: '{name}'; {suggest_nearest(name, list(FACTS))}"
             )
-    rows: list[Row] = []
+    rows: list[RunRow] = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file. Give the logs or exports of finished runs.")
@@ -112,60 +113,64 @@ def read_external_logs(
     return rows
 
 
-def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> Row:
+def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> RunRow:
     """Return the row of one log.
 
     The loss is the last held-out loss, or else the mean of the last training losses, as stated in `note`.
     """
     # facts of a run override those of all runs, and both override values from the log
     merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
-    row: Row = dict.fromkeys(COLUMNS) | {"run": trail.run, "path": str(trail.path)}
-    row |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
-    row["objective"] = row["objective"] or "autoregressive"
+    values = {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
     last = max([*trail.train, *trail.held_out])
     notes = []
     if trail.held_out:
-        row["loss"] = trail.held_out[max(trail.held_out)]
+        loss = trail.held_out[max(trail.held_out)]
     else:
         losses = [trail.train[step] for step in sorted(trail.train)]
         # Example: of 1,000 logged losses the mean of the last ceil(0.02 x 1000) = 20. One training loss is of
         # one batch and much noisier than a held-out loss.
-        row["loss"] = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
+        loss = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
         notes.append("Training loss: the log has no held-out loss.")
     if trail.rates:
         # Cosine to 10 % and decay to 0 count as annealed, a constant rate does not.
-        row["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
-    if row["train_tokens"] is None:
+        values["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
+    if values.get("train_tokens") is None:
         # Samples are preferred to steps: a batch size that grows during the run is counted correctly.
         if trail.samples and merged.get("seq_len"):
-            row["train_tokens"] = trail.samples * merged["seq_len"]
+            values["train_tokens"] = trail.samples * merged["seq_len"]
         elif merged.get("tokens_per_step"):
-            row["train_tokens"] = last * merged["tokens_per_step"]
+            values["train_tokens"] = last * merged["tokens_per_step"]
         else:
             notes.append("Number of tokens unknown: give --set tokens_per_step=N.")
-    if row["n_params"] is None:
+    if values.get("n_params") is None:
         notes.append("N unknown: give --set n_params=N.")
-    row["status"] = "done"
     # a log that ends before its planned steps is not from a finished run
-    if trail.n_steps and last < trail.n_steps:
-        row["status"] = "failed"
+    if is_cut := bool(trail.n_steps and last < trail.n_steps):
         notes.append(f"It ends at step {last:,} of {trail.n_steps:,}.")
-    if not math.isfinite(row["loss"]):
-        row["status"], row["loss"] = "failed", None
+    if is_diverged := not math.isfinite(loss):
         notes.append("It diverged.")
-    _fill_derived(row)
-    return row | {"note": " ".join(notes)}
+    values |= {"objective": values.get("objective") or "autoregressive"}
+    return _fill_derived(
+        RunRow(
+            run=trail.run,
+            path=str(trail.path),
+            status="failed" if is_cut or is_diverged else "done",
+            loss=None if is_diverged else loss,
+            note=" ".join(notes),
+            **values,
+        )
+    )
 
 
-def _fill_derived(row: Row) -> None:
-    """Fill in the columns that follow from N, D and U."""
-    N, D, U = (row[name] for name in ("n_params", "train_tokens", "unique_tokens"))
+def _fill_derived(row: RunRow) -> RunRow:
+    """Return the row with the columns that follow from N, D and U."""
+    N, D, U = row.n_params, row.train_tokens, row.unique_tokens
     if D and U:
-        row["epochs"] = row["epochs"] or D / U
+        row = replace(row, epochs=row.epochs or D / U)
     if N and D:
         # C = 6 N D is the fallback: the exact convention needs the model's shape
-        row["flops_6nd"] = 6.0 * N * D
-        row["train_flops"] = row["train_flops"] or row["flops_6nd"]
+        row = replace(row, flops_6nd=6.0 * N * D, train_flops=row.train_flops or 6.0 * N * D)
+    return row
 
 
 def _run_name(path: Path) -> str:
@@ -294,7 +299,7 @@ READERS = {
 
 def _read_csv_rows(
     path: Path, columns: Mapping[str, str], facts: Mapping[str, Mapping[str, Any]]
-) -> list[Row]:
+) -> list[RunRow]:
     """Return one row per line of a CSV, with columns named by `columns` or by our own names."""
     table = read_table(path)
     for column, header in columns.items():
@@ -308,16 +313,17 @@ def _read_csv_rows(
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
     rows = []
     for i in range(len(next(iter(table.values()), []))):
-        row: Row = dict.fromkeys(COLUMNS) | {"run": f"{path.stem}-{i + 1}", "path": str(path)}
+        values: dict[str, Any] = {"run": f"{path.stem}-{i + 1}", "path": str(path)}
         for column, header in names.items():
-            row[column] = _parse_cell(table[header][i], column, f"{path}, row {i + 1}, {header}")
+            values[column] = _parse_cell(table[header][i], column, f"{path}, row {i + 1}, {header}")
         # here facts override the cells of the table, as they override values from a log in make_row
-        merged = dict(facts.get("", {})) | dict(facts.get(str(row["run"]), {}))
-        row |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
-        row["objective"] = row["objective"] or "autoregressive"
-        row["status"] = row["status"] or ("done" if row["loss"] is not None else "failed")
-        _fill_derived(row)
-        rows.append(row | {"note": "" if row["loss"] is not None else "It has no loss."})
+        merged = dict(facts.get("", {})) | dict(facts.get(str(values["run"]), {}))
+        values |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
+        has_loss = values["loss"] is not None
+        values["run"] = values["run"] or ""
+        values["objective"] = values.get("objective") or "autoregressive"
+        values["status"] = values.get("status") or ("done" if has_loss else "failed")
+        rows.append(_fill_derived(RunRow(**values, note="" if has_loss else "It has no loss.")))
     return rows
 
 

@@ -1,6 +1,6 @@
 """Proposal of a few more runs for a law that is not identified, with their cost at the measured speed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from megatron.laws.design import Designer, RunSet
 from megatron.laws.law import PUBLISHED, Law
 from megatron.study.format import format_count, format_duration
-from megatron.study.table import Row
+from megatron.study.run_row import RunRow
 
 PRIOR = "Besiroglu et al. 2024"  # law at which runs are planned, since the law of the study is not identified
 NOISE = 0.005  # standard deviation of the log loss of a run, if the law has none
@@ -41,23 +41,42 @@ class Proposal:
         )
 
 
-def propose_runs(law: Law | None, rows: Sequence[Row]) -> Proposal | None:
-    """Propose up to N_RUNS runs with the most information on all constants, beside those of `rows`.
+@dataclass(frozen=True)
+class TimedRun:
+    """Size and cost of a run: N parameters, D tokens read in `epochs`, in `wall_s` seconds; None if unknown.
 
-    `rows` have the columns of table.csv. `law`, if given, provides the scatter of single runs. The design is
+    is_branch: its first steps, and their time, are those of another run
+    """
+
+    N: float
+    D: float
+    epochs: float | None = None
+    wall_s: float | None = None
+    is_branch: bool = False
+
+
+def make_timed_run(row: RunRow, N: float, D: float) -> TimedRun:
+    """Return the cost of a run of the table, with the N and D of the columns that a law is fitted on."""
+    return TimedRun(N, D, row.epochs, row.wall_s, row.is_branch)
+
+
+def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | None:
+    """Propose up to N_RUNS runs with the most information on all constants, beside those that were trained.
+
+    `law`, if given, provides the scatter of single runs. The design is
     at published constants, since those of the study are not identified. Returns None if half of the compute
     of the study is less than the cost of any run.
     """
-    rows = [row for row in rows if row.get("N") and row.get("D")]
-    if not rows:
+    trained = [run for run in trained if run.N and run.D]
+    if not trained:
         return None
-    N, D = (np.array([row[letter] for row in rows], dtype=float) for letter in "ND")
+    N, D = np.array([run.N for run in trained], float), np.array([run.D for run in trained], float)
     prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
     done = RunSet(N, D, D)
     noise = law.spread if law is not None and law.spread else NOISE
     designer = Designer(prior, TARGET * float(done.flops.max()), noise, done)
     # at most the tokens of the text (D / epochs), or the largest D where text was repeated
-    text = [row["D"] / row["epochs"] for row in rows if row.get("epochs")]
+    text = [run.D / run.epochs for run in trained if run.epochs]
     top = min(TOKEN_SPAN[1] * D.max(), max(D.max(), *text)) if text else TOKEN_SPAN[1] * D.max()
     # 12 x 12 candidates, each as if its text were unique (U = D)
     sizes = np.geomspace(SIZE_SPAN[0] * N.min(), SIZE_SPAN[1] * N.max(), N_GRID)
@@ -67,18 +86,18 @@ def propose_runs(law: Law | None, rows: Sequence[Row]) -> Proposal | None:
         runs = designer.choose(RunSet(n, d, d), SPENDING * float(done.flops.sum()), N_RUNS, kind="D")
     except (ValueError, np.linalg.LinAlgError):
         return None
-    return Proposal(runs, float((runs.flops * seconds_per_flop(rows, runs.N)).sum()))
+    return Proposal(runs, float((runs.flops * seconds_per_flop(trained, runs.N)).sum()))
 
 
-def seconds_per_flop(rows: Sequence[Row], N: np.ndarray) -> np.ndarray:
+def seconds_per_flop(trained: Sequence[TimedRun], N: np.ndarray) -> np.ndarray:
     """Return seconds per FLOP of 6 N D at sizes N [n], interpolated between timed sizes; NaN without any.
 
-    Branched runs are skipped: their time includes that of the trunk's steps, which the trunk's row has too.
+    Branched runs are skipped: their time includes that of the trunk's steps, which the trunk has too.
     """
     rates_of_size: dict[float, list[float]] = {}
-    for row in rows:
-        if row.get("wall_s") and row.get("trunk") in (None, "", row.get("run")):
-            rates_of_size.setdefault(float(row["N"]), []).append(row["wall_s"] / (6.0 * row["N"] * row["D"]))
+    for run in trained:
+        if run.wall_s and not run.is_branch:
+            rates_of_size.setdefault(float(run.N), []).append(run.wall_s / (6.0 * run.N * run.D))
     if not rates_of_size:
         return np.full(len(N), np.nan)
     sizes = np.array(sorted(rates_of_size))
@@ -86,18 +105,22 @@ def seconds_per_flop(rows: Sequence[Row], N: np.ndarray) -> np.ndarray:
     return np.exp(np.interp(np.log(N), np.log(sizes), rates))
 
 
-def rows_from_table(table: dict[str, list[str]], columns: dict[str, str], runs: Sequence[str]) -> list[Row]:
-    """Return rows for `propose_runs` from a table of read_table: those of `runs`, or all if it is empty."""
-    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
-    names |= {name: name for name in ("wall_s", "epochs")}
-    rows = []
-    for i in range(len(next(iter(table.values()), []))):
-        row: Row = {name: table[name][i] for name in ("run", "trunk") if name in table}
-        for name, column in names.items():
-            try:
-                row[name] = float(table[column][i])
-            except (KeyError, ValueError):
-                row[name] = None
-        if not runs or row.get("run") in runs:
-            rows.append(row)
-    return rows
+def parse_timed_runs(
+    table: dict[str, list[str]], columns: dict[str, str], rows: Iterable[int]
+) -> list[TimedRun]:
+    """Return those of the rows of a table of read_table, given by their indices, that have N and D."""
+
+    def parse(column: str, i: int) -> float | None:
+        try:
+            return float(table[column][i])
+        except (KeyError, ValueError):
+            return None
+
+    trained = []
+    for i in rows:
+        run, trunk = (table[name][i] if name in table else None for name in ("run", "trunk"))
+        N, D = parse(columns.get("N", "n_params"), i), parse(columns.get("D", "train_tokens"), i)
+        if N and D:
+            is_branch = trunk not in (None, "", run)
+            trained.append(TimedRun(N, D, parse("epochs", i), parse("wall_s", i), is_branch))
+    return trained

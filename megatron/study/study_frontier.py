@@ -11,8 +11,9 @@ import numpy as np
 from megatron.laws.compute_law import ComputeLaw, fit_compute_law
 from megatron.study.blind_plan import FLOPS_COLUMN
 from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.run_row import FinishedRow, RunRow, select_finished
 from megatron.study.selection import Columns, compute_of, select_runs
-from megatron.study.table import Row, read_runs, read_table
+from megatron.study.table import read_runs, read_table
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
 EXACT = FLOPS_COLUMN["exact"]
@@ -39,42 +40,44 @@ class FrontierRuns:
         return replace(law, table=self.table)
 
 
-def select_rows(rows: Sequence[Row], objective: str, flops_column: str) -> list[Row]:
+def select_rows(rows: Sequence[RunRow], objective: str, flops_column: str) -> list[FinishedRow]:
     """Return the finished runs of an objective that no grid holds out, sorted by identity."""
     # duplicate directories of one identity count once
     by_identity = {
-        row["identity"]: row
-        for row in rows
-        if row["status"] == "done" and row["objective"] == objective and not row["held_out"]
+        str(row.identity): row
+        for row in select_finished(rows)
+        if row.objective == objective and not row.held_out
     }
     for row in by_identity.values():
-        if row[flops_column] is None:
+        if row.number(flops_column) is None:
             raise ValueError(
-                f"run {row['run']}: got no {flops_column}, expected FLOPs. Train the run again, or fit a "
-                "table."
+                f"run {row.run}: got no {flops_column}, expected FLOPs. Train the run again, or fit a table."
             )
     # a fixed order, on which hash_rows depends: rows come in the order of the plan (blind.py) or of the table
     return [by_identity[identity] for identity in sorted(by_identity)]
 
 
-def hash_rows(rows: Sequence[Row], flops_column: str) -> str:
+def hash_rows(rows: Sequence[FinishedRow], flops_column: str) -> str:
     """Return the sha256 of identity, N, D, C and loss of each run, in the order of `select_rows`."""
     keys = ("identity", "n_params", "train_tokens", flops_column, "loss")
     # separators and allow_nan fix the text, so that the hash is reproducible
-    text = json.dumps([[row[key] for key in keys] for row in rows], separators=(",", ":"), allow_nan=False)
+    cells = [[row.value(key) for key in keys] for row in rows]
+    text = json.dumps(cells, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_frontier_runs(rows: Sequence[Row], objective: str, flops_column: str, path: str) -> FrontierRuns:
+def make_frontier_runs(
+    rows: Sequence[FinishedRow], objective: str, flops_column: str, path: str
+) -> FrontierRuns:
     """Convert the rows of `select_rows` to arrays."""
     columns = ("n_params", "train_tokens", "loss", flops_column)
-    N, D, L, C = (np.array([row[name] for row in rows], dtype=float) for name in columns)
+    N, D, L, C = (np.array([row.number(name) for row in rows], dtype=float) for name in columns)
     table = {"path": path, "objective": objective, "flops_by": flops_column}
     table["sha256"] = hash_rows(rows, flops_column)
     # 1.01: rounding to whole steps can exceed one epoch slightly
-    n_repeated = sum((row["epochs"] or 0) > 1.01 for row in rows)
+    n_repeated = sum((row.epochs or 0) > 1.01 for row in rows)
     warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
-    return FrontierRuns(N, D, L, C, [row["run"] for row in rows], table, warnings)
+    return FrontierRuns(N, D, L, C, [row.run for row in rows], table, warnings)
 
 
 def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
@@ -85,7 +88,7 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Fron
     folder = Path(study_dir)
     rows = read_runs(folder)
     blind = read_study_plan(folder / STUDY).blind if (folder / STUDY).is_file() else None
-    objectives = sorted({row["objective"] for row in rows if row["status"] == "done"})
+    objectives = sorted({row.objective for row in select_finished(rows)})
     if objective is None and blind is not None:
         objective = blind.objective
     if objective is None:

@@ -1,23 +1,30 @@
-"""Sweep over a study: train the missing runs and print the progress."""
+"""Sweep over a study: train the missing runs, with a live table of the running jobs on a terminal."""
 
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TextIO
 
 from megatron.command import STOPPED
 from megatron.io import read_json, wait_for_lock
 from megatron.run_dir import LOCK, RESULT, is_done
+from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_study
 from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
-from megatron.study.launchers.scheduler import run_all
+from megatron.study.launchers.scheduler import SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
 from megatron.study.price import Speed, query_gpus
 from megatron.study.price_table import format_price_table
 from megatron.study.probe import Timing, time_steps
-from megatron.study.sweep_table import LiveTable
+from megatron.terminal import LiveView
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
+HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")
+MAX_ROWS = 20  # of the live table
+REDRAW_INTERVAL_S = 0.5  # seconds between two redraws
 
 
 @dataclass(frozen=True)
@@ -158,3 +165,53 @@ def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -
         return f"{count}: {how}{', starts again' if again else ''}"
     loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"
+
+
+class LiveTable:
+    """Table that is redrawn in place. Without a terminal only `print_line` has output."""
+
+    def __init__(self, out: TextIO = sys.stdout, clock: Callable[[], float] = time.monotonic) -> None:
+        self.view, self.clock = LiveView(out), clock
+        self.last_draw_s = -REDRAW_INTERVAL_S
+
+    def draw(self, state: SweepState) -> None:
+        """Show the state, at most every REDRAW_INTERVAL_S."""
+        if not self.view.is_live or self.clock() - self.last_draw_s < REDRAW_INTERVAL_S:
+            return
+        self.last_draw_s = self.clock()
+        rows = [format_job_row(job) for job in state.running[:MAX_ROWS]]
+        self.view.show(HEAD, rows, ("running",), format_counts(state))
+
+    def print_line(self, line: str) -> None:
+        """Print a permanent line above the table."""
+        self.view.print_line(line)
+
+    def clear(self) -> None:
+        """Erase the table from the screen."""
+        self.view.close()
+
+
+def format_counts(state: SweepState) -> list[str]:
+    """Return the lines below the table: running jobs that it does not show, and the counts of all runs."""
+    more = len(state.running) - MAX_ROWS
+    lines = [f"and {more} more"] if more > 0 else []
+    blocked = len(state.waiting) - len(state.find_ready())
+    counts = f"{len(state.running)} running, {len(state.waiting)} waiting"
+    counts += f" ({blocked} for their trunk)" if blocked else ""
+    return [*lines, f"{counts}, {len(state.done)} done, {len(state.failed)} failed"]
+
+
+def format_job_row(job: Job) -> tuple[str, ...]:
+    """Return the cells of a running job, in the order of HEAD."""
+    record, plan = job.last_record(), job.run.plan
+    step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
+    left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps, estimate=True) if tps else "?"
+    return (
+        f"{job.run.config.name}{' (another process)' if job.is_external else ''}",
+        f"{step:,}",
+        f"{plan.n_steps:,}",
+        f"{job.fraction_done():.0%}",
+        f"{loss:.4f}" if isinstance(loss, float) else "",
+        f"{tps:,.0f}" if tps else "",
+        left,
+    )

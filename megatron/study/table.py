@@ -8,6 +8,7 @@ import math
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +18,15 @@ from megatron.log import get_logger
 from megatron.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
 from megatron.study.blind_record import load_blind
 from megatron.study.ladder import STUDY, PlannedRun, expand_study, read_study_plan
+from megatron.study.run_row import (
+    COLUMNS,
+    NUMBERS,
+    PLAN_COLUMNS,
+    SCORE_PREFIX,
+    RunRow,
+    is_number_column,
+)
 
-COLUMNS = [
-    "run",
-    "identity",
-    "status",
-    "objective",
-    "size",
-    "seed",
-    "n_params",
-    "n_non_embedding",
-    "train_tokens",
-    "unique_tokens",
-    "epochs",
-    "train_flops",
-    "flops_6nd",
-    "seq_len",
-    "loss",
-    "loss_se",
-    "n_tokens_scored",
-    "wall_s",
-    "tps",
-    "path",
-    "annealed",
-    "held_out",
-    "trunk",
-    "cell",
-]
-SCORE_PREFIX = "score_"  # prefix of additional columns, one per downstream task
-PLAN_COLUMNS = COLUMNS[3:14] + ["identity"]
-STUDY_COLUMNS = ("held_out", "trunk", "cell")  # columns from the study's plan
-NUMBERS = frozenset(COLUMNS) - {"run", "identity", "status", "objective", "size", "path", "trunk", "cell"}
 TEXTS = {
     "identity",
     "cell_identity",
@@ -65,29 +44,15 @@ REQUIRED_PLAN_KEYS = ("identity", "n_params", "train_tokens")
 # A run without a result that has written nothing for this long has stopped.
 MAX_SILENCE_S = 900.0
 
-Row = dict[str, Any]
-
-STALE = {
-    "status": "stale",
-    "note": "From an earlier version of the study: no longer one of its runs.",
-}
+STALE_NOTE = "From an earlier version of the study: no longer one of its runs."
 
 
-def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
+def read_runs(study_dir: str | Path, now: float | None = None) -> list[RunRow]:
     """Return a row for every directory under `<study_dir>/runs` and every planned run.
 
-    Rows are sorted by objective, N and D. Keys: COLUMNS, where None means unknown, and `note`, a sentence on
-    a problem, else "".
-
-    train_tokens, FLOPs  as planned, until the run is done
-    loss                 of finished runs only: a loss during training is not annealed and unfit for a law
-    held_out             1 or 0, from the study's grids
-    trunk                the run whose first steps this run shares; the run itself if it shares none
-    cell                 equal for runs that differ only in their seed
-    path                 relative to the study
-
-    A damaged run directory gives a row, not an exception. `now` (seconds since 1970) decides whether a run
-    that has stopped writing still counts as running.
+    Rows are sorted by objective, N and D. Only finished runs have a loss: one during training is not annealed
+    and unfit for a law. A damaged run directory gives a row, not an exception. `now` (seconds since 1970)
+    decides whether a run that has stopped writing still counts as running.
 
     Raises FileNotFoundError if there is no such study, or no `runs` folder in it. Raises ValueError if
     blind.json was modified, because the held-out run is then unknown.
@@ -102,16 +67,16 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[Row]:
     rows = [read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
     planned = read_planned_runs(study_dir)
     if planned is not None:
-        identities = {row["identity"] for row in rows}
-        rows = [row | _planned_columns(planned.get(row["identity"])) for row in rows]
-        rows += [_missing_row(plan) for identity, plan in planned.items() if identity not in identities]
+        identities = {row.identity for row in rows}
+        rows = [_add_study_columns(row, planned.get(str(row.identity))) for row in rows]
+        rows += [run for identity, run in planned.items() if identity not in identities]
     if (blind := load_blind(study_dir)) is not None:  # held out, even if the study cannot be expanded
-        rows = [row | ({"held_out": 1} if row["identity"] == blind.identity else {}) for row in rows]
+        rows = [replace(row, held_out=1) if row.identity == blind.identity else row for row in rows]
     return sorted(rows, key=_sort_key)
 
 
-def read_planned_runs(study_dir: Path) -> dict[str, Row] | None:
-    """Return the plans of the runs of `<study_dir>/study.yaml`, by identity.
+def read_planned_runs(study_dir: Path) -> dict[str, RunRow] | None:
+    """Return the runs of `<study_dir>/study.yaml` as rows of runs that have not started, by identity.
 
     None without that file: missing and stale runs are then unknown. Also None, with a logged warning, if the
     study cannot be expanded, for example because its corpus was moved.
@@ -124,59 +89,67 @@ def read_planned_runs(study_dir: Path) -> dict[str, Row] | None:
     except (OSError, ValueError) as error:
         get_logger(__name__).warning(f"{path}: missing runs cannot be listed: {error}")
         return None
-    return {run.plan.identity: run.plan.as_dict() | _study_columns(run) for run in runs}
+    return {run.plan.identity: _planned_row(run) for run in runs}
 
 
-def _study_columns(run: PlannedRun) -> Row:
-    """Return the columns of a run that come from the study's plan."""
-    trunk = run.folder if run.branch is None else run.branch.trunk
-    return {"held_out": int(run.held_out), "trunk": trunk.name, "cell": run.plan.cell_identity}
+def _planned_row(run: PlannedRun) -> RunRow:
+    plan = run.plan.as_dict()
+    return RunRow(
+        run=plan["name"],
+        status="missing",
+        note="Planned, not started.",
+        held_out=int(run.held_out),
+        trunk=(run.folder if run.branch is None else run.branch.trunk).name,
+        cell=run.plan.cell_identity,
+        **_select_values(plan, PLAN_COLUMNS),
+    )
 
 
-def _planned_columns(planned: Row | None) -> Row:
-    """Return the plan's columns of a run on disk, or those of a stale run that is not planned."""
-    return STALE if planned is None else {name: planned[name] for name in STUDY_COLUMNS}
+def _add_study_columns(row: RunRow, planned: RunRow | None) -> RunRow:
+    """Return the row of a run on disk with the columns from the study's plan; stale if it is not planned."""
+    if planned is None:
+        return replace(row, status="stale", note=STALE_NOTE)
+    return replace(row, held_out=planned.held_out, trunk=planned.trunk, cell=planned.cell)
 
 
-def _missing_row(plan: Row) -> Row:
-    columns = {"run": plan["name"], "status": "missing", "note": "Planned, not started."}
-    columns |= {name: plan[name] for name in STUDY_COLUMNS}
-    return dict.fromkeys(COLUMNS) | {name: plan.get(name) for name in PLAN_COLUMNS} | columns
-
-
-def read_run(run_dir: Path, study_dir: Path, now: float) -> Row:
+def read_run(run_dir: Path, study_dir: Path, now: float) -> RunRow:
     """Return the row of one run directory. See read_runs."""
-    row: Row = dict.fromkeys(COLUMNS) | {
-        "run": run_dir.name,
-        "path": run_dir.relative_to(study_dir).as_posix(),
-    }
     plan, plan_fault = _read_object(run_dir / PLAN, REQUIRED_PLAN_KEYS)
-    row |= {name: plan.get(name) for name in PLAN_COLUMNS} | {"cell": plan.get("cell_identity")}
+    row = RunRow(
+        run=run_dir.name,
+        path=run_dir.relative_to(study_dir).as_posix(),
+        cell=plan.get("cell_identity"),
+        **_select_values(plan, PLAN_COLUMNS),
+    )
     result, result_fault = _read_object(run_dir / RESULT, ("loss",))
     if plan_fault or result_fault:
         # a folder without plan and metrics belongs to a run that has not started
         absent = not (run_dir / PLAN).exists() and not (run_dir / METRICS).exists()
         status = "missing" if absent and not result_fault else "failed"
-        return row | {"status": status, "note": plan_fault or result_fault}
+        return replace(row, status=status, note=plan_fault or result_fault)
     if not result:
         status, note = _unfinished_status(run_dir, now)
         last = last_records(run_dir).get("train", {})
-        of_last = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
         # metrics can contain text or huge values after a crash: those are dropped
-        of_last = {name: value if _is_computable(value) else None for name, value in of_last.items()}
-        return row | {"status": status, "note": note} | of_last
-    row["tps"] = result.get("tps_mean")
-    row |= {name: result.get(name) for name in ("loss_se", "n_tokens_scored", "wall_s")}
-    row |= {name: result[name] for name in ("train_tokens", "train_flops") if result.get(name) is not None}
+        wall_s, tps = (last[k] if _is_computable(last.get(k)) else None for k in ("elapsed_s", "tps"))
+        return replace(row, status=status, note=note, wall_s=wall_s, tps=tps)
+    measured = _select_values(result, ("loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops"))
+    row = replace(row, tps=result.get("tps_mean"), **measured)
     # result.json of an earlier plan in the same folder must not be combined with the new plan
     if result.get("identity", plan["identity"]) != plan["identity"]:
         note = (
             f"result.json is of run {result['identity']}, plan.json of {plan['identity']}: delete the result."
         )
-        return row | {"status": "failed", "note": note}
+        return replace(row, status="failed", note=note)
     if not math.isfinite(result["loss"]):
-        return row | {"status": "failed", "note": f"It diverged: its held-out loss is {result['loss']}."}
-    return row | {"status": "done", "loss": result["loss"], "note": ""}
+        note = f"It diverged: its held-out loss is {result['loss']}."
+        return replace(row, status="failed", note=note)
+    return replace(row, status="done", loss=result["loss"])
+
+
+def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a plan or a result that are present and not null."""
+    return {name: content[name] for name in names if content.get(name) is not None}
 
 
 def _unfinished_status(run_dir: Path, now: float) -> tuple[str, str]:
@@ -223,44 +196,36 @@ def last_records(run_dir: str | Path) -> dict[str, dict[str, Any]]:
     return {record["kind"]: record for record in read_valid_metrics(run_dir)}
 
 
-def _column_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _column_names(rows: Sequence[RunRow]) -> list[str]:
     """Return COLUMNS and the score columns of `rows`."""
-    return COLUMNS + sorted({name for row in rows for name in row if name.startswith(SCORE_PREFIX)})
+    return COLUMNS + sorted({SCORE_PREFIX + task for row in rows for task in row.scores})
 
 
-def _is_number(name: str) -> bool:
-    return name in NUMBERS or name.startswith(SCORE_PREFIX)
-
-
-def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+def write_table(rows: Sequence[RunRow], path: str | Path) -> Path:
     """Write rows as CSV to `path`, atomically. Floats keep all digits; None is an empty cell."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     names = _column_names(rows)
     table.writerow(names)
     for row in rows:
-        table.writerow("" if row.get(name) is None else row[name] for name in names)
+        cells = [row.value(name) for name in names]
+        table.writerow("" if cell is None else cell for cell in cells)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text.getvalue())
     return path
 
 
-def write_table_parquet(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+def write_table_parquet(rows: Sequence[RunRow], path: str | Path) -> Path:
     """Write rows as parquet to `path`, atomically. Numbers are float64; None is null."""
     import pyarrow  # slow import, used only in this function
     import pyarrow.parquet
 
-    columns = {
-        name: pyarrow.array(
-            [
-                None if row.get(name) is None else (float if _is_number(name) else str)(row[name])
-                for row in rows
-            ],
-            pyarrow.float64() if _is_number(name) else pyarrow.string(),
-        )
-        for name in _column_names(rows)
-    }
+    columns = {}
+    for name in _column_names(rows):
+        kind, dtype = (float, pyarrow.float64()) if is_number_column(name) else (str, pyarrow.string())
+        cells = [row.value(name) for row in rows]
+        columns[name] = pyarrow.array([None if cell is None else kind(cell) for cell in cells], dtype)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = pyarrow.BufferOutputStream()
@@ -286,11 +251,11 @@ def read_table(path: str | Path) -> dict[str, list[str]]:
         ) from error
 
 
-def read_rows(path: str | Path) -> list[Row]:
+def read_rows(path: str | Path) -> list[RunRow]:
     """Read a table of write_table as rows, with numbers as int or float and None for empty cells.
 
-    Raises the errors of read_table, and ValueError for a table without the columns run and loss, or with text
-    in a column of numbers.
+    Columns of other names are skipped. Raises the errors of read_table, and ValueError for a table without
+    the columns run and loss, or with text in a column of numbers.
     """
     columns = read_table(path)
     lacking = [name for name in ("run", "loss") if name not in columns]
@@ -298,15 +263,21 @@ def read_rows(path: str | Path) -> list[Row]:
         raise ValueError(
             f"{path}: got no column {lacking[0]!r}. Write the table with tools/collect.py STUDY_DIR."
         )
-    rows = []
-    for i in range(len(columns["run"])):
-        row: Row = dict.fromkeys(COLUMNS)
-        for name, cells in columns.items():
-            row[name] = (
-                (_to_number(cells[i], name, i, path) if _is_number(name) else cells[i]) if cells[i] else None
-            )
-        rows.append(row)
-    return rows
+    return [_parse_row(columns, i, path) for i in range(len(columns["run"]))]
+
+
+def _parse_row(columns: Mapping[str, Sequence[str]], i: int, path: str | Path) -> RunRow:
+    """Return row i of a table; a row without a name has the name ""."""
+    values: dict[str, Any] = {}
+    scores: dict[str, float] = {}
+    for name, cells in columns.items():
+        if name.startswith(SCORE_PREFIX):
+            if cells[i]:
+                scores[name.removeprefix(SCORE_PREFIX)] = _to_number(cells[i], name, i, path)
+        elif name in COLUMNS:
+            is_number = cells[i] and is_number_column(name)
+            values[name] = _to_number(cells[i], name, i, path) if is_number else cells[i] or None
+    return RunRow(**values | {"run": columns["run"][i]}, scores=scores)
 
 
 def _to_number(cell: str, name: str, i: int, path: str | Path) -> float:
@@ -385,9 +356,7 @@ def _is_computable(value: Any) -> bool:
     return type(value) in (int, float) and not (MAX_NUMBER < abs(value) < math.inf)
 
 
-def _sort_key(row: Row) -> tuple[str | float, ...]:
-    numbers = [
-        row[name] if isinstance(row[name], int | float) else math.inf for name in ("n_params", "train_tokens")
-    ]
+def _sort_key(row: RunRow) -> tuple[str | float, ...]:
+    numbers = [math.inf if number is None else number for number in (row.n_params, row.train_tokens)]
     # "~" sorts after all letters: rows without an objective come last
-    return (str(row["objective"] or "~"), *numbers, row["run"])
+    return (row.objective or "~", *numbers, row.run)

@@ -13,7 +13,7 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.log import get_logger
 from megatron.plan.sidecar import EodUse, parse_eod_use
 from megatron.terminal import ProgressBar
-from megatron.text.output_names import check_not_exists, dataset_files
+from megatron.text.arguments import check_not_exists, dataset_files
 
 log = get_logger(__name__)
 BLOCK_TOKENS = 1 << 20

@@ -20,8 +20,8 @@ import numpy as np
 from megatron.data.indexed_writer import dtype_for, publish_dataset
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
-from megatron.text.damage import DamagedFileError
-from megatron.text.encode_piece import ProgressCallback, encode_piece, ignore_progress
+from megatron.text.arguments import check_not_exists, dataset_files
+from megatron.text.encode_piece import PieceProgress, ProgressCallback, encode_piece, ignore_progress
 from megatron.text.inputs import STDIN, describe_inputs, find_inputs
 from megatron.text.join import (
     OutputDataset,
@@ -33,11 +33,9 @@ from megatron.text.join import (
     is_resumable,
     rejects_path,
 )
-from megatron.text.output_names import check_not_exists, dataset_files
-from megatron.text.piece_progress import PieceProgress
 from megatron.text.shard_writer import EncodeSettings
 from megatron.text.shards import PieceResult, ShardFolder, hash_job
-from megatron.text.text_readers import InputPiece, split_into_pieces
+from megatron.text.text_readers import DamagedFileError, InputPiece, split_into_pieces
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, build_fast_bpe
 from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe

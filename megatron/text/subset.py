@@ -21,10 +21,10 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
 from megatron.terminal import ProgressBar
+from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.encode_piece import find_damage
 from megatron.text.inputs import COLUMN_SUFFIXES, describe_inputs, find_inputs
 from megatron.text.merge import copy_documents, describe_origin, is_built_from
-from megatron.text.output_names import check_not_exists, dataset_files
 from megatron.text.text_readers import (
     InputPiece,
     check_text,

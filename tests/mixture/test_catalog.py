@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import records
+from megatron.mixture.catalog import line_blocks
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.properties import Property, read_properties, read_property
 from megatron.mixture.catalog.query import Query
@@ -104,7 +104,7 @@ def test_a_file_that_is_not_a_catalog_is_refused_and_unchanged(tmp_path) -> None
 def test_block_boundaries_and_compression_do_not_change_the_result(
     tmp_path, monkeypatch, block_bytes
 ) -> None:
-    monkeypatch.setattr(records, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", block_bytes)
     write_lines(tmp_path / "a.jsonl", 40)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     register(tmp_path / "c.duckdb", [tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"], *PROPERTIES)
@@ -254,10 +254,10 @@ def test_a_description_bins_numbers_and_dates_unnests_lists_and_counts_omitted_v
 
 KILLED_AT = """
 import os, signal, sys
-from megatron.mixture.catalog import catalog, records, small_files
+from megatron.mixture.catalog import catalog, line_blocks, records, small_files
 from megatron.mixture.catalog.properties import read_properties
 path, files, moment = sys.argv[1], sys.argv[2:-2], int(sys.argv[-2])
-left, records.BLOCK_BYTES, small_files.BATCH_FILES = [moment], 1000, int(sys.argv[-1])
+left, line_blocks.BLOCK_BYTES, small_files.BATCH_FILES = [moment], 1000, int(sys.argv[-1])
 def count_calls(fetch_rows):
     def kill_at_moment(*words):
         left[0] -= 1

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 
 from megatron.laws.compute_law import ComputeLaw, fit_compute_law
 from megatron.report.study_data import NO_CURVE, Study
-from megatron.study.table import COLUMNS
+from megatron.study.run_row import RunRow
 
 AR = "autoregressive"
 FLOPS = 6.6  # per parameter and token
@@ -59,9 +59,9 @@ def make_rows(
     shift: float = 1.0,
     noise: float = 0.003,
     n_seeds: int = 1,
-) -> list[dict]:
+) -> list[RunRow]:
     """Return isoFLOP runs around `shift` times the best N of each budget."""
-    rows: list[dict] = []
+    rows: list[RunRow] = []
     for budget in C:
         for times in (0.3, 0.55, 1.0, 1.8, 3.3):
             N = int(40_000 * (budget / 2e11) ** 0.5 * times * shift)
@@ -70,28 +70,27 @@ def make_rows(
                 L = 3.9 * (budget / 2e11) ** -0.085 * math.exp(bend + noise * rng.normal())
                 D = int(budget / (FLOPS * N))
                 rows.append(
-                    dict.fromkeys(COLUMNS)
-                    | {
-                        "run": f"run{len(rows)}", "identity": f"id{len(rows)}", "status": "done",
-                        "objective": AR, "size": "s", "seed": seed, "n_params": N, "train_tokens": D,
-                        "n_non_embedding": N // 2, "unique_tokens": D, "epochs": 1.0, "loss": L,
-                        "train_flops": float(budget), "flops_6nd": 6.0 * N * D, "seq_len": 256,
-                        "loss_se": 0.004, "n_tokens_scored": 200_000, "wall_s": budget / 2e10, "note": "",
-                    }
+                    RunRow(
+                        run=f"run{len(rows)}", identity=f"id{len(rows)}", status="done",
+                        objective=AR, size="s", seed=seed, n_params=N, train_tokens=D,
+                        n_non_embedding=N // 2, unique_tokens=D, epochs=1.0, loss=L,
+                        train_flops=float(budget), flops_6nd=6.0 * N * D, seq_len=256,
+                        loss_se=0.004, n_tokens_scored=200_000, wall_s=budget / 2e10,
+                    )
                 )  # fmt: skip
     return rows
 
 
-def fit_rows(rows: list[dict]) -> ComputeLaw:
+def fit_rows(rows: list[RunRow]) -> ComputeLaw:
     names = ("n_params", "train_tokens", "loss", "train_flops")
-    N, D, L, C = (np.array([row[name] for row in rows], dtype=float) for name in names)
-    return fit_compute_law(N, D, L, C, [row["run"] for row in rows])
+    N, D, L, C = (np.array([row.number(name) for row in rows], dtype=float) for name in names)
+    return fit_compute_law(N, D, L, C, [row.run for row in rows])
 
 
 def make_study(
-    rows: list[dict], law: ComputeLaw | None, blind: BlindFields | None = None, **more: object
+    rows: list[RunRow], law: ComputeLaw | None, blind: BlindFields | None = None, **more: object
 ) -> Study:
-    curves = {row["run"]: NO_CURVE for row in rows}
+    curves = {row.run: NO_CURVE for row in rows}
     return Study(Path("s"), rows, curves, None, {}, compute_law=law, blind=blind, **more)
 
 

@@ -11,36 +11,37 @@ from scipy.stats import t as student
 
 from megatron.report import summary
 from megatron.report.study_data import Study
+from megatron.study.run_row import RunRow
 from tests.report.frontier_study import NUMBER, is_near, parse_number
 
 AR, MD = "autoregressive", "masked_diffusion"
 NAMES = {"autoregressive": AR, "masked diffusion": MD}
 
 
-def select_finished(study: Study, objective: str | None = None) -> list[dict]:
-    return [r for r in study.rows if r["status"] == "done" and objective in (None, r["objective"])]
+def select_finished(study: Study, objective: str | None = None) -> list[RunRow]:
+    return [r for r in study.rows if r.status == "done" and objective in (None, r.objective)]
 
 
-def is_higher(study: Study, low: dict, high: dict) -> bool | None:
+def is_higher(study: Study, low: RunRow, high: RunRow) -> bool | None:
     """Return whether log high - log low exceeds the scatter of seeds; None if that is unknown.
 
     All runs are scored on the same text, so its sampling error (loss_se) is not part of a difference.
     """
-    errors = [seed_error(study, row["objective"]) for row in (low, high)]
+    errors = [seed_error(study, row.objective) for row in (low, high)]
     if None in errors:
         return None
     variances = [sigma**2 for sigma, _ in errors]
     dof = errors[0][1]
-    if low["objective"] != high["objective"]:  # Welch and Satterthwaite
+    if low.objective != high.objective:  # Welch and Satterthwaite
         dof = sum(variances) ** 2 / sum(v**2 / dof for v, (_, dof) in zip(variances, errors, strict=True))
-    return bool(math.log(high["loss"] / low["loss"]) > student.ppf(0.975, dof) * math.sqrt(sum(variances)))
+    return bool(math.log(high.loss / low.loss) > student.ppf(0.975, dof) * math.sqrt(sum(variances)))
 
 
 def seed_error(study: Study, objective: str) -> tuple[float, float] | None:
     """Return (standard deviation of log loss, degrees of freedom); None if unknown."""
     cells: dict[tuple, list[float]] = {}
     for row in select_finished(study, objective):
-        cells.setdefault((row["n_params"], row["train_tokens"], row["unique_tokens"]), []).append(row["loss"])
+        cells.setdefault((row.n_params, row.train_tokens, row.unique_tokens), []).append(row.loss)
     groups = [np.log(v) for v in cells.values() if len(v) > 1]
     dof = sum(len(v) - 1 for v in groups)
     square = sum(((v - v.mean()) ** 2).sum() for v in groups)
@@ -50,15 +51,15 @@ def seed_error(study: Study, objective: str) -> tuple[float, float] | None:
     return (law.spread, law.noise["dof"]) if law is not None and law.spread > 0 else None
 
 
-def select_level(study: Study, tokens: str) -> list[dict]:
+def select_level(study: Study, tokens: str) -> list[RunRow]:
     """Return the best run of each size at the largest budget with two sizes of one objective, by N."""
     for objective in (AR, MD):
-        for D in sorted({r["train_tokens"] for r in select_finished(study, objective)}, reverse=True):
-            best: dict[int, dict] = {}
+        for D in sorted({r.train_tokens for r in select_finished(study, objective)}, reverse=True):
+            best: dict[float, RunRow] = {}
             for row in select_finished(study, objective):
-                if row["train_tokens"] == D:
-                    lowest = best.setdefault(row["n_params"], row)
-                    best[row["n_params"]] = min(lowest, row, key=lambda r: r["loss"])
+                if row.train_tokens == D:
+                    lowest = best.setdefault(row.n_params, row)
+                    best[row.n_params] = min(lowest, row, key=lambda r: r.loss)
             if len(best) > 1:
                 assert is_near(tokens, D)
                 return [best[N] for N in sorted(best)]
@@ -68,50 +69,50 @@ def select_level(study: Study, tokens: str) -> list[dict]:
 def check_larger(study: Study, tokens: str, first: str, small: str, last: str, large: str) -> None:
     level = select_level(study, tokens)
     assert all(is_higher(study, b, a) for a, b in zip(level, level[1:], strict=False))
-    assert level[-1]["loss"] == min(r["loss"] for r in level)
-    assert is_near(first, level[0]["loss"]) and is_near(last, level[-1]["loss"])
-    assert is_near(small, level[0]["n_params"]) and is_near(large, level[-1]["n_params"])
+    assert level[-1].loss == min(r.loss for r in level)
+    assert is_near(first, level[0].loss) and is_near(last, level[-1].loss)
+    assert is_near(small, level[0].n_params) and is_near(large, level[-1].n_params)
 
 
 def check_same(study: Study, tokens: str, n: str, loss: str) -> None:
     level = select_level(study, tokens)
-    assert len(level) == int(n) and len({r["loss"] for r in level}) == 1 and is_near(loss, level[0]["loss"])
+    assert len(level) == int(n) and len({r.loss for r in level}) == 1 and is_near(loss, level[0].loss)
 
 
 def check_tie(study: Study, tokens: str, n: str, low: str, high: str, noise: str) -> None:
-    losses = sorted(select_level(study, tokens), key=lambda r: r["loss"])
-    assert len(losses) == int(n) and is_near(low, losses[0]["loss"]) and is_near(high, losses[-1]["loss"])
+    losses = sorted(select_level(study, tokens), key=lambda r: r.loss)
+    assert len(losses) == int(n) and is_near(low, losses[0].loss) and is_near(high, losses[-1].loss)
     assert is_higher(study, losses[0], losses[-1]) is False
-    assert losses[-1]["loss"] - losses[0]["loss"] <= parse_number(noise) * 1.06
+    assert losses[-1].loss - losses[0].loss <= parse_number(noise) * 1.06
 
 
 def check_lowest(study: Study, tokens: str, best: str, low: str, worst: str, high: str, tied: str) -> None:
     level = select_level(study, tokens)
-    ordered = sorted(level, key=lambda r: r["loss"])
-    assert is_near(low, ordered[0]["loss"]) and is_near(high, ordered[-1]["loss"])
-    assert any(is_near(best, r["n_params"]) for r in level if r["loss"] == ordered[0]["loss"])
-    assert any(is_near(worst, r["n_params"]) for r in level if r["loss"] == ordered[-1]["loss"])
+    ordered = sorted(level, key=lambda r: r.loss)
+    assert is_near(low, ordered[0].loss) and is_near(high, ordered[-1].loss)
+    assert any(is_near(best, r.n_params) for r in level if r.loss == ordered[0].loss)
+    assert any(is_near(worst, r.n_params) for r in level if r.loss == ordered[-1].loss)
     verdicts = [is_higher(study, ordered[0], row) for row in ordered[1:]]
     if "unknown" in tied:
         assert set(verdicts) == {None}
         return
     assert verdicts[-1]
     named = [] if not tied else re.findall(r"[\d.]+[kMBT]?", tied.partition(": ")[2])
-    close = sorted(r["n_params"] for r in ordered[1:] if is_higher(study, ordered[0], r) is False)
+    close = sorted(r.n_params for r in ordered[1:] if is_higher(study, ordered[0], r) is False)
     assert len(named) == len(close) and all(map(is_near, named, close))
     assert not all(is_higher(study, b, a) for a, b in zip(level, level[1:], strict=False))
 
 
-def lowest_up_to(study: Study, objective: str, C: float) -> dict:
-    rows = [r for r in select_finished(study, objective) if r["train_flops"] <= C]
-    return min(rows, key=lambda r: (r["loss"], r["train_flops"]))
+def lowest_up_to(study: Study, objective: str, C: float) -> RunRow:
+    rows = [r for r in select_finished(study, objective) if r.train_flops <= C]
+    return min(rows, key=lambda r: (r.loss, r.train_flops))
 
 
-def find_ends(study: Study, name: str, start: str, end: str) -> tuple[dict, dict]:
+def find_ends(study: Study, name: str, start: str, end: str) -> tuple[RunRow, RunRow]:
     rows = select_finished(study, NAMES[name])
-    first = lowest_up_to(study, NAMES[name], min(r["train_flops"] for r in rows))
+    first = lowest_up_to(study, NAMES[name], min(r.train_flops for r in rows))
     last = lowest_up_to(study, NAMES[name], math.inf)
-    assert is_near(start, first["train_flops"]) and is_near(end, last["train_flops"])
+    assert is_near(start, first.train_flops) and is_near(end, last.train_flops)
     return first, last
 
 
@@ -119,74 +120,72 @@ def check_envelope(
     study: Study, start: str, end: str, name: str, high: str, low: str, per_decade: str
 ) -> None:
     first, last = find_ends(study, name, start, end)
-    assert is_near(high, first["loss"]) and is_near(low, last["loss"]) and last["loss"] < first["loss"]
+    assert is_near(high, first.loss) and is_near(low, last.loss) and last.loss < first.loss
     assert is_higher(study, last, first) is not False
-    decades = math.log10(last["train_flops"] / first["train_flops"])
+    decades = math.log10(last.train_flops / first.train_flops)
     assert bool(per_decade) == (decades >= 1)
     if per_decade:
-        assert is_near(re.findall(r"[\d.]+", per_decade)[0], (first["loss"] - last["loss"]) / decades)
+        assert is_near(re.findall(r"[\d.]+", per_decade)[0], (first.loss - last.loss) / decades)
 
 
 def check_flat_envelope(study: Study, start: str, end: str, name: str, high: str, low: str) -> None:
     first, last = find_ends(study, name, start, end)
-    assert (
-        is_near(high, first["loss"]) and is_near(low, last["loss"]) and is_higher(study, last, first) is False
-    )
+    assert is_near(high, first.loss) and is_near(low, last.loss) and is_higher(study, last, first) is False
 
 
 def check_cheapest(study: Study, name: str, loss: str, flops: str) -> None:
     rows = select_finished(study, NAMES[name])
-    cheapest = min(rows, key=lambda r: (r["train_flops"], r["loss"]))
-    assert is_near(loss, cheapest["loss"]) and is_near(flops, cheapest["train_flops"])
-    assert all(r["loss"] >= cheapest["loss"] for r in rows)
+    cheapest = min(rows, key=lambda r: (r.train_flops, r.loss))
+    assert is_near(loss, cheapest.loss) and is_near(flops, cheapest.train_flops)
+    assert all(r.loss >= cheapest.loss for r in rows)
 
 
-def find_pairs(study: Study) -> list[tuple[dict, dict]]:
-    by_cell: dict[tuple, dict] = {}
+def find_pairs(study: Study) -> list[tuple[RunRow, RunRow]]:
+    by_cell: dict[tuple, dict[str, RunRow]] = {}
     for row in select_finished(study):
-        key = (row["n_params"], row["train_tokens"], row["unique_tokens"], row["seed"])
-        by_cell.setdefault(key, {})[row["objective"]] = row
+        key = (row.n_params, row.train_tokens, row.unique_tokens, row.seed)
+        by_cell.setdefault(key, {})[row.objective] = row
     return [(pair[AR], pair[MD]) for pair in by_cell.values() if len(pair) == 2]
 
 
 def check_gap(study: Study, low: str, high: str | None) -> None:
     pairs = find_pairs(study)
-    gaps = [b["loss"] - a["loss"] for a, b in pairs]
+    gaps = [b.loss - a.loss for a, b in pairs]
     assert is_near(low, min(gaps)) and is_near(high or low, max(gaps))
     assert min(gaps) > 0 and all(is_higher(study, a, b) is not False for a, b in pairs)
 
 
 def check_mixed_gap(study: Study, low: str, high: str | None, clear: str, n: str) -> None:
     pairs = find_pairs(study)
-    gaps = [b["loss"] - a["loss"] for a, b in pairs]
+    gaps = [b.loss - a.loss for a, b in pairs]
     assert is_near(low, min(gaps)) and is_near(high or low, max(gaps)) and int(n) == len(pairs)
     beyond = 0
     for a, b in pairs:
-        low_row, high_row = sorted((a, b), key=lambda r: r["loss"])
+        low_row, high_row = sorted((a, b), key=lambda r: r.loss)
         verdict = is_higher(study, low_row, high_row)
-        beyond += high_row["loss"] > low_row["loss"] if verdict is None else verdict
+        beyond += high_row.loss > low_row.loss if verdict is None else verdict
     assert int(clear) == beyond
 
 
-def group_lines(study: Study, name: str) -> list[list[dict]]:
-    lines: dict[tuple, dict[float, dict]] = {}
+def group_lines(study: Study, name: str) -> list[list[RunRow]]:
+    lines: dict[tuple, dict[float, RunRow]] = {}
     for row in select_finished(study, NAMES[name.lower()]):
-        line = lines.setdefault((row["n_params"], row["unique_tokens"]), {})
-        line[row["epochs"]] = min(line.get(row["epochs"], row), row, key=lambda r: r["loss"])
+        line = lines.setdefault((row.n_params, row.unique_tokens), {})
+        line[row.epochs] = min(line.get(row.epochs, row), row, key=lambda r: r.loss)
     return [[line[e] for e in sorted(line)] for line in lines.values() if len(line) > 1]
 
 
-def is_above(study: Study, low: dict, high: dict) -> bool:
+def is_above(study: Study, low: RunRow, high: RunRow) -> bool:
     verdict = is_higher(study, low, high)
-    return high["loss"] > low["loss"] if verdict is None else verdict
+    return high.loss > low.loss if verdict is None else verdict
 
 
 def check_turns(study: Study, name: str, n: str, of: str, earliest: str) -> None:
     lines = group_lines(study, name)
     turned = [
-        min(line, key=lambda r: r["loss"])["epochs"]
+        min(line, key=lambda r: r.loss).epochs
         for line in lines
-        if is_above(study, min(line, key=lambda r: r["loss"]), line[-1])
+        if is_above(study, min(line, key=lambda r: r.loss), line[-1])
     ]
     assert (int(n), int(of)) == (len(turned), len(lines)) and is_near(earliest, min(turned))
 
@@ -194,27 +193,27 @@ def check_turns(study: Study, name: str, n: str, of: str, earliest: str) -> None
 def check_still_falls(study: Study, name: str, low: str, high: str | None) -> None:
     lines = group_lines(study, name)
     assert all(is_above(study, line[-1], line[-2]) for line in lines)
-    ends = [line[-1]["epochs"] for line in lines]
+    ends = [line[-1].epochs for line in lines]
     assert is_near(low, min(ends)) and is_near(high or low, max(ends))
 
 
 def check_no_turn(study: Study, name: str, low: str, high: str | None, falling: str, of: str) -> None:
     lines = group_lines(study, name)
-    assert not any(is_above(study, min(line, key=lambda r: r["loss"]), line[-1]) for line in lines)
+    assert not any(is_above(study, min(line, key=lambda r: r.loss), line[-1]) for line in lines)
     count = sum(is_above(study, line[-1], line[-2]) for line in lines)
     assert (int(falling), int(of)) == (count, len(lines)) and count < len(lines)
 
 
-def compute_residuals(study: Study) -> tuple[list[dict], np.ndarray]:
+def compute_residuals(study: Study) -> tuple[list[RunRow], np.ndarray]:
     rows = select_finished(study, AR)
-    predicted = np.array([float(study.law.loss(r["n_params"], r["train_tokens"])) for r in rows])
-    return rows, 100 * (np.array([r["loss"] for r in rows]) / predicted - 1)
+    predicted = np.array([float(study.law.loss(r.n_params, r.train_tokens)) for r in rows])
+    return rows, 100 * (np.array([r.loss for r in rows]) / predicted - 1)
 
 
 def check_off(study: Study, name: str, median: str, n: str, worst: str) -> None:
     rows = select_finished(study, AR)
-    predicted = np.array([float(study.law.loss(r["n_params"], r["train_tokens"])) for r in rows])
-    off = np.abs(100 * (predicted / np.array([r["loss"] for r in rows]) - 1))
+    predicted = np.array([float(study.law.loss(r.n_params, r.train_tokens)) for r in rows])
+    off = np.abs(100 * (predicted / np.array([r.loss for r in rows]) - 1))
     assert int(n) == len(rows) and abs(parse_number(median) - np.median(off)) <= 0.0501
     assert abs(parse_number(worst) - off.max()) <= 0.0501
     assert_name(study, name)
@@ -232,8 +231,8 @@ def check_residuals(study: Study, spread: str, trend: str) -> None:
     if trend.startswith("no clear trend"):
         return
     way, size, letter = re.fullmatch(r"(rise|fall) by ([\d.]+) % for each tenfold ([NDC])", trend).groups()
-    columns = {"N": lambda r: r["n_params"], "D": lambda r: r["train_tokens"]}
-    columns["C"] = lambda r: r["n_params"] * r["train_tokens"]
+    columns = {"N": lambda r: r.n_params, "D": lambda r: r.train_tokens}
+    columns["C"] = lambda r: r.n_params * r.train_tokens
     x = np.log10([columns[letter](r) for r in rows])
     slope = np.polyfit(x, left, 1)[0]
     assert (slope > 0) == (way == "rise") and abs(abs(slope) - float(size)) <= 0.00501
@@ -246,7 +245,7 @@ def check_residuals(study: Study, spread: str, trend: str) -> None:
 def check_size_law(study: Study, name: str, rest: str) -> None:
     assert_name(study, name)
     rows, law = select_finished(study, AR), study.law
-    N, D = ([r[key] for r in rows] for key in ("n_params", "train_tokens"))
+    N, D = ([r.number(key) for r in rows] for key in ("n_params", "train_tokens"))
     end = float(law.loss(max(N), max(D)))
     for times, what, by in re.findall(
         r"([\d.,]+) times the (\w+) change (?:the loss|it) by (-?[\d.]+) nats", rest
@@ -276,7 +275,7 @@ def check_identified(study: Study, n: str, of: str) -> None:
 
 def check_isoflop(study: Study, flops: str, beyond: str, N: str) -> None:
     rows = select_finished(study)
-    sizes = [r["n_params"] for r in rows if is_near(flops, r["train_flops"], 0.15)]
+    sizes = [r.n_params for r in rows if is_near(flops, r.train_flops, 0.15)]
     assert (
         bool(beyond) == (not min(sizes) < parse_number(N) < max(sizes))
         or is_near(N, min(sizes))
@@ -285,7 +284,7 @@ def check_isoflop(study: Study, flops: str, beyond: str, N: str) -> None:
 
 
 def check_scores(study: Study, title: str) -> None:
-    by_run = {r["run"]: r["loss"] for r in select_finished(study)}
+    by_run = {r.run: r.loss for r in select_finished(study)}
     pairs = [(by_run[s["run"]], s["score"]) for s in study.scores if s["run"] in by_run]
     L, y = np.array(pairs).T
     rank = spearmanr(L, y).statistic if len(set(L)) > 1 and len(set(y)) > 1 else math.nan
@@ -374,12 +373,12 @@ def check_summary(study: Study) -> None:
     if not done:
         assert text == ""
         return
-    lowest = min(done, key=lambda r: r["loss"])
+    lowest = min(done, key=lambda r: r.loss)
     match = re.match(rf"The lowest {LOSS}, {NUMBER}.*? is that of (\S+) parameters on (\S+) tokens\.", text)
-    assert float(match[1]) == pytest.approx(lowest["loss"], abs=5.01e-4)
-    assert is_near(match[2], lowest["n_params"]) and is_near(match[3], lowest["train_tokens"])
+    assert float(match[1]) == pytest.approx(lowest.loss, abs=5.01e-4)
+    assert is_near(match[2], lowest.n_params) and is_near(match[3], lowest.train_tokens)
     assert ("autoregressive" in match[0]) == (
-        len({r["objective"] for r in study.rows}) > 1 and done[0]["objective"] == AR
+        len({r.objective for r in study.rows}) > 1 and done[0].objective == AR
     )
     close = sum(is_higher(study, lowest, r) is False for r in done if r is not lowest)
     tied = re.search(r"The losses of (\d+) other runs?", text)
@@ -390,6 +389,6 @@ def check_summary(study: Study) -> None:
         r"(\d+) (autoregressive|masked diffusion) \((\d+) sizes?( by|,) (\d+) token budgets?\)", trained
     ):
         rows = select_finished(study, NAMES[name])
-        cells = {(r["n_params"], r["train_tokens"]) for r in rows}
-        assert (int(n), int(sizes)) == (len(rows), len({r["n_params"] for r in rows}))
+        cells = {(r.n_params, r.train_tokens) for r in rows}
+        assert (int(n), int(sizes)) == (len(rows), len({r.n_params for r in rows}))
         assert (word == " by") == (len(cells) == int(sizes) * int(budgets))

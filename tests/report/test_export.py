@@ -55,7 +55,7 @@ def test_the_data_of_a_figure_are_its_traces_with_the_names_of_their_legend_keys
     content = list_data(figure)
     points = [trace for trace in content["traces"] if trace["mode"] == "markers"]
     losses = sorted(trace["y"][0] for trace in points)
-    assert losses == sorted(row["loss"] for row in study.finished_rows("autoregressive"))
+    assert losses == sorted(row.loss for row in study.finished_rows("autoregressive"))
     assert {key for trace in points for key in trace["meta"]} == set(content["legend"])
     assert all(trace["error_y"]["array"] == [pytest.approx(0.024)] for trace in points)  # two of 0.012
     assert content["title"] == figure.title and content["caption"] == figure.caption

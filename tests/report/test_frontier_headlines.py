@@ -55,7 +55,7 @@ def check_unidentified(study: Study, n: str) -> None:
 
 def check_frontier(study: Study, C0: str, C1: str, N0: str, N1: str, L0: str, L1: str) -> None:
     law = study.compute_law
-    C = [row["train_flops"] for row in study.rows]
+    C = [row.train_flops for row in study.rows]
     assert law.identified and is_near(C0, min(C)) and is_near(C1, max(C))
     for c, N, L in ((min(C), N0, L0), (max(C), N1, L1)):
         assert is_near(N, size_at(law, c)[0]) and is_near(L, loss_at(law, c)[0])
@@ -100,7 +100,7 @@ SENTENCES = {
 def check_answer(study: Study, text: str) -> None:
     law = study.compute_law
     C, N, *_ = match = re.search(ANSWER, text).groups()
-    C_true = 4 * max(row["train_flops"] for row in study.rows)
+    C_true = 4 * max(row.train_flops for row in study.rows)
     size = size_at(law, C_true)
     assert is_near(C, C_true) and is_near(N, size[0]) and is_near(match[4], C_true / (FLOPS * size[0]))
     assert is_near(match[5], loss_at(law, C_true)[0])
@@ -138,9 +138,10 @@ def random_study(seed: int) -> Study:
         blind = replace(blind, measured=ends[rng.integers(len(ends))])
         if blind.measured is None:
             blind = replace(blind, in_time=True)
-    for row in rows:
-        if rng.random() < 0.05:
-            row |= {"status": str(rng.choice(["failed", "missing"])), "loss": None}
+    rows = [
+        replace(row, status=str(rng.choice(["failed", "missing"])), loss=None) if rng.random() < 0.05 else row
+        for row in rows
+    ]
     return make_study(rows, law, blind)
 
 

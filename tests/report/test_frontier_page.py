@@ -10,6 +10,7 @@ from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.report import blind_text, frontier_text, report
 from megatron.report.figures import plot_frontier
+from megatron.study.run_row import RunRow
 from tests.report.frontier_study import (
     ANSWER,
     AR,
@@ -28,12 +29,12 @@ from tests.report.frontier_study import (
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict]:
+def rows() -> list[RunRow]:
     return make_rows(np.random.default_rng(1), n_seeds=3)
 
 
 @pytest.fixture(scope="module")
-def law(rows: list[dict]) -> ComputeLaw:
+def law(rows: list[RunRow]) -> ComputeLaw:
     return fit_rows(rows)
 
 
@@ -49,7 +50,7 @@ def law(rows: list[dict]) -> ComputeLaw:
     ],
 )
 def test_the_page_begins_with_predicted_against_measured(
-    rows: list[dict], law: ComputeLaw, times: float | None, first: str, warns: bool
+    rows: list[RunRow], law: ComputeLaw, times: float | None, first: str, warns: bool
 ) -> None:
     blind = make_blind(law)
     blind = replace(blind, measured=None if times is None else times * blind.predicted)
@@ -71,7 +72,7 @@ def test_the_page_begins_with_predicted_against_measured(
     assert ("the intervals below may be too narrow" in body) == warns
 
 
-def test_a_prediction_stored_after_the_run_is_not_called_blind(rows: list[dict], law: ComputeLaw) -> None:
+def test_a_prediction_stored_after_the_run_is_not_called_blind(rows: list[RunRow], law: ComputeLaw) -> None:
     blind = make_blind(law, in_time=False)
     blind = replace(blind, measured=blind.predicted)
     assert blind_text.format_blind_lead(blind).startswith("Not a blind check:") and blind_text.is_warning(
@@ -88,7 +89,7 @@ def test_a_loss_that_reads_like_the_end_of_its_interval_gets_more_digits(law: Co
 
 
 def test_the_blind_figure_draws_the_interval_the_measurement_and_the_runs_to_the_left(
-    rows: list[dict], law: ComputeLaw
+    rows: list[RunRow], law: ComputeLaw
 ) -> None:
     blind = make_blind(law, measured=2.75)
     figure = plot_frontier.blind_figure(make_study(rows, law, blind))
@@ -99,14 +100,14 @@ def test_the_blind_figure_draws_the_interval_the_measurement_and_the_runs_to_the
         assert ends == pytest.approx(blind.interval)
     assert [t["y"] for t in figure.data if t.get("marker", {}).get("symbol") == "diamond"] == [[2.75], [0]]
     runs = next(trace for trace in figure.data if trace["meta"] == ["runs"])
-    assert sorted(runs["y"]) == sorted(row["loss"] for row in rows) and max(runs["x"]) < blind.C
+    assert sorted(runs["y"]) == sorted(row.loss for row in rows) and max(runs["x"]) < blind.C
     line = next(trace for trace in figure.data if trace["meta"] == ["optimum"] and "fill" not in trace)
     assert max(line["x"]) == pytest.approx(blind.C) and line["y"][-1] == pytest.approx(
         loss_at(law, blind.C)[0]
     )
 
 
-def test_a_refit_after_the_prediction_is_reported(rows: list[dict], law: ComputeLaw) -> None:
+def test_a_refit_after_the_prediction_is_reported(rows: list[RunRow], law: ComputeLaw) -> None:
     study = make_study(rows, law, make_blind(law))
     assert "refitted" not in blind_text.describe_record(study)
     later = replace(study, blind=replace(study.blind, predicted=study.blind.predicted * 1.01))
@@ -117,7 +118,7 @@ def test_a_refit_after_the_prediction_is_reported(rows: list[dict], law: Compute
 
 
 def test_the_answers_are_for_one_four_and_ten_times_the_largest_budget(
-    rows: list[dict], law: ComputeLaw
+    rows: list[RunRow], law: ComputeLaw
 ) -> None:
     text = report.render_summary(make_study(rows, law))
     table = re.search(r'<table class="answers">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)[1]
@@ -132,7 +133,7 @@ def test_the_answers_are_for_one_four_and_ten_times_the_largest_budget(
             assert all(map(is_near, written[1:], sorted(truth[1:])))
 
 
-def test_crosses_are_at_the_lowest_point_of_their_slice(rows: list[dict], law: ComputeLaw) -> None:
+def test_crosses_are_at_the_lowest_point_of_their_slice(rows: list[RunRow], law: ComputeLaw) -> None:
     figure = plot_frontier.slices_figure(make_study(rows, law))
     crosses = [trace for trace in figure.data if trace.get("marker", {}).get("symbol") == "x"]
     assert len(crosses) == len(BUDGETS)
@@ -143,7 +144,7 @@ def test_crosses_are_at_the_lowest_point_of_their_slice(rows: list[dict], law: C
         assert cross["y"][0] == pytest.approx(L.min(), rel=1e-9)
 
 
-def test_a_rejected_form_is_reported_with_the_answer(rows: list[dict], law: ComputeLaw) -> None:
+def test_a_rejected_form_is_reported_with_the_answer(rows: list[RunRow], law: ComputeLaw) -> None:
     text = strip_markup(report.render_summary(make_study(rows, replace(law, lack_of_fit=REJECTED))))
     assert "The form of the frontier fails its lack-of-fit test (F = 31, p = 0.0001)" in text
     assert "scatter by 0.40 %, the form is off by another 2.10 %" in text and re.search(ANSWER, text)
@@ -166,7 +167,7 @@ def make_unsound_law(**changes: object) -> Law:
     ],
 )  # fmt: skip
 def test_an_unsound_parametric_law_comes_after_the_frontier_and_gives_no_number(
-    rows: list[dict], law: ComputeLaw, changes: dict, words: str
+    rows: list[RunRow], law: ComputeLaw, changes: dict, words: str
 ) -> None:
     form = make_unsound_law(**changes)
     study = make_study(rows, law)
@@ -186,7 +187,7 @@ def test_an_unsound_parametric_law_comes_after_the_frontier_and_gives_no_number(
     assert ("fit the compute-optimal frontier" in alone) == ("lack_of_fit" in changes)
 
 
-def test_a_study_without_any_law_first_reports_that_and_the_runs_to_train(rows: list[dict]) -> None:
+def test_a_study_without_any_law_first_reports_that_and_the_runs_to_train(rows: list[RunRow]) -> None:
     text = strip_markup(report.render_summary(make_study(rows, None)))
     assert text.startswith("No law is shown") and "Towards a law train" in text
     assert text.index("Towards a law train") < text.index("were trained on")
@@ -202,22 +203,24 @@ def test_sizes_that_miss_the_best_n_are_answered_with_runs_on_the_missing_side()
         study = make_study(rows, law)
         runs = frontier_text.choose_runs_to_add(law, frontier_text.select_frontier_points(study))
         for (N, _), C in zip(runs, (BUDGETS[-1], BUDGETS[0]), strict=True):
-            sizes = [row["n_params"] for row in rows if row["train_flops"] == C]
+            sizes = [row.n_params for row in rows if row.train_flops == C]
             assert (min(sizes) / 2 if side == "smaller" else 2 * max(sizes)) == N
         assert "To identify it train two more runs: N = " in frontier_text.suggest_frontier_runs(study)
 
 
-def test_runs_of_a_law_without_a_list_are_selected_by_its_budgets(rows: list[dict], law: ComputeLaw) -> None:
+def test_runs_of_a_law_without_a_list_are_selected_by_its_budgets(
+    rows: list[RunRow], law: ComputeLaw
+) -> None:
     blind = make_blind(law, measured=2.7)
-    extra = rows[0] | {
-        "run": "blind", "identity": "b", "n_params": blind.N, "train_tokens": blind.D, "loss": 2.7,
-        "train_flops": blind.C,
-    }  # fmt: skip
+    extra = replace(
+        rows[0], run="blind", identity="b", n_params=blind.N, train_tokens=blind.D, loss=2.7,
+        train_flops=blind.C,
+    )  # fmt: skip
     study = make_study([*rows, extra], replace(law, runs=[]), blind)
     points = frontier_text.select_frontier_points(study)
-    assert [row["run"] for row in points] == [row["run"] for row in rows]
+    assert [row.run for row in points] == [row.run for row in rows]
     assert blind_text.is_blind_run(study, extra) and not blind_text.is_blind_run(study, rows[0])
     by_6nd = replace(law, C=tuple(f * 6 / FLOPS for f in law.C), runs=[])
     assert all(
-        row["C"] == row["flops_6nd"] for row in frontier_text.select_frontier_points(make_study(rows, by_6nd))
+        row.flops_6nd == row.C for row in frontier_text.select_frontier_points(make_study(rows, by_6nd))
     )

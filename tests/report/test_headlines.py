@@ -13,7 +13,7 @@ import pytest
 from megatron.laws.fit import fit_law
 from megatron.report import report
 from megatron.report.study_data import NO_CURVE, LossCurve, Study
-from megatron.study.table import COLUMNS
+from megatron.study.run_row import RunRow
 from tests.report.headline_checks import (
     AR,
     EPOCHS,
@@ -38,28 +38,28 @@ from tests.report.headline_checks import (
 N_STUDIES = 40
 
 
-def make_row(i: int, **values: object) -> dict:
+def make_row(i: int, **values: object) -> RunRow:
     N, D = values["n_params"], values["train_tokens"]
-    row = dict.fromkeys(COLUMNS) | {
-        "run": f"run{i}", "identity": str(i), "status": "done", "objective": AR, "size": "s", "seed": 0,
-        "n_non_embedding": N, "unique_tokens": D, "epochs": 1.0, "train_flops": 6.0 * N * D,
-        "seq_len": 256, "loss_se": 0.02, "n_tokens_scored": 50_000, "wall_s": 10.0, "note": "",
-    }  # fmt: skip
-    return row | values
+    row = RunRow(
+        run=f"run{i}", identity=str(i), status="done", objective=AR, size="s", seed=0,
+        n_non_embedding=N, unique_tokens=D, epochs=1.0, train_flops=6.0 * N * D,
+        seq_len=256, loss_se=0.02, n_tokens_scored=50_000, wall_s=10.0,
+    )  # fmt: skip
+    return replace(row, **values)
 
 
-def make_study(rows: list[dict], rng: np.random.Generator, with_law: bool = True) -> Study:
+def make_study(rows: list[RunRow], rng: np.random.Generator, with_law: bool = True) -> Study:
     curves = {}
     for row in rows:
-        has = row["status"] == "done"
-        at = np.array([1.0, 2.0]) * row["train_tokens"] / 2
-        curves[row["run"]] = (
-            LossCurve(at, np.full(2, row["loss"]), at, np.full(2, row["loss"])) if has else NO_CURVE
-        )
+        has = row.status == "done"
+        at = np.array([1.0, 2.0]) * row.train_tokens / 2
+        curves[row.run] = LossCurve(at, np.full(2, row.loss), at, np.full(2, row.loss)) if has else NO_CURVE
     law = None
-    done = [row for row in rows if row["status"] == "done" and row["objective"] == AR]
+    done = [row for row in rows if row.status == "done" and row.objective == AR]
     if with_law and done:
-        N, D, L = (np.array([row[name] for row in done]) for name in ("n_params", "train_tokens", "loss"))
+        N, D, L = (
+            np.array([row.number(name) for row in done]) for name in ("n_params", "train_tokens", "loss")
+        )
         try:
             law = replace(fit_law(N, D, L, n_bootstrap=12, seed=0), filter={"objective": AR})
         except ValueError:
@@ -69,8 +69,8 @@ def make_study(rows: list[dict], rng: np.random.Generator, with_law: bool = True
     if rng.random() < 0.4:
         noise = rng.choice([0.0, 0.5])
         for row in done:
-            score = 1 / (1 + math.exp(min(row["loss"], 50) - 3)) + noise * rng.normal()
-            scores.append({"run": row["run"], "task": "quiz", "score": score, "kind": "accuracy"})
+            score = 1 / (1 + math.exp(min(row.loss, 50) - 3)) + noise * rng.normal()
+            scores.append({"run": row.run, "task": "quiz", "score": score, "kind": "accuracy"})
     return Study(
         Path("random"), rows, curves, law, corpus, laws={} if law is None else {AR: law}, scores=scores
     )
@@ -80,7 +80,7 @@ def true_loss(N: float, D: float) -> float:
     return 1.9 + 120 / N**0.33 + 900 / D**0.42
 
 
-def random_rows(rng: np.random.Generator) -> list[dict]:
+def random_rows(rng: np.random.Generator) -> list[RunRow]:
     """Return a grid of sizes, budgets, seeds, objectives and repeated text, with one of several defects."""
     kind = rng.choice(
         ["clean", "noisy", "bent", "equal", "diverged", "reversed", "one size", "one run", "few"]
@@ -124,10 +124,12 @@ def random_rows(rng: np.random.Generator) -> list[dict]:
                     )  # fmt: skip
     if kind in ("one run", "few"):
         rows = rows[: 1 if kind == "one run" else rng.integers(1, 4)]
-    for row in rows:
-        if rng.random() < 0.05:
-            row |= {"status": str(rng.choice(["failed", "missing", "running"])), "loss": None}
-    return rows
+    return [
+        replace(row, status=str(rng.choice(["failed", "missing", "running"])), loss=None)
+        if rng.random() < 0.05
+        else row
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from megatron.report.figures.plot_runs import (
     thin_points,
 )
 from megatron.report.palette import RAMPS, make_palette
-from megatron.report.study_data import Study, read_study
+from megatron.report.study_data import RunPoint, Study, read_study
 
 synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
 
@@ -72,8 +72,11 @@ def test_thinning_keeps_the_first_and_the_last():
 
 def test_the_envelope_omits_runs_that_a_cheaper_run_beats():
     points = [(1e12, 7.0), (2e12, 7.5), (3e12, 6.0), (3e12, 6.5), (4e12, 6.0), (5e12, 5.0)]
-    rows = [{"train_flops": flops, "loss": loss} for flops, loss in points]
-    assert [(row["train_flops"], row["loss"]) for row in lower_envelope(rows)] == [
+    rows = [
+        RunPoint(run="", objective="", n_params=1, train_tokens=1, N=1, D=1, C=flops, loss=loss)
+        for flops, loss in points
+    ]
+    assert [(row.C, row.loss) for row in lower_envelope(rows)] == [
         (1e12, 7.0),
         (3e12, 6.0),
         (5e12, 5.0),
@@ -108,7 +111,7 @@ def test_the_band_is_the_percentiles_of_the_refits_and_contains_the_line(study):
 
 
 def test_the_law_is_compared_with_runs_of_its_objective_only(study):
-    assert {row["objective"] for row in select_law_points(study)} == {"autoregressive"}
+    assert {row.objective for row in select_law_points(study)} == {"autoregressive"}
     assert len(select_law_points(study)) == 15
 
 
@@ -128,5 +131,5 @@ def test_objectives_are_compared_at_equal_size_and_tokens_only(study):
 
 def test_losses_during_training_are_not_on_the_envelope(study):
     lines = [trace for trace in compute_figure(study).data if "envelope" in trace["meta"]]
-    final = {row["loss"] for row in study.finished_rows()}
+    final = {row.loss for row in study.finished_rows()}
     assert lines and all(set(trace["y"]) <= final for trace in lines)

@@ -20,7 +20,7 @@ from megatron.report.figures.plot_isoflop import contour_figure, fit_study_isofl
 from megatron.report.figures.plot_law import select_law_points
 from megatron.report.figures.plot_repeat import crossover_figure, downstream_figure, epochs_figure
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, NO_CURVE, Study, read_study
-from megatron.study.table import COLUMNS
+from megatron.study.run_row import RunRow
 
 synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
 BASE = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
@@ -58,9 +58,17 @@ def repeated_study() -> Study:
             profile=profiled,
         )
         rows += [
-            dict.fromkeys(COLUMNS)
-            | {"run": f"{objective}-{i}", "status": "done", "objective": objective, "n_params": N, "loss": L}
-            | {"train_tokens": D, "unique_tokens": U, "epochs": D / U, "train_flops": 6 * N * D, "note": ""}
+            RunRow(
+                run=f"{objective}-{i}",
+                status="done",
+                objective=objective,
+                n_params=N,
+                loss=L,
+                train_tokens=D,
+                unique_tokens=U,
+                epochs=D / U,
+                train_flops=6 * N * D,
+            )  # fmt: skip
             for i, (N, D, U, L) in enumerate(zip(n, d, u, loss, strict=True))
         ]
     return Study(Path("."), rows, {}, laws[AUTOREGRESSIVE], {}, laws=laws)
@@ -78,10 +86,15 @@ def isoflop_study(params: dict[str, float]) -> Study:
         for n in best * np.geomspace(1 / 3, 3, 5):
             d = c / (6 * n)
             rows.append(
-                dict.fromkeys(COLUMNS)
-                | {"run": f"{c}-{n}", "status": "done", "objective": AUTOREGRESSIVE, "n_params": n}
-                | {"train_tokens": d, "train_flops": c, "note": ""}
-                | {"loss": float(FORM["chinchilla"].loss(params, n, d))}
+                RunRow(
+                    run=f"{c}-{n}",
+                    status="done",
+                    objective=AUTOREGRESSIVE,
+                    n_params=n,
+                    train_tokens=d,
+                    train_flops=c,
+                    loss=float(FORM["chinchilla"].loss(params, n, d)),
+                )  # fmt: skip
             )
     return Study(Path("."), rows, {}, None, {})
 
@@ -126,8 +139,8 @@ def test_residuals_are_in_percent_over_three_axes_and_the_title_has_their_spread
     assert len(figure.data) == 3 * points
     first = repeated.finished_rows(AUTOREGRESSIVE)[0]
     law = repeated.law
-    predicted = float(law.loss(first["n_params"], first["train_tokens"], first["unique_tokens"]))
-    assert figure.data[0]["y"][0] == pytest.approx(100 * (first["loss"] / predicted - 1))
+    predicted = float(law.loss(first.n_params, first.train_tokens, first.unique_tokens))
+    assert figure.data[0]["y"][0] == pytest.approx(100 * (first.loss / predicted - 1))
     assert {"xaxis", "xaxis2", "xaxis3"} <= set(figure.layout)
     spread = float(re.search(r"spread of ([\d.]+) %", figure.title)[1])
     assert spread == pytest.approx(0.2, abs=0.12)  # the noise in the data
@@ -170,12 +183,12 @@ def test_held_out_runs_are_shown_with_their_intervals(repeated: Study) -> None:
 
 def test_figures_of_a_fit_show_the_runs_that_it_was_fitted_on_and_no_others(repeated: Study) -> None:
     rows = repeated.finished_rows(AUTOREGRESSIVE)
-    most = sorted(row["loss"] for row in rows)[-3]
-    held_out = min(rows, key=lambda row: row["loss"])["run"]
+    most = sorted(row.loss for row in rows)[-3]
+    held_out = min(rows, key=lambda row: row.loss).run
     filters = {"objective": AUTOREGRESSIVE, "max_loss": most}
     law = replace(repeated.law, filter=filters, held_out=repeated.law.held_out | {"runs": [held_out]})
-    shown = {row["run"] for row in select_law_points(replace(repeated, law=law))}
-    assert shown == {row["run"] for row in rows if row["loss"] <= most} - {held_out}
+    shown = {row.run for row in select_law_points(replace(repeated, law=law))}
+    assert shown == {row.run for row in rows if row.loss <= most} - {held_out}
     assert len(shown) == len(rows) - 3
 
 
@@ -185,7 +198,7 @@ def test_lines_of_epochs_have_one_size_and_one_text_and_turns_are_reported(repea
     assert all(sorted(trace["x"]) == trace["x"] == [1, 4, 15, 60] for trace in figure.data)
     # in this form repeated tokens lose value but never increase the loss
     assert "the loss still falls at 60 epochs in every line" in figure.title.lower()
-    worse = [row | {"loss": row["loss"] + 0.5 * (row["epochs"] > 20)} for row in repeated.rows]
+    worse = [replace(row, loss=row.loss + 0.5 * (row.epochs > 20)) for row in repeated.rows]
     turned = epochs_figure(replace(repeated, rows=worse))
     assert "8 of 8 lines turn up, the earliest after 15 epochs" in turned.title
 
@@ -202,7 +215,7 @@ def test_the_crossover_figure_is_the_crossover_of_the_two_laws(repeated: Study) 
 def test_scores_are_drawn_over_the_loss_with_their_curve(tmp_path: Path) -> None:
     folder = synthetic["write_study"](tmp_path / "study")
     runs = [row for row in read_study(folder).finished_rows(AUTOREGRESSIVE)]
-    lines = [f"{row['run']},quiz,{0.9 - 2.0 * np.exp(-0.7 * row['loss'])},error" for row in runs]
+    lines = [f"{row.run},quiz,{0.9 - 2.0 * np.exp(-0.7 * row.loss)},error" for row in runs]
     (folder / "scores.csv").write_text("\n".join(["run,task,score,kind", *lines]) + "\n")
     study = read_study(folder)
     figure = downstream_figure(study)
@@ -223,7 +236,7 @@ def test_the_laws_of_both_objectives_are_read_and_a_page_has_every_figure(
     study = read_study(folder)
     assert set(study.laws) == {AUTOREGRESSIVE, MASKED_DIFFUSION}
     assert study.laws[MASKED_DIFFUSION].params["R_D"] == repeated.laws[MASKED_DIFFUSION].params["R_D"]
-    curves = {row["run"]: NO_CURVE for row in repeated.rows}
+    curves = {row.run: NO_CURVE for row in repeated.rows}
     figures = report.make_figures(replace(repeated, curves=curves))
     expected = {"heldout", "residuals", "contours", "pairs", "profile", "epochs", "crossover"}
     assert expected <= {figure.key for figure in figures}

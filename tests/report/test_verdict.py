@@ -14,7 +14,7 @@ from megatron.laws.law import Law
 from megatron.report import report, verdict
 from megatron.report.palette import MUTED
 from megatron.report.study_data import Study, read_study
-from megatron.study.proposal import SPENDING, propose_runs, seconds_per_flop
+from megatron.study.proposal import SPENDING, TimedRun, parse_timed_runs, propose_runs, seconds_per_flop
 
 synthetic = runpy.run_path(str(Path(__file__).with_name("synthetic_study.py")))
 REASON = "E ranges from 0 to 4.28 in the bootstrap: it is not identified."
@@ -86,9 +86,7 @@ def test_a_form_that_fails_its_test_is_rejected_in_the_first_line_with_its_figur
     assert len(bars) == 15  # one run per cell: two standard errors of a single run
     assert all(trace["error_y"]["array"][0] == pytest.approx(0.8) for trace in bars)
     rows = [row for row in study.finished_rows("autoregressive")]
-    off = [
-        100 * (row["loss"] / float(study.law.loss(row["n_params"], row["train_tokens"])) - 1) for row in rows
-    ]
+    off = [100 * (row.loss / float(study.law.loss(row.n_params, row.train_tokens)) - 1) for row in rows]
     assert sorted(trace["y"][0] for trace in bars) == pytest.approx(sorted(off))
     assert f"The bars of {sum(abs(o) <= 0.8 for o in off)} of 15 cells reach zero" in figure.alt
     passed = with_law(folder, lack_of_fit=FAILED | {"passes": True, "p_value": 0.4})
@@ -102,10 +100,7 @@ def test_the_runs_proposed_cost_no_more_than_half_and_are_timed_at_the_runs_own_
     L = 3.3 + 25 / N**0.3 + 24 / D**0.12 + rng.normal(0, 0.01, 9)
     law = fit_law(N, D, L, n_bootstrap=50)
     assert law.identified is False
-    rows = [
-        {"run": str(i), "N": n, "D": d, "wall_s": 6 * n * d / 2e9, "trunk": str(i)}
-        for i, (n, d) in enumerate(zip(N, D, strict=True))
-    ]
+    rows = [TimedRun(n, d, wall_s=6 * n * d / 2e9) for n, d in zip(N, D, strict=True)]
     proposal = propose_runs(law, rows)
     spent = 6 * (N * D).sum()
     assert 1 <= len(proposal.runs.N) <= 3 and proposal.runs.flops.sum() <= SPENDING * spent
@@ -117,17 +112,29 @@ def test_the_runs_proposed_cost_no_more_than_half_and_are_timed_at_the_runs_own_
     )
     assert wide > 1
     # the time of a branch covers only its own steps, so it gives no cost per FLOP
-    branched = [row | {"trunk": "0"} for row in rows]
-    assert np.isnan(seconds_per_flop(branched[1:], N)).all()
-    assert "of training" not in propose_runs(law, [row | {"wall_s": None} for row in rows]).describe()
+    branched = [replace(row, is_branch=True) for row in rows]
+    assert np.isnan(seconds_per_flop(branched, N)).all()
+    assert "of training" not in propose_runs(law, [replace(row, wall_s=None) for row in rows]).describe()
     assert propose_runs(law, []) is None
+
+
+def test_runs_of_a_table_are_timed_by_its_columns_and_a_trunk_of_another_run_marks_a_branch() -> None:
+    table = {
+        "run": ["a", "b", "c", "d"], "trunk": ["a", "a", "", "d"], "size": ["1e5", "2e5", "3e5", "x"],
+        "train_tokens": ["1e6", "2e6", "3e6", "4e6"], "wall_s": ["10", "20", "", "40"],
+    }  # fmt: skip
+    a, b, c = parse_timed_runs(table, {"N": "size"}, range(4))  # "d" has no N
+    assert a == TimedRun(1e5, 1e6, wall_s=10.0)
+    assert b == TimedRun(2e5, 2e6, wall_s=20.0, is_branch=True)
+    assert c == TimedRun(3e5, 3e6)
+    assert parse_timed_runs(table, {"N": "size"}, [1]) == [b]
 
 
 def test_no_more_tokens_are_proposed_than_a_repeated_text_has() -> None:
     law = Law(form="chinchilla", params=synthetic["TRUTH"], objective=0.0, huber_delta=1e-3, n_runs=4)
-    rows = [{"N": n, "D": d, "epochs": 4.0} for n in (1e5, 1e6) for d in (1e6, 4e6)]
+    rows = [TimedRun(n, d, epochs=4.0) for n in (1e5, 1e6) for d in (1e6, 4e6)]
     assert propose_runs(law, rows).runs.D.max() <= 4e6 * (1 + 1e-9)
-    short = [row | {"epochs": row["D"] / 5e6} for row in rows]  # a text of 5M tokens
+    short = [replace(row, epochs=row.D / 5e6) for row in rows]  # a text of 5M tokens
     assert 4e6 < propose_runs(law, short).runs.D.max() <= 5e6 * (1 + 1e-9)
 
 

@@ -75,16 +75,16 @@ def test_the_run_is_held_out_and_no_fit_takes_it(study) -> None:
     before = read_study_runs(study.directory)
     blind = predict_blind(study.directory)
     assert [run.plan.identity for run in expand_study(study) if run.held_out] == [blind.identity]
-    rows = {row["identity"]: row for row in read_runs(study.directory)}
-    assert (rows[blind.identity]["status"], rows[blind.identity]["held_out"]) == ("missing", 1)
+    rows = {row.identity: row for row in read_runs(study.directory)}
+    assert (rows[blind.identity].status, rows[blind.identity].held_out) == ("missing", 1)
     write_results([blind_run(study)])
     after = read_study_runs(study.directory)
     assert (
         after.names == before.names and after.table["sha256"] == before.table["sha256"] == blind.rows_sha256
     )
     (study.directory / "study.yaml").write_text("grids: [")  # a study that cannot be expanded
-    rows = {row["identity"]: row for row in read_runs(study.directory)}
-    assert (rows[blind.identity]["status"], rows[blind.identity]["held_out"]) == ("done", 1)
+    rows = {row.identity: row for row in read_runs(study.directory)}
+    assert (rows[blind.identity].status, rows[blind.identity].held_out) == ("done", 1)
 
 
 def test_a_prediction_of_the_same_rows_stays_to_the_byte(study) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,22 +18,23 @@ from megatron.study.differences import (
     estimate_noise_floor,
     estimate_noise_floors,
 )
+from megatron.study.run_row import RunRow
 from megatron.study.table import write_table
 from tests.guide_commands import tool_module
 
 AR = "autoregressive"
 
 
-def row_of(cell: str, seed: int, loss: float, **values: object) -> dict:
-    row = {
-        "run": f"ar-{cell}-1Mtok-seed{seed}-{cell}{seed}00", "status": "done", "objective": AR, "cell": cell,
-        "seed": seed, "loss": loss, "loss_se": 0.02, "n_tokens_scored": 1000, "train_flops": 1e11,
-        "n_params": 10**5, "train_tokens": 10**6, "path": "",
-    }  # fmt: skip
-    return row | values
+def row_of(cell: str, seed: int, loss: float, **values: object) -> RunRow:
+    row = RunRow(
+        run=f"ar-{cell}-1Mtok-seed{seed}-{cell}{seed}00", status="done", objective=AR, cell=cell,
+        seed=seed, loss=loss, loss_se=0.02, n_tokens_scored=1000, train_flops=1e11,
+        n_params=10**5, train_tokens=10**6, path="",
+    )  # fmt: skip
+    return replace(row, **values)
 
 
-def rows_of(**losses: list[float]) -> list[dict]:
+def rows_of(**losses: list[float]) -> list[RunRow]:
     return [
         row_of(cell, seed, loss)
         for cell, cell_losses in losses.items()
@@ -44,7 +46,7 @@ TWO = rows_of(x=[4.0, 4.1, 4.05], y=[3.8, 3.9, 3.84])
 
 
 def test_two_cells_are_the_pooled_t_test_of_their_log_losses() -> None:
-    a, b = (np.log([row["loss"] for row in TWO if row["cell"] == cell]) for cell in "xy")
+    a, b = (np.log([row.loss for row in TWO if row.cell == cell]) for cell in "xy")
     test = stats.ttest_ind(a, b)
     ends = test.confidence_interval(0.95)
     comparison = compare_runs(TWO, "ar-x", "ar-y")
@@ -67,9 +69,9 @@ def test_the_interval_of_sigma_is_by_chi_square() -> None:
 
 
 def test_the_error_of_a_shared_text_is_no_part_of_a_difference_and_that_of_two_texts_is() -> None:
-    wide = [row | {"loss_se": 5.0} for row in TWO]
+    wide = [replace(row, loss_se=5.0) for row in TWO]
     assert compare_runs(wide, "ar-x", "ar-y").interval == compare_runs(TWO, "ar-x", "ar-y").interval
-    other = [row | ({"n_tokens_scored": 2000} if row["cell"] == "x" else {}) for row in TWO]
+    other = [replace(row, n_tokens_scored=2000) if row.cell == "x" else row for row in TWO]
     comparison = compare_runs(other, "ar-x", "ar-y")
     s2 = estimate_noise_floor(TWO, AR).sigma ** 2 * 2 / 3
     text = sum((0.02 / loss) ** 2 for loss in (comparison.loss_a, comparison.loss_b))
@@ -100,23 +102,23 @@ def test_copies_of_a_run_are_no_noise_floor() -> None:
 def test_runs_of_one_size_and_length_that_differ_in_a_setting_are_not_seeds_of_one_cell() -> None:
     rows = [row_of("x", 0, 4.0), row_of("z", 1, 5.0)]  # for example another learning rate, so another `cell`
     assert estimate_noise_floors(rows) == {}
-    bare = [row | {"cell": None} for row in rows_of(x=[4.0, 4.1])]
+    bare = [replace(row, cell=None) for row in rows_of(x=[4.0, 4.1])]
     assert estimate_noise_floor(bare, AR).dof == 1
     assert (
-        estimate_noise_floors([row | {"seed": 0} for row in bare]) == {}
+        estimate_noise_floors([replace(row, seed=0) for row in bare]) == {}
     )  # equal seeds: another setting differs
 
 
 def test_cells_that_share_trunks_count_the_trunks_once() -> None:
     rows = rows_of(x=[4.0, 4.1, 4.05], y=[3.8, 3.9, 3.84])
-    shared = [row | {"trunk": f"trunk{row['seed']}"} for row in rows]
+    shared = [replace(row, trunk=f"trunk{row.seed}") for row in rows]
     assert (estimate_noise_floor(shared, AR).dof, estimate_noise_floor(rows, AR).dof) == (2, 4)
 
 
 def test_a_name_is_a_run_a_cell_or_refused() -> None:
     rows = [*TWO, row_of("x", 10, 4.2)]
     assert find_side(rows, "ar-x").n_seeds == 4
-    assert find_side(rows, "ar-x-1Mtok-seed1").rows[0]["seed"] == 1  # not seed 10
+    assert find_side(rows, "ar-x-1Mtok-seed1").rows[0].seed == 1  # not seed 10
     assert find_side(rows, "ar-x-1Mtok-seed10-x1000").n_seeds == 1
     for name, words in (("ar", "got 7 matching runs"), ("nobody", "no finished run of that name")):
         with pytest.raises(ValueError, match=words):
@@ -136,7 +138,7 @@ def test_several_comparisons_have_the_bonferroni_correction() -> None:
         ends = [math.expm1(math.log1p(difference.relative) + sign * half) for sign in (-1, 1)]
         assert difference.relative_interval == pytest.approx(tuple(ends))
     assert len(compare_repeated(rows)) == 1
-    assert compare_best([row | {"train_flops": 1e11 * 3**i} for i, row in enumerate(TWO[::3])]) == []
+    assert compare_best([replace(row, train_flops=1e11 * 3**i) for i, row in enumerate(TWO[::3])]) == []
 
 
 def test_an_undecided_difference_has_the_number_of_seeds_that_would_decide() -> None:
@@ -170,7 +172,7 @@ def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_st
     for _ in range(500):
         L = 4 * np.exp(0.01 * rng.normal(size=8))
         rows = rows_of(a=[L[0]], b=[L[1]], c=[L[2]], d=[L[3]], e=[L[4]], z=list(L[5:]))
-        rows = [row | {"train_flops": 1e12} if row["cell"] == "z" else row for row in rows]
+        rows = [replace(row, train_flops=1e12) if row.cell == "z" else row for row in rows]
         (group,) = compare_best(rows)
         wrong += any(difference.verdict != "undecided" for difference in group)
     assert wrong / 500 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 500)

@@ -11,8 +11,9 @@ import pytest
 from megatron.report.figures.plot_repeat import downstream_figure
 from megatron.report.study_data import AUTOREGRESSIVE, SCORES, read_study
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
+from megatron.study.run_row import RunRow
 from megatron.study.selection import Columns, optional_column_of, select_runs
-from megatron.study.table import Row, read_runs, read_table, write_table, write_table_parquet
+from megatron.study.table import read_runs, read_table, write_table, write_table_parquet
 
 synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
 
@@ -25,9 +26,9 @@ def write_task_results(run: Path, step: int, label: str, results: dict[str, Any]
     (folder / "results.json").write_text(json.dumps({"results": results, "config": config, **more}))
 
 
-def true_accuracy(row: Row) -> float:
+def true_accuracy(row: RunRow) -> float:
     """Return a sigmoid in the loss, from chance to 1."""
-    return 0.25 + 0.75 / (1 + np.exp(3.0 * (row["loss"] - 3.2)))
+    return 0.25 + 0.75 / (1 + np.exp(3.0 * (row.loss - 3.2)))
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def study(tmp_path: Path) -> Path:
     """Return a study in which all finished autoregressive runs but one have scores, at two steps."""
     folder = synthetic["write_study"](tmp_path / "study")
     for row in read_study(folder).finished_rows(AUTOREGRESSIVE)[1:]:
-        run = folder / row["path"]
+        run = folder / row.path
         end = json.loads((run / "result.json").read_text())
         end["step"] = 100
         (run / "result.json").write_text(json.dumps(end))
@@ -52,10 +53,10 @@ def study(tmp_path: Path) -> Path:
 
 def test_scores_are_from_the_last_step_and_different_settings_are_separate_tasks(study: Path) -> None:
     rows = read_runs(study)
-    n = sum(row["status"] == "done" and row["objective"] == AUTOREGRESSIVE for row in rows) - 1
+    n = sum(row.status == "done" and row.objective == AUTOREGRESSIVE for row in rows) - 1
     scores = read_scores(study, rows)
     assert {score.task for score in scores} == {"quiz", "some", "quiz-first5"} and len(scores) == 3 * n
-    by_run = {row["run"]: row for row in rows}
+    by_run = {row.run: row for row in rows}
     for score in scores:
         expected = {"quiz": (true_accuracy(by_run[score.run]), 0.01, "acc_norm"), "some": (0.1, None, "acc")}
         assert (score.score, score.se, score.metric) == expected.get(score.task, (0.2, None, "acc"))

@@ -41,12 +41,12 @@ def test_a_torchtitan_log_gives_size_tokens_and_its_last_training_loss(tmp_path:
     path = tmp_path / "7M-run.log"
     path.write_text(TITAN.format(total=10))
     row = read_one(path, "torchtitan", {"": {"unique_tokens": 163_840}})
-    assert (row["run"], row["status"], row["loss"]) == ("7M-run", "done", 4.05)
-    assert row["n_params"] == 6_139_136
-    assert row["train_tokens"] == 10 * 16 * 2048
-    assert row["epochs"] == 2.0
-    assert row["flops_6nd"] == 6 * 6_139_136 * 327_680
-    assert "no held-out loss" in row["note"]
+    assert (row.run, row.status, row.loss) == ("7M-run", "done", 4.05)
+    assert row.n_params == 6_139_136
+    assert row.train_tokens == 10 * 16 * 2048
+    assert row.epochs == 2.0
+    assert row.flops_6nd == 6 * 6_139_136 * 327_680
+    assert "no held-out loss" in row.note
 
 
 def test_validation_counts_before_training_and_a_run_that_stopped_early_has_failed(tmp_path: Path) -> None:
@@ -55,20 +55,20 @@ def test_validation_counts_before_training_and_a_run_that_stopped_early_has_fail
         TITAN.format(total=100) + "root - INFO - \x1b[31mvalidate step: 10  loss:  4.2000  memory\n"
     )
     row = read_one(path, "torchtitan")
-    assert (row["loss"], row["status"]) == (4.2, "failed")
-    assert row["note"] == "It ends at step 10 of 100."
+    assert (row.loss, row.status) == (4.2, "failed")
+    assert row.note == "It ends at step 10 of 100."
 
 
 def test_a_megatron_log_gives_validation_tokens_annealing_and_the_sum_over_ranks(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_text(MEGATRON)
     row = read_one(path, "megatron")
-    assert (row["loss"], row["status"]) == (4.612345, "done")
-    assert row["n_params"] == 2100
-    assert row["train_tokens"] == 51200 * 1024
-    assert row["annealed"] == 1
+    assert (row.loss, row.status) == (4.612345, "done")
+    assert row.n_params == 2100
+    assert row.train_tokens == 51200 * 1024
+    assert row.annealed == 1
     path.write_text(MEGATRON.replace("1.500E-05", "1.400E-04"))
-    assert read_one(path, "megatron")["annealed"] == 0
+    assert read_one(path, "megatron").annealed == 0
 
 
 def test_tensorboard_scalars_are_read_run_by_run(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_tensorboard_scalars_are_read_run_by_run(tmp_path: Path) -> None:
     rows = read_external_logs(
         [tmp_path], "tensorboard", {"": {"tokens_per_step": 100}, "b": {"n_params": 7}}, {}
     )
-    assert [(r["run"], r["loss"], r["train_tokens"], r["n_params"]) for r in rows] == [
+    assert [(r.run, r.loss, r.train_tokens, r.n_params) for r in rows] == [
         ("a", 5.0, 200, None),
         ("b", 4.0, 200, 7),
     ]
@@ -101,7 +101,7 @@ def test_an_exported_chart_has_one_run_per_column(tmp_path: Path) -> None:
     )
     (tmp_path / "facts.csv").write_text("run,n_params,tokens_per_step\nsmall,1e6,1000\nbig,1e7,2000\n")
     rows = read_external_logs([path], "wandb", read_facts(tmp_path / "facts.csv"), {})
-    assert [(r["run"], r["loss"], r["n_params"], r["train_tokens"]) for r in rows] == [
+    assert [(r.run, r.loss, r.n_params, r.train_tokens) for r in rows] == [
         ("small", 4.0, 1_000_000, 100_000),
         ("big", 3.5, 10_000_000, 200_000),
     ]
@@ -111,9 +111,9 @@ def test_published_runs_are_imported_by_a_map_of_columns(laws: Path) -> None:
     path = laws / "datablations" / "datablations_182.csv"
     columns = {"loss": "val_loss", "n_params": "params", "train_tokens": "tokens", "run": "name"}
     rows = read_external_logs([path], "csv", {}, columns)
-    assert len(rows) == 182 and all(row["status"] == "done" for row in rows)
-    assert rows[0]["epochs"] == 32e9 / 4e9
-    assert rows[0]["run"] == "2b832b4b"
+    assert len(rows) == 182 and all(row.status == "done" for row in rows)
+    assert rows[0].epochs == 32e9 / 4e9
+    assert rows[0].run == "2b832b4b"
 
 
 def test_parquet_and_csv_have_the_same_content(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_run_that_diverged_has_failed(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_text("step:  1  loss:  8.0  x\nstep:  2  loss:  nan  x\n")
     row = read_one(path, "torchtitan")
-    assert (row["status"], row["loss"]) == ("failed", None) and "diverged" in row["note"]
+    assert (row.status, row.loss) == ("failed", None) and "diverged" in row.note
 
 
 @pytest.mark.parametrize(("step", "loss"), [("10", "3.5="), ("x", "3.5"), ("inf", "3.5"), ("nan", "3.5")])

@@ -17,7 +17,7 @@ from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers.launch import Job, find_checkpoint, prepare_run
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.launchers.scheduler import SweepState, run_all
-from megatron.study.sweep_table import LiveTable, format_job_row
+from megatron.study.sweep import LiveTable, format_job_row
 from tests.screen import TerminalStream, render_screen
 
 STUDY = """

@@ -10,7 +10,8 @@ import pytest
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
 from megatron.study import table
-from megatron.study.table import COLUMNS, MAX_SILENCE_S, read_runs, read_table, write_table
+from megatron.study.run_row import COLUMNS, RunRow
+from megatron.study.table import MAX_SILENCE_S, read_runs, read_table, write_table
 
 synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
 
@@ -28,7 +29,7 @@ def study(tmp_path) -> Path:
     return tmp_path
 
 
-def only_row(study: Path, later_s: float = 0.0) -> dict:
+def only_row(study: Path, later_s: float = 0.0) -> RunRow:
     run = next((study / "runs").iterdir())
     written = [path.stat().st_mtime for path in run.glob("metrics.jsonl")]
     (row,) = read_runs(study, now=max(written, default=0.0) + later_s)
@@ -42,16 +43,18 @@ def find_file(study: Path, name: str) -> Path:
 def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
     row = only_row(study)
     plan, result = (json.loads(find_file(study, name).read_text()) for name in ("plan.json", "result.json"))
-    assert (row["status"], row["note"]) == ("done", "")
-    assert all(row[name] == plan[name] for name in ("n_params", "train_flops", "epochs", "seed", "seq_len"))
-    assert (row["loss"], row["wall_s"], row["tps"]) == (result["loss"], result["wall_s"], result["tps_mean"])
-    assert row["path"] == f"runs/{plan['name']}"
+    assert (row.status, row.note) == ("done", "")
+    assert all(
+        row.value(name) == plan[name] for name in ("n_params", "train_flops", "epochs", "seed", "seq_len")
+    )
+    assert (row.loss, row.wall_s, row.tps) == (result["loss"], result["wall_s"], result["tps_mean"])
+    assert row.path == f"runs/{plan['name']}"
 
 
 def test_all_runs_are_returned_sorted_by_objective_size_and_tokens(whole):
     rows = read_runs(whole)
     assert len(rows) == 5 * 3 + 2 * 3
-    keys = [(row["objective"], row["n_params"], row["train_tokens"]) for row in rows]
+    keys = [(row.objective, row.n_params, row.train_tokens) for row in rows]
     assert keys == sorted(keys)
 
 
@@ -60,27 +63,27 @@ def test_a_run_with_a_partial_line_is_running_and_has_no_loss(study):
     with find_file(study, "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 66, "lo')
     row = only_row(study, later_s=1)
-    assert (row["status"], row["loss"]) == ("running", None)
-    assert "step 64" in row["note"]
+    assert (row.status, row.loss) == ("running", None)
+    assert "step 64" in row.note
 
 
 def test_a_run_that_has_long_been_silent_has_failed(study):
     find_file(study, "result.json").unlink()
     row = only_row(study, later_s=MAX_SILENCE_S + 60)
-    assert row["status"] == "failed"
-    assert row["note"] == "Stopped at step 64: no result, and nothing written for 16 minutes."
+    assert row.status == "failed"
+    assert row.note == "Stopped at step 64: no result, and nothing written for 16 minutes."
 
 
 def test_a_preempt_checkpoint_makes_a_run_preempted(study):
     find_file(study, "result.json").unlink()
     find_file(study, "checkpoints/run.20260101-000000.preempt").mkdir(parents=True)
-    assert only_row(study, later_s=1e6)["status"] == "preempted"
+    assert only_row(study, later_s=1e6).status == "preempted"
 
 
 def test_a_run_that_is_only_planned_is_missing(study):
     find_file(study, "result.json").unlink()
     find_file(study, "metrics.jsonl").unlink()
-    assert only_row(study)["status"] == "missing"
+    assert only_row(study).status == "missing"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +106,8 @@ def test_a_run_that_is_only_planned_is_missing(study):
 def test_a_damaged_run_fails_with_a_sentence(study, name, text, note):
     find_file(study, name).write_text(text)
     row = only_row(study)
-    assert (row["status"], row["loss"]) == ("failed", None)
-    assert note in row["note"]
+    assert (row.status, row.loss) == ("failed", None)
+    assert note in row.note
 
 
 def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch):
@@ -123,11 +126,9 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     ]
     monkeypatch.setattr(table, "expand_study", lambda _: planned)
     monkeypatch.setattr(table, "read_study_plan", lambda *_: None)
-    assert [row["status"] for row in read_runs(study)] == [
-        "done"
-    ]  # without study.yaml missing runs are unknown
+    assert [row.status for row in read_runs(study)] == ["done"]  # without study.yaml missing runs are unknown
     (study / "study.yaml").touch()
-    assert [(row["run"], row["status"], row["held_out"]) for row in read_runs(study)] == [
+    assert [(row.run, row.status, row.held_out) for row in read_runs(study)] == [
         (finished["name"], "done", 0),
         (other["name"], "missing", 1),
     ]
@@ -135,7 +136,7 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
 
 def test_a_study_file_that_cannot_be_read_hides_no_run(study):
     (study / "study.yaml").write_text("grids: [")
-    assert [row["status"] for row in read_runs(study)] == ["done"]
+    assert [row.status for row in read_runs(study)] == ["done"]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
@@ -148,7 +149,7 @@ def test_every_number_survives_the_csv_to_its_last_bit(whole, tmp_path):
     columns = read_table(write_table(rows, tmp_path / "deep" / "table.csv"))
     assert list(columns) == COLUMNS
     for name in ("loss", "loss_se", "train_flops", "epochs", "n_params"):
-        assert [float(cell) for cell in columns[name]] == [row[name] for row in rows]
+        assert [float(cell) for cell in columns[name]] == [row.value(name) for row in rows]
 
 
 def test_an_unknown_number_is_an_empty_cell(study, tmp_path):
@@ -216,8 +217,8 @@ def test_a_value_of_another_type_fails_its_run_and_the_table_and_the_page_are_wr
     path = find_file(study, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     row = only_row(study)
-    assert (row["status"], row["loss"]) == ("failed", None)
-    assert row["note"].startswith(f"{name}: {key} is ")
+    assert (row.status, row.loss) == ("failed", None)
+    assert row.note.startswith(f"{name}: {key} is ")
     write_table([row], tmp_path / "table.csv")
     table.write_table_parquet([row], tmp_path / "table.parquet")
     assert "<html" in render_page(read_study(study))
@@ -230,4 +231,4 @@ def test_metrics_of_other_types_are_skipped(study):
     with path.open("a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in odd) + "[" * 100_000 + "\n")
     row = only_row(study)
-    assert (row["status"], row["wall_s"], row["tps"]) == ("running", None, None)
+    assert (row.status, row.wall_s, row.tps) == ("running", None, None)

@@ -16,10 +16,9 @@ import zstandard
 
 from megatron.data.indexed import IndexedTokens
 from megatron.text import preprocess as module
-from megatron.text.damage import DamagedFileError
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.subset import DocumentSelection, subset_text
-from megatron.text.text_readers import parse_text
+from megatron.text.text_readers import DamagedFileError, parse_text
 from megatron.tokenizer.kinds import TokenizerSpec
 
 RNG = random.Random(0)

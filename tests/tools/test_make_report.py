@@ -75,9 +75,9 @@ def test_the_report_shows_exactly_the_runs_of_a_law_with_a_condition_and_a_held_
     expected = {f"ar-{size}-{budget}MT" for size in ("0.5M", "1M", "2M", "5M") for budget in (0.5, 1.6, 4.7)}
     expected -= {"ar-1M-1.6MT"}
     study = read_study(folder)
-    assert set(study.law.runs) == {row["run"] for row in select_law_points(study)} == expected
+    assert set(study.law.runs) == {row.run for row in select_law_points(study)} == expected
     marks = [trace for trace in prediction_figure(study).data if trace["mode"] == "markers"]
-    losses = {row["loss"] for row in study.rows if row["run"] in expected}
+    losses = {row.loss for row in study.rows if row.run in expected}
     assert {trace["y"][0] for trace in marks} == losses and len(marks) == len(expected)
     assert len(residual_figure(study).data) == 3 * len(expected)
     assert "are finished now" not in render_page(study)

@@ -177,7 +177,7 @@ def test_a_law_a_table_and_a_result_are_data(tmp_path: Path, target: Path) -> No
     run.mkdir(parents=True)
     for name in ("plan.json", "result.json"):
         (run / name).write_text(DEEP)
-    assert read_run(run, run.parent, now=0.0)["status"] == "failed"
+    assert read_run(run, run.parent, now=0.0).status == "failed"
     assert not target.exists()
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig, OptimConfig
@@ -70,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
     add("--out", type=Path, default=Path("coordinates.html"), metavar="PAGE.html", help="output page")
+    add_history_options(parser)
     return parser
 
 
@@ -206,6 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sweeps.append(done)
             slopes = "".join(f"{done.fit_slope(name):14.2f}" for name in QUANTITIES)
             print(f"{axis:8} {parametrization:12}{slopes}", flush=True)
+            # 0 is the aim: the change of an activation does not depend on the size
+            slope = max(abs(done.fit_slope(name)) for name in QUANTITIES)
+            sizes = args.widths if axis == "width" else args.depths
+            cell = f"{parametrization}, {axis} {sizes[0]} to {sizes[-1]}, {args.steps} steps: largest slope"
+            record_result(args.history, "coordinate_check", cell, slope, "power", better="lower")
     settings = (
         f"{args.steps} steps of AdamW at a rate of {args.lr:g}, {args.seeds} models per point. "
         f"Width varies at {args.depths[0]} blocks, depth at width {args.widths[0]}; these are the base sizes."

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.io import write_json
 from megatron.laws.fit import fit_law
@@ -263,6 +264,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--n-bootstrap", type=positive_int, default=500, metavar="R", help="bootstrap replicates of each fit")
     add("--workers", type=positive_int, default=1, metavar="N", help="worker processes")
     add("--json", type=Path, metavar="FILE", help="save all simulations to this file, and resume from it")
+    add_history_options(parser)
     return parser
 
 
@@ -292,6 +294,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for summary in table.values()
         ]
         print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        for quantity, summary in table.items():
+            # the score: a coverage is good near its level, neither high nor low
+            cell = f"{name}, {args.simulations} simulations, {args.n_bootstrap} replicates: {quantity}"
+            score = summary["score_ratio"]
+            record_result(args.history, "coverage", cell, score, "times the oracle's score", better="lower")
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
@@ -79,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="timed runs of each side; the ratio is that of the medians",
     )
     add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
+    add_history_options(parser)
     return parser
 
 
@@ -122,6 +124,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{'the same scores' if same else 'OTHER SCORES'}, batch {args.batch_size}, "
                 f"{torch.get_num_threads()} threads"
             )
+            n_threads, n_requests = torch.get_num_threads(), len(requests)
+            cell = f"{Path(weights.source).name} {name}, {n_requests} requests, {n_threads} threads"
+            for side_name, unit, rates in (
+                ("ours", "requests/s", [n_requests / ours_turn[0] for ours_turn, _ in turns]),
+                ("ours, CPU", "requests/CPU-s", [n_requests / ours_turn[1] for ours_turn, _ in turns]),
+                ("times hf", "", [hf_turn[0] / ours_turn[0] for ours_turn, hf_turn in turns]),
+            ):
+                value, name_of_cell = statistics.median(rates), f"{cell}: {side_name}"
+                record_result(
+                    args.history, "downstream", name_of_cell, value, unit, better="higher", repeats=rates
+                )
             if not same:
                 return 1
     return 0

@@ -21,6 +21,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.laws.fit import fit_law
 from megatron.study.selection import Columns, select_runs
@@ -90,7 +91,7 @@ def time_fit(**options: Any) -> float:
     return time.process_time() - begin
 
 
-def time_other_cases(forms: Sequence[str], repeat: int) -> None:
+def time_other_cases(forms: Sequence[str], repeat: int, history: Path | None) -> None:
     """Print CPU times of fits at a boundary, and of other forms on 40 runs of 1 to 40 epochs."""
     cases: list[tuple[str, dict[str, Any]]] = [
         (f"E = 0, {n_runs} runs", dict(zip("NDL", draw_boundary_runs(n_runs), strict=True)))
@@ -102,10 +103,18 @@ def time_other_cases(forms: Sequence[str], repeat: int) -> None:
     cases += [(f"{form}, 40 runs", runs | {"form": form}) for form in forms if form]
     for name, words in cases:
         # the time of the replicates is that of a fit with them minus that of a fit without
-        fit_s, both_s = (min(time_fit(n_bootstrap=n, **words) for _ in range(repeat)) for n in (0, 1000))
+        fits, boths = ([time_fit(n_bootstrap=n, **words) for _ in range(repeat)] for n in (0, 1000))
+        fit_s, both_s = min(fits), min(boths)
         print(
             f"{name:<28} fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.2f} s of CPU", flush=True
         )
+        record_seconds(history, f"{name}: fit", fit_s, fits)
+        record_seconds(history, f"{name}: fit and 1,000 replicates", both_s, boths)
+
+
+def record_seconds(history: Path | None, cell: str, value: float, repeats: Sequence[float]) -> None:
+    """Store the CPU seconds of a fit."""
+    record_result(history, "fit", cell, value, "CPU-s", better="lower", repeats=repeats)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -141,6 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="fits of each other case; the minimum is printed",
     )
+    add_history_options(parser)
     return parser
 
 
@@ -167,7 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     bootstrap_s = float(np.median(bootstrap_seconds))
     print(f"ours       {len(n)} runs: {ours_s * 1e3:.1f} ms, objective {law.objective:.12g}")
     print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
-    time_other_cases(args.forms.split(","), args.repeat_forms)
+    name = f"{args.table.name if args.table else 'plain'}, {len(n)} runs"
+    record_seconds(args.history, f"{name}: fit", ours_s, seconds)
+    record_seconds(args.history, f"{name}: 1,000 replicates", bootstrap_s, bootstrap_seconds)
+    time_other_cases(args.forms.split(","), args.repeat_forms, args.history)
     objective, starts_s = minimise_from_grid(n, d, loss, args.starts)
     # a sample of the starts: the time is in proportion to their number
     whole_s = starts_s * N_STARTS / args.starts

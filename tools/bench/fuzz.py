@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, non_negative_int, positive_int, run_main
 
 # set before the imports in `main`, since some libraries read these at import
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder for failing inputs; default: a temporary folder",
     )
+    add_history_options(parser)
     return parser
 
 
@@ -116,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         places, cpu_s = places + len(result.places), cpu_s + result.cpu_s
     print_row("all", total, places, cpu_s)
     n_failed = sum(total[name] for name in FAILURES)
+    cell = f"{len(chosen)} targets, {args.inputs} inputs, seed {args.seed}"
+    record_result(args.history, "fuzz", f"{cell}: failures", n_failed, "inputs", better="lower")
+    record_result(args.history, "fuzz", f"{cell}: time", cpu_s, "CPU-s", better="lower")
     if n_failed:
         print(f"{out}: {n_failed:,} failing inputs, each in a folder with its error")
     return int(n_failed > 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.model_weights import Weights
 from megatron.command import create_parser, positive_int, run_main
@@ -49,7 +50,7 @@ def time_call(run: Callable[[], list[list[int]]]) -> tuple[float, float, list[li
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    add = parser.add_argument
+    add = parser.add_argument_group("model and prompts").add_argument
     add("--size", nargs="+", default=["7M"], metavar="NAME", help="sizes of utils/model_sizes.yaml")
     add("--batch", nargs="+", type=positive_int, default=[1, 8], metavar="N", help="prompts per batch")
     add("--prompt-tokens", type=positive_int, default=32, metavar="N", help="tokens of each prompt")
@@ -60,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens to generate after each prompt",
     )
+    add = parser.add_argument_group("measurement").add_argument
     add(
         "--repeat",
         type=positive_int,
@@ -68,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="timed runs of each side; the ratio is that of the medians",
     )
     add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
+    add_history_options(parser)
     return parser
 
 
@@ -115,6 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{batch * n / wall[1]:,.0f}, ratio {wall[1] / wall[0]:.2f} (CPU {cpu[1] / cpu[0]:.2f}), "
                 f"{'the same tokens' if same else 'OTHER TOKENS'}, {torch.get_num_threads()} threads"
             )
+            cell = f"{size} x {batch}, {args.prompt_tokens} + {n} tokens, {torch.get_num_threads()} threads"
+            for name, unit, rates in (
+                ("ours", "tokens/s", [batch * n / a[0] for a, _ in turns]),
+                ("ours, CPU", "tokens/CPU-s", [batch * n / a[1] for a, _ in turns]),
+                ("times transformers", "", [b[0] / a[0] for a, b in turns]),
+            ):
+                value = statistics.median(rates)
+                record_result(
+                    args.history, "generate", f"{cell}: {name}", value, unit, better="higher", repeats=rates
+                )
             if not same:
                 return 1
     return 0

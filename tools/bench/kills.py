@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, metavar="N", help="seed of the moments")
     add("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="SUBSYSTEM", help=", ".join(NAMES))
     add("--folder", type=Path, metavar="DIR", help="folder of temporary files; default: that of the system")
+    add_history_options(parser)
     return parser
 
 
@@ -130,6 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     n_hits, n_trials = sum(tally.n_hits for tally in tallies), sum(tally.n_trials for tally in tallies)
     n_equal = sum(tally.n_equal for tally in tallies)
     print(f"{n_hits} kills hit, {n_equal} of {n_trials} outcomes equal, {time.monotonic() - start:.0f} s")
+    cell = f"{args.kills} kills of {len(args.only)} subsystems, seed {args.seed}: equal outcomes"
+    record_result(args.history, "kills", cell, n_equal / max(1, n_trials), "of 1", better="higher")
     if any(tally.faults or tally.leftovers for tally in tallies):
         print(f"{folder}: logs and files of failed trials", file=sys.stderr)
         return 1

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
@@ -141,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="measurements of each side; the median is printed",
     )
+    add_history_options(parser)
     return parser
 
 
@@ -167,7 +169,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                         measure_side(lambda side=side, arguments=arguments: side(*arguments), n_samples)
                     )
             print_report(n_workers, speeds["ours"], speeds["torch"], n_samples)
+            record_speeds(args, n_workers, speeds["ours"], n_samples)
     return 0
+
+
+def record_speeds(args: argparse.Namespace, n_workers: int, speeds: list[Speed], n_samples: int) -> None:
+    """Store our samples per second and per CPU second for one number of workers."""
+    task = args.objective if args.corrupt else "tokens"
+    corpus = f"{Path(args.prefix).name}, " if args.prefix else ""
+    cell = f"{corpus}{task}, {args.batch_size} x {args.seq_len}, {n_workers} workers"
+    for unit, rates in (
+        ("samples/s", [speed.samples_per_s for speed in speeds]),
+        ("samples/CPU-s", [n_samples / speed.cpu_s for speed in speeds]),
+    ):
+        value = float(np.median(rates))
+        record_result(args.history, "loader", f"{cell}: {unit}", value, unit, better="higher", repeats=rates)
 
 
 def print_report(n_workers: int, our_speeds: list[Speed], torch_speeds: list[Speed], n_samples: int) -> None:

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
 from megatron.mixture.catalog.catalog import Catalog
@@ -61,11 +62,12 @@ BY = ("language", "licence")
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    add = parser.add_argument
+    add = parser.add_argument_group("documents and threads").add_argument
     add(
         "--documents", type=float, nargs="+", default=[1e5, 1e6], metavar="N", help="documents in the catalog"
     )
     add("--threads", type=positive_int, default=2, metavar="N", help="DuckDB threads for registration")
+    add = parser.add_argument_group("measurement").add_argument
     add(
         "--repeat",
         type=positive_int,
@@ -75,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--growth", action="store_true", help="measure the growth with the number of documents instead")
     add("--folder", type=Path, metavar="DIR", help="folder of temporary files; default: that of the system")
+    add_history_options(parser)
     return parser
 
 
@@ -93,8 +96,8 @@ def write_documents(path: Path, n: int, first: int = 0) -> None:
             )
 
 
-def time_work(work: Callable[[], object], repeat: int) -> tuple[float, float]:
-    """Return the medians of (wall, CPU) seconds of some calls."""
+def time_work(work: Callable[[], object], repeat: int) -> list[tuple[float, float]]:
+    """Return (wall, CPU) seconds of each of some calls."""
     times = []
     for _ in range(repeat):
         # user and system time of all threads of this process, but not of a server
@@ -103,20 +106,26 @@ def time_work(work: Callable[[], object], repeat: int) -> tuple[float, float]:
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
         times.append((time.perf_counter() - wall, cpu))
-    wall_s, cpu_s = np.median(times, axis=0).tolist()
-    return wall_s, cpu_s
+    return times
 
 
-def print_rate(what: str, n: float, unit: str, seconds: tuple[float, float]) -> None:
-    """Print one line: n units in some wall and CPU seconds."""
-    wall, cpu = seconds
+def report_rate(
+    history: Path | None, what: str, n: float, unit: str, times: list[tuple[float, float]]
+) -> None:
+    """Print and store one line: the median wall and CPU seconds of n units."""
+    wall, cpu = np.median(times, axis=0).tolist()
     rates = f"{n / wall:>14,.0f} {unit}/s   {n / max(cpu, 1e-9):>14,.0f} a CPU-second"
     print(f"{what:<44} {wall:8.3f} s   CPU {cpu:8.3f} s {rates}", flush=True)
+    # the CPU time of this process: other load on the machine changes it least
+    cpu_s = [max(seconds[1], 1e-9) for seconds in times]
+    cell = f"{what}, {n:.0f} {unit}"
+    record_result(history, "mixture", cell, max(cpu, 1e-9), "CPU-s", better="lower", repeats=cpu_s)
 
 
-def bench_size(n: int, threads: int, repeat: int) -> None:
+def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
     """Time registration, queries and reading of `n` documents."""
     print(f"{n:,} documents")
+    report = partial(report_rate, history)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path, lines = folder / "catalog.duckdb", folder / "documents.jsonl"
@@ -132,49 +141,33 @@ def bench_size(n: int, threads: int, repeat: int) -> None:
                     catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
 
                 many = f"{len(properties)} propert{'y' if len(properties) == 1 else 'ies'}"
-                print_rate(f"register, {many}", n, "documents", time_work(register, repeat))
+                report(f"register, {many}, {threads} threads", n, "documents", time_work(register, repeat))
                 if len(properties) == 1:
                     catalog.remove("bench")
-        print_rate(
-            "of it, sums of the content", n, "documents", time_work(lambda: hash_content(lines), repeat)
-        )
+        times = time_work(lambda: hash_content(lines), repeat)
+        report("of it, sums of the content", n, "documents", times)
         query = Query(conditions=CONDITIONS)
         with Catalog(path, read_only=True, n_threads=1) as catalog:
             by = ["language", "licence"]
-            print_rate(
-                "query, 4 properties, 1 thread",
-                n,
-                "documents",
-                time_work(lambda: query.run(catalog, by), repeat),
-            )
+            times = time_work(lambda: query.run(catalog, by), repeat)
+            report("query, 4 properties, 1 thread", n, "documents", times)
             result = query.run(catalog, by)
         rows = int(result.n_documents.sum())
         print(f"  {rows:,} documents, {result.intervals.nbytes / rows:.1f} bytes each")
         mixture = folder / "mixture.yaml"
         mixture.write_text("catalog: catalog.duckdb\nby: [language]\ncount: documents\n")
-        source = DocumentChunks(mixture)
         n_chunks = min(200, n // CHUNK)
 
-        # 20 chunks per read; to_pylist makes Python's strings, as a tokenizer requires them
-        def stream() -> None:
+        def stream(source: DocumentChunks | RemoteChunks) -> None:
+            # 20 chunks per read; to_pylist makes Python's strings, as a tokenizer requires them
             for first in range(0, n_chunks, 20):
                 source.read(first, min(20, n_chunks - first)).column("text").to_pylist()
 
-        print_rate(
-            "stream text, warm, in this process", n_chunks * CHUNK, "documents", time_work(stream, repeat)
-        )
+        times = time_work(partial(stream, DocumentChunks(mixture)), repeat)
+        report("stream text, warm, in this process", n_chunks * CHUNK, "documents", times)
         with serve_mixture(mixture) as remote:
-
-            def read_remote() -> None:
-                for first in range(0, n_chunks, 20):
-                    remote.read(first, min(20, n_chunks - first)).column("text").to_pylist()
-
-            print_rate(
-                "stream text through a server (CPU: client's)",
-                n_chunks * CHUNK,
-                "documents",
-                time_work(read_remote, repeat),
-            )
+            times = time_work(partial(stream, remote), repeat)
+            report("stream text through a server (CPU: client's)", n_chunks * CHUNK, "documents", times)
 
 
 @contextmanager
@@ -198,7 +191,7 @@ def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
             server.kill()  # otherwise the end of Popen's context would wait for it without limit
 
 
-def bench_small_files(n: int, threads: int) -> None:
+def bench_small_files(n: int, threads: int, history: Path | None) -> None:
     """Time the registration of `n` files with one line each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -207,10 +200,11 @@ def bench_small_files(n: int, threads: int) -> None:
         with Catalog(folder / "catalog.duckdb", n_threads=threads) as catalog:
             properties = read_properties(PROPERTIES)
             work = partial(catalog.register, "bench", [str(folder)], properties, quiet=True)
-            print_rate("register files of one line", n, "files", time_work(work, 1))
+            what = f"register files of one line, {threads} threads"
+            report_rate(history, what, n, "files", time_work(work, 1))
 
 
-def bench_domains(n_domains: int, repeat: int) -> None:
+def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
     """Time the chunks of a mixture of `n_domains` domains."""
     rng = np.random.default_rng(0)
     names = [str(k) for k in range(n_domains)]
@@ -225,9 +219,8 @@ def bench_domains(n_domains: int, repeat: int) -> None:
         mixture.orders.lookup_units(mixture.schedule_chunks(next(first), n_chunks))
 
     draw_chunks()
-    print_rate(
-        f"chunks of {CHUNK}, {n_domains} domains", n_chunks * CHUNK, "samples", time_work(draw_chunks, repeat)
-    )
+    what = f"chunks of {CHUNK}, {n_domains} domains"
+    report_rate(history, what, n_chunks * CHUNK, "samples", time_work(draw_chunks, repeat))
 
 
 @dataclass(frozen=True)
@@ -315,7 +308,7 @@ def write_corpus(folder: Path, n: int) -> None:
     (folder / "mixture.yaml").write_text(f"catalog: {CATALOG}\nby: [{', '.join(BY)}]\ncount: documents\n")
 
 
-def measure_growth(sizes: Sequence[int], threads: int, where: Path | None) -> None:
+def measure_growth(sizes: Sequence[int], threads: int, where: Path | None, history: Path | None) -> None:
     """Measure every stage at every size, each in a new process."""
     stages = {
         "register, 1 property": partial(register_files, threads=threads, n_properties=1),
@@ -351,6 +344,9 @@ def measure_growth(sizes: Sequence[int], threads: int, where: Path | None) -> No
                     f"bytes per document  {grown:5.2f}",
                     flush=True,
                 )
+                cell = f"growth, {what}, {n} documents"
+                record_result(history, "mixture", f"{cell}: CPU", cost.cpu_s, "CPU-s", better="lower")
+                record_result(history, "mixture", f"{cell}: peak", cost.peak, "bytes", better="lower")
             print(
                 f"{n:>10,}  catalog {(folder / CATALOG).stat().st_size / n:.1f} bytes per document",
                 flush=True,
@@ -363,22 +359,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run all benchmarks."""
     args = build_parser().parse_args(argv)
     if args.growth:
-        measure_growth([int(n) for n in args.documents], args.threads, args.folder)
+        measure_growth([int(n) for n in args.documents], args.threads, args.folder, args.history)
         return 0
     for n in args.documents:
-        bench_size(int(n), args.threads, args.repeat)
-    bench_small_files(1100, args.threads)
+        bench_size(int(n), args.threads, args.repeat, args.history)
+    bench_small_files(1100, args.threads, args.history)
     for n_domains in (8, 760):
-        bench_domains(n_domains, args.repeat)
+        bench_domains(n_domains, args.repeat, args.history)
     # 2 + 10 n^-0.35 nats with 2 % of noise
     n = np.linspace(500, 50_000, 1000)
     losses = (2 + 10 * n**-0.35) * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(n)))
-    print_rate(
-        "fit ADO's law to 1,000 losses",
-        1,
-        "domains",
-        time_work(lambda: fit_domain_law(n, losses), args.repeat),
-    )
+    times = time_work(lambda: fit_domain_law(n, losses), args.repeat)
+    report_rate(args.history, "fit ADO's law to 1,000 losses", 1, "domains", times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory {peak:,.0f} MiB")
     return 0

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION, IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
@@ -170,7 +171,7 @@ def read_kilobytes(path: str, field: str) -> int:
 
 
 def read_side(side: str, prefix: str, seq_len: int) -> dict[str, Any]:
-    """Return the microseconds per random sample of one epoch, with its pages and rows in memory."""
+    """Return the microseconds per random sample of five passes, with the pages and rows in memory."""
     samples = open_samples(side, prefix, seq_len, 1)
     # the same samples in each pass, so that their pages are in memory from the second on
     numbers = np.random.default_rng(1).integers(0, samples.samples_per_epoch, READS).tolist()
@@ -180,7 +181,7 @@ def read_side(side: str, prefix: str, seq_len: int) -> dict[str, Any]:
         for i in numbers:
             samples[i]
         seconds.append(time.process_time() - begin)
-    return {"us": statistics.median(seconds[1:]) / READS * 1e6}  # the first warms the cache
+    return {"us": [second / READS * 1e6 for second in seconds[1:]]}  # the first warms the cache
 
 
 def run_side(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -> dict[str, Any]:
@@ -235,6 +236,13 @@ def compare_sides(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None
             line += f"memory {other_cost['peak_mb'] / side_cost['peak_mb']:4.1f}, "
             line += f"its own {(other_cost['peak_mb'] - other_cost['before_mb']) / added_mb:5.1f}"
         print(line, flush=True)
+    for side in ("epoch", "megatron"):
+        cpu_s = [record["cpu_s"] for record in records[side]]
+        cell = f"{args.documents} documents, {args.tokens} tokens, {n_epochs} epochs, {side}"
+        record_result(
+            args.history, "order", f"{cell}: CPU", cost[side]["cpu_s"], "s", better="lower", repeats=cpu_s
+        )
+        record_result(args.history, "order", f"{cell}: memory", cost[side]["peak_mb"], "MB", better="lower")
     if other:
         same = records[other][0]["sums"] == records["megatron"][0]["sums"]
         print(f"  document, sample and shuffle index are {'the same' if same else 'DIFFERENT'}", flush=True)
@@ -269,6 +277,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--side", metavar="NAME", help=argparse.SUPPRESS)
     add("--prefix", metavar="PREFIX", help=argparse.SUPPRESS)
+    add_history_options(parser)
     return parser
 
 
@@ -293,8 +302,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for n_epochs in args.epochs:
             compare_sides(args, prefix, n_epochs)
         for side in ("epoch", "megatron"):
-            us = run_side(args, prefix, f"read:{side}", 1)["us"]
+            times = run_side(args, prefix, f"read:{side}", 1)["us"]
+            us = statistics.median(times)
             print(f"random sample, warm: {SIDES[side]}: {us:.1f} microseconds")
+            cell = f"{args.documents} documents, {args.tokens} tokens, {side}: random sample"
+            record_result(args.history, "order", cell, us, "us", better="lower", repeats=times)
     return 0
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
@@ -165,7 +166,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more of JSON lines with a key 'text'")
-    add = parser.add_argument
+    add = parser.add_argument_group("sides").add_argument
     add("--tokenizer-model", default="gpt2", metavar="NAME", help="tokenizer folder or name")
     add("--workers", type=positive_int, default=2, metavar="N", help="worker processes of each side")
     add(
@@ -178,6 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--repeat", type=positive_int, default=3, metavar="N", help="runs of ours; the median is printed")
     add("--side", metavar="SIDE", help=argparse.SUPPRESS)
     add("--out", metavar="PATH", help=argparse.SUPPRESS)
+    add_history_options(parser)
     return parser
 
 
@@ -207,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         print_side("ours", our_cost, our_cost, megabytes, tokens.n_tokens)
         print(f"{'':12} {our_cost.stdout.splitlines()[-1]}")
+        record_costs(args, costs, megabytes)
         for side in args.sides:
             prefix = str(out / side)
             command = [sys.executable, __file__, args.source, "--tokenizer-model", args.tokenizer_model,
@@ -217,6 +220,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{'':12} its ids are {'the same' if same else 'DIFFERENT'}")
             remove_dataset(out / side)
     return 0
+
+
+def record_costs(args: argparse.Namespace, costs: Sequence[Cost], megabytes: float) -> None:
+    """Store our megabytes per CPU second and per second of wall time."""
+    cell = f"{Path(args.source).name}, {megabytes:.1f} MB, {args.workers} workers"
+    for unit, rates in (
+        ("MB/CPU-s", [megabytes / cost.cpu_s for cost in costs]),
+        ("MB/s", [megabytes / cost.wall_s for cost in costs]),
+    ):
+        value = float(np.median(rates))
+        record_result(
+            args.history, "preprocess", f"{cell}: {unit}", value, unit, better="higher", repeats=rates
+        )
 
 
 def remove_dataset(prefix: Path) -> None:

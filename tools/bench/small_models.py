@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
@@ -77,8 +78,8 @@ def build_engine(shape: ModelConfig, world: World) -> TorchEngine:
 
 def time_steps(
     engines: Sequence[TorchEngine], n_tokens: int, batch: int, seq_len: int, steps: int
-) -> list[float]:
-    """Return the thread's CPU seconds per step of each engine; the first three steps are not timed."""
+) -> list[list[float]]:
+    """Return the thread's CPU seconds of every step of each engine; the first three steps are not timed."""
     rng, objective = np.random.default_rng(0), Autoregressive()
     timings: list[list[float]] = [[] for _ in engines]
     for _ in range(steps + 3):
@@ -89,7 +90,7 @@ def time_steps(
             begin = time.thread_time()
             float(engine.step([task], 1e-3).loss_sum)
             seconds.append(time.thread_time() - begin)
-    return [lower_quartile(seconds[3:]) for seconds in timings]
+    return [seconds[3:] for seconds in timings]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -109,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tokens", type=positive_int, default=512, metavar="N", help="tokens of the vocabulary")
     add = parser.add_argument_group("measurement").add_argument
     add("--steps", type=positive_int, default=40, metavar="N", help="timed steps of each width")
+    add_history_options(parser)
     return parser
 
 
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open_world(DistConfig(cpu_only=True), 1) as world:
         shapes = [build_shape(width, args.tokens) for width in args.widths]
         peak = gemm_rate()
-        seconds = time_steps(
+        timings = time_steps(
             [build_engine(shape, world) for shape in shapes],
             args.tokens,
             args.batch,
@@ -131,12 +133,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{describe_machine()}; a product of 512 x 512 x 512 runs at {peak / 1e9:.0f} GFLOP/s on one thread"
     )
     print("d_model  parameters  ms a step  tokens/s  GFLOP/s  of the product's rate")
-    for shape, step_s in zip(shapes, seconds, strict=True):
-        tokens = args.batch * args.seq_len
+    tokens = args.batch * args.seq_len
+    for shape, seconds in zip(shapes, timings, strict=True):
+        step_s = lower_quartile(seconds)
         rate = flops_per_token_executed(shape, args.seq_len, True, 1.0) * tokens / step_s
         print(
             f"{shape.d_model:7} {n_params(shape):11,} {1e3 * step_s:10.2f} {tokens / step_s:9,.0f}"
             f" {rate / 1e9:8.1f} {rate / peak:10.0%}"
+        )
+        cell = f"d_model {shape.d_model}, {args.batch} x {args.seq_len} tokens, vocabulary {args.tokens}"
+        record_result(
+            args.history,
+            "small_models",
+            cell,
+            tokens / step_s,
+            "tokens/CPU-s",
+            better="higher",
+            repeats=[tokens / step for step in seconds],
         )
     return 0
 

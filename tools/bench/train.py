@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.huggingface import export_llama_names
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
@@ -179,6 +180,7 @@ def compare_sides(dtype: str, args: argparse.Namespace) -> None:
             process.kill()
             process.wait()
     print_comparison(dtype, args, records)
+    record_comparison(dtype, args, records)
 
 
 def print_comparison(dtype: str, args: argparse.Namespace, records: dict[str, list[dict]]) -> None:
@@ -213,6 +215,23 @@ def print_comparison(dtype: str, args: argparse.Namespace, records: dict[str, li
     )
 
 
+def record_comparison(dtype: str, args: argparse.Namespace, records: dict[str, list[dict]]) -> None:
+    """Store our speeds, the ratio to the other side, and our memory."""
+    ours, theirs = records["ours"][1:], records["theirs"][1:]
+    tokens = args.batch * SEQ * args.steps
+    compiled = ", compiled" if args.compile else ""
+    cell = f"{dtype}, {args.batch} x {SEQ} tokens, {args.threads} threads{compiled}"
+    figures = {
+        "ours": ("tokens/s", [tokens / record["wall_s"] for record in ours]),
+        "ours, CPU": ("tokens/CPU-s", [tokens / record["cpu_s"] for record in ours]),
+        "times transformers": ("", [b["wall_s"] / a["wall_s"] for a, b in zip(ours, theirs, strict=True)]),
+    }
+    for name, (unit, rates) in figures.items():
+        value = statistics.median(rates)
+        record_result(args.history, "train", f"{cell}: {name}", value, unit, better="higher", repeats=rates)
+    record_result(args.history, "train", f"{cell}: memory", ours[-1]["peak_mib"], "MiB", better="lower")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
@@ -238,6 +257,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="time our steps of small models with these d_model instead",
     )
     add("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
+    add_history_options(parser)
     return parser
 
 
@@ -250,7 +270,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     import small_models  # in the same folder
 
     if args.sizes:
-        return small_models.main(["--widths", *map(str, args.sizes), "--batch", str(args.batch)])
+        history = ["--history", str(args.history)] if args.history else ["--no-history"]
+        widths = ["--widths", *map(str, args.sizes)]
+        return small_models.main([*widths, "--batch", str(args.batch), *history])
     print(small_models.describe_machine())
     print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens per step, {args.threads} threads")
     for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):

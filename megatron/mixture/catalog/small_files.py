@@ -5,14 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.mixture.catalog.records import (
-    FileTarget,
-    LineBlock,
-    RecordCounts,
-    insert_block,
-    mask_nonblank,
-    split_lines,
-)
+from megatron.mixture.catalog.line_blocks import LineBlock, mask_nonblank, split_lines
+from megatron.mixture.catalog.records import FileTarget, RecordCounts, insert_block
 from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
 from megatron.text.inputs import PLAIN_SUFFIXES
 

@@ -16,13 +16,14 @@ import numpy as np
 from megatron.report.palette import ACCENT, BAND, GRID, INK, LABEL, MUTED, PAPER, SHADE
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import (
+    NOT_KNOWN,
     OBJECTIVE_NAMES,
     format_count,
     format_exponent,
     format_loss,
     format_tick,
 )
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow, RunRow
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -233,21 +234,21 @@ def linear_axis(title: str, low: float, high: float) -> dict[str, Any]:
     return {"title": {"text": title}, "range": [low - pad, high + pad]}
 
 
-def size_colour(study: Study, row: Row) -> str:
+def size_colour(study: Study, row: RunRow) -> str:
     """Return the colour name of a run's size."""
-    return f"var(--size{study.sizes().index(row['n_params'])})"
+    return f"var(--size{study.sizes().index(row.n_params)})" if row.n_params else MUTED
 
 
-def list_groups(row: Row) -> list[str]:
+def list_groups(row: RunRow) -> list[str]:
     """Return the legend keys of a run's traces."""
-    return [f"size:{row['n_params']}", f"objective:{row['objective']}"]
+    return [f"size:{row.n_params}", f"objective:{row.objective}"]
 
 
-def make_run_chips(study: Study, rows: Sequence[Row]) -> list[Chip]:
+def make_run_chips(study: Study, rows: Sequence[RunRow]) -> list[Chip]:
     """Return legend entries for the sizes of `rows`, and for their objectives if there are several."""
-    sizes = [N for N in study.sizes() if any(row["n_params"] == N for row in rows)]
+    sizes = [N for N in study.sizes() if any(row.n_params == N for row in rows)]
     chips = [Chip(f"size:{N}", study.size_name(N), f"var(--size{study.sizes().index(N)})") for N in sizes]
-    objectives = [o for o in study.objectives() if any(row["objective"] == o for row in rows)]
+    objectives = [o for o in study.objectives() if any(row.objective == o for row in rows)]
     if len(objectives) > 1:
         chips += [
             Chip(f"objective:{o}", OBJECTIVE_NAMES.get(o, o), MUTED, DASH.get(o, "dot")) for o in objectives
@@ -255,34 +256,35 @@ def make_run_chips(study: Study, rows: Sequence[Row]) -> list[Chip]:
     return chips
 
 
-def format_run_hover(study: Study, row: Row) -> str:
+def format_run_hover(study: Study, row: RunRow) -> str:
     """Return the first line of a run's hover text: size, tokens, objective."""
-    objective = OBJECTIVE_NAMES.get(row["objective"], row["objective"])
-    tokens = format_count(row["train_tokens"], 3)
-    return f"<b>{study.size_name(row['n_params'])}</b>, {tokens} tokens, {objective}"
+    objective = row.objective or NOT_KNOWN
+    objective = OBJECTIVE_NAMES.get(objective, objective)
+    tokens = format_count(row.train_tokens, 3)
+    return f"<b>{study.size_name(row.n_params)}</b>, {tokens} tokens, {objective}"
 
 
-def format_score_hover(study: Study, row: Row) -> str:
+def format_score_hover(study: Study, row: RunRow) -> str:
     """Return the first two lines of a run's hover text: the run, and its held-out loss."""
-    return f"{format_run_hover(study, row)}<br>held out {format_loss(row['loss'], row['loss_se'])}"
+    return f"{format_run_hover(study, row)}<br>held out {format_loss(row.loss, row.loss_se)}"
 
 
-def make_error_bars(rows: Sequence[Row], colour: str) -> dict[str, Any]:
+def make_error_bars(rows: Sequence[RunRow], colour: str) -> dict[str, Any]:
     """Return bars of 2 standard errors of the held-out loss of runs."""
-    bars = [2 * (row["loss_se"] or 0) for row in rows]
+    bars = [2 * (row.loss_se or 0) for row in rows]
     return {"array": bars, "color": colour, "thickness": 1, "width": 3}
 
 
-def make_run_mark(study: Study, row: Row, x: float, more: str = "", colour: str = "") -> Trace:
+def make_run_mark(study: Study, row: FinishedRow, x: float, more: str = "", colour: str = "") -> Trace:
     """Return the mark of a finished run at its held-out loss, with 2 standard errors. `more`: hover text."""
     colour = colour or size_colour(study, row)
     return scatter_trace(
         [float(x)],
-        [row["loss"]],
+        [row.loss],
         "markers",
         meta=list_groups(row),
         cliponaxis=False,
-        marker={"color": colour, "size": 9, "symbol": SYMBOL.get(row["objective"], "square")},
+        marker={"color": colour, "size": 9, "symbol": SYMBOL.get(row.objective, "square")},
         error_y=make_error_bars([row], colour),
         hovertemplate=f"{format_score_hover(study, row)}{more}<extra></extra>",
     )

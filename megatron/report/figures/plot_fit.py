@@ -27,7 +27,7 @@ from megatron.report.figures.plot_law import select_law_points, unique_tokens
 from megatron.report.palette import ACCENT, CLOUD, INK, MUTED
 from megatron.report.study_data import MASKED_DIFFUSION, Study
 from megatron.study.format import OBJECTIVE_NAMES, format_count, format_plural, format_tick
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 PAIRS = (("alpha", "A"), ("beta", "B"), ("alpha", "beta"), ("alpha", "E"))
 NAMES = {
@@ -48,14 +48,14 @@ def residual_figure(study: Study) -> Figure | None:
     law, points = study.law, select_law_points(study)
     if law is None or not points:
         return None
-    predicted = np.array([float(law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
+    predicted = np.array([float(law.loss(row.N, row.D, unique_tokens(row))) for row in points])
     # in percent, since the law is fitted to log L: 1 % is the same error at every loss
-    left = 100 * (np.array([row["loss"] for row in points]) / predicted - 1)
+    left = 100 * (np.array([row.loss for row in points]) / predicted - 1)
     data, panels = [], ("N", "D", "C")
     at = {
-        "N": [row["N"] for row in points],
-        "D": [row["D"] for row in points],
-        "C": [6.0 * row["N"] * row["D"] for row in points],
+        "N": [row.N for row in points],
+        "D": [row.D for row in points],
+        "C": [row.C for row in points],
     }
     for i, letter in enumerate(panels):
         # traces come in panels of the first axis x, then x2 and x3
@@ -90,7 +90,7 @@ def residual_figure(study: Study) -> Figure | None:
     )
 
 
-def residual_mark(study: Study, row: Row, x: float, y: float, axis: str) -> Trace:
+def residual_mark(study: Study, row: FinishedRow, x: float, y: float, axis: str) -> Trace:
     """Return the mark of one run in one panel."""
     return scatter_trace(
         [x], [y], "markers", xaxis=axis, meta=list_groups(row),

@@ -25,7 +25,7 @@ from megatron.report.figures.plot import (
 )
 from megatron.report.frontier_text import FACTORS, find_optimum, has_answer, select_frontier_points
 from megatron.report.palette import ACCENT, BAND, INK, MUTED
-from megatron.report.study_data import Study
+from megatron.report.study_data import RunPoint, Study
 from megatron.study.blind import BlindOutcome
 from megatron.study.format import (
     format_count,
@@ -35,7 +35,6 @@ from megatron.study.format import (
     format_plural,
     format_with_interval,
 )
-from megatron.study.table import Row
 
 STEPS = 48  # points of a line
 SLICE_MARGIN = 1.15  # factor by which a slice extends beyond the sizes of its runs
@@ -54,11 +53,11 @@ def slices_figure(study: Study) -> Figure | None:
         return None
     sound = has_answer(study)
     data: list[Trace] = []
-    chips, losses = [], [row["loss"] for row in rows]
-    for i, indices in enumerate(split_budgets(np.array([row["C"] for row in rows]))):
+    chips, losses = [], [row.loss for row in rows]
+    for i, indices in enumerate(split_budgets(np.array([row.C for row in rows]))):
         group = [rows[k] for k in indices]
         # geometric mean of the budget: its runs differ by the rounding to whole steps
-        C = math.exp(float(np.mean(np.log([row["C"] for row in group]))))
+        C = math.exp(float(np.mean(np.log([row.C for row in group]))))
         name, key = f"{format_exponent(C)} FLOPs", f"isoflop:{i}"
         traces = _slice_traces(study, law, group, C, key, f"var(--slice{i})", name)
         # The ends of a slice can rise far above the runs. They would compress the points into a line at the
@@ -101,10 +100,10 @@ def _describe_slices(law: ComputeLaw, n_budgets: int, sound: bool) -> str:
 
 
 def _slice_traces(
-    study: Study, law: ComputeLaw, rows: Sequence[Row], C: float, key: str, colour: str, name: str
+    study: Study, law: ComputeLaw, rows: Sequence[RunPoint], C: float, key: str, colour: str, name: str
 ) -> list[Trace]:
     """Return the traces of one budget: the law's slice, the runs, and the minimum of an identified law."""
-    sizes = [row["N"] for row in rows]
+    sizes = [row.N for row in rows]
     at = find_optimum(law, C) if has_answer(study) else None
     # the minimum of a slice that is far outside its sizes is not shown: the law is an extrapolation there
     if at is not None and not min(sizes) / MAX_MINIMUM_RATIO <= at.N <= max(sizes) * MAX_MINIMUM_RATIO:
@@ -117,7 +116,7 @@ def _slice_traces(
             N.tolist(), law.loss(N, C).round(5).tolist(), "lines", meta=[key], hoverinfo="skip", line=line
         ),
         scatter_trace(
-            sizes, [row["loss"] for row in rows], "markers", meta=[key], marker={"color": colour, "size": 8},
+            sizes, [row.loss for row in rows], "markers", meta=[key], marker={"color": colour, "size": 8},
             customdata=[format_run_hover(study, row) for row in rows],
             hovertemplate=f"%{{customdata}}<br>{name}, loss %{{y:.4f}}<extra></extra>",
         ),
@@ -165,7 +164,7 @@ def frontier_figure(study: Study) -> Figure | None:
     }
     for axis, letter, line, ends in panels:
         data += _frontier_traces(study, rows, C, axis, letter, line, ends, sound)
-        runs = [row[letter] for row in rows]
+        runs = [row.N if letter == "N" else row.loss for row in rows]
         # the axis covers the runs and the sound part of the line; intervals extend it by at most
         # MAX_BAND_RATIO
         shown = [*line, *runs] if sound else [*runs, *_clip_to_axis(runs, line)]
@@ -200,7 +199,7 @@ def frontier_figure(study: Study) -> Figure | None:
 
 def _frontier_traces(
     study: Study,
-    rows: Sequence[Row],
+    rows: Sequence[RunPoint],
     C: Sequence[float],
     axis: str,
     letter: str,
@@ -210,6 +209,7 @@ def _frontier_traces(
 ) -> list[Trace]:
     """Return the traces of one panel: the band if there is one, the runs, and the line on top."""
     write: Callable[[float], str] = format_count if letter == "N" else "{:.3f}".format
+    runs = [row.N if letter == "N" else row.loss for row in rows]
     name = "N*" if letter == "N" else "L*"
     texts = [
         f"{format_exponent(c)} FLOPs<br>{name} = "
@@ -219,7 +219,7 @@ def _frontier_traces(
     return [
         *(_band_traces(C, ends, line, axis) if sound else []),
         scatter_trace(
-            [row["C"] for row in rows], [row[letter] for row in rows], "markers", yaxis=axis, meta=["runs"],
+            [row.C for row in rows], runs, "markers", yaxis=axis, meta=["runs"],
             marker={"color": MUTED, "size": 6, "symbol": "circle-open"},
             customdata=[format_run_hover(study, row) for row in rows],
             hovertemplate="%{customdata}<extra>run</extra>",
@@ -285,10 +285,10 @@ def blind_figure(study: Study) -> Figure | None:
     return Figure("blind", title, caption, alt, make_chart(data, layout, 460), chips)
 
 
-def _approach_traces(study: Study, rows: Sequence[Row]) -> tuple[list[Trace], list[float], list[float]]:
+def _approach_traces(study: Study, rows: Sequence[RunPoint]) -> tuple[list[Trace], list[float], list[float]]:
     """Return (traces, losses, FLOPs) of the runs and of the frontier up to the blind run."""
     law, blind = study.compute_law, study.blind
-    losses, compute = [row["loss"] for row in rows], [row["C"] for row in rows]
+    losses, compute = [row.loss for row in rows], [row.C for row in rows]
     if law is None or blind is None or not rows:
         return [], losses, compute
     best = _find_optima(law, law.C[0], max(blind.C, law.C[1]))

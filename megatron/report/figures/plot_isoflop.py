@@ -39,15 +39,15 @@ Z95 = 1.96
 def fit_study_isoflop(study: Study) -> IsoFlop | None:
     """Fit parabolas to the finished runs of the first objective with enough runs; None without a budget."""
     for objective in study.objectives():
-        rows = [row for row in study.finished_rows(objective) if row["train_flops"] and row["train_tokens"]]
+        rows = [row for row in study.finished_rows(objective) if row.train_flops]
         if not rows:
             continue
         N, D, L, C = (
-            np.array([row[name] for row in rows], dtype=float)
+            np.array([row.number(name) for row in rows], dtype=float)
             for name in ("n_params", "train_tokens", "loss", "train_flops")
         )
         # standard errors are used only if every run has one
-        errors = [row["loss_se"] for row in rows]
+        errors = [row.loss_se for row in rows]
         try:
             return fit_isoflop(N, D, L, C, np.array(errors) if all(errors) else None)
         except ValueError:
@@ -148,12 +148,12 @@ def contour_figure(study: Study) -> Figure | None:
     if law is None or not points:
         return None
     N, D = (
-        np.geomspace(min(row[x] for row in points) / 2, max(row[x] for row in points) * 2, STEPS)
-        for x in "ND"
+        np.geomspace(min(values) / 2, max(values) * 2, STEPS)
+        for values in ([row.N for row in points], [row.D for row in points])
     )
     # [STEPS (D, rows), STEPS (N, columns)], as plotly expects z
     z = law.loss(N[None, :], D[:, None])
-    first, last = (6.0 * min(row["N"] * row["D"] for row in points), largest_compute(study))
+    first, last = (min(row.C for row in points), largest_compute(study))
     best = optimal_frontier(law, np.geomspace(first, last, 30))
     data: list[Trace] = [
         contour_trace(
@@ -169,8 +169,8 @@ def contour_figure(study: Study) -> Figure | None:
     ]  # fmt: skip
     for row in points:
         # a vertical error bar of the loss is invisible on a contour figure
-        mark = make_run_mark(study, row, row["N"])
-        data.append(mark.update(y=[row["D"]], error_y={"visible": False}))
+        mark = make_run_mark(study, row, row.N)
+        data.append(mark.update(y=[row.D], error_y={"visible": False}))
     layout = {
         "xaxis": log_axis("parameters, N", N.tolist()),
         "yaxis": log_axis("training tokens, D", D.tolist()),

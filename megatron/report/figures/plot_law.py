@@ -28,7 +28,7 @@ from megatron.report.figures.plot import (
     shade_beyond,
 )
 from megatron.report.palette import ACCENT, MUTED
-from megatron.report.study_data import Study
+from megatron.report.study_data import RunPoint, Study
 from megatron.study.format import (
     format_count,
     format_exponent,
@@ -38,7 +38,7 @@ from megatron.study.format import (
     format_with_interval,
     join_list,
 )
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 # N* = 1.3e9 (C / 8.64e19)^0.73, fitted on another corpus
 KAPLAN = "Kaplan et al. 2020"
@@ -60,8 +60,8 @@ class OptimumPath:
     D_ends: tuple[np.ndarray, np.ndarray] | None
 
 
-def select_law_points(study: Study) -> list[Row]:
-    """Return the finished runs that the law was fitted on, with the fitted columns as `N` and `D`.
+def select_law_points(study: Study) -> list[RunPoint]:
+    """Return the finished runs that the law was fitted on, with N and D of the fitted columns and C = 6 N D.
 
     These are the runs that the law lists, or without a list those of `select_matching_runs`.
     """
@@ -70,14 +70,18 @@ def select_law_points(study: Study) -> list[Row]:
         return []
     rows = select_matching_runs(study)
     if law.runs:
-        rows = [row for row in study.finished_rows() if row["run"] in set(law.runs)]
+        rows = [row for row in study.finished_rows() if row.run in set(law.runs)]
     columns = law.columns or {}
-    names = {"N": columns.get("N", "n_params"), "D": columns.get("D", "train_tokens")}
-    rows = [row | {letter: row.get(name) for letter, name in names.items()} for row in rows]
-    return [row for row in rows if row["N"] and row["D"]]
+    points = []
+    for row in rows:
+        N = row.number(columns.get("N", "n_params"))
+        D = row.number(columns.get("D", "train_tokens"))
+        if N and D:
+            points.append(RunPoint(**vars(row), N=N, D=D, C=6.0 * N * D))
+    return points
 
 
-def select_matching_runs(study: Study) -> list[Row]:
+def select_matching_runs(study: Study) -> list[FinishedRow]:
     """Return the finished runs that the law's filter selects, which may have finished after the fit."""
     law = study.law
     if law is None:
@@ -88,22 +92,22 @@ def select_matching_runs(study: Study) -> list[Row]:
         row
         for row in study.finished_rows()
         # values of `filter` come from JSON and rows from files, so they are compared as text
-        if all(str(row.get(name)) == str(value) for name, value in filters.items())
-        and row["loss"] <= most
-        and row["run"] not in held_out
+        if all(str(row.value(name)) == str(value) for name, value in filters.items())
+        and row.loss <= most
+        and row.run not in held_out
     ]
 
 
-def unique_tokens(row: Row) -> float:
+def unique_tokens(row: FinishedRow) -> float:
     """Return the unique tokens of a run; Inf if unknown."""
-    return row.get("unique_tokens") or math.inf
+    return row.unique_tokens or math.inf
 
 
 def largest_compute(study: Study) -> float:
     """Return the largest 6 N D of the law's runs in FLOPs, or of its ranges if the study has none of them."""
     points = select_law_points(study)
     if points:
-        return max(6.0 * row["N"] * row["D"] for row in points)
+        return max(row.C for row in points)
     assert study.law is not None, "callers return early without a law"
     return 6.0 * study.law.ranges["N"][1] * study.law.ranges["D"][1]
 
@@ -122,8 +126,8 @@ def prediction_figure(study: Study) -> Figure | None:
     law, points = study.law, select_law_points(study)
     if law is None or not points:
         return None
-    predicted = np.array([float(law.loss(row["N"], row["D"], unique_tokens(row))) for row in points])
-    measured = np.array([row["loss"] for row in points])
+    predicted = np.array([float(law.loss(row.N, row.D, unique_tokens(row))) for row in points])
+    measured = np.array([row.loss for row in points])
     off = 100 * (predicted / measured - 1)
     low, high = min(*predicted, *measured), max(*predicted, *measured)
     data = [
@@ -150,7 +154,7 @@ def prediction_figure(study: Study) -> Figure | None:
         "On the dotted line the law is exact. Bars: two standard errors of the measured loss. These runs "
         "were used in the fit, so the figure does not show how well the law predicts other runs."
     )
-    alt = f"{title}. The worst is {worst['run']}, measured {worst['loss']:.3f}."
+    alt = f"{title}. The worst is {worst.run}, measured {worst.loss:.3f}."
     return Figure("prediction", title, caption, alt, make_chart(data, layout), make_run_chips(study, points))
 
 
@@ -166,10 +170,10 @@ def size_figure(study: Study) -> Figure | None:
     law, points = study.law, select_law_points(study)
     if law is None or not points:
         return None
-    budgets = sorted({row["D"] for row in points})
-    sizes = [row["N"] for row in points]
+    budgets = sorted({row.D for row in points})
+    sizes = [row.N for row in points]
     N = np.geomspace(min(sizes) / 1.15, max(sizes) * 1.15, 60)
-    data, chips, losses = [], [], [row["loss"] for row in points]
+    data, chips, losses = [], [], [row.loss for row in points]
     for i, D in enumerate(budgets):
         line = np.asarray(law.loss(N, np.full_like(N, D)))
         losses += list(line)
@@ -185,8 +189,8 @@ def size_figure(study: Study) -> Figure | None:
             )
         )
         for row in points:
-            if row["D"] == D:
-                data.append(make_run_mark(study, row, row["N"], colour=f"var(--budget{i})").update(about))
+            if row.D == D:
+                data.append(make_run_mark(study, row, row.N, colour=f"var(--budget{i})").update(about))
         chips.append(Chip(f"budget:{D}", f"{format_count(D)} tokens", f"var(--budget{i})"))
     letter = LETTERS.get((law.columns or {}).get("N", "n_params"), "N")
     layout = {
@@ -230,7 +234,7 @@ def optimum_figure(study: Study) -> Figure | None:
         return None
     points = select_law_points(study)
     last = largest_compute(study)
-    first = min((6.0 * row["N"] * row["D"] for row in points), default=last / 100)
+    first = min((row.C for row in points), default=last / 100)
     C = np.geomspace(first, last * EXTRAPOLATION, 48)
     best = find_optimum_path(study.law, C)
     data: list[Trace] = []
@@ -296,7 +300,7 @@ def literature_traces(C: np.ndarray) -> list[Trace]:
 
 def optimum_traces(
     study: Study,
-    points: Sequence[Row],
+    points: Sequence[RunPoint],
     C: np.ndarray,
     letter: str,
     axis: str,
@@ -311,8 +315,8 @@ def optimum_traces(
         for c, x, inside in zip(C, line, bounds, strict=True)
     ]
     runs = scatter_trace(
-        [6.0 * row["N"] * row["D"] for row in points],
-        [row[letter] for row in points],
+        [row.C for row in points],
+        [row.N if letter == "N" else row.D for row in points],
         "markers",
         yaxis=axis,
         meta=["runs"],
@@ -343,7 +347,7 @@ def describe_band(law: Law) -> str:
 
 
 def optimum_layout(
-    points: Sequence[Row], C: np.ndarray, last: float, panels: Sequence[Panel]
+    points: Sequence[RunPoint], C: np.ndarray, last: float, panels: Sequence[Panel]
 ) -> dict[str, Any]:
     """Return a layout of two stacked panels with one C axis; the range beyond the runs is shaded."""
     names = {"N": "parameters, N", "D": "tokens, D"}
@@ -354,7 +358,7 @@ def optimum_layout(
     for letter, axis, line, ends in panels:
         shown = [
             *line,
-            *(row[letter] for row in points),
+            *(row.N if letter == "N" else row.D for row in points),
             *(ends[0] if ends else ()),
             *(ends[1] if ends else ()),
         ]

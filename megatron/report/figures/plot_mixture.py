@@ -29,7 +29,7 @@ def read_weights(study: Study) -> dict[str, WeightsOverTime]:
     weights_by_run: dict[str, WeightsOverTime] = {}
     for row in study.rows:
         points: dict[float, dict[str, float]] = {}
-        for record in read_valid_metrics(study.folder / row["path"]) if row["path"] else ():
+        for record in read_valid_metrics(study.folder / row.path) if row.path else ():
             weights, tokens = record.get("weights"), record.get("tokens")
             if record["kind"] == "train" and isinstance(weights, dict) and isinstance(tokens, int | float):
                 # keyed by tokens: of a step that was trained twice the later record remains
@@ -37,7 +37,7 @@ def read_weights(study: Study) -> dict[str, WeightsOverTime]:
         if points:
             at = np.array(sorted(points))
             names = list(points[at[-1]])
-            weights_by_run[row["run"]] = {
+            weights_by_run[row.run] = {
                 name: (at, np.array([float(points[tokens].get(name, 0.0)) for tokens in at.tolist()]))
                 for name in names
             }

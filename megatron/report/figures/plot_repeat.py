@@ -1,5 +1,7 @@
 """Figures of repeated text (epochs, crossover of the objectives) and of downstream scores."""
 
+from typing import TypeAlias
+
 import numpy as np
 
 from megatron.laws.crossover import crossover
@@ -27,52 +29,54 @@ from megatron.report.figures.plot import (
     size_colour,
 )
 from megatron.report.palette import ACCENT, INK
-from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
+from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, RepeatedRow, Study
 from megatron.study.format import OBJECTIVE_NAMES, format_count, format_digits, format_exponent
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 N_UNIQUE = 5  # amounts of unique text, around those of the study
 N_REPLICATES = 20
 
+Series: TypeAlias = dict[tuple[str, float, float], list[RepeatedRow]]  # by objective, N and unique tokens
+
 
 def epochs_figure(study: Study) -> Figure | None:
     """Return loss over epochs at fixed N and unique text, per objective; None if no text is repeated."""
-    # one line per objective, N and unique tokens; only lines with several epochs are drawn
-    series: dict[tuple[str, int, int], list[Row]] = {}
+    # only lines with several epochs are drawn
+    series: Series = {}
     for row in study.finished_rows():
-        if row["epochs"] and row["unique_tokens"]:
-            # key: (objective, N, U); along one line only the number of epochs changes, and with it D = U x
-            # epochs
-            series.setdefault((row["objective"], row["n_params"], row["unique_tokens"]), []).append(row)
+        if row.epochs and row.unique_tokens:
+            # along one line only the number of epochs changes, and with it D = U x epochs
+            key = (row.objective, row.n_params, row.unique_tokens)
+            series.setdefault(key, []).append(RepeatedRow(**vars(row)))
     series = {
-        key: sorted(rows, key=lambda row: row["epochs"])
+        key: sorted(rows, key=lambda row: row.epochs)
         for key, rows in series.items()
-        if len({row["epochs"] for row in rows}) > 1
+        if len({row.epochs for row in rows}) > 1
     }
     shown = [row for rows in series.values() for row in rows]
-    if not shown or max(row["epochs"] for row in shown) <= 1:
+    if not shown or max(row.epochs for row in shown) <= 1:
         return None
     data: list[Trace] = []
     for (objective, _, unique), rows in sorted(series.items()):
         colour = size_colour(study, rows[0])
         data.append(
             scatter_trace(
-                [row["epochs"] for row in rows],
-                [row["loss"] for row in rows],
+                [row.epochs for row in rows],
+                [row.loss for row in rows],
                 "lines+markers",
                 meta=list_groups(rows[0]),
                 line={"color": colour, "width": 2, "dash": DASH.get(objective, "dot")},
                 marker={"color": colour, "size": 9, "symbol": SYMBOL.get(objective, "square")},
                 error_y=make_error_bars(rows, colour),
                 customdata=[
-                    f"{format_score_hover(study, row)}<br>{format_digits(row['epochs'], 2)} epochs of "
+                    f"{format_score_hover(study, row)}<br>{format_digits(row.epochs, 2)} epochs of "
                     f"{format_count(unique)} tokens"
                     for row in rows
                 ],
                 hovertemplate="%{customdata}<extra></extra>",
             )
         )
-    epochs, losses = [row["epochs"] for row in shown], [row["loss"] for row in shown]
+    epochs, losses = [row.epochs for row in shown], [row.loss for row in shown]
     layout = {
         "xaxis": log_axis("epochs over the same unique tokens", epochs),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
@@ -89,7 +93,7 @@ def epochs_figure(study: Study) -> Figure | None:
     )
 
 
-def _describe_turn(study: Study, objective: str, series: dict[tuple[str, int, int], list[Row]]) -> str:
+def _describe_turn(study: Study, objective: str, series: Series) -> str:
     """Return a clause on the epochs at which one objective's lines are lowest; empty without lines."""
     claim = headlines.describe_turns(study, [rows for key, rows in series.items() if key[0] == objective])
     return f"{OBJECTIVE_NAMES.get(objective, objective)}: {claim}" if claim else ""
@@ -100,7 +104,7 @@ def crossover_figure(study: Study) -> Figure | None:
     first, second = (study.laws.get(objective) for objective in (AUTOREGRESSIVE, MASKED_DIFFUSION))
     if first is None or second is None or not all(FORM[law.form].needs_unique for law in (first, second)):
         return None
-    unique_tokens = [row["unique_tokens"] for row in study.finished_rows() if row["unique_tokens"]]
+    unique_tokens = [row.unique_tokens for row in study.finished_rows() if row.unique_tokens]
     if not unique_tokens:
         return None
     unique = np.geomspace(min(unique_tokens) / 2, max(unique_tokens) * 10, N_UNIQUE)
@@ -151,8 +155,8 @@ def crossover_figure(study: Study) -> Figure | None:
 
 def downstream_figure(study: Study) -> Figure | None:
     """Return each task's scores over the run's loss, with the fitted curve; None without scores."""
-    by_run = {row["run"]: row for row in study.finished_rows()}
-    tasks: dict[tuple[str, str], list[tuple[Row, float]]] = {}
+    by_run = {row.run: row for row in study.finished_rows()}
+    tasks: dict[tuple[str, str], list[tuple[FinishedRow, float]]] = {}
     for entry in study.scores:
         if entry["run"] in by_run:
             key = (entry["task"], entry["kind"])
@@ -164,7 +168,7 @@ def downstream_figure(study: Study) -> Figure | None:
     data: list[Trace] = []
     chips, words = [], []
     for i, ((task, kind), pairs) in enumerate(sorted(tasks.items())):
-        L, y = (np.array(v, dtype=float) for v in zip(*((r["loss"], s) for r, s in pairs), strict=True))
+        L, y = (np.array(v, dtype=float) for v in zip(*((r.loss, s) for r, s in pairs), strict=True))
         dash = ("solid", "dash", "dot")[i % 3]
         data.append(
             scatter_trace(

@@ -28,9 +28,9 @@ from megatron.report.figures.plot import (
     size_colour,
 )
 from megatron.report.palette import INK
-from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
+from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, RunPoint, Study
 from megatron.study.format import format_count, format_exponent, format_loss, format_plural
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 SMOOTHED_SHARE = 0.02  # share of a curve's points, on either side
 MAX_POINTS = 250  # of a curve; more are not visible and increase the page's size
@@ -64,19 +64,19 @@ def thin_points(n: int, most: int) -> np.ndarray:
 
 def curves_figure(study: Study) -> Figure | None:
     """Return loss over tokens of every run: smoothed training loss as lines, held-out loss as points."""
-    rows = [row for row in study.rows if len(study.curves[row["run"]].tokens) and row["n_params"]]
+    rows = [row for row in study.rows if len(study.curves[row.run].tokens) and row.n_params]
     if not rows:
         return None
     data, seen = [], []
     for row in rows:
-        curve, colour = study.curves[row["run"]], size_colour(study, row)
+        curve, colour = study.curves[row.run], size_colour(study, row)
         keep = thin_points(len(curve.tokens), MAX_POINTS)
         mean = smooth_loss(curve.loss)[keep]
         about = {"meta": list_groups(row)}
         data.append(
             scatter_trace(
                 curve.tokens[keep].tolist(), mean.round(4).tolist(), "lines", opacity=0.85,
-                line={"color": colour, "width": 1.6, "dash": DASH.get(row["objective"], "dot")},
+                line={"color": colour, "width": 1.6, "dash": DASH.get(row.objective or "", "dot")},
                 hovertemplate=f"{format_run_hover(study, row)}<br>training {AT_POINT}", **about,
             )
         )  # fmt: skip
@@ -91,8 +91,8 @@ def curves_figure(study: Study) -> Figure | None:
                     "color": colour,
                     "size": [5] * (len(few) - 1) + [9],
                     "opacity": 1,
-                    "line": {"width": 0 if row["objective"] == AUTOREGRESSIVE else 1.5},
-                    "symbol": SYMBOL.get(row["objective"], "square-open"),
+                    "line": {"width": 0 if row.objective == AUTOREGRESSIVE else 1.5},
+                    "symbol": SYMBOL.get(row.objective or "", "square-open"),
                 },
                 hovertemplate=f"{format_run_hover(study, row)}<br>held out {AT_POINT}",
                 **about,
@@ -125,9 +125,9 @@ def describe_curves(study: Study, entropy: float | None) -> list[str]:
     words = [claim, "."]
     done = study.finished_rows(AUTOREGRESSIVE)
     if entropy and done:
-        level = [row for row in done if row["train_tokens"] == max(study.budgets(done))]
+        level = [row for row in done if row.train_tokens == max(study.budgets(done))]
         # a loss counts as below the entropy only by more than Z standard errors
-        below = sum(row["loss"] + headlines.Z * (row["loss_se"] or 0) < entropy for row in level)
+        below = sum(row.loss + headlines.Z * (row.loss_se or 0) < entropy for row in level)
         words.append(
             f" Of {format_plural(len(level), 'autoregressive run')} at the largest budget, {below} "
             f"{'ends' if below == 1 else 'end'} below the unigram entropy of the held-out text "
@@ -139,29 +139,32 @@ def describe_curves(study: Study, entropy: float | None) -> list[str]:
 
 def compute_figure(study: Study) -> Figure | None:
     """Return held-out loss over training FLOPs, with the lower envelope of each objective's finished runs."""
-    rows = [row for row in study.finished_rows() if row["train_flops"]]
+    rows = [
+        RunPoint(**vars(row), N=row.n_params, D=row.train_tokens, C=row.train_flops)
+        for row in study.finished_rows()
+        if row.train_flops
+    ]
     if not rows:
         return None
     data = [intermediate_trace(study, row) for row in rows]
     for row in rows:
-        flops = row["train_flops"]
-        data.append(make_run_mark(study, row, flops, f"<br>{format_exponent(flops)} FLOPs"))
+        data.append(make_run_mark(study, row, row.C, f"<br>{format_exponent(row.C)} FLOPs"))
     claim = ""
     for objective in study.objectives():
-        lower = lower_envelope([row for row in rows if row["objective"] == objective])
+        lower = lower_envelope([row for row in rows if row.objective == objective])
         data.append(
             scatter_trace(
-                [row["train_flops"] for row in lower],
-                [row["loss"] for row in lower],
+                [row.C for row in lower],
+                [row.loss for row in lower],
                 "lines",
                 meta=[f"objective:{objective}", "envelope"],
                 hoverinfo="skip",
                 line={"color": INK, "width": 2.2, "dash": DASH.get(objective, "dot")},
             )
         )
-        group = [row for row in rows if row["objective"] == objective]
+        group = [row for row in rows if row.objective == objective]
         claim = claim or headlines.describe_envelope(study, group, lower)
-    flops, losses = [row["train_flops"] for row in rows], [row["loss"] for row in rows]
+    flops, losses = [row.C for row in rows], [row.loss for row in rows]
     layout = {
         "xaxis": log_axis("training compute (FLOPs)", flops, format_flops_tick),
         "yaxis": linear_axis(f"held-out loss ({LOSS_UNIT})", min(losses), max(losses)),
@@ -172,61 +175,61 @@ def compute_figure(study: Study) -> Figure | None:
         "reached with at most that compute."
     )
     title = claim or "Held-out loss against training compute"
-    best = min(rows, key=lambda row: row["loss"])
+    best = min(rows, key=lambda row: row.loss)
     alt = (
-        f"{title}. The lowest loss, {format_loss(best['loss'], best['loss_se'])}, is that of "
-        f"{best['run']} at "
-        f"{format_exponent(best['train_flops'])} FLOPs."
+        f"{title}. The lowest loss, {format_loss(best.loss, best.loss_se)}, is that of "
+        f"{best.run} at "
+        f"{format_exponent(best.C)} FLOPs."
     )
     chips = [*make_run_chips(study, rows), Chip("envelope", "envelope")]
     return Figure("compute", title, caption, alt, make_chart(data, layout), chips)
 
 
-def intermediate_trace(study: Study, row: Row) -> Trace:
+def intermediate_trace(study: Study, row: RunPoint) -> Trace:
     """Return the trace of a run's held-out losses during training, over the compute spent so far."""
-    curve = study.curves[row["run"]]
+    curve = study.curves[row.run]
     # held-out curves are over tokens: FLOPs per token are constant within a run
-    flops = curve.held_out_tokens * (row["train_flops"] / row["train_tokens"])
+    flops = curve.held_out_tokens * (row.C / row.D)
     return scatter_trace(
         flops.tolist(), curve.held_out_loss.round(4).tolist(), "lines", opacity=0.4, hoverinfo="skip",
-        line={"color": size_colour(study, row), "width": 1, "dash": DASH.get(row["objective"], "dot")},
+        line={"color": size_colour(study, row), "width": 1, "dash": DASH.get(row.objective or "", "dot")},
         meta=list_groups(row),
     )  # fmt: skip
 
 
-def lower_envelope(rows: Sequence[Row]) -> list[Row]:
+def lower_envelope(rows: Sequence[RunPoint]) -> list[RunPoint]:
     """Return the rows with a lower loss than every run of equal or less compute, in ascending compute."""
-    lower: list[Row] = []
+    lower: list[RunPoint] = []
     # at equal FLOPs the lowest loss comes first, and the others of that compute are then not lower
-    for row in sorted(rows, key=lambda row: (row["train_flops"], row["loss"])):
-        if not lower or row["loss"] < lower[-1]["loss"]:
+    for row in sorted(rows, key=lambda row: (row.C, row.loss)):
+        if not lower or row.loss < lower[-1].loss:
             lower.append(row)
     return lower
 
 
 def objectives_figure(study: Study) -> Figure | None:
     """Return the losses of the two objectives at equal N and equal tokens; None without such a pair."""
-    by_key: dict[tuple[object, ...], dict[str, Row]] = {}
+    by_key: dict[tuple[object, ...], dict[str, FinishedRow]] = {}
     for row in sorted(
-        study.finished_rows(), key=lambda row: -row["loss"]
+        study.finished_rows(), key=lambda row: -row.loss
     ):  # of several runs with one key the lowest loss is stored last
-        key = tuple(row[name] for name in ("n_params", "train_tokens", "unique_tokens", "seed"))
-        by_key.setdefault(key, {})[row["objective"]] = row
+        key = (row.n_params, row.train_tokens, row.unique_tokens, row.seed)
+        by_key.setdefault(key, {})[row.objective] = row
     pairs = [pair for pair in by_key.values() if AUTOREGRESSIVE in pair and MASKED_DIFFUSION in pair]
     if not pairs:
         return None
     data = []
-    for N in sorted({pair[AUTOREGRESSIVE]["n_params"] for pair in pairs}):
+    for N in sorted({pair[AUTOREGRESSIVE].n_params for pair in pairs}):
         for objective in (AUTOREGRESSIVE, MASKED_DIFFUSION):
             rows = sorted(
-                (pair[objective] for pair in pairs if pair[objective]["n_params"] == N),
-                key=lambda row: row["train_tokens"],
+                (pair[objective] for pair in pairs if pair[objective].n_params == N),
+                key=lambda row: row.train_tokens,
             )
             colour = size_colour(study, rows[0])
             data.append(
                 scatter_trace(
-                    [row["train_tokens"] for row in rows],
-                    [row["loss"] for row in rows],
+                    [row.train_tokens for row in rows],
+                    [row.loss for row in rows],
                     "lines+markers",
                     meta=list_groups(rows[0]),
                     cliponaxis=False,
@@ -238,7 +241,7 @@ def objectives_figure(study: Study) -> Figure | None:
                 )
             )
     rows = [row for pair in pairs for row in pair.values()]
-    losses = [row["loss"] for row in rows]
+    losses = [row.loss for row in rows]
     tokens = study.budgets(rows)
     layout = {
         "xaxis": log_axis("training tokens", tokens)

@@ -20,7 +20,7 @@ from megatron.report.figures.plot_law import select_law_points, unique_tokens
 from megatron.report.palette import ACCENT, MUTED
 from megatron.report.study_data import Study
 from megatron.study.format import format_constant, format_interval, format_plural
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 CLIP = (0.01, 100.0)  # limits of the intervals' axis, in units of the fitted value
 
@@ -30,12 +30,12 @@ def misfit_figure(study: Study) -> Figure | None:
     law, points = study.law, select_law_points(study)
     if law is None or not points or not law.lack_of_fit:
         return None
-    cells: dict[tuple[float, float, float], list[tuple[Row, float]]] = {}
+    cells: dict[tuple[float, float, float], list[tuple[FinishedRow, float]]] = {}
     for row in points:
-        predicted = float(law.loss(row["N"], row["D"], unique_tokens(row)))
+        predicted = float(law.loss(row.N, row.D, unique_tokens(row)))
         # a cell: equal N, D and unique tokens
-        cell = (row["N"], row["D"], unique_tokens(row))
-        cells.setdefault(cell, []).append((row, 100 * (row["loss"] / predicted - 1)))
+        cell = (row.N, row.D, unique_tokens(row))
+        cells.setdefault(cell, []).append((row, 100 * (row.loss / predicted - 1)))
     noise = 100 * law.lack_of_fit["noise"]
     data: list[Trace] = []
     for (N, D, _), pairs in cells.items():

@@ -203,7 +203,7 @@ def _parse_amount(word: str) -> Fraction | None:
 
 def open_amounts(folder: Path) -> WordCase:
     """Open amounts, compared with Python's decimal."""
-    from megatron.text.parse_counts import parse_count, parse_count_or_fraction
+    from megatron.text.arguments import parse_count, parse_count_or_fraction
 
     def read(word: str) -> None:
         share = parse_count_or_fraction(word)

@@ -121,7 +121,7 @@ def open_run_folders(folder: Path) -> FileCase:
         read_last_metrics(folder / "runs/md")
         # the table must return each loss bit for bit: the CSV has enough digits
         losses = [float(cell) for cell in read_table(folder / "table.csv")["loss"] if cell]
-        expected = [row["loss"] for row in rows if row["loss"] is not None]
+        expected = [row.loss for row in rows if row.loss is not None]
         # NaN differs from itself
         if losses != expected and not any(map(math.isnan, losses)):
             raise WrongAnswerError(f"table.csv: got the losses {losses}, expected {expected}")

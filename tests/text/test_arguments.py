@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from megatron.text.parse_counts import parse_count, parse_count_or_fraction
+from megatron.text.arguments import parse_count, parse_count_or_fraction
 
 
 @pytest.mark.parametrize(
