@@ -26,18 +26,14 @@ from megatron.study.format import (
     join_list,
 )
 from megatron.study.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
-<<<<<<< HEAD
 from megatron.study.references import (
     REFERENCES,
     read_reference_facts,
     read_references,
     write_references,
 )
-from megatron.study.table import Row, read_runs, write_table, write_table_parquet
-=======
 from megatron.study.run_row import RunRow
 from megatron.study.table import read_runs, write_table, write_table_parquet
->>>>>>> main
 from megatron.terminal import print_table
 
 SHOWN = {

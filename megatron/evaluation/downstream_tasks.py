@@ -10,7 +10,6 @@ from typing import Any
 from megatron.checkpoint.model_weights import Weights
 from megatron.evaluation.foreign_model import ForeignModel, read_scored_model
 from megatron.evaluation.harness import (
-    Results,
     TransformersReader,
     find_mismatch,
     harness_model,
@@ -18,6 +17,7 @@ from megatron.evaluation.harness import (
     transformers_model,
 )
 from megatron.evaluation.harness_files import (
+    Results,
     has_harness_files,
     make_serializable,
     merge_results,

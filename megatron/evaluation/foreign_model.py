@@ -88,12 +88,12 @@ class TransformersNet(nn.Module):
     @property
     def head_weight(self) -> Tensor:
         """Weight of the head [V, D]."""
-        return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
+        return self.model.get_output_embeddings().weight
 
     def hidden_states(self, tokens: Tensor, causal: bool) -> Tensor:
         """Return the input of the head: tokens int64 [B, S] -> [B, S, D]."""
         assert causal, "models of transformers are autoregressive"
-        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
 
 def read_scored_model(path: Path, tokenizer: str | None, backend: str = "auto") -> Weights | ForeignModel:

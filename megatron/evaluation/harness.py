@@ -171,7 +171,7 @@ class CheckedTransformersModel:
         lengths = [len(context) + len(continuation) for _, context, continuation in requests]
         # the last token is only predicted, so max_length + 1 tokens are scored whole
         self.reader.n_truncated += sum(n > self.reader.max_length + 1 for n in lengths)
-        return super()._loglikelihood_tokens(requests, *args, **more)  # type: ignore[misc, no-any-return]
+        return super()._loglikelihood_tokens(requests, *args, **more)  # type: ignore[misc]
 
 
 def build_hf_model(folder: Path, batch_size: int | str, **more: Any) -> "LM":

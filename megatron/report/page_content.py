@@ -6,12 +6,8 @@ from typing import Any
 from megatron.laws.compute_law import Optimum
 from megatron.laws.law import Law
 from megatron.report import blind_text, frontier_text, headlines, summary, verdict
-<<<<<<< HEAD
-from megatron.report.palette import MUTED
-from megatron.report.reference_text import collect_references
-=======
 from megatron.report.figures.plot import size_colour
->>>>>>> main
+from megatron.report.reference_text import collect_references
 from megatron.report.study_data import AUTOREGRESSIVE, Study
 from megatron.study.format import (
     NOT_KNOWN,

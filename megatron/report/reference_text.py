@@ -7,6 +7,7 @@ from typing import Any
 from megatron.report.study_data import Study
 from megatron.study.format import NOT_KNOWN, format_count, format_exponent
 from megatron.study.references import ReferenceScore
+from megatron.study.run_row import FinishedRow
 
 MAX_TASKS = 6  # columns of the table
 
@@ -16,6 +17,11 @@ def count_flops(reference: ReferenceScore) -> float | None:
     if not reference.n_params or not reference.train_tokens:
         return None
     return 6.0 * reference.n_params * reference.train_tokens
+
+
+def count_run_flops(row: FinishedRow) -> float:
+    """Return 6 N D of a run, the count that is used for published models too."""
+    return 6.0 * row.n_params * row.train_tokens
 
 
 def list_notes(references: Sequence[ReferenceScore]) -> list[str]:
@@ -52,21 +58,23 @@ def collect_references(study: Study) -> dict[str, Any]:
 def _collect_largest_run(study: Study, tasks: Sequence[str]) -> tuple[str, ...] | None:
     """Return the row of the scored run with the most compute."""
     scored = {(entry["run"], entry["task"]): entry for entry in study.scores}
-    runs = [row for row in study.finished_rows() if any((row["run"], task) in scored for task in tasks)]
+    runs = [row for row in study.finished_rows() if any((row.run, task) in scored for task in tasks)]
     if not runs:
         return None
-    row = max(runs, key=lambda row: row["flops_6nd"] or 0.0)
-    entries = [scored.get((row["run"], task)) for task in tasks]
+    row = max(runs, key=count_run_flops)
+    entries = [scored.get((row.run, task)) for task in tasks]
     cells = [NOT_KNOWN if e is None else _format_score(e["score"], e.get("se")) for e in entries]
-    size = _format_size(row["n_params"], row["train_tokens"], row["flops_6nd"])
-    return (f"this study: {row['run']}", *size, *cells)
+    size = _format_size(row.n_params, row.train_tokens, count_run_flops(row))
+    return (f"this study: {row.run}", *size, *cells)
 
 
 def _first(scores: dict[str, ReferenceScore]) -> ReferenceScore:
     return next(iter(scores.values()))
 
 
-def _format_size(n_params: int | None, train_tokens: int | None, flops: float | None) -> tuple[str, str, str]:
+def _format_size(
+    n_params: float | None, train_tokens: float | None, flops: float | None
+) -> tuple[str, str, str]:
     return (
         format_count(n_params, 3) if n_params else NOT_KNOWN,
         format_count(train_tokens, 3) if train_tokens else NOT_KNOWN,

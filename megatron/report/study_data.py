@@ -14,11 +14,8 @@ from megatron.laws.law import Law
 from megatron.study.blind import BlindOutcome, check_blind
 from megatron.study.format import format_count
 from megatron.study.ladder import STUDY, read_study_plan
-<<<<<<< HEAD
 from megatron.study.references import REFERENCES, ReferenceScore, load_references
-=======
 from megatron.study.run_row import FinishedRow, RunRow, select_finished
->>>>>>> main
 from megatron.study.study_frontier import COMPUTE_LAW
 from megatron.study.table import MAX_NUMBER, read_runs, read_table, read_valid_metrics
 

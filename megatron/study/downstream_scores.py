@@ -47,27 +47,17 @@ def read_scores(study_dir: Path, rows: Sequence[RunRow]) -> list[Score]:
     """
     scores = []
     for row in rows:
-<<<<<<< HEAD
-        if row["status"] == "done" and row["path"]:
-            run = study_dir / row["path"]
-            # the last step, from result.json; None matches no checkpoint
-=======
         if row.status == "done" and row.path:
             run = study_dir / row.path
-            # the last step, from result.json; None matches no checkpoint (_read_results)
->>>>>>> main
+            # the last step, from result.json; None matches no checkpoint
             end = (read_json(run / RESULT) or {}).get("step")
             for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
                 # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the
                 # checkpoint
-<<<<<<< HEAD
                 results = list(read_task_scores(path))  # raises for a damaged file
                 step = (read_json(path) or {}).get("config", {}).get("step")
                 if step is not None and step == end:
-                    scores += [Score(row["run"], *result, path.parts[-3]) for result in results]
-=======
-                scores += [Score(row.run, *result, path.parts[-3]) for result in _read_results(path, end)]
->>>>>>> main
+                    scores += [Score(row.run, *result, path.parts[-3]) for result in results]
     # of several results for one task the last path counts
     return list({(score.run, score.task): score for score in scores}.values())
 

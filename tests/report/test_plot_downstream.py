@@ -28,11 +28,11 @@ def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     lines = ["run,task,score,kind,se,metric,checkpoint"]
     for row in read_study(tmp_path).finished_rows("autoregressive"):
-        rising = 0.25 + 0.1 * math.log10(row["flops_6nd"] / 1e11)
+        rising = 0.25 + 0.1 * math.log10(row.flops_6nd / 1e11)
         for task, truth in (("sciq-first400", rising), ("copa-first400", 0.5)):
             se = math.sqrt(truth * (1 - truth) / N_QUESTIONS)
             score = rng.binomial(N_QUESTIONS, truth) / N_QUESTIONS
-            lines.append(f"{row['run']},{task},{score},accuracy,{se},acc,step")
+            lines.append(f"{row.run},{task},{score},accuracy,{se},acc,step")
     (tmp_path / "scores.csv").write_text("\n".join(lines) + "\n")
     task = "sciq-first400"
     write_references(
@@ -81,7 +81,7 @@ def test_points_have_their_compute_and_two_standard_errors(study: Study) -> None
     }
     runs = traces["task:sciq-first400", "square"]
     row = study.finished_rows("autoregressive")[0]
-    assert runs["x"][0] == row["flops_6nd"] == 6 * row["n_params"] * row["train_tokens"]
+    assert runs["x"][0] == row.flops_6nd == 6 * row.n_params * row.train_tokens
     references = traces["task:sciq-first400", "square-open"]
     assert list(references["x"]) == [6e20, 6e19]
     assert list(references["error_y"]["array"]) == [0.03, 0.0]

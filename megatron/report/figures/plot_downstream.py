@@ -24,7 +24,7 @@ from megatron.report.palette import ACCENT, INK, MUTED
 from megatron.report.study_data import Study
 from megatron.study.format import format_count
 from megatron.study.references import ReferenceScore
-from megatron.study.table import Row
+from megatron.study.run_row import FinishedRow
 
 SYMBOLS = ("circle", "square", "triangle-up", "cross", "x", "star")  # of tasks, which have no order
 
@@ -34,14 +34,14 @@ class TaskScores:
     """Scores of one task: of the study's finished runs, and of published models with a compute."""
 
     task: str
-    runs: list[tuple[Row, float, float]]  # run, score, standard error (NaN: unknown)
+    runs: list[tuple[FinishedRow, float, float]]  # run, score, standard error (NaN: unknown)
     references: list[tuple[ReferenceScore, float]]  # score, FLOPs
 
 
 def collect_task_scores(study: Study) -> list[TaskScores]:
     """Return the accuracies of each task, in the order of names; tasks without scored runs are omitted."""
-    by_run = {row["run"]: row for row in study.finished_rows() if row["flops_6nd"]}
-    tasks: dict[str, list[tuple[Row, float, float]]] = {}
+    by_run = {row.run: row for row in study.finished_rows()}
+    tasks: dict[str, list[tuple[FinishedRow, float, float]]] = {}
     for entry in study.scores:
         if entry["kind"] == "accuracy" and entry["run"] in by_run:
             tasks.setdefault(entry["task"], []).append(
@@ -90,7 +90,7 @@ def _draw_task(study: Study, task: TaskScores, symbol: str) -> list[Trace]:
     """Return the traces of one task: runs, published models and chance."""
     meta = [f"task:{task.task}"]
     rows, scores, errors = zip(*task.runs, strict=True)
-    flops = [row["flops_6nd"] for row in rows]
+    flops = [reference_text.count_run_flops(row) for row in rows]
     hovers = [
         f"{format_run_hover(study, row)}<br>{task.task} {_format_score(score, se)}"
         for row, score, se in task.runs
