@@ -16,6 +16,7 @@ from megatron.config.schema import ModelConfig
 from megatron.io import read_json
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")  # ends of the names of transformers' classes
 N_PROBE = 8  # ids of the pass that compares logits with hidden states
 OBJECTIVE = "autoregressive"  # of every model that transformers' classes for causal language models run
 
@@ -93,7 +94,23 @@ class TransformersNet(nn.Module):
     def hidden_states(self, tokens: Tensor, causal: bool) -> Tensor:
         """Return the input of the head: tokens int64 [B, S] -> [B, S, D]."""
         assert causal, "models of transformers are autoregressive"
-        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        try:
+            return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        except IndexError as error:  # from a table of learned positions
+            raise ValueError(
+                f"--seq-len: got {tokens.shape[1]} positions, more than the model has. Use fewer."
+            ) from error
+
+
+def _is_causal_model(hf_config: dict[str, Any]) -> bool:
+    """Return whether a config.json states that transformers has a causal language model for it.
+
+    Other folders (masked diffusion, with code of their own) must not be scored as autoregressive.
+    """
+    classes = hf_config.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    is_export = any(key in hf_config for key in PROJECT_KEYS)  # of this project, which reads it itself
+    return isinstance(first, str) and first.endswith(CAUSAL_CLASSES) and not is_export
 
 
 def read_scored_model(path: Path, tokenizer: str | None, backend: str = "auto") -> Weights | ForeignModel:
@@ -106,8 +123,7 @@ def read_scored_model(path: Path, tokenizer: str | None, backend: str = "auto") 
     """
     assert backend in BACKENDS, backend
     hf_config = read_json(path / CONFIG_FILE) if path.is_dir() else None
-    # these keys mark an export of this project, which it reads itself; masked diffusion has no other code
-    can_be_foreign = hf_config is not None and not any(key in hf_config for key in PROJECT_KEYS)
+    can_be_foreign = hf_config is not None and _is_causal_model(hf_config)
     if backend == "transformers":
         if hf_config is None:
             raise ValueError(f"--backend transformers: got {path}, expected a folder with {CONFIG_FILE}.")

@@ -81,6 +81,13 @@ def test_only_what_the_converter_refuses_goes_to_transformers(cache: Path) -> No
         read_scored_model(falcon.path, None, "native")
 
 
+def test_a_model_of_another_kind_is_refused_instead_of_scored_as_autoregressive(tmp_path: Path) -> None:
+    for config in ({"architectures": ["LladaModelLm"]}, {}, {"objective": "masked_diffusion"}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard-of", **config}))
+        with pytest.raises(ValueError, match="model_type"):
+            read_scored_model(tmp_path, None)
+
+
 def test_both_backends_agree_and_their_results_are_kept_apart(cache: Path, scaling_data: Path) -> None:
     data = scaling_data / "downstream"
     ours, folder = score("acme/llama", data)

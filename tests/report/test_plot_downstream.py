@@ -9,6 +9,7 @@ import pytest
 from megatron.report.figures.plot_downstream import (
     collect_task_scores,
     describe_noise,
+    describe_separation,
     score_compute_figure,
 )
 from megatron.report.reference_text import collect_references
@@ -56,6 +57,10 @@ def test_the_title_says_which_scores_differ_by_more_than_their_noise(study: Stud
     assert describe_noise(copa).startswith("copa-first400: 15 runs within")
     assert "do not differ by more than their noise (standard error 2.5 points)" in describe_noise(copa)
     assert " differ by more than their noise" in describe_noise(sciq)
+    assert describe_separation([copa, sciq]) == (
+        "On sciq-first400 the runs differ by more than the noise of their scores, on the others they do not"
+    )
+    assert describe_separation([copa]).startswith("On none of the tasks")
 
 
 def test_noise_is_mistaken_for_a_difference_in_five_of_a_hundred_cases(study: Study) -> None:
@@ -86,6 +91,8 @@ def test_points_have_their_compute_and_two_standard_errors(study: Study) -> None
     assert list(references["x"]) == [6e20, 6e19]
     assert list(references["error_y"]["array"]) == [0.03, 0.0]
     assert "acme/b: random weights." in figure.caption
+    low, high = figure.layout["yaxis"]["range"]
+    assert low < min(runs["y"]) - max(runs["error_y"]["array"]) < 0.93 < high  # 0.9 with its bar
 
 
 def test_the_page_has_a_table_of_published_models_with_their_caveats(study: Study) -> None:

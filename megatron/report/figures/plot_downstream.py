@@ -22,11 +22,12 @@ from megatron.report.figures.plot import (
 )
 from megatron.report.palette import ACCENT, INK, MUTED
 from megatron.report.study_data import Study
-from megatron.study.format import format_count
+from megatron.study.format import format_count, join_list
 from megatron.study.references import ReferenceScore
 from megatron.study.run_row import FinishedRow
 
-SYMBOLS = ("circle", "square", "triangle-up", "cross", "x", "star")  # of tasks, which have no order
+# of tasks, which have no order: (plotly's name, the sign in the legend)
+SYMBOLS = (("circle", "●"), ("square", "■"), ("triangle-up", "▲"), ("cross", "✚"), ("x", "✖"), ("star", "★"))
 
 
 @dataclass(frozen=True)
@@ -66,24 +67,32 @@ def score_compute_figure(study: Study) -> Figure | None:
     data: list[Trace] = []
     chips = []
     for i, task in enumerate(tasks):
-        symbol = SYMBOLS[i % len(SYMBOLS)]
+        symbol, sign = SYMBOLS[i % len(SYMBOLS)]
         data += _draw_task(study, task, symbol)
-        chips.append(Chip(f"task:{task.task}", task.task, INK, "point"))
+        chips.append(Chip(f"task:{task.task}", f"{sign} {task.task}", INK, "point"))
     x = [v for trace in data for v in trace["x"]]
-    y = [v for trace in data for v in trace["y"]]
+    ends = [_find_ends(trace) for trace in data]
     layout = {
         "xaxis": log_axis("training compute, 6 N D (FLOPs)", x, format_flops_tick),
-        "yaxis": linear_axis("accuracy", min(y), max(y)),
+        "yaxis": linear_axis("accuracy", min(low for low, _ in ends), max(high for _, high in ends)),
     }
-    words = [describe_noise(task) for task in tasks]
+    words = "; ".join(describe_noise(task) for task in tasks)
     caption = (
         "Filled: the study's finished runs. Open: published models. Bars: two standard errors over the "
         "task's questions; training with another seed adds to them. Dotted: chance, where it is known."
     )
     notes = reference_text.list_notes(study.references)
-    title = "; ".join(words)
+    title = describe_separation(tasks)
     caption = " ".join([caption, *notes])
-    return Figure("score-compute", title, caption, f"{title}.", make_chart(data, layout, 440), chips)
+    return Figure("score-compute", title, caption, f"{title}: {words}.", make_chart(data, layout, 440), chips)
+
+
+def _find_ends(trace: Trace) -> tuple[float, float]:
+    """Return the lowest and highest y of a trace, with its bars."""
+    y = np.array(trace["y"], dtype=float)
+    bars = trace["error_y"]["array"]
+    reach = np.zeros(len(y)) if bars is None else np.array(bars, dtype=float)
+    return float((y - reach).min()), float((y + reach).max())
 
 
 def _draw_task(study: Study, task: TaskScores, symbol: str) -> list[Trace]:
@@ -141,19 +150,36 @@ def _format_score(score: float, se: float) -> str:
     return f"{score:.3f}" if math.isnan(se) else f"{score:.3f} ± {se:.3f}"
 
 
-def describe_noise(task: TaskScores) -> str:
-    """Return a clause on whether the runs' scores differ by more than their noise: Cochran's Q at 5 %."""
+def do_runs_differ(task: TaskScores) -> bool | None:
+    """Return whether the runs' scores differ by more than their noise: Cochran's Q at 5 %; None: unknown."""
     from scipy.stats import chi2  # slow import
 
     scores, errors = (np.array([run[i] for run in task.runs], dtype=float) for i in (1, 2))
     usable = np.isfinite(errors) & (errors > 0)
-    reach = 100 * float(np.ptp(scores))
     if usable.sum() < 2:
-        return f"{task.task}: runs within {reach:.1f} points, of unknown noise"
+        return None
     y, weights = scores[usable], errors[usable] ** -2.0
     q = float((weights * (y - np.average(y, weights=weights)) ** 2).sum())
-    noise = 100 * float(np.median(errors[usable]))
-    verb = "differ by more" if chi2.sf(q, len(y) - 1) < 0.05 else "do not differ by more"
+    return bool(chi2.sf(q, len(y) - 1) < 0.05)
+
+
+def describe_separation(tasks: Sequence[TaskScores]) -> str:
+    """Return the figure's title: the tasks on which the runs differ by more than their noise."""
+    differ = [task.task for task in tasks if do_runs_differ(task)]
+    if not differ:
+        return "On none of the tasks do the runs differ by more than the noise of their scores"
+    rest = "" if len(differ) == len(tasks) else ", on the others they do not"
+    return f"On {join_list(differ)} the runs differ by more than the noise of their scores{rest}"
+
+
+def describe_noise(task: TaskScores) -> str:
+    """Return a clause on the range of the runs' scores and their noise."""
+    scores, errors = (np.array([run[i] for run in task.runs], dtype=float) for i in (1, 2))
+    reach, differ = 100 * float(np.ptp(scores)), do_runs_differ(task)
+    if differ is None:
+        return f"{task.task}: runs within {reach:.1f} points, of unknown noise"
+    noise = 100 * float(np.median(errors[np.isfinite(errors) & (errors > 0)]))
+    verb = "differ by more" if differ else "do not differ by more"
     return (
         f"{task.task}: {len(task.runs)} runs within {reach:.1f} points {verb} than their noise "
         f"(standard error {noise:.1f} points)"
