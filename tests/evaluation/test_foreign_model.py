@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
+from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.downstream_tasks import DownstreamRequest, evaluate_downstream
 from megatron.evaluation.foreign_model import ForeignModel, TransformersNet, read_scored_model
+from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scored_models import ScoredModel, find_models
 from megatron.io import read_json
@@ -169,6 +171,34 @@ def test_a_network_of_transformers_computes_the_states_of_ours(cache: Path) -> N
         for net in (ours.build_model(), TransformersNet(path)):
             logits.append(net.hidden_states(tokens, causal=True) @ net.head_weight[:VOCABULARY].T)
     assert torch.allclose(*logits, atol=1e-4)
+
+
+def test_held_out_losses_of_both_backends_agree(cache: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, 60)
+    with IndexedWriter(tmp_path / "corpus", np.dtype(np.uint16), {}) as writer:
+        writer.add_document(ids)
+    scoring = HeldOutScoring(data=str(tmp_path / "corpus"), seq_len=16, batch_size=2)
+    model, results = open_model("acme/llama"), []
+    for backend in ("auto", "transformers"):
+        result, _, before = score_held_out(model, scoring, ALONE, out=tmp_path / "out", backend=backend)
+        assert not before
+        results.append(result)
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-5)
+    assert "backend" not in results[0] and results[1]["backend"] == "transformers"
+    # the reference: the mean of transformers' log-softmax over the same four windows of 16 tokens
+    net = TransformersNet(model.path).model
+    with torch.inference_mode():
+        nats = [
+            torch.nn.functional.cross_entropy(
+                net(torch.tensor(ids[None, a:b])).logits[0],
+                torch.tensor(ids[a + 1 : b + 1]),
+                reduction="none",
+            )[skip:]
+            # the last window is whole, and scores only what the others did not
+            for a, b, skip in ((0, 16, 0), (16, 32, 0), (32, 48, 0), (43, 59, 5))
+        ]
+    assert results[0]["loss"] == pytest.approx(float(torch.cat(nats).mean()), rel=1e-5)
+    assert results[0]["n_tokens"] == 59
 
 
 def test_a_head_that_is_more_than_a_matrix_is_refused(tmp_path: Path) -> None:
