@@ -44,7 +44,8 @@ OUTPUTS = ("--out", "--output", "--local-dir", "--figures", "--root")
 # files that a guide's reader has: written by another guide or an earlier run, or the reader's own
 GIVEN = {
     "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],
-    "DOWNSTREAM.md": [], "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
+    "DOWNSTREAM.md": ["EleutherAI/*", "data/held_out_neox_text_document", "facts.csv"],
+    "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
                 "utils/datapaths/mine.txt"],
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "stacked_law.json", "paper/*"],

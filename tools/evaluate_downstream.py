@@ -1,11 +1,14 @@
 """Score models on downstream tasks through lm-evaluation-harness.
 
     python tools/evaluate_downstream.py experiments/run --tasks arc_easy,copa --limit 200
+    python tools/evaluate_downstream.py EleutherAI/pythia-70m@step1000 --tasks arc_easy --batch-size auto
     torchrun --standalone --nproc-per-node 2 tools/evaluate_downstream.py experiments/run --tasks hellaswag
 
-MODEL is any format that tools/convert_checkpoint.py reads, a folder of checkpoints, or a study. Prompts,
-metrics and answers are those of lm-eval. Results are written to downstream/<checkpoint>/<method>/ in the
-run's folder; finished tasks are not scored again.
+MODEL is any format that tools/convert_checkpoint.py reads, a folder of checkpoints, a study, or NAME or
+NAME@REVISION of the Hugging Face hub, from its cache or downloaded. Prompts, metrics and answers are those of
+lm-eval, which also runs the models that this project cannot read. Results, with files that lm-eval's tools
+read, are written to downstream/<checkpoint>/<method>/ in the run's folder, for a name of the hub to
+NAME.scores/; finished tasks are not scored again.
 """
 
 import argparse
@@ -13,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, positive_int, report_error, run_main, shorten_path
-from megatron.config.cli_choices import METHODS
+from megatron.config.cli_choices import BACKENDS, METHODS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
 
 
@@ -25,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="MODEL",
-        help="checkpoints, runs, a study, or models in other formats",
+        help="checkpoints, runs, a study, models in other formats, names of the hub",
     )
     add = parser.add_argument_group("tasks").add_argument
     add("--tasks", required=True, metavar="NAMES", help="lm-eval tasks, separated by commas")
@@ -60,6 +63,12 @@ def build_parser() -> argparse.ArgumentParser:
     only.add_argument(
         "--only-mc-nll", action="store_true", help="masked diffusion: only tasks ranked by the bound"
     )
+    add(
+        "--backend",
+        choices=BACKENDS,
+        default=BACKENDS[0],
+        help="code that scores a Hugging Face folder; auto: this project's, transformers' where it cannot",
+    )
     add("--seed", type=int, default=0, metavar="N", help="seed of masks and of sampled text")
     add("--tokenizer", metavar="PATH", help="default: the tokenizer that the model names")
     add = parser.add_argument_group("results").add_argument
@@ -74,14 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     # imported after parsing, so that --help does not load torch
     from megatron.evaluation.downstream_tasks import DownstreamRequest, evaluate_downstream
-    from megatron.evaluation.harness import format_results
+    from megatron.evaluation.harness_files import format_results
+    from megatron.evaluation.local_tasks import TASK_ALIASES
     from megatron.evaluation.reader import Scoring
     from megatron.evaluation.scored_models import find_models
     from megatron.run_dir import DOWNSTREAM_RESULTS
 
     try:
         selection = DownstreamRequest(
-            tasks=tuple(name for name in args.tasks.split(",") if name),
+            tasks=tuple(TASK_ALIASES.get(name, name) for name in args.tasks.split(",") if name),
             data=args.data_dir,
             limit=args.limit,
             num_fewshot=args.num_fewshot,
@@ -94,12 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             only_mc_nll=args.only_mc_nll,
             seed=args.seed,
             batch_size=args.batch_size,
+            dtype=args.dtype,
         )
         models = find_models(args.models, args.out)
         with open_requested_world(args) as world:
             for model in models:
                 results, before, folder = evaluate_downstream(
-                    model, selection, scoring, world, tokenizer=args.tokenizer, out=args.out
+                    model,
+                    selection,
+                    scoring,
+                    world,
+                    tokenizer=args.tokenizer,
+                    out=args.out,
+                    backend=args.backend,
                 )
                 if world.is_first:
                     print(format_results(results))

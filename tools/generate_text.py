@@ -3,9 +3,9 @@
     python tools/generate_text.py experiments/run --prompt "The weather" --max-new-tokens 64 --stream
     python tools/generate_text.py stories260K.bin --tokenizer tok512.bin --prompt "One day" --temperature 0
 
-MODEL is any format that tools/convert_checkpoint.py reads. Masked-diffusion models fill --max-new-tokens
-masked positions in --steps forward passes, in the order given by --order and --block-tokens. Equal seeds give
-equal text.
+MODEL is any format that tools/convert_checkpoint.py reads, or NAME or NAME@REVISION of the Hugging Face hub.
+Masked-diffusion models fill --max-new-tokens masked positions in --steps forward passes, in the order given
+by --order and --block-tokens. Equal seeds give equal text.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         "model",
         type=Path,
         metavar="MODEL",
-        help="a run, a checkpoint, a Hugging Face folder, a llama2.c file",
+        help="a run, a checkpoint, a Hugging Face folder, a llama2.c file, a name of the hub",
     )
     add = parser.add_argument_group("prompts").add_argument
     add(
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.checkpoint.convert.formats import read_any
     from megatron.generation.completions import TextGenerator
     from megatron.generation.sampling import Sampling
+    from megatron.text.hub_models import open_hub_model, parse_hub_name
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -80,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
         how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
         device = _choose_device(args.device)
-        writer = TextGenerator(read_any(args.model, tokenizer=args.tokenizer), device)
+        is_name = not args.model.exists() and parse_hub_name(str(args.model)) is not None
+        path = open_hub_model(str(args.model)) if is_name else args.model
+        writer = TextGenerator(read_any(path, tokenizer=args.tokenizer), device)
         writer.ignore_end = args.ignore_end
         if args.stream:
             for piece in writer.stream_text(prompts, args.max_new_tokens, how):

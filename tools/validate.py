@@ -3,12 +3,14 @@
     python tools/validate.py experiments/run --data data/held_out
     python tools/validate.py experiments/study --data utils/datapaths/c4_and_slimpajama.txt
     python tools/validate.py A B --data data/held_out --compare
+    python tools/validate.py EleutherAI/pythia-70m --data data/held_out_neox --batch-size auto
     torchrun --standalone --nproc-per-node 2 tools/validate.py experiments/run --data data/held_out
 
-CHECKPOINT is a checkpoint, a run, a folder of either (a study), or a model that tools/convert_checkpoint.py
-reads. Results are written to validation/<checkpoint>/ in the run's folder and to its TensorBoard log; a
-checkpoint that was already scored with the same settings is skipped. A checkpoint whose loss is NaN or Inf
-gets no result; the others are scored, and the exit status is 1.
+CHECKPOINT is a checkpoint, a run, a folder of either (a study), a model that tools/convert_checkpoint.py
+reads, or NAME or NAME@REVISION of the Hugging Face hub, from its cache or downloaded. Results are written to
+validation/<checkpoint>/ in the run's folder and to its TensorBoard log, for a name of the hub to
+NAME.scores/; a checkpoint that was already scored with the same settings is skipped. A checkpoint whose loss
+is NaN or Inf gets no result; the others are scored, and the exit status is 1.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.command import create_parser, positive_int, report_error, run_main, shorten_path
-from megatron.config.cli_choices import METHODS, WINDOWS
+from megatron.config.cli_choices import BACKENDS, METHODS, WINDOWS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
 from megatron.io import write_json
 
@@ -31,7 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, takes_ranks=True)
     parser.add_argument(
-        "models", nargs="+", type=Path, metavar="CHECKPOINT", help="checkpoints, runs, a study"
+        "models",
+        nargs="+",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="checkpoints, runs, a study, names of the hub",
     )
     add = parser.add_argument_group("data").add_argument
     add(
@@ -68,6 +74,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--num-mc", type=positive_int, default=8, metavar="N", help="mc: masks for each window")
     add("--seed", type=int, default=0, metavar="N", help="seed of masks")
     add(
+        "--backend",
+        choices=BACKENDS,
+        default=BACKENDS[0],
+        help="code that runs a Hugging Face folder; auto: this project's, transformers' where it cannot",
+    )
+    add(
         "--tokenizer",
         metavar="PATH",
         help="for bits per byte; default: the tokenizer that the data or the model name",
@@ -97,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seq_len=args.seq_len,
             seed=args.seed,
             batch_size=args.batch_size,
+            dtype=args.dtype,
             max_samples=args.max_samples,
             # the comparison is paired by documents, so it requires their losses
             per_document=args.save_per_document or args.compare,
@@ -129,7 +142,7 @@ def _score_models(
     for model in models:
         try:
             result, path, before = score_held_out(
-                model, settings, world, tokenizer=args.tokenizer, out=args.out
+                model, settings, world, tokenizer=args.tokenizer, out=args.out, backend=args.backend
             )
         except NonFiniteError as error:
             paths.append(None)
@@ -138,11 +151,11 @@ def _score_models(
             continue
         paths.append(path)
         if world.is_first:
-            _print_result(model.path, result, path, before)
+            _print_result(model.hub_name or str(model.path), result, path, before)
     return paths
 
 
-def _print_result(model: Path, result: dict[str, Any], path: Path, before: bool) -> None:
+def _print_result(model: str, result: dict[str, Any], path: Path, before: bool) -> None:
     print(f"{model}: {_format_line(result)}")
     for name, domain_result in result.get("domains", {}).items():
         print(f"  {name}: {_format_line(domain_result)}")

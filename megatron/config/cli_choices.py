@@ -9,3 +9,5 @@ ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion 
 TARGETS = ("native", "huggingface", "megatron", "llama2c", "full", "sharded")
 TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of the target huggingface
 DEVICES = ("cpu", "cuda")
+SCORING_DTYPES = ("float32", "bfloat16")
+BACKENDS = ("auto", "native", "transformers")  # code that scores a Hugging Face folder

@@ -1,20 +1,29 @@
 """Score downstream tasks one by one. Each result is written when done, so a second call resumes."""
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.convert.formats import read_any
+from megatron.checkpoint.model_weights import Weights
+from megatron.evaluation.foreign_model import ForeignModel, read_scored_model
 from megatron.evaluation.harness import (
-    Results,
+    TransformersReader,
     find_mismatch,
     harness_model,
-    merge_results,
-    open_tasks,
     score_task,
+    transformers_model,
 )
+from megatron.evaluation.harness_files import (
+    Results,
+    has_harness_files,
+    make_serializable,
+    merge_results,
+    write_harness_files,
+)
+from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
 from megatron.io import read_json, replace_nonfinite, write_atomic
@@ -24,6 +33,8 @@ from megatron.parallel.world import World
 from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS
 
 log = get_logger(__name__)
+
+MODEL_INFO = ("model_num_parameters", "model_dtype", "batch_size", "device")  # names of lm-eval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,35 +60,89 @@ def evaluate_downstream(
     *,
     tokenizer: str | None = None,
     out: Path | None = None,
+    backend: str = "auto",
 ) -> tuple[Results, list[str], Path]:
     """Score tasks. Return (results of all tasks, names of those scored before, folder of the results).
 
-    The folder, `out` or a folder of the model, contains one JSON file per task and DOWNSTREAM_RESULTS, in
-    lm-eval's form. Tasks to which the scoring does not apply (--only-generate, --only-mc-nll) are skipped
-    with a warning and listed in the results' config.
+    The folder, `out` or a folder of the model, contains one JSON file per task, DOWNSTREAM_RESULTS in
+    lm-eval's form, and lm-eval's own files (harness_files.py). Tasks to which the scoring does not apply
+    (--only-generate, --only-mc-nll) are skipped with a warning and listed in the results' config.
     Raises ValueError if no task is left, ValueError or FileNotFoundError for invalid input. Finished tasks
     stay on disk and are not scored again.
     """
-    weights = read_any(model.path, tokenizer=tokenizer)
-    scoring = scoring.resolve(weights.objective)
-    config = {**asdict(scoring), "limit": request.limit, "num_fewshot": request.num_fewshot}
-    config.pop("batch_size")  # affects results by rounding only
-    config |= {
-        "model": str(model.path),
-        "objective": weights.objective,
-        "data": str(request.data or "download"),
-    }
+    begin = time.perf_counter()
+    source = read_scored_model(model.path, tokenizer, backend)
+    scoring = scoring.resolve(source.objective)
+    config = _describe_scoring(model, source, request, scoring)
     folder = out or model.folder(DOWNSTREAM) / _build_label(scoring, request)
-    settings = hash_json({**config, "model": compute_fingerprint(model.path), "tokenizer": weights.tokenizer})
+    fingerprint = compute_fingerprint(model.path)
+    settings = hash_json(
+        {**config, "model": fingerprint, "tokenizer": source.tokenizer}
+        if model.hub_name is None
+        else {**config, "fingerprint": fingerprint, "tokenizer": source.tokenizer}
+    )
     parts = {name: _read_previous(folder, name, settings, request.samples) for name in request.tasks}
     before = [name for name, part in parts.items() if part is not None]
-    skipped: dict[str, str] = {}  # task name -> reason why the scoring does not apply
     missing = [name for name in request.tasks if name not in before]
     barrier(world)  # no rank may write before all have checked which files exist
+    skipped: dict[str, str] = {}
     if missing:
-        reader = Reader(weights, scoring, world)
-        with open_tasks(missing, request.data) as tasks:
-            lm = harness_model(reader)
+        scored = _ScoredParts(folder, settings, request, model.name)
+        skipped = scored.score(missing, source, scoring, world)
+        parts |= scored.parts
+        config |= scored.about
+    else:
+        stored = (read_json(folder / DOWNSTREAM_RESULTS) or {}).get("config") or {}
+        config |= {key: stored[key] for key in MODEL_INFO if key in stored}
+    if len(skipped) == len(request.tasks):
+        raise ValueError(f"--tasks: all tasks are skipped ({'; '.join(skipped.values())})")
+    about = {**config, "step": model.step} | ({"skipped": skipped} if skipped else {})
+    results = merge_results([part for part in parts.values() if part is not None], about)
+    if world.is_first:
+        write_atomic(folder / DOWNSTREAM_RESULTS, _dump_json(results))
+        if missing or not has_harness_files(folder):
+            samples = _read_samples(folder, list(parts)) if request.samples else {}
+            write_harness_files(results, samples, folder, model.name, begin)
+    return results, before, folder
+
+
+def _describe_scoring(
+    model: ScoredModel, source: Weights | ForeignModel, request: DownstreamRequest, scoring: Scoring
+) -> dict[str, Any]:
+    """Return the settings that affect results, for the results' config."""
+    config = {**asdict(scoring), "limit": request.limit, "num_fewshot": request.num_fewshot}
+    config.pop("batch_size")  # affects results by rounding only
+    if scoring.dtype == "float32":
+        del config["dtype"]  # results from before this option have no such key, and are still valid
+    if isinstance(source, ForeignModel):
+        config["backend"] = "transformers"
+    return config | {
+        "model": str(model.path) if model.hub_name is None else model.hub_name,
+        "objective": source.objective,
+        "data": str(request.data or "download"),
+    }
+
+
+class _ScoredParts:
+    """Scores tasks one by one and writes each when done.
+
+    parts   results by task
+    about   what the loaded model adds to the results' config (MODEL_INFO)
+    """
+
+    def __init__(self, folder: Path, settings: str, request: DownstreamRequest, name: str) -> None:
+        self.folder, self.settings, self.request, self.name = folder, settings, request, name
+        self.parts: dict[str, Results] = {}
+        self.about: dict[str, Any] = {}
+
+    def score(
+        self, names: Sequence[str], source: Weights | ForeignModel, scoring: Scoring, world: World
+    ) -> dict[str, str]:
+        """Score tasks; return {task: reason} of those to which the scoring does not apply."""
+        skipped: dict[str, str] = {}
+        request = self.request
+        lm, reader = self._load_model(source, scoring, world)
+        with open_tasks(names, request.data) as tasks:
             for name, task in tasks.items():
                 loaded = task.load()
                 if (reason := find_mismatch(loaded, scoring)) is not None:
@@ -85,33 +150,43 @@ def evaluate_downstream(
                     if world.is_first:
                         log.warning("skipped %s", reason)
                     continue
-                log.info("%s: %s", model.path.name, name)
-                part = score_task(
-                    lm,
-                    reader,
-                    loaded,
-                    limit=request.limit,
-                    num_fewshot=request.num_fewshot,
-                    samples=request.samples,
-                )
-                if reader.n_truncated and world.is_first:
-                    log.warning(
-                        "%s: %d requests exceed the model's %d positions and were truncated on the left",
-                        name,
-                        reader.n_truncated,
-                        reader.max_length,
-                    )
+                log.info("%s: %s", self.name, name)
+                how: dict[str, Any] = {"limit": request.limit, "num_fewshot": request.num_fewshot}
+                part = score_task(lm, reader, loaded, **how, samples=request.samples)
                 if world.is_first:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    _write_task(folder, name, part, settings)
-                parts[name] = part
-    if len(skipped) == len(request.tasks):
-        raise ValueError(f"--tasks: all tasks are skipped ({'; '.join(skipped.values())})")
-    about = {**config, "step": model.step} | ({"skipped": skipped} if skipped else {})
-    results = merge_results([part for part in parts.values() if part is not None], about)
-    if world.is_first:
-        write_atomic(folder / DOWNSTREAM_RESULTS, _dump_json(results))
-    return results, before, folder
+                    _warn_truncated(name, reader)
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    _write_task(self.folder, name, part, self.settings)
+                self.parts[name] = part
+        return skipped
+
+    def _load_model(
+        self, source: Weights | ForeignModel, scoring: Scoring, world: World
+    ) -> tuple[Any, Reader | TransformersReader]:
+        """Return (lm-eval's model, its reader)."""
+        about = {"device": str(world.device), "model_dtype": f"torch.{scoring.dtype}"}
+        if isinstance(source, ForeignModel):
+            log.warning(
+                "%s: scored by transformers, through lm-eval's hf model: %s", self.name, source.reason
+            )
+            lm, foreign = transformers_model(source.path, scoring, world, source.tokenizer)
+            n = sum(parameter.numel() for parameter in lm.model.parameters())
+            self.about = {**about, "model_num_parameters": n, "batch_size": scoring.batch_size or "auto"}
+            return lm, foreign
+        reader = Reader(source, scoring, world)
+        n = sum(parameter.numel() for parameter in reader.model.parameters())
+        self.about = {**about, "model_num_parameters": n, "batch_size": reader.batch_size}
+        return harness_model(reader), reader
+
+
+def _warn_truncated(name: str, reader: Reader | TransformersReader) -> None:
+    if reader.n_truncated:
+        log.warning(
+            "%s: %d requests exceed the model's %d positions and were truncated on the left",
+            name,
+            reader.n_truncated,
+            reader.max_length,
+        )
 
 
 def _build_label(scoring: Scoring, request: DownstreamRequest) -> str:
@@ -123,6 +198,7 @@ def _build_label(scoring: Scoring, request: DownstreamRequest) -> str:
     words += [] if request.num_fewshot is None else [f"{request.num_fewshot}shot"]
     words += [] if request.limit is None else [f"first{request.limit}"]
     words += [f"seed{scoring.seed}"] if scoring.seed else []
+    words += [] if scoring.dtype == "float32" else [scoring.dtype]
     return "-".join(str(word) for word in words)
 
 
@@ -156,7 +232,18 @@ def _get_file_stem(name: str) -> str:
     return name.replace("/", "__")
 
 
+def _read_samples(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the written samples of each task; a group has those of its subtasks."""
+    samples: dict[str, list[Any]] = {}
+    for name in names:
+        path = folder / f"{_get_file_stem(name)}.samples.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            sample = json.loads(line)
+            samples.setdefault(sample.pop("task"), []).append(sample)
+    return samples
+
+
 def _dump_json(content: Any, indent: int | None = 1) -> str:
     """Serialize to JSON, with null for NaN and Inf."""
-    plain = json.loads(json.dumps(content, default=str))
+    plain = json.loads(json.dumps(content, default=make_serializable))
     return json.dumps(replace_nonfinite(plain), indent=indent, allow_nan=False) + "\n"

@@ -1,38 +1,31 @@
-"""Adapt models to lm-eval and score its tasks. Only this module imports lm_eval."""
+"""Adapt models to lm-eval and score its tasks."""
 
-import difflib
-import logging
 import math
-import os
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from megatron.evaluation.harness_files import BOOTSTRAP_ITERS, FEWSHOT_SEED, PARTS, Results
 from megatron.evaluation.likelihood import Request
-from megatron.evaluation.local_tasks import write_local_tasks
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError, NonFiniteRequestError
+from megatron.generation.nonfinite_scores import (
+    CAUSE,
+    NonFiniteError,
+    NonFiniteRequestError,
+    check_log_p,
+)
 from megatron.generation.sampling import Sampling
+from megatron.parallel.world import World
 from megatron.terminal import ProgressBar
-from megatron.tokenizer.hub_cache import find_hub_error
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM, CacheHook
 
-Results = dict[str, Any]
-PARTS = (
-    "results",
-    "groups",
-    "group_subtasks",
-    "configs",
-    "versions",
-    "n-shot",
-    "higher_is_better",
-    "n-samples",
-)
+CPU_BATCH = 16  # automatic batch size of lm-eval's model on a CPU
 RANKS_ONLY = ("multiple_choice",)  # output types that do not use greedy generation
 
 
@@ -147,70 +140,96 @@ def _open_bar(n: int, what: str, reader: Reader) -> ProgressBar:
     return ProgressBar(what, n, "requests", quiet=not reader.world.is_first)
 
 
-@contextmanager
-def open_tasks(names: Sequence[str], data: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield {name: lazily loaded tasks of lm-eval} for names of tasks, groups or tags.
+@dataclass
+class TransformersReader:
+    """Settings and counts of a model that lm-eval's `hf` model scores; the part of `Reader` used here."""
 
-    data   folder with the files of LOCAL_TASKS; None: lm-eval downloads them
+    scoring: Scoring
+    world: World
+    max_length: int
+    n_truncated: int = 0
 
-    Raises ValueError for names unknown to lm-eval, FileNotFoundError for missing files.
+
+class CheckedTransformersModel:
+    """Additions to lm-eval's `hf` model: the count of truncated requests, and errors for NaN and Inf."""
+
+    reader: TransformersReader
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)  # type: ignore[misc]
+        with _name_request_errors([(request, 1) for request in requests]):
+            check_log_p(np.array([log_p for log_p, _ in answers]))
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        answers: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)  # type: ignore[misc]
+        with _name_request_errors([(request, 1) for request in requests]):
+            check_log_p(np.array(answers))
+        return answers
+
+    def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **more: Any) -> list[tuple[float, bool]]:
+        lengths = [len(context) + len(continuation) for _, context, continuation in requests]
+        # the last token is only predicted, so max_length + 1 tokens are scored whole
+        self.reader.n_truncated += sum(n > self.reader.max_length + 1 for n in lengths)
+        return super()._loglikelihood_tokens(requests, *args, **more)  # type: ignore[misc]
+
+
+def build_hf_model(folder: Path, batch_size: int | str, **more: Any) -> "LM":
+    """Return lm-eval's model for transformers, by default on the CPU in float32.
+
+    Raises ValueError if transformers cannot load the folder.
     """
-    if not names:
-        raise ValueError("--tasks: got no task, expected at least one")
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"--tasks: got {', '.join(repeated)} twice, expected once")
-    hub_error = find_hub_error() if data is None else None
-    if data is not None or hub_error:  # read when datasets is imported; else it retries for a minute
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    import lm_eval.tasks
-
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    task_folder = Path(lm_eval.tasks.__file__).parent
-    with tempfile.TemporaryDirectory(prefix="tasks-") as folder:
-        if data is None:
-            task_manager = lm_eval.tasks.TaskManager()
-        else:
-            write_local_tasks(names, data, task_folder, Path(folder))
-            task_manager = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False)
-        for name in names:
-            if name not in task_manager.all_tasks:
-                close = difflib.get_close_matches(name, task_manager.all_tasks, 3)
-                hint = f"; did you mean {' or '.join(close)}?" if close else ""
-                raise ValueError(f"--tasks: got {name!r}, which lm-eval does not have{hint}")
-        yield {name: _LazyTask(task_manager, name, hub_error) for name in names}
+    return _load_hf_model((), folder, batch_size, **more)
 
 
-class _LazyTask:
-    """A task whose code and data are loaded on demand."""
+def _load_hf_model(
+    mixins: tuple[type, ...], folder: Path, batch_size: int | str, device: str = "cpu", **more: Any
+) -> Any:
+    """Return an instance of lm-eval's class with additional base classes before it."""
+    try:
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:
+        raise ValueError(
+            f"{folder}: {error}. Install transformers and accelerate for models that lm-eval's code scores."
+        ) from error
+    options = {"dtype": "float32", **more}
+    try:
+        return type("TransformersModel", (*mixins, HFLM), {})(
+            pretrained=str(folder), batch_size=batch_size, device=device, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{folder}: transformers cannot load it ({reason[:300]})") from error
 
-    def __init__(self, task_manager: Any, name: str, hub_error: str | None) -> None:
-        self.task_manager, self.name, self.hub_error = task_manager, name, hub_error
 
-    def load(self) -> Any:
-        """Return lm-eval's task. Raises ValueError if its data cannot be loaded."""
-        try:
-            return self.task_manager.load([self.name])
-        except (OSError, ConnectionError) as error:
-            reason = self.hub_error or (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"{self.name}: cannot load its data ({reason}); give --data-dir") from error
-
-    def build_requests(self, limit: int | None) -> list[Any]:
-        """Return the requests of a single task for its first `limit` documents."""
-        task = self.load()["tasks"][self.name]
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-        return task.instances
-
-
-def build_hf_model(folder: Path, batch_size: int, **more: Any) -> "LM":
-    """Return lm-eval's model for transformers, on the CPU in float32, as a reference for tests."""
-    from lm_eval.models.huggingface import HFLM
-
-    return HFLM(pretrained=str(folder), batch_size=batch_size, dtype="float32", device="cpu", **more)
+def transformers_model(
+    folder: Path, scoring: Scoring, world: World, tokenizer: str | None = None
+) -> tuple["LM", TransformersReader]:
+    """Return (lm-eval's `hf` model, its settings and counts). Raises ValueError for several ranks."""
+    if world.n_ranks > 1:
+        raise ValueError(
+            f"{folder}: got {world.n_ranks} ranks, expected one, because transformers' model scores it. "
+            "Start a single process."
+        )
+    scoring = scoring.resolve("autoregressive")
+    # lm-eval measures with whole logits of the longest rows, which takes minutes on a CPU
+    automatic: int | str = "auto" if world.device.type == "cuda" else CPU_BATCH
+    size = automatic if scoring.batch_size is None else scoring.batch_size
+    more: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
+    more |= {"device": world.device.type, "dtype": scoring.dtype}
+    model = _load_hf_model((CheckedTransformersModel,), folder, size, **more)
+    model.reader = TransformersReader(scoring, world, model.max_length)
+    return model, model.reader
 
 
 def score_task(
-    model: "LM", reader: Reader, loaded: Any, *, limit: int | None, num_fewshot: int | None, samples: bool
+    model: "LM",
+    reader: Reader | TransformersReader,
+    loaded: Any,
+    *,
+    limit: int | None,
+    num_fewshot: int | None,
+    samples: bool,
 ) -> Results:
     """Score a task or group. Return PARTS of lm-eval's results, and its samples if `samples` is True.
 
@@ -225,7 +244,7 @@ def score_task(
         # the requested number, else that of the task, else 0, as lm-eval resolves it
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
-        task.set_fewshot_seed(seed=1234)  # lm-eval's default
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
     model.decode = any(kind not in RANKS_ONLY for kind in kinds.values())
     reader.n_truncated = 0
     output = evaluate(
@@ -233,7 +252,7 @@ def score_task(
         task_dict=loaded,
         limit=limit,
         log_samples=samples,
-        bootstrap_iters=100000 if reader.world.is_first else 0,
+        bootstrap_iters=BOOTSTRAP_ITERS if reader.world.is_first else 0,
     )
     results = {part: output[part] for part in PARTS if part in output}
     for metrics in results["results"].values():
@@ -277,24 +296,3 @@ def _drop_unmeasured(metrics: Results) -> None:
         if not name.endswith("_stderr"):
             for removed in (key, f"{name}_stderr,{kind}"):
                 metrics.pop(removed, None)
-
-
-def merge_results(parts: Sequence[Results], about: Results) -> Results:
-    """Merge the results of tasks that were scored separately into one document of lm-eval's form."""
-    from lm_eval import __version__
-
-    merged: Results = {part: {} for part in PARTS}
-    for result in parts:
-        for part in (*PARTS, "n-cut"):
-            merged.setdefault(part, {}).update(result.get(part, {}))
-    if not merged["groups"]:
-        del merged["groups"]
-    return {**merged, "config": about, "date": time.time(), "lm_eval_version": __version__}
-
-
-def format_results(results: Results) -> str:
-    """Format results as lm-eval's table of metrics and standard errors."""
-    from lm_eval.utils import make_table
-
-    text = make_table(results)
-    return text + ("\n" + make_table(results, "groups") if "groups" in results else "")

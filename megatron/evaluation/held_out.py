@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import WINDOWS
 from megatron.data.indexed import IndexedTokens
+from megatron.evaluation.batch_size import choose_batch_size
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
     compute_autoregressive_loss,
@@ -25,6 +26,7 @@ from megatron.evaluation.corpus_tokenizer import (
     load_byte_tokenizer,
     resolve_text_ids,
 )
+from megatron.evaluation.foreign_model import ForeignModel, read_scored_model
 from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
 from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError
 from megatron.generation.trained_length import check_trained_length
@@ -59,6 +61,8 @@ class HeldOutScoring:
     seq_len  positions of a window; None: as in training
     windows  corpus: across document ends; document: each document alone (windows.py)
     allow_other_tokenizer   score a corpus even if its tokenizer is not the model's
+    batch_size  windows per forward pass; None: measured (batch_size.py)
+    dtype       of weights and activations
     """
 
     data: str
@@ -67,11 +71,12 @@ class HeldOutScoring:
     stride: int | None = None
     seq_len: int | None = None
     seed: int = 0
-    batch_size: int = 16
+    batch_size: int | None = 16
     max_samples: int | None = None
     per_document: bool = False
     windows: str = "corpus"
     allow_other_tokenizer: bool = False
+    dtype: str = "float32"
 
     def resolve(self, weights: Weights) -> "HeldOutScoring":
         """Return a copy with all defaults resolved. Raises ValueError if they do not apply to the model."""
@@ -104,6 +109,8 @@ class HeldOutScoring:
         """Return the settings that affect a score, except data and model."""
         without = ("data", "batch_size", "per_document", "allow_other_tokenizer")
         fields = {key: value for key, value in asdict(self).items() if key not in without}
+        if self.dtype == "float32":
+            del fields["dtype"]  # results from before this option have no such key, and are still valid
         return {**fields, "version": VERSION}
 
     def label(self, corpora: Sequence[WeightedCorpus]) -> str:
@@ -134,6 +141,7 @@ def score_held_out(
     *,
     tokenizer: str | None = None,
     out: Path | None = None,
+    backend: str = "auto",
 ) -> tuple[dict[str, Any], Path, bool]:
     """Score a model, or reuse a stored score. Return (result, its file, True if it was reused).
 
@@ -143,7 +151,10 @@ def score_held_out(
     Raises ValueError or FileNotFoundError, and NonFiniteError for a loss that is NaN or Inf. In these cases
     nothing is written.
     """
-    weights = read_any(model.path, tokenizer=tokenizer)
+    source = read_scored_model(model.path, tokenizer, backend)
+    if isinstance(source, ForeignModel) and world.is_first:
+        log.warning("%s: scored by transformers: %s", model.name, source.reason)
+    weights = source.as_weights() if isinstance(source, ForeignModel) else source
     scoring = scoring.resolve(weights)
     corpora = read_corpora(scoring.data)
     opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
@@ -158,7 +169,11 @@ def score_held_out(
     warnings = check_trained_length(weights, scoring.seq_len, "--seq-len")
     for warning in warnings if world.is_first else ():
         log.warning("%s", warning)
-    settings = hash_json([scoring.settings(), compute_fingerprint(model.path), fingerprints, *warnings])
+    # another implementation rounds differently: its score is not one of ours, and is scored again
+    other = ["transformers"] if isinstance(source, ForeignModel) else []
+    settings = hash_json(
+        [scoring.settings(), compute_fingerprint(model.path), fingerprints, *warnings, *other]
+    )
     previous = read_json(path)
     same = previous is not None and previous.get("settings") == settings
     is_current = same and (path.with_suffix(DOCUMENTS).is_file() or not scoring.per_document)
@@ -178,11 +193,14 @@ def score_held_out(
     if is_current and previous is not None:
         return previous, path, True
     losses = {}
-    net = weights.build_model().to(world.device)
+    net = weights.build_model().to(world.device, getattr(torch, scoring.dtype))
+    if scoring.batch_size is None:
+        causal = weights.objective == "autoregressive"
+        scoring = replace(scoring, batch_size=choose_batch_size(net, scoring.seq_len, causal, world))
     for corpus, tokens in opened.items():
         losses[corpus] = _score_corpus(net, weights, scoring, tokens, tokenizers[corpus], world)
     result = {
-        "checkpoint": str(model.path),
+        "checkpoint": str(model.path) if model.hub_name is None else model.hub_name,
         "step": model.step,
         "objective": weights.objective,
         "data": scoring.data,
@@ -194,6 +212,7 @@ def score_held_out(
         ],
         "tokenizers": [None if item is None else item.sha256 for item in tokenizers.values()],
         **({"other_tokenizer": mismatched} if mismatched else {}),
+        **({"backend": "transformers"} if other else {}),
         "warnings": warnings,
         "settings": settings,
     }

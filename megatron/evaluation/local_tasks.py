@@ -21,15 +21,19 @@ class LocalTask:
     """A task of lm-eval with local data files.
 
     config_file  its YAML file in lm_eval/tasks
-    files        split -> file in --data-dir, JSON lines, possibly gzipped
+    files        split -> file in --data-dir, possibly gzipped: JSON lines, or with .txt one text per line
     convert      function that converts a record of the file to the form that the task's prompts expect
     labels       split -> file with one answer per line
+    optional     splits whose files may be missing
+    subject      for a task of a group: only records whose `subject` has this value
     """
 
     config_file: str
     files: dict[str, str]
     convert: Callable[[TaskRecord], TaskRecord] = lambda record: record
     labels: dict[str, str] | None = None
+    optional: tuple[str, ...] = ()
+    subject: str | None = None
 
 
 def _convert_arc(record: TaskRecord) -> TaskRecord:
@@ -52,7 +56,14 @@ def _convert_race(record: TaskRecord) -> TaskRecord:
     return {"article": record["article"], "problems": repr(problems)}
 
 
+TASK_ALIASES = {"csqa": "commonsense_qa"}  # names of other evaluation suites
 LOCAL_TASKS = {
+    "arc_challenge": LocalTask(
+        "arc/arc_challenge.yaml",
+        {"validation": "arc_challenge_validation.jsonl", "test": "arc_challenge_test.jsonl"},
+        _convert_arc,
+        optional=("validation",),
+    ),
     "arc_easy": LocalTask(
         "arc/arc_easy.yaml",
         {"validation": "arc_easy_validation.jsonl", "test": "arc_easy_test.jsonl"},
@@ -61,8 +72,16 @@ LOCAL_TASKS = {
     "boolq": LocalTask(
         "super_glue/boolq/default.yaml", {"validation": "boolq_validation.jsonl"}, _convert_boolq
     ),
+    "commonsense_qa": LocalTask(
+        "commonsense_qa/default.yaml", {"validation": "commonsense_qa_validation.jsonl"}
+    ),
     "copa": LocalTask("super_glue/copa/default.yaml", {"validation": "copa_validation.jsonl"}),
     "hellaswag": LocalTask("hellaswag/hellaswag.yaml", {"validation": "hellaswag_validation.jsonl"}),
+    "openbookqa": LocalTask(
+        "openbookqa/openbookqa.yaml",
+        {"validation": "openbookqa_validation.jsonl", "test": "openbookqa_test.jsonl"},
+        optional=("validation",),
+    ),
     "piqa": LocalTask(
         "piqa/piqa.yaml",
         {"validation": "piqa_valid.jsonl"},
@@ -72,7 +91,11 @@ LOCAL_TASKS = {
     "winogrande": LocalTask("winogrande/default.yaml", {"validation": "winogrande_xl_validation.jsonl"}),
     "sciq": LocalTask("sciq/sciq.yaml", {"validation": "sciq_validation.jsonl"}),
     "lambada_openai": LocalTask("lambada/lambada_openai.yaml", {"test": "lambada_test.jsonl"}),
+    # the official archive's file; lambada_openai has the same passages with their case and punctuation
+    "lambada_standard": LocalTask("lambada/lambada_standard.yaml", {"test": "lambada_test_plain_text.txt"}),
 }
+MMLU, MMLU_FOLDER = "mmlu", "mmlu/default"
+MMLU_FILES = {"dev": "mmlu_dev.jsonl", "test": "mmlu_test.jsonl"}
 
 
 def write_local_tasks(names: Sequence[str], data: Path, task_folder: Path, folder: Path) -> None:
@@ -87,51 +110,83 @@ def write_local_tasks(names: Sequence[str], data: Path, task_folder: Path, folde
     if not data.is_dir():
         raise FileNotFoundError(f"{data}: no such folder; expected one with the tasks' data")
     for name in names:
-        task = LOCAL_TASKS.get(name)
-        if task is None:
+        if name == MMLU or name.startswith(f"{MMLU}_"):
+            tasks = _write_mmlu_groups(name, task_folder, folder)
+        else:
+            tasks = {name: LOCAL_TASKS[name]} if name in LOCAL_TASKS else {}
+        if not tasks:
             raise ValueError(
-                f"--data-dir: got {name}, expected one of {', '.join(LOCAL_TASKS)}. "
+                f"--data-dir: got {name}, expected one of {', '.join((*LOCAL_TASKS, MMLU))}. "
                 "Omit --data-dir to let lm-eval download the data."
             )
-        base = task_folder / task.config_file
-        if not base.is_file():
-            raise ValueError(f"{base}: not in this version of lm-eval; install that of requirements.txt")
-        paths = {split: folder / f"{name}.{split}.jsonl" for split in task.files}
-        for split, path in paths.items():
-            with path.open("w", encoding="utf-8") as file:
-                for record in _read_records(name, task, split, data):
-                    file.write(json.dumps(record) + "\n")
-        overlay: TaskRecord = {
-            "include": str(base),
-            "task": name,
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {
-                "data_files": {split: str(path) for split, path in paths.items()},
-                # otherwise every call would leave a copy of the data in the user's cache
-                "cache_dir": str(folder / "cache"),
-            },
-        }
-        # None removes a split of the included YAML for which there is no file
-        for key, split in SPLITS.items():
-            overlay[key] = split if split in paths else None
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(overlay))
+        for task_name, task in tasks.items():
+            _write_local_task(task_name, task, data, task_folder, folder)
+
+
+def _write_mmlu_groups(name: str, task_folder: Path, folder: Path) -> dict[str, LocalTask]:
+    """Copy the groups of MMLU into `folder`; return the subjects of `name`, a group or a subject."""
+    subjects: dict[str, LocalTask] = {}
+    for path in sorted((task_folder / MMLU_FOLDER).glob("*.yaml")):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if "group" in config:
+            (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        # subjects of mmlu_stem have the tag mmlu_stem_tasks
+        elif name in (MMLU, config["task"], config["tag"].removesuffix("_tasks")):
+            base = f"{MMLU_FOLDER}/{path.name}"
+            subjects[config["task"]] = LocalTask(base, MMLU_FILES, subject=config["dataset_name"])
+    return subjects
+
+
+def _write_local_task(name: str, task: LocalTask, data: Path, task_folder: Path, folder: Path) -> None:
+    """Write the YAML file and the data of one task."""
+    base = task_folder / task.config_file
+    if not base.is_file():
+        raise ValueError(f"{base}: not in this version of lm-eval; install that of requirements.txt")
+    splits = [
+        split
+        for split, file in task.files.items()
+        if split not in task.optional or _find_file(data, file) is not None
+    ]
+    paths = {split: folder / f"{name}.{split}.jsonl" for split in splits}
+    for split, path in paths.items():
+        with path.open("w", encoding="utf-8") as file:
+            for record in _read_records(name, task, split, data):
+                file.write(json.dumps(record) + "\n")
+    overlay: TaskRecord = {
+        "include": str(base),
+        "task": name,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {
+            "data_files": {split: str(path) for split, path in paths.items()},
+            # otherwise every call would leave a copy of the data in the user's cache
+            "cache_dir": str(folder / "cache"),
+        },
+    }
+    # None removes a split of the included YAML for which there is no file
+    for key, split in SPLITS.items():
+        overlay[key] = split if split in paths else None
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(overlay))
 
 
 def _read_records(name: str, task: LocalTask, split: str, data: Path) -> Iterator[TaskRecord]:
-    path = _find_file(data, task.files[split], name)
+    """Yield the records of a split. Raises ValueError for a malformed file."""
+    path = _require_file(data, task.files[split], name)
     answers = None
     if task.labels is not None:
-        answers = _find_file(data, task.labels[split], name).read_text().split()
-    n = 0
+        answers = _require_file(data, task.labels[split], name).read_text().split()
+    n = n_of_subject = 0
+    is_text = Path(task.files[split]).suffix == ".txt"
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         for n, line in enumerate(file, 1):
             try:
-                record = json.loads(line)
+                record = {"text": line.strip()} if is_text else json.loads(line)
                 if answers is not None:
                     record["label"] = int(answers[n - 1])
-                yield task.convert(record)
+                if task.subject is None or record["subject"] == task.subject:
+                    n_of_subject += 1
+                    yield task.convert(record)
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise ValueError(
                     f"{path}, line {n}: not a record of {name} ({type(error).__name__}: {error})"
@@ -141,13 +196,20 @@ def _read_records(name: str, task: LocalTask, split: str, data: Path) -> Iterato
             f"{path}: got {n} records, {len(answers or [])} answers, expected equal numbers above 0. "
             "Download the files again."
         )
+    if not n_of_subject:
+        raise ValueError(f"{path}: got no record of {task.subject}, expected one. Download the files again.")
 
 
-def _find_file(data: Path, name: str, task: str) -> Path:
-    for path in (data / name, data / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise FileNotFoundError(
-        f"{data / name}: no such file, plain or .gz, expected the data of {task}. "
-        "Add it, or omit --data-dir to let lm-eval download the data."
-    )
+def _require_file(data: Path, name: str, task: str) -> Path:
+    path = _find_file(data, name)
+    if path is None:
+        raise FileNotFoundError(
+            f"{data / name}: no such file, plain or .gz, expected the data of {task}. "
+            "Add it (tools/download_assets.py tasks), or omit --data-dir to let lm-eval download the data."
+        )
+    return path
+
+
+def _find_file(data: Path, name: str) -> Path | None:
+    """Return the path of a file or of its .gz, or None."""
+    return next((path for path in (data / name, data / f"{name}.gz") if path.is_file()), None)

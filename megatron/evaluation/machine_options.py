@@ -5,18 +5,35 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from megatron.command import positive_int
-from megatron.config.cli_choices import DEVICES
+from megatron.config.cli_choices import DEVICES, SCORING_DTYPES
 
 if TYPE_CHECKING:  # --help should not wait for torch
     from megatron.parallel.world import World
 
 
 def add_machine_options(parser: ArgumentParser, batch_size: int, unit: str) -> None:
-    """Add --batch-size (default `batch_size`, counted in `unit`), --device and --threads."""
+    """Add --batch-size (default `batch_size`, counted in `unit`), --dtype, --device and --threads."""
     add = parser.add_argument_group("machine").add_argument
-    add("--batch-size", type=positive_int, default=batch_size, metavar="N", help=f"{unit} per forward pass")
+    add(
+        "--batch-size",
+        type=parse_batch_size,
+        default=batch_size,
+        metavar="N",
+        help=f"{unit} per forward pass; auto: the fastest that fits in memory",
+    )
+    add(
+        "--dtype",
+        choices=SCORING_DTYPES,
+        default=SCORING_DTYPES[0],
+        help="of weights and activations in the forward pass",
+    )
     add("--device", choices=DEVICES, help="default: cuda if there is a GPU, else cpu")
     add("--threads", type=positive_int, metavar="N", help="CPU threads per rank; default: torch's choice")
+
+
+def parse_batch_size(text: str) -> int | None:
+    """Parse a count above 0, or auto, which is None."""
+    return None if text == "auto" else positive_int(text)
 
 
 def open_requested_world(args: Namespace) -> AbstractContextManager["World"]:

@@ -13,6 +13,7 @@ from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint
 from megatron.checkpoint.layout import META, find_checkpoints
 from megatron.io import PARTIAL, read_json
 from megatron.run_dir import CHECKPOINTS
+from megatron.text.hub_models import open_hub_model, parse_hub_name
 
 MEGATRON_STEP = re.compile(r"(?:iter_|global_step)(\d+)")  # names of Megatron's checkpoint folders
 
@@ -21,19 +22,33 @@ MEGATRON_STEP = re.compile(r"(?:iter_|global_step)(\d+)")  # names of Megatron's
 class ScoredModel:
     """A model to score.
 
-    path   path for `checkpoint.convert.read_any`
-    run    folder of its run; None for a model that belongs to no run
-    step   training step; None: unknown
+    path      path for `checkpoint.convert.read_any`
+    run       folder of its run; None for a model that belongs to no run
+    step      training step; None: unknown
+    hub_name  its name on the hub, whose files are in the hub's cache; None: not of the hub
     """
 
     path: Path
     run: Path | None
     step: int | None
+    hub_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for results: that of the hub, run/checkpoint, or the path."""
+        if self.hub_name is not None:
+            return self.hub_name
+        return str(self.path) if self.run is None else f"{self.run.name}/{self.path.name}"
 
     def folder(self, kind: str) -> Path:
-        """Return the folder of its scores of a kind: in the run folder, or next to a model without one."""
+        """Return the folder of its scores of a kind.
+
+        It is in the run folder, next to a model without one, or for a name of the hub in the working folder.
+        """
         if self.run is not None:
             return self.run / kind / self.path.name
+        if self.hub_name is not None:
+            return Path(f"{self.hub_name.replace('/', '__')}.scores") / kind
         return self.path.resolve().with_name(f"{self.path.resolve().name}.scores") / kind
 
 
@@ -41,12 +56,17 @@ def find_models(paths: Iterable[Path], out: Path | None = None) -> list[ScoredMo
     """Return all models under the paths, in order, without duplicates.
 
     A path is a model (a checkpoint, a Hugging Face or Megatron folder, a file), a folder of checkpoints, a
-    run, or a folder that contains runs at any depth, such as a study. Of a Megatron folder with several steps
-    it is the newest. `out` is a folder for the scores of one model.
+    run, a folder that contains runs at any depth, such as a study, or, if no such path exists, a name of the
+    hub. Of a Megatron folder with several steps it is the newest. `out` is a folder for the scores of one
+    model.
     Raises FileNotFoundError if a path contains no model, ValueError for several models with one `out`.
     """
     result: dict[Path, ScoredModel] = {}
     for path in paths:
+        if not path.exists() and parse_hub_name(str(path)) is not None:
+            folder = open_hub_model(str(path))
+            result.setdefault(folder.resolve(), ScoredModel(folder, None, None, str(path)))
+            continue
         models = _find_models_in(path)
         if not models:
             raise FileNotFoundError(

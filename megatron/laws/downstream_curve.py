@@ -20,8 +20,9 @@ from megatron.laws.law import Law, expanded_level
 
 CONSTANTS = {"error": ("eps", "k", "gamma"), "accuracy": ("floor", "top", "s", "L0")}
 CHANCE = {  # accuracy of random guessing, by the number of choices; 0: the answer is generated
-    "arc_challenge": 0.25, "arc_easy": 0.25, "boolq": 0.5, "copa": 0.5, "hellaswag": 0.25, "lambada": 0.0,
-    "lambada_openai": 0.0, "mmlu": 0.25, "openbookqa": 0.25, "piqa": 0.5, "sciq": 0.25, "winogrande": 0.5,
+    "arc_challenge": 0.25, "arc_easy": 0.25, "boolq": 0.5, "commonsense_qa": 0.2, "copa": 0.5,
+    "hellaswag": 0.25, "lambada": 0.0, "lambada_openai": 0.0, "lambada_standard": 0.0, "mmlu": 0.25,
+    "openbookqa": 0.25, "piqa": 0.5, "race": 0.25, "sciq": 0.25, "winogrande": 0.5,
 }  # fmt: skip
 N_DRAWS = 20  # draws of noise per pair of replicates
 

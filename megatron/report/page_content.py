@@ -7,6 +7,7 @@ from megatron.laws.compute_law import Optimum
 from megatron.laws.law import Law
 from megatron.report import blind_text, frontier_text, headlines, summary, verdict
 from megatron.report.figures.plot import size_colour
+from megatron.report.reference_text import collect_references
 from megatron.report.study_data import AUTOREGRESSIVE, Study
 from megatron.study.format import (
     NOT_KNOWN,
@@ -46,6 +47,7 @@ def collect_sections(study: Study, tariff: Tariff | None = None) -> dict[str, An
     """Return the content after the figures, except the differences."""
     return {
         "cautions": summary.list_cautions(study),
+        "references": collect_references(study),
         "runs": [collect_run(study, row) for row in study.rows],
         "commands": list_commands(study),
         "facts": list_facts(study, tariff),

@@ -11,6 +11,7 @@ from megatron.laws.isoflop import split_budgets
 from megatron.report import frontier_text, page_content, summary
 from megatron.report.difference_text import list_differences
 from megatron.report.figures import (
+    plot_downstream,
     plot_fit,
     plot_frontier,
     plot_isoflop,
@@ -123,6 +124,7 @@ def make_figures(study: Study) -> list[Figure]:
         plot_repeat.epochs_figure,
         plot_runs.objectives_figure,
         plot_repeat.crossover_figure,
+        plot_downstream.score_compute_figure,
         plot_repeat.downstream_figure,
         plot_mixture.mixture_figure,
     )

@@ -14,6 +14,7 @@ from megatron.laws.law import Law
 from megatron.study.blind import BlindOutcome, check_blind
 from megatron.study.format import format_count
 from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.references import REFERENCES, ReferenceScore, load_references
 from megatron.study.run_row import FinishedRow, RunRow, select_finished
 from megatron.study.study_frontier import COMPUTE_LAW
 from megatron.study.table import MAX_NUMBER, read_runs, read_table, read_valid_metrics
@@ -69,7 +70,9 @@ class Study:
     results: list[dict[str, Any]] = field(default_factory=list)  # result.json of the finished runs
     name: str = ""  # from study.yaml
     laws: dict[str, Law] = field(default_factory=dict)  # by objective, from law.json and law_*.json
-    scores: list[dict[str, Any]] = field(default_factory=list)  # rows of scores.csv: run, task, score, kind
+    # rows of scores.csv: run, task, score, kind, se
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    references: list[ReferenceScore] = field(default_factory=list)  # published models, references.csv
     compute_law: ComputeLaw | None = None  # compute_law.json: the frontier
     blind: BlindOutcome | None = None  # None if no run was predicted
 
@@ -144,13 +147,14 @@ def read_study(study_dir: str | Path) -> Study:
         _read_name(folder / STUDY),
         laws,
         _read_scores(folder / SCORES, faults),
+        _read_references(folder / REFERENCES, faults),
         compute_law,
         check_blind(folder, rows),
     )
 
 
 def _read_scores(path: Path, faults: list[str]) -> list[dict[str, Any]]:
-    """Read scores.csv: columns run, task, score, and kind (error or accuracy; default accuracy)."""
+    """Read scores.csv: columns run, task, score; optional: kind (error, or accuracy by default) and se."""
     if not path.is_file():
         return []
     try:
@@ -161,11 +165,20 @@ def _read_scores(path: Path, faults: list[str]) -> list[dict[str, Any]]:
                 "task": table["task"][i],
                 "score": float(table["score"][i]),
                 "kind": table.get("kind", ["accuracy"] * len(table["run"]))[i],
+                "se": float(table.get("se", [""] * len(table["run"]))[i] or "nan"),
             }
             for i, run in enumerate(table["run"])
         ]
     except (OSError, ValueError, KeyError) as error:
         faults.append(f"{path.name} cannot be used ({error!r}): expected columns run, task, score, kind")
+        return []
+
+
+def _read_references(path: Path, faults: list[str]) -> list[ReferenceScore]:
+    try:
+        return load_references(path) if path.is_file() else []
+    except (OSError, ValueError) as error:
+        faults.append(f"{path.name} cannot be used: {error}")
         return []
 
 

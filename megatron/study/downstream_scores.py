@@ -49,18 +49,21 @@ def read_scores(study_dir: Path, rows: Sequence[RunRow]) -> list[Score]:
     for row in rows:
         if row.status == "done" and row.path:
             run = study_dir / row.path
-            # the last step, from result.json; None matches no checkpoint (_read_results)
+            # the last step, from result.json; None matches no checkpoint
             end = (read_json(run / RESULT) or {}).get("step")
             for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
                 # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the
                 # checkpoint
-                scores += [Score(row.run, *result, path.parts[-3]) for result in _read_results(path, end)]
+                results = list(read_task_scores(path))  # raises for a damaged file
+                step = (read_json(path) or {}).get("config", {}).get("step")
+                if step is not None and step == end:
+                    scores += [Score(row.run, *result, path.parts[-3]) for result in results]
     # of several results for one task the last path counts
     return list({(score.run, score.task): score for score in scores}.values())
 
 
-def _read_results(path: Path, end: Any) -> Iterator[tuple[str, float, str, float | None, str]]:
-    """Yield (task, score, kind, error, metric) of each task of a results.json of step `end`.
+def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """Yield (task, score, kind, error, metric) of each task of a results.json or a file of lm-eval.
 
     Raises ValueError for values of other types.
     """
@@ -77,10 +80,10 @@ def _read_results(path: Path, end: Any) -> Iterator[tuple[str, float, str, float
             "group_subtasks and results. Evaluate the run again, or delete the file."
         )
     about = content.get("config", {})
-    if about.get("step") is None or about["step"] != end:
-        return
-    # label: the settings in the folder's name, such as ar-first200
-    label = path.parts[-2].split("-")
+    # label: the settings in the folder's name, such as ar-first200; files of lm-eval have only the limit
+    label = [] if about.get("limit") is None else [f"first{about['limit']:g}"]
+    if path.name == DOWNSTREAM_RESULTS:
+        label = path.parts[-2].split("-")
     if about.get("objective") == "autoregressive":  # has only one scoring method, so its name is omitted
         label = [word for word in label if word != "ar"]
     # subtasks of a group are already in the group's score

@@ -13,10 +13,11 @@ import torch
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
-from megatron.evaluation import harness as harness_module
+from megatron.evaluation import harness_tasks
 from megatron.evaluation.harness import build_hf_model as hf_model_of
-from megatron.evaluation.harness import format_results, harness_model, merge_results, open_tasks, score_task
-from megatron.evaluation.local_tasks import LOCAL_TASKS
+from megatron.evaluation.harness import harness_model, score_task
+from megatron.evaluation.harness_files import format_results, merge_results
+from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.sampling import Sampling
 from megatron.kernels.rotary import rotary_at_positions
@@ -25,6 +26,8 @@ from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
+# tasks whose data are in SCALING_DATA; the others are tested in test_local_tasks.py
+TASKS = ["arc_easy", "boolq", "copa", "hellaswag", "piqa", "race", "winogrande", "sciq", "lambada_openai"]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +96,7 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, data: Path) 
     return reader.n_truncated
 
 
-@pytest.mark.parametrize("name", LOCAL_TASKS)
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_the_scores_of_lm_evals_model(
     name: str, stories: Weights, hf_model: Any, scaling_data: Path
 ) -> None:
@@ -101,7 +104,7 @@ def test_a_task_has_the_scores_of_lm_evals_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LOCAL_TASKS)
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_the_scores_of_lm_evals_model_over_200_documents(
     name: str, stories: Weights, hf_model: Any, exact_angles: None, scaling_data: Path
 ) -> None:
@@ -196,7 +199,7 @@ def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(scaling_data
         "sciq": (1000, 3, "\nQuestion: Who proposed the theory of evolution by natural selection?"),
         "lambada_openai": (5153, " signs", "In my palm is a clear stone, and inside it is a small"),
     }
-    with open_tasks(list(LOCAL_TASKS), data) as tasks:
+    with open_tasks(TASKS, data) as tasks:
         for name, (n, answer, begin) in expected.items():
             if name == "hellaswag":
                 continue  # its preparation takes half a minute; the tests above cover it
@@ -210,7 +213,8 @@ def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(scaling_data
 def test_unknown_tasks_and_missing_files_are_named(tmp_path: Path, scaling_data: Path) -> None:
     data = scaling_data / "downstream"
     for names, folder, error, sentence in (
-        (["mmlu"], data, ValueError, "--data-dir: got mmlu, expected one of arc_easy, boolq"),
+        (["wikitext"], data, ValueError, "--data-dir: got wikitext, expected one of arc_challenge, arc_easy"),
+        (["mmlu_alchemy"], data, ValueError, "--data-dir: got mmlu_alchemy, expected one of"),
         (["copa", "copa"], data, ValueError, "got copa twice"),
         ([], data, ValueError, "got no task"),
         (["copa"], tmp_path / "none", FileNotFoundError, "no such folder"),
@@ -236,7 +240,7 @@ def test_the_error_for_an_unknown_task_suggests_similar_names() -> None:
 
 def test_an_unreachable_hub_is_contacted_once_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, lm-eval and datasets retry for half a minute each and print every attempt."""
-    monkeypatch.setattr(harness_module, "find_hub_error", lambda: "hub.example: no route to it")
+    monkeypatch.setattr(harness_tasks, "find_hub_error", lambda: "hub.example: no route to it")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr("lm_eval.tasks.TaskManager", _Unreachable)
     with open_tasks(["copa"], None) as tasks:

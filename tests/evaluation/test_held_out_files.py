@@ -151,9 +151,9 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
     warned: list[str] = []
     monkeypatch.setattr(corpus_tokenizer.log, "warning", lambda words, *more: warned.append(words % more))
     path = saved()
-    read = held_out.read_any
+    read = held_out.read_scored_model
     monkeypatch.setattr(
-        held_out, "read_any", lambda *a, **k: replace(read(*a, **k), tokenizer_sha256="f" * 64)
+        held_out, "read_scored_model", lambda *a, **k: replace(read(*a, **k), tokenizer_sha256="f" * 64)
     )
     same = write_corpus(tmp_path / "same", 0, sha256="f" * 64)
     other = write_corpus(tmp_path / "other", 0, sha256="e" * 64)
@@ -189,7 +189,9 @@ def test_weights_of_a_run_have_the_sha256_of_the_tokenizer_of_its_training_corpu
 
 def test_settings_contain_all_fields_that_affect_a_score() -> None:
     """A new field must be added to the settings or to the list of fields without effect."""
-    scoring = HeldOutScoring(data="x")
+    # float32 is no setting, so that scores from before the option stay valid
+    assert "dtype" not in HeldOutScoring(data="x").settings()
+    scoring = HeldOutScoring(data="x", dtype="bfloat16")
     assert set(asdict(scoring)) - set(scoring.settings()) == {
         "data", "batch_size", "per_document", "allow_other_tokenizer",
     }  # fmt: skip

@@ -29,7 +29,8 @@ from megatron.checkpoint.model_weights import Weights
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
-from megatron.evaluation.harness import build_hf_model, harness_model, open_tasks
+from megatron.evaluation.harness import build_hf_model, harness_model
+from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt

@@ -1,0 +1,65 @@
+"""Tests of published models beside a study: results of this project and of lm-eval, facts, and the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.study.references import (
+    ReferenceScore,
+    count_suite_tokens,
+    load_references,
+    read_reference_facts,
+    read_references,
+    write_references,
+)
+
+
+def write_results(path: Path, model: str, config: dict[str, Any] | None = None, **top: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metrics = {"alias": "sciq", "acc,none": 0.5, "acc_norm,none": 0.625, "acc_norm_stderr,none": 0.1}
+    content = {"results": {"sciq": metrics}, "config": {"model": model, "limit": 16, **(config or {})}, **top}
+    path.write_text(json.dumps(content))
+
+
+def test_results_of_both_programs_give_the_same_task(tmp_path: Path) -> None:
+    ours = tmp_path / "a.scores" / "downstream" / "ar-first16" / "results.json"
+    about = {"objective": "autoregressive", "model_num_parameters": 1000}
+    write_results(ours, "EleutherAI/pythia-14m@step1000", about)
+    # the copy in lm-eval's form is not read twice
+    write_results(ours.parent / "a" / "results_2026-01-01T00-00-00.json", "copy")
+    theirs = tmp_path / "b" / "results_2026-01-01T00-00-00.json"
+    write_results(theirs, "hf", model_name="acme/other")
+    first, second = read_references([tmp_path / "a.scores", tmp_path / "b"])
+    assert first == ReferenceScore(
+        "EleutherAI/pythia-14m@step1000", "sciq-first16", 0.625, "accuracy", 0.1, "acc_norm", 1000,
+        1000 * 2_097_152,
+    )  # fmt: skip
+    assert (second.model, second.task, second.n_params) == ("acme/other", "sciq-first16", None)
+    with pytest.raises(FileNotFoundError, match="expected scores of a model"):
+        read_references([tmp_path / "c"])
+
+
+def test_facts_replace_what_the_results_lack(tmp_path: Path) -> None:
+    write_results(tmp_path / "results_1.json", "hf", model_name="acme/other")
+    table = tmp_path / "facts.csv"
+    table.write_text("model,n_params,train_tokens,note\nacme/other,1e6,2e9,random weights\n")
+    (score,) = read_references([tmp_path], read_reference_facts(table))
+    assert (score.n_params, score.train_tokens, score.note) == (1_000_000, 2_000_000_000, "random weights")
+    write_references([score], tmp_path / "references.csv")
+    assert load_references(tmp_path / "references.csv") == [score]
+    table.write_text("model,colour\nacme/other,red\n")
+    with pytest.raises(ValueError, match="got columns model, colour"):
+        read_reference_facts(table)
+    table.write_text("model,n_params\nacme/other,many\n")
+    with pytest.raises(ValueError, match="acme/other: .*many.* Expected counts"):
+        read_reference_facts(table)
+
+
+def test_all_models_of_pythia_read_300_billion_tokens() -> None:
+    # as in the paper: 143,000 steps of 2M tokens, 299,892,736,000 in all
+    assert count_suite_tokens("EleutherAI/pythia-70m") == 299_892_736_000
+    assert count_suite_tokens("EleutherAI/pythia-6.9b-deduped") == 299_892_736_000
+    assert count_suite_tokens("EleutherAI/pythia-70m@step512") == 512 * 2**21
+    assert count_suite_tokens("gpt2") is None and count_suite_tokens("acme/pythia-70m") is None
