@@ -5,6 +5,7 @@ means FlashAttention 2 instead of cuDNN's kernel. Here the candidates are timed 
 one is first in torch's order for this process. Others remain behind it for shapes that it does not support.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -204,10 +205,23 @@ def _activate_flash(implementation: str | None) -> None:
     torch_attention.activate_flash_attention_impl(implementation)
 
 
+def tag_compiled_code(name: str) -> None:
+    """Separate the compiled code of a backend from that of others in the compiler's cache on disk.
+
+    The key of that cache contains no state of attention: a run with another backend would load code that
+    calls the first one's kernel.
+    """
+    if hasattr(torch.compiler.config, "cache_key_tag"):
+        prefix = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+        tag = f"sdpa={name},cudnn={torch.backends.cudnn.version()}"
+        torch.compiler.config.cache_key_tag = f"{prefix},{tag}" if prefix else tag
+
+
 def use_attention_backend(choice: AttentionChoice) -> None:
     """Make a backend the first in torch's order, for this process until the next call."""
     _contexts.close()
     _active.clear()
+    tag_compiled_code(choice.name)
     if choice.name not in BACKENDS:
         _activate_flash(None)
         return

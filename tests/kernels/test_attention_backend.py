@@ -1,5 +1,8 @@
 """The choice of the attention kernel: by time, with a warning where a Hopper GPU runs an older kernel."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
@@ -94,6 +97,51 @@ def test_a_choice_is_the_first_in_torchs_order_until_the_next_choice() -> None:
     finally:
         use_attention_backend(AttentionChoice("cpu", "", {}))
     assert module.torch_attention._cur_sdpa_kernel_backends(with_priority=True) == before
+
+
+@pytest.fixture
+def no_tag() -> Iterator[None]:
+    """The compiler's tag is empty at first, and restored after the test."""
+    before = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = ""
+    yield
+    torch.compiler.config.cache_key_tag = before
+
+
+@pytest.mark.usefixtures("no_tag")
+def test_compiled_code_is_tagged_with_the_backend_behind_the_users_tag(monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91501)
+    tags = []
+    for user in ("", "mine"):
+        monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", user)
+        for name in ("efficient", "cpu"):
+            use_attention_backend(AttentionChoice(name, "", {}))
+            tags.append(torch.compiler.config.cache_key_tag)
+    expected = ["sdpa=efficient,cudnn=91501", "sdpa=cpu,cudnn=91501"]
+    assert tags == expected + [f"mine,{tag}" for tag in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_tag")
+def test_code_compiled_for_a_backend_is_not_loaded_for_another(monkeypatch, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = []
+    try:
+        for name in ("flash", "flash", "math"):
+            torch._dynamo.reset()
+            counters.clear()
+            use_attention_backend(AttentionChoice(name, "", {}))
+            torch.compile(attend)(torch.ones(1, 2, 32, 16))
+            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    finally:
+        use_attention_backend(AttentionChoice("cpu", "", {}))
+        torch._dynamo.reset()
+    assert hits == [0, 1, 0]
 
 
 @pytest.mark.parametrize("grad", [True, False])
