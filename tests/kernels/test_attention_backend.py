@@ -54,6 +54,50 @@ def test_math_is_the_last_resort_and_a_requested_backend_must_run() -> None:
         pick_backend("cudnn", measure)
 
 
+def test_any_error_excludes_a_backend_but_one_of_cuda_ends_the_run() -> None:
+    def measure(name: str) -> float:
+        if name == "flash3":
+            raise TypeError("an interface of another version")
+        if name == "flash4":
+            raise errors[-1]
+        return 1.0
+
+    errors: list[Exception] = [AssertionError("no kernel for this width")]
+    assert set(pick_backend("auto", measure).milliseconds) == {"cudnn", "flash", "efficient"}
+    errors.append(RuntimeError("CUDA error: no kernel image is available for execution on the device"))
+    assert set(pick_backend("auto", measure).milliseconds) == {"cudnn", "flash", "efficient"}
+    with pytest.raises(ValueError, match="got flash3, which does not run here .an interface"):
+        pick_backend("flash3", measure)
+    errors.append(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    for requested in ("auto", "flash4"):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            pick_backend(requested, measure)
+
+
+def test_the_clock_of_a_gpu_starts_after_the_host_has_a_lead(monkeypatch) -> None:
+    seen: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            seen.append("record")
+
+        def synchronize(self) -> None:
+            seen.append("synchronize")
+
+        def elapsed_time(self, other: object) -> float:
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: seen.append("sleep"))
+    milliseconds = module._time(lambda: seen.append("run"), torch.device("cuda"))
+    calls = ["run"] * module.CALLS
+    assert seen == ["sleep", "record", *calls, "record", "synchronize"]
+    assert milliseconds == 3.0 / module.CALLS
+
+
 @pytest.mark.parametrize("name", ["flash", "math"])
 def test_backends_of_this_machine_are_measured(name: str) -> None:
     assert 0 < measure_backend(name, SHAPE, torch.float32, CPU) < 1e4
