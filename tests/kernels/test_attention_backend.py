@@ -1,12 +1,15 @@
 """The choice of the attention kernel: by time, with a warning where a Hopper GPU runs an older kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend
 
+from megatron.kernels import attention
 from megatron.kernels import attention_backend as module
 from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
 from megatron.kernels.attention_backend import (
@@ -186,6 +189,40 @@ def test_code_compiled_for_a_backend_is_not_loaded_for_another(monkeypatch, tmp_
         use_attention_backend(AttentionChoice("cpu", "", {}))
         torch._dynamo.reset()
     assert hits == [0, 1, 0]
+
+
+def test_a_dense_mask_excludes_cudnn_and_flash_also_within_one_compiled_graph() -> None:
+    operators: list[str] = []
+
+    def record(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return attention._attend_with_mask(q, q, q, mask, 0.3) * 2
+
+    def attend_as_torch(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask, scale=0.3) * 2
+
+    mask = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
+    results = {}
+    try:
+        use_attention_backend(AttentionChoice("cudnn", "", {}))
+        before = module.torch_attention._cur_sdpa_kernel_backends(with_priority=True)
+        for function in (attend_as_torch, attend):
+            torch._dynamo.reset()
+            operators.clear()
+            q = torch.randn(2, 3, 16, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            out = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=record))(q)
+            results[function] = out.detach(), torch.autograd.grad(out.square().sum(), q)[0]
+            # on a CPU torch's order begins with its flash attention; without it there is the product with k^T
+            assert any("flash_attention_for_cpu" in name for name in operators) == (function != attend)
+        assert module.torch_attention._cur_sdpa_kernel_backends(with_priority=True) == before
+    finally:
+        use_attention_backend(AttentionChoice("cpu", "", {}))
+        torch._dynamo.reset()
+    torch.testing.assert_close(results[attend], results[attend_as_torch], rtol=1e-4, atol=1e-4)
+    assert SDPBackend.CUDNN_ATTENTION not in attention.MASKED_BACKENDS
 
 
 @pytest.mark.parametrize("grad", [True, False])
