@@ -15,8 +15,8 @@ from megatron.kernels.softmax_nll import has_triton
 # efficient matrix product.
 QUERY_BLOCK = 64
 
-# Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's returns NaN in the gradient of q
-# where the last tile of 128 positions is half full.
+# Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's returns NaN in the gradient of
+# q where the last tile of 128 positions is half full.
 MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 ATTENTION_OPERATORS = (

@@ -33,8 +33,8 @@ SHARES_HEADS = ("cudnn", "flash", "flash3", "flash4")  # read a shared key and v
 HOPPER = (9, 0)
 CUDNN_FOR_HOPPER = 91500  # torch 2.10 prefers cuDNN on Hopper above this version
 WARM_UP, TIMED, CALLS = 3, 5, 5  # unmeasured calls of a candidate, measurements, and calls of each
-# Cycles that a GPU waits before a measurement, 2 to 3 ms: meanwhile the host launches all calls of it. A short
-# sequence takes the host longer to launch than the GPU to compute.
+# Cycles that a GPU waits before a measurement, 2 to 3 ms: meanwhile the host launches all calls of it. A
+# short sequence takes the host longer to launch than the GPU to compute.
 LAUNCH_CYCLES = 5_000_000
 
 _active: list[str] = []  # name of the backend that `use_attention_backend` made the first, if any

@@ -165,7 +165,8 @@ def test_logits_of_the_whole_batch_are_never_in_memory(dtype: torch.dtype, monke
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"), [("2.7.1", False), ("2.9.1+cu128", False), ("2.10.0", True), ("2.13.0+cpu", True)]
+    ("version", "expected"),
+    [("2.7.1", False), ("2.9.1+cu128", False), ("2.10.0", True), ("2.13.0+cpu", True)],
 )
 def test_half_precision_is_added_to_float32_in_one_product_since_torch_2_10(
     monkeypatch: pytest.MonkeyPatch, version: str, expected: bool
