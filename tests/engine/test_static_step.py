@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch import static_step
@@ -240,10 +241,7 @@ class FakeCapture:
 
 
 def test_a_failed_capture_restores_stream_and_allocator_and_names_the_cause(monkeypatch) -> None:
-    class FailOnRecompileLimitHit(Exception):  # of torch._dynamo: no RuntimeError
-        pass
-
-    def fail() -> None:
+    def fail() -> None:  # the error is no RuntimeError
         raise FailOnRecompileLimitHit("recompile_limit reached")
 
     def end_allocation(device: int, pool: tuple[int, int]) -> None:
