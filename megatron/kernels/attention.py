@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megatron.kernels.attention_backend import supports_shared_heads
 from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
@@ -13,6 +14,10 @@ from megatron.kernels.softmax_nll import has_triton
 # Queries per block in `attend_in_query_blocks`: small enough to skip many masked keys, large enough for an
 # efficient matrix product.
 QUERY_BLOCK = 64
+
+# Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's returns NaN in the gradient of
+# q where the last tile of 128 positions is half full.
+MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 ATTENTION_OPERATORS = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -64,10 +69,18 @@ def scaled_dot_product_attention(
         return attend_in_query_blocks(q, k, v, mask, scale)
     if mask is None and is_cpu_attention_faster(q, k):
         return cpu_attention(q, k, v, causal, scale)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     # torch refuses is_causal together with a mask; a mask already contains causality
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale
-    )
+    if q.device.type == "cuda":
+        return _attend_with_mask(q, k, v, mask, scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def _attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return attention with a dense mask by the kernels of a GPU that read one correctly."""
+    with sdpa_kernel(MASKED_BACKENDS):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def repeat_shared_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

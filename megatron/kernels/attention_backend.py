@@ -5,6 +5,7 @@ means FlashAttention 2 instead of cuDNN's kernel. Here the candidates are timed 
 one is first in torch's order for this process. Others remain behind it for shapes that it does not support.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -31,7 +32,10 @@ BACKENDS: dict[str, tuple[SDPBackend, str | None]] = {
 SHARES_HEADS = ("cudnn", "flash", "flash3", "flash4")  # read a shared key and value head without a copy
 HOPPER = (9, 0)
 CUDNN_FOR_HOPPER = 91500  # torch 2.10 prefers cuDNN on Hopper above this version
-WARM_UP, TIMED = 3, 7  # calls of a candidate
+WARM_UP, TIMED, CALLS = 3, 5, 5  # unmeasured calls of a candidate, measurements, and calls of each
+# Cycles that a GPU waits before a measurement, 2 to 3 ms: meanwhile the host launches all calls of it. A
+# short sequence takes the host longer to launch than the GPU to compute.
+LAUNCH_CYCLES = 5_000_000
 
 _active: list[str] = []  # name of the backend that `use_attention_backend` made the first, if any
 _contexts = ExitStack()
@@ -101,12 +105,15 @@ def _choose_on_gpu(
 def pick_backend(requested: str, measure: Callable[[str], float]) -> AttentionChoice:
     """Return the fastest candidate, or the requested one.
 
-    measure   name -> milliseconds; raises RuntimeError or ImportError where a backend does not run
+    measure   name -> milliseconds; raises an exception where a backend does not run
+
+    Raises the errors of CUDA itself, after which the process can run no kernel.
     """
     if requested != "auto":
         try:
             return AttentionChoice(requested, "dist.attention_backend", {requested: measure(requested)})
-        except (RuntimeError, ImportError, ValueError) as error:
+        except Exception as error:  # FlashAttention 3 and 4 are other packages with errors of their own
+            _raise_if_permanent(error)
             cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ValueError(
                 f"dist.attention_backend: got {requested}, which does not run here ({cause}). "
@@ -118,12 +125,19 @@ def pick_backend(requested: str, measure: Callable[[str], float]) -> AttentionCh
             continue  # B x H x S x S scores: only where nothing else runs
         try:
             milliseconds[name] = measure(name)
-        except (RuntimeError, ImportError, ValueError):
-            continue  # not in this build, or not for this shape or dtype
+        except Exception as error:  # not in this build, or not for this shape or dtype
+            _raise_if_permanent(error)
     if not milliseconds:
         raise ValueError("dist.attention_backend: no backend runs for this shape. Set dist.dtype=bfloat16.")
     fastest = min(milliseconds, key=lambda name: milliseconds[name])
     return AttentionChoice(fastest, "fastest measured", milliseconds)
+
+
+def _raise_if_permanent(error: Exception) -> None:
+    """Raise an error of CUDA again: all further calls of the process would fail with it."""
+    # a library that was built for other GPUs has no kernel for this one, which affects no other call
+    if "CUDA error" in str(error) and "no kernel image" not in str(error):
+        raise error
 
 
 def explain_slow_backend(
@@ -148,7 +162,7 @@ def explain_slow_backend(
 def measure_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> float:
     """Return the milliseconds of forward and backward with a backend: the median of several calls.
 
-    Raises RuntimeError, ImportError or ValueError where it does not run.
+    Raises an exception, often RuntimeError, ImportError or ValueError, where it does not run.
     """
     backend, implementation = BACKENDS[name]
     sizes = (shape.n_heads, shape.n_kv_heads) if name in SHARES_HEADS else (shape.n_heads,) * 2
@@ -171,24 +185,29 @@ def measure_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device
     try:
         with sdpa_kernel([backend]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch explains at length why a backend does not run
-            milliseconds = [_time(run, device) for _ in range(WARM_UP + TIMED)]
+            for _ in range(WARM_UP):
+                run()
+            milliseconds = [_time(run, device) for _ in range(TIMED)]
     finally:
         _activate_flash(None)
-    return median(milliseconds[WARM_UP:])
+    return median(milliseconds)
 
 
 def _time(run: Callable[[], None], device: torch.device) -> float:
-    """Return the milliseconds of a call, until the device has finished it."""
+    """Return the milliseconds that the device takes for a call: the mean of several."""
     if device.type != "cuda":
         started = time.perf_counter()
-        run()
-        return (time.perf_counter() - started) * 1e3
+        for _ in range(CALLS):
+            run()
+        return (time.perf_counter() - started) * 1e3 / CALLS
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(LAUNCH_CYCLES)
     start.record()
-    run()
+    for _ in range(CALLS):
+        run()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end))
+    return float(start.elapsed_time(end)) / CALLS
 
 
 def _activate_flash(implementation: str | None) -> None:
@@ -204,10 +223,23 @@ def _activate_flash(implementation: str | None) -> None:
     torch_attention.activate_flash_attention_impl(implementation)
 
 
+def tag_compiled_code(name: str) -> None:
+    """Separate the compiled code of a backend from that of others in the compiler's cache on disk.
+
+    The key of that cache contains no state of attention: a run with another backend would load code that
+    calls the first one's kernel.
+    """
+    if hasattr(torch.compiler.config, "cache_key_tag"):
+        prefix = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+        tag = f"sdpa={name},cudnn={torch.backends.cudnn.version()}"
+        torch.compiler.config.cache_key_tag = f"{prefix},{tag}" if prefix else tag
+
+
 def use_attention_backend(choice: AttentionChoice) -> None:
     """Make a backend the first in torch's order, for this process until the next call."""
     _contexts.close()
     _active.clear()
+    tag_compiled_code(choice.name)
     if choice.name not in BACKENDS:
         _activate_flash(None)
         return

@@ -57,11 +57,16 @@ def _balance_rows(n: int, n_rows: int) -> int:
     return max(ROWS_OF_TILE, -(-n // (n_chunks * ROWS_OF_TILE)) * ROWS_OF_TILE)
 
 
+def can_add_wide_product() -> bool:
+    """Return whether torch adds products of half precision to a float32 sum; 2.8 and 2.9 raise instead."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
+
+
 def _accumulate_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """Return total + left^T right in float32, in place; left [n, V], right [n, D], total [V, D], None: 0."""
     if left.dtype == torch.float32:
         return left.t() @ right if total is None else total.addmm_(left.t(), right)
-    if left.device.type == "cuda" and hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch 2.8
+    if left.device.type == "cuda" and can_add_wide_product():
         # The sum inside a product is float32 and is not rounded to half precision before it is added: one
         # pass over [V, D] instead of three.
         if total is None:

@@ -115,9 +115,9 @@ def _forward_kernel(
     block_k: tl.constexpr,
 ) -> None:
     """Compute the output and the log-sum-exp of a block of queries of one head."""
-    pair = tl.program_id(1)
+    pair = tl.program_id(0)
     offset = pair.to(tl.int64) * n * d_head
-    begin = tl.program_id(0) * block_q
+    begin = tl.program_id(1) * block_q
     queries = begin + tl.arange(0, block_q)
     q = _load_rows(q_all + offset, queries, n, d_head, width)
     low = 0
@@ -185,9 +185,9 @@ def _query_gradient_kernel(
     block_k: tl.constexpr,
 ) -> None:
     """Compute delta = do . o and the gradient of a block of queries of one head."""
-    pair = tl.program_id(1)
+    pair = tl.program_id(0)
     offset = pair.to(tl.int64) * n * d_head
-    begin = tl.program_id(0) * block_q
+    begin = tl.program_id(1) * block_q
     queries = begin + tl.arange(0, block_q)
     rows = pair.to(tl.int64) * n + queries
     q = _load_rows(q_all + offset, queries, n, d_head, width)
@@ -253,9 +253,9 @@ def _key_gradient_kernel(
     block_k: tl.constexpr,
 ) -> None:
     """Compute the gradients of a block of keys and values of one head."""
-    pair = tl.program_id(1)
+    pair = tl.program_id(0)
     offset = pair.to(tl.int64) * n * d_head
-    begin = tl.program_id(0) * block_k
+    begin = tl.program_id(1) * block_k
     keys = begin + tl.arange(0, block_k)
     k = _load_rows(k_all + offset, keys, n, d_head, width)
     v = _load_rows(v_all + offset, keys, n, d_head, width)
@@ -383,7 +383,8 @@ def _run_forward(
     out, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     blocks = _choose_blocks(q, backward=False)
     common = _common_arguments(q, first, last, causal, scale, rate, blocks)
-    _forward_kernel[(triton.cdiv(n, blocks[0]), n_samples * n_heads)](
+    # pairs on the first axis: the others are limited to 65,535 programs
+    _forward_kernel[(n_samples * n_heads, triton.cdiv(n, blocks[0]))](
         q, k, v, out, lse, key.contiguous(), **common
     )
     return out, lse
@@ -410,11 +411,11 @@ def _run_backward(
     common = _common_arguments(q, first, last, causal, scale, rate, blocks)
     key = key.contiguous()
     pairs = n_samples * n_heads
-    _query_gradient_kernel[(triton.cdiv(n, blocks[0]), pairs)](
+    _query_gradient_kernel[(pairs, triton.cdiv(n, blocks[0]))](
         q, k, v, out, grad, lse, delta, grad_q, key, **common
     )
     # after the kernel that stores delta
-    _key_gradient_kernel[(triton.cdiv(n, blocks[1]), pairs)](
+    _key_gradient_kernel[(pairs, triton.cdiv(n, blocks[1]))](
         q, k, v, grad, lse, delta, grad_k, grad_v, key, **common
     )
     return grad_q, grad_k, grad_v

@@ -22,17 +22,21 @@ N_WARPS = 8
 @triton.jit
 def _reduce_row(row: tl.tensor, n_columns: tl.constexpr, block: tl.constexpr) -> tl.tensor:
     """Return (max of a row, sum of exp(x - max)), float32; `row` points to its first logit."""
-    peak = tl.full((), -float("inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
+    # Each of the block's lanes has a peak and a total of its own, combined after the last column: the threads
+    # of a program exchange values twice a row instead of twice a block.
+    peaks = tl.full([block], -float("inf"), tl.float32)
+    totals = tl.zeros([block], tl.float32)
     for start in range(0, n_columns, block):
         columns = start + tl.arange(0, block)
         x = tl.load(row + columns, mask=columns < n_columns, other=-float("inf")).to(tl.float32)
-        new_peak = tl.maximum(peak, tl.max(x, axis=0))
         # -Inf - -Inf would be NaN where no logit was finite so far
-        shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        total = total * tl.exp(peak - shift) + tl.sum(tl.exp(x - shift), axis=0)
-        peak = new_peak
-    return peak, total
+        shift = tl.where(peaks == -float("inf"), 0.0, peaks)
+        # one exponential: of a logit relative to the peak, or of the peak relative to a higher logit
+        decay = tl.exp(-tl.abs(x - shift))
+        totals = tl.where(x > peaks, totals * decay + 1.0, totals + decay)
+        peaks = tl.maximum(peaks, x)
+    peak = tl.max(peaks, axis=0)
+    return peak, tl.sum(totals * tl.exp(peaks - tl.where(peak == -float("inf"), 0.0, peak)), axis=0)
 
 
 @triton.jit

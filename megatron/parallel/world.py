@@ -214,9 +214,9 @@ def use_expandable_segments() -> None:
     Must be called before any allocation. The head's rows differ in every step of masked diffusion: blocks of
     many sizes would fragment the memory.
     """
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first since torch 2.9
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first since torch 2.10
     if not any(name in os.environ for name in names):
-        is_renamed = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 9)
+        is_renamed = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
         os.environ[names[0] if is_renamed else names[1]] = "expandable_segments:True"
 
 

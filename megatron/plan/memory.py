@@ -16,14 +16,15 @@ MAX_FUSED_D_HEAD = 256  # of the attention kernel with dropout on a GPU
 
 
 def estimate_memory(
-    config: RunConfig, n_ranks: int = 1, rows: int | None = None, compiled: bool = False
+    config: RunConfig, n_ranks: int = 1, rows: int | None = None, compiled: bool = False, n_sets: int = 1
 ) -> float:
     """Return the bytes on one device of a run over `n_ranks` ranks.
 
     rows       samples per forward; None: dataset.microbatch_size, by default all samples of the rank
     compiled   whether the blocks are compiled; False gives an upper bound
+    n_sets     how many times the activations are in memory
     """
-    activations = activation_bytes(config, n_ranks, rows, compiled)
+    activations = n_sets * activation_bytes(config, n_ranks, rows, compiled)
     return _state_bytes(config, n_ranks) + activations + PROCESS_BYTES
 
 
@@ -123,17 +124,23 @@ def block_bytes(model: ModelConfig, dist: DistConfig, compiled: bool = False) ->
 
 
 def choose_rows(
-    config: RunConfig, n_ranks: int, candidates: Sequence[int], memory: float, compiled: bool = False
+    config: RunConfig,
+    n_ranks: int,
+    candidates: Sequence[int],
+    memory: float,
+    compiled: bool = False,
+    n_sets: int = 1,
 ) -> tuple[int, str | None]:
     """Return the most samples per forward that fit into `memory` bytes, and a warning if none does.
 
     candidates   allowed numbers of samples, largest first
+    n_sets       how many times the activations are in memory
     """
     for rows in candidates:
-        if estimate_memory(config, n_ranks, rows, compiled) <= MEMORY_SHARE * memory:
+        if estimate_memory(config, n_ranks, rows, compiled, n_sets) <= MEMORY_SHARE * memory:
             return rows, None
     rows = candidates[-1]
-    need = estimate_memory(config, n_ranks, rows, compiled)
+    need = estimate_memory(config, n_ranks, rows, compiled, n_sets)
     return rows, (
         f"dataset.microbatch_size: {rows} sample(s) of {config.dataset.seq_len} tokens of a model of "
         f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of "

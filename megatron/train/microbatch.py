@@ -9,6 +9,7 @@ import torch
 from megatron.config.schema import RunConfig
 from megatron.engine.interface import Engine
 from megatron.engine.torch.compilation import is_compilation_requested
+from megatron.engine.torch.static_step import find_graph_obstacle
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.log import get_logger
 from megatron.objective.task import Objective, Task
@@ -37,11 +38,23 @@ def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None
         free = torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
         memory = float(free)
     compiled = is_compilation_requested(config.dist, world.device)
-    rows, warning = choose_rows(config, world.n_ranks, candidates, memory, compiled)
+    n_sets = count_activation_sets(config, world)
+    rows, warning = choose_rows(config, world.n_ranks, candidates, memory, compiled, n_sets)
     if warning is not None and world.is_first:
         log.warning("%s", warning)
     # GPUs may have different free memory: all ranks take the smallest choice
     return min_over_ranks(rows, world)
+
+
+def count_activation_sets(config: RunConfig, world: World) -> int:
+    """Return how many times the activations of a microbatch are in memory: 2 in recorded masked diffusion.
+
+    The pool of the graphs retains those of the first recorded number of predicted rows. Every other number
+    runs unrecorded at first, in ordinary memory.
+    """
+    if config.objective.name != "masked_diffusion":
+        return 1
+    return 2 if find_graph_obstacle(config.dist, config.model, config.optim, world) is None else 1
 
 
 def list_microbatches(config: RunConfig, world: World) -> list[int]:
@@ -91,11 +104,15 @@ def confirm_microbatch_rows(
         return rows
     limit = torch.cuda.get_device_properties(world.device).total_memory * MAX_MEASURED_SHARE
 
+    n_sets = count_activation_sets(config, world)
+
     def measure(n: int) -> float:
         torch.cuda.reset_peak_memory_stats(world.device)
+        static = float(torch.cuda.memory_allocated(world.device))
         engine.probe(build_largest_task(objective, config, n).pin_memory())
         peak = float(torch.cuda.max_memory_allocated(world.device))
-        estimate = estimate_memory(config, world.n_ranks, n, engine.is_compiled)
+        peak += (n_sets - 1) * (peak - static)
+        estimate = estimate_memory(config, world.n_ranks, n, engine.is_compiled, n_sets)
         log.info(
             "dataset.microbatch_size: %d samples per forward need %.1f GB, estimated %.1f GB",
             n,
@@ -117,7 +134,7 @@ def find_fitting_rows(
     """Return the first candidate whose peak memory is at most `limit` on every rank.
 
     The last candidate needs no trial. measure(n) returns the peak of a forward and backward of n samples, or
-    raises torch.OutOfMemoryError. After a failure at n samples the next candidate is at most n / 2.
+    raises an error of memory. After a failure at n samples the next candidate is at most n / 2.
     """
     remaining = list(candidates)
     while len(remaining) > 1:
@@ -137,9 +154,11 @@ def find_fitting_rows(
 def _exceeds(rows: int, measure: Callable[[int], float], limit: float) -> bool:
     try:
         return measure(rows) > limit
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        # the compiler, which runs kernels to choose the fastest, wraps the error in one of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
+            raise
         # outside of this block the exception and the tensors in its frames are gone
-        pass
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return True

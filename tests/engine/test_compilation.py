@@ -1,9 +1,12 @@
 """Compiled blocks: one graph for all of them, when they are compiled, and where the code is stored."""
 
 import os
+import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import torch
 from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
+import megatron.kernels
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch import compilation
@@ -112,6 +116,30 @@ def test_ddp_does_not_cut_the_graph_at_its_buckets(counters) -> None:
         assert not counters["graph_break"]
     finally:
         destroy_process_group()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_operator_of_triton_is_registered_before_blocks_are_compiled(monkeypatch, installed) -> None:
+    name, module = "megatron.kernels.triton_attention", ModuleType("triton_attention")
+    imported = []
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+            if fullname != name:
+                return None
+            imported.append(fullname)
+            return ModuleSpec(
+                name, SimpleNamespace(create_module=lambda _: module, exec_module=lambda _: None)
+            )
+
+    # the real module stays as it is, since an operator can be registered once per process
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(megatron.kernels, "triton_attention", module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(compilation, "has_triton", lambda: installed)
+    compile_blocks(Gpt(SHAPE), has_tensor_ranks=False, has_context_ranks=False)
+    assert bool(imported) == installed
 
 
 def test_the_default_is_eager_on_a_cpu_and_compiled_on_a_gpu(monkeypatch) -> None:

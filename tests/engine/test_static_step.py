@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch import static_step
@@ -186,22 +187,21 @@ class FakeGraph:
     def __init__(self, function: Any) -> None:
         self.replay = function
 
-    def pool(self) -> tuple[int, int]:
-        return 0, 1
-
 
 @pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | None]:
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Pools of the graphs that were captured."""
-    pools: list[tuple[int, int] | None] = []
+    pools: list[tuple[int, int]] = []
+    handles = iter([(0, 1)])
 
-    def capture(function: Any, pool: tuple[int, int] | None, stream: Any) -> FakeGraph:
+    def capture(function: Any, pool: tuple[int, int], stream: Any) -> FakeGraph:
         pools.append(pool)
         return FakeGraph(function)
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(static_step, "capture_graph", capture)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles, (0, 2)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     return pools
@@ -217,10 +217,51 @@ def test_each_shape_is_recorded_after_two_runs_and_replays_are_steps(captures, o
     losses, norms, weights = run_steps(recorded, batches)
     assert (losses, norms) == expected[:2]
     assert all(torch.equal(weight, weights[name]) for name, weight in expected[2].items())
-    # the update, and every shape that occurred more than twice; all in the pool of the first
+    # the update, and every shape that occurred more than twice; all in one pool
     assert len(captures) == 1 + sum(n > 2 for n in sizes.values())
-    assert captures == [None] + [(0, 1)] * (len(captures) - 1)
+    assert captures == [(0, 1)] * len(captures)
     assert recorded.static_step.retained
+
+
+class FakeCapture:
+    """`torch.cuda.graph` of torch 2.11: ending a capture that failed raises before the stream is restored."""
+
+    current, in_pool = "ordinary", False
+
+    def __init__(self, graph: Any, pool: Any, stream: str, capture_error_mode: str) -> None:
+        self.stream, self.before = stream, FakeCapture.current
+
+    def __enter__(self) -> None:
+        FakeCapture.current, FakeCapture.in_pool = self.stream, True
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is not None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        FakeCapture.current, FakeCapture.in_pool = self.before, False
+
+
+def test_a_failed_capture_restores_stream_and_allocator_and_names_the_cause(monkeypatch) -> None:
+    def fail() -> None:  # the error is no RuntimeError
+        raise FailOnRecompileLimitHit("recompile_limit reached")
+
+    def end_allocation(device: int, pool: tuple[int, int]) -> None:
+        assert (device, pool) == (3, (0, 1))
+        if not FakeCapture.in_pool:
+            raise RuntimeError("not currently recording to mempool_id")
+        FakeCapture.in_pool = False
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", FakeCapture)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeCapture.current)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(FakeCapture, "current", stream))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end_allocation, raising=False)
+    with pytest.raises(RuntimeError, match="^FailOnRecompileLimitHit: recompile_limit reached$") as caught:
+        static_step.capture_graph(fail, (0, 1), "capturing")
+    assert isinstance(caught.value.__cause__, FailOnRecompileLimitHit)
+    assert (FakeCapture.current, FakeCapture.in_pool) == ("ordinary", False)
+    static_step.capture_graph(lambda: None, (0, 1), "capturing")
+    assert (FakeCapture.current, FakeCapture.in_pool) == ("ordinary", False)
 
 
 def test_steps_continue_unrecorded_if_recording_fails(captures, monkeypatch, caplog) -> None:

@@ -1,9 +1,15 @@
 """The choice of the attention kernel: by time, with a warning where a Hopper GPU runs an older kernel."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend
 
+from megatron.kernels import attention
 from megatron.kernels import attention_backend as module
 from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
 from megatron.kernels.attention_backend import (
@@ -51,6 +57,50 @@ def test_math_is_the_last_resort_and_a_requested_backend_must_run() -> None:
         pick_backend("cudnn", measure)
 
 
+def test_any_error_excludes_a_backend_but_one_of_cuda_ends_the_run() -> None:
+    def measure(name: str) -> float:
+        if name == "flash3":
+            raise TypeError("an interface of another version")
+        if name == "flash4":
+            raise errors[-1]
+        return 1.0
+
+    errors: list[Exception] = [AssertionError("no kernel for this width")]
+    assert set(pick_backend("auto", measure).milliseconds) == {"cudnn", "flash", "efficient"}
+    errors.append(RuntimeError("CUDA error: no kernel image is available for execution on the device"))
+    assert set(pick_backend("auto", measure).milliseconds) == {"cudnn", "flash", "efficient"}
+    with pytest.raises(ValueError, match="got flash3, which does not run here .an interface"):
+        pick_backend("flash3", measure)
+    errors.append(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    for requested in ("auto", "flash4"):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            pick_backend(requested, measure)
+
+
+def test_the_clock_of_a_gpu_starts_after_the_host_has_a_lead(monkeypatch) -> None:
+    seen: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            seen.append("record")
+
+        def synchronize(self) -> None:
+            seen.append("synchronize")
+
+        def elapsed_time(self, other: object) -> float:
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: seen.append("sleep"))
+    milliseconds = module._time(lambda: seen.append("run"), torch.device("cuda"))
+    calls = ["run"] * module.CALLS
+    assert seen == ["sleep", "record", *calls, "record", "synchronize"]
+    assert milliseconds == 3.0 / module.CALLS
+
+
 @pytest.mark.parametrize("name", ["flash", "math"])
 def test_backends_of_this_machine_are_measured(name: str) -> None:
     assert 0 < measure_backend(name, SHAPE, torch.float32, CPU) < 1e4
@@ -94,6 +144,85 @@ def test_a_choice_is_the_first_in_torchs_order_until_the_next_choice() -> None:
     finally:
         use_attention_backend(AttentionChoice("cpu", "", {}))
     assert module.torch_attention._cur_sdpa_kernel_backends(with_priority=True) == before
+
+
+@pytest.fixture
+def no_tag() -> Iterator[None]:
+    """The compiler's tag is empty at first, and restored after the test."""
+    before = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = ""
+    yield
+    torch.compiler.config.cache_key_tag = before
+
+
+@pytest.mark.usefixtures("no_tag")
+def test_compiled_code_is_tagged_with_the_backend_behind_the_users_tag(monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91501)
+    tags = []
+    for user in ("", "mine"):
+        monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", user)
+        for name in ("efficient", "cpu"):
+            use_attention_backend(AttentionChoice(name, "", {}))
+            tags.append(torch.compiler.config.cache_key_tag)
+    expected = ["sdpa=efficient,cudnn=91501", "sdpa=cpu,cudnn=91501"]
+    assert tags == expected + [f"mine,{tag}" for tag in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_tag")
+def test_code_compiled_for_a_backend_is_not_loaded_for_another(monkeypatch, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = []
+    try:
+        for name in ("flash", "flash", "math"):
+            torch._dynamo.reset()
+            counters.clear()
+            use_attention_backend(AttentionChoice(name, "", {}))
+            torch.compile(attend)(torch.ones(1, 2, 32, 16))
+            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    finally:
+        use_attention_backend(AttentionChoice("cpu", "", {}))
+        torch._dynamo.reset()
+    assert hits == [0, 1, 0]
+
+
+def test_a_dense_mask_excludes_cudnn_and_flash_also_within_one_compiled_graph() -> None:
+    operators: list[str] = []
+
+    def record(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return attention._attend_with_mask(q, q, q, mask, 0.3) * 2
+
+    def attend_as_torch(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask, scale=0.3) * 2
+
+    mask = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
+    results = {}
+    try:
+        use_attention_backend(AttentionChoice("cudnn", "", {}))
+        before = module.torch_attention._cur_sdpa_kernel_backends(with_priority=True)
+        for function in (attend_as_torch, attend):
+            torch._dynamo.reset()
+            operators.clear()
+            q = torch.randn(2, 3, 16, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            out = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=record))(q)
+            results[function] = out.detach(), torch.autograd.grad(out.square().sum(), q)[0]
+            # on a CPU torch's order begins with its flash attention; without it there is the product with k^T
+            assert any("flash_attention_for_cpu" in name for name in operators) == (function != attend)
+        assert module.torch_attention._cur_sdpa_kernel_backends(with_priority=True) == before
+    finally:
+        use_attention_backend(AttentionChoice("cpu", "", {}))
+        torch._dynamo.reset()
+    torch.testing.assert_close(results[attend], results[attend_as_torch], rtol=1e-4, atol=1e-4)
+    assert SDPBackend.CUDNN_ATTENTION not in attention.MASKED_BACKENDS
 
 
 @pytest.mark.parametrize("grad", [True, False])

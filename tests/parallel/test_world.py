@@ -79,7 +79,9 @@ def test_a_run_with_an_unresolvable_host_ends_with_a_one_line_error(root: Path) 
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-@pytest.mark.parametrize(("version", "expected"), [("2.7.1", 1), ("2.13.0+cpu", 0), ("2.9.0", 0)])
+@pytest.mark.parametrize(
+    ("version", "expected"), [("2.7.1", 1), ("2.9.1", 1), ("2.10.0", 0), ("2.13.0+cpu", 0)]
+)
 def test_the_allocator_grows_segments_unless_the_user_configures_it(
     monkeypatch, name: str, version: str, expected: int
 ) -> None:

@@ -1,7 +1,9 @@
 """Automatic microbatches: chosen by the estimate, halved after a failed trial, all samples on a CPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +12,11 @@ from megatron.config.schema import RunConfig
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
-from megatron.plan.memory import MEMORY_SHARE, estimate_memory
+from megatron.plan.memory import MEMORY_SHARE, activation_bytes, estimate_memory
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
-from megatron.train.build import build_engine, build_run
+from megatron.train import microbatch as module
+from megatron.train.build import build_engine, build_objective, build_run
 from megatron.train.loop import _prepare_folder
 from megatron.train.microbatch import (
     build_largest_task,
@@ -24,6 +27,11 @@ from megatron.train.microbatch import (
 from megatron.train.resume import resume_run
 
 CPU = World(0, 1, 0, torch.device("cpu"))
+GPU = World(0, 1, 0, torch.device("cuda", 0))
+
+
+class InductorError(RuntimeError):
+    """An error of the compiler, which contains the text of its cause."""
 
 
 def make_config(batch: int = 24, folder: Path = Path("unused"), microbatch: int | None = None) -> RunConfig:
@@ -62,26 +70,78 @@ def test_a_model_that_fits_nowhere_is_tried_with_a_single_sample_and_a_warning(c
     ("capacity", "tried", "expected"),
     [(24, [24], 24), (12, [24, 12], 12), (7, [24, 12, 6], 6), (0.5, [24, 12, 6, 3], 1)],
 )
-@pytest.mark.parametrize("by_error", [True, False])
-def test_a_failed_trial_halves_the_microbatch(capacity, tried, expected, by_error) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, InductorError, None])
+def test_a_failed_trial_halves_the_microbatch(capacity, tried, expected, error) -> None:
     trials = []
 
     def measure(rows: int) -> float:
         trials.append(rows)
-        if by_error and rows > capacity:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+        if error is not None and rows > capacity:
+            raise error("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return rows
 
     assert find_fitting_rows([24, 12, 8, 6, 4, 3, 2, 1], measure, capacity, CPU) == expected
     assert trials == tried
 
 
-def test_other_errors_of_a_trial_are_not_hidden() -> None:
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, InductorError])
+def test_other_errors_of_a_trial_are_not_hidden(error) -> None:
     def measure(rows: int) -> float:
-        raise ValueError("a wrong shape")
+        raise error("a wrong shape")
 
-    with pytest.raises(ValueError, match="a wrong shape"):
+    with pytest.raises(error, match="a wrong shape"):
         find_fitting_rows([4, 2], measure, 1e9, CPU)
+
+
+def make_gpu_config(name: str, **dist: object) -> RunConfig:
+    config = make_config()
+    objective, dist_config = replace(config.objective, name=name), replace(config.dist, **dist)
+    return replace(config, objective=objective, dist=replace(dist_config, cpu_only=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "dist", "world", "n_sets"),
+    [
+        ("masked_diffusion", {}, GPU, 2),
+        ("masked_diffusion", {"cuda_graphs": False}, GPU, 1),
+        ("masked_diffusion", {}, CPU, 1),
+        ("autoregressive", {}, GPU, 1),
+    ],
+)
+def test_recorded_diffusion_needs_its_activations_twice(monkeypatch, name, dist, world, n_sets) -> None:
+    config = make_gpu_config(name, **dist)
+    monkeypatch.setattr(module, "min_over_ranks", lambda rows, world: rows)
+    states = estimate_memory(config, 1, 12) - activation_bytes(config, 1, 12)
+    twelve = states + n_sets * activation_bytes(config, 1, 12)
+    assert estimate_memory(config, 1, 12, n_sets=n_sets) == twelve
+    config = replace(config, dist=replace(config.dist, compile=False))
+    memory = twelve / MEMORY_SHARE
+    assert choose_microbatch_rows(config, world, memory * 1.000001) == 12
+    assert choose_microbatch_rows(config, world, memory * 0.999999) == 8
+
+
+@pytest.mark.parametrize(("name", "expected"), [("masked_diffusion", 6), ("autoregressive", 12)])
+def test_the_trial_counts_the_activations_of_the_graphs_too(monkeypatch, name: str, expected: int) -> None:
+    """1000 bytes of weights and 100 per sample in a memory of 2300: 12 samples fit once, 6 twice."""
+    config = make_gpu_config(name)
+    trials = []
+    monkeypatch.setattr(module, "TorchEngine", SimpleNamespace)
+    monkeypatch.setattr(module, "any_rank", lambda flag, world: flag)
+    monkeypatch.setattr(
+        module, "build_largest_task", lambda objective, config, n: SimpleNamespace(pin_memory=lambda: n)
+    )
+    properties = SimpleNamespace(total_memory=2300 / module.MAX_MEASURED_SHARE)
+    for function, result in (
+        ("get_device_properties", lambda device: properties),
+        ("memory_allocated", lambda device: 1000),
+        ("max_memory_allocated", lambda device: 1000 + 100 * trials[-1]),
+        ("reset_peak_memory_stats", lambda device: None),
+        ("empty_cache", lambda: None),
+    ):
+        monkeypatch.setattr(torch.cuda, function, result)
+    engine = SimpleNamespace(can_probe=True, is_compiled=False, probe=trials.append)
+    assert confirm_microbatch_rows(24, engine, build_objective(config), config, GPU) == expected
+    assert trials == [24, 12, 6][: 3 if expected == 6 else 2]
 
 
 def test_a_trial_changes_no_weight_and_leaves_no_gradient() -> None:

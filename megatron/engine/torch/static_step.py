@@ -8,6 +8,7 @@ backward of a microbatch of each shape, and one for the update.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -75,11 +76,29 @@ def pad_row_count(n_rows: int, n_positions: int) -> int:
 def capture_graph(
     function: Callable[[], None], pool: Any, stream: torch.cuda.Stream | None
 ) -> torch.cuda.CUDAGraph:
-    """Return a graph of the kernels that a function launches, without running them."""
+    """Return a graph of the kernels that a function launches, without running them.
+
+    Raises RuntimeError with the function's error; the caller's stream and ordinary memory are then in use.
+    """
     graph = torch.cuda.CUDAGraph()
-    # thread_local: threads that prefetch batches pin memory meanwhile, which a global capture forbids
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        function()
+    before = torch.cuda.current_stream()
+    cause: Exception | None = None
+    try:
+        # thread_local: threads that prefetch batches pin memory meanwhile, which a global capture forbids
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            try:
+                function()
+            except Exception as error:
+                cause = error
+                raise
+    except Exception as error:
+        # Ending an invalid capture raises as well: its message hides the cause, the stream of the capture
+        # stays current, and up to torch 2.11 allocations stay in the pool.
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):  # torch has ended it already
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        cause = cause or error
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
     return graph
 
 
@@ -117,6 +136,8 @@ class StaticStep:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.retained: list[object] = []
         self.stream = torch.cuda.Stream(device) if record else None
+        # one pool for all graphs: they never run at the same time, and no tensor of theirs outlives a replay
+        self.pool = torch.cuda.graph_pool_handle() if record else None
 
     def run(self, tasks: Sequence[Task], share: Tensor) -> tuple[Tensor, Tensor]:
         """Take a step on tasks in pinned memory; return (nats, gradient norm) as new tensors.
@@ -206,10 +227,8 @@ class StaticStep:
         """Record a function without running it."""
         if task is not None:
             self.retained.append(self.retain(task))
-        # one pool for all graphs: they never run at the same time, and no tensor of theirs outlives a replay
-        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
         try:
-            self.graphs[key] = capture_graph(function, pool, self.stream)
+            self.graphs[key] = capture_graph(function, self.pool, self.stream)
         except RuntimeError as error:
             reason = (str(error).splitlines() or [""])[0]
             if self.required:
