@@ -186,6 +186,9 @@ Beginning merge_beginning(const Vocabulary& v, const uint8_t* word, size_t n, ui
 }
 
 uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
+    if (!v.whole.empty()) {
+        if (const uint32_t* id = v.whole.find(word, n)) return *out = *id, out + 1;
+    }
     return n <= kScanned ? merge_short(v, word, n, out) : merge_long(v, word, n, out);
 }
 
@@ -197,7 +200,7 @@ WordCache::WordCache(const SharedWords& shared)
 uint32_t* WordCache::finish_rare(const Vocabulary& v, const Probe& probe, uint32_t* out) {
     if (probe.set && SharedWords::is_full(probe.set)) {
         for (const ShortWord *entry = private_set(probe), *end = entry + 2; entry < end; ++entry)
-            if (entry->holds(probe.low, probe.high)) return std::copy(entry->ids, entry->ids + entry->n, out);
+            if (entry->holds(probe.low, probe.high)) return entry->copy_ids(v.is_narrow, out);
     }
     return probe.n <= kLongBytes ? finish_long(v, probe, out) : merge_word(v, probe.word, probe.n, out);
 }
@@ -234,9 +237,9 @@ uint32_t* WordCache::merge_and_store(const Vocabulary& v, const Probe& probe, Lo
                                      uint32_t* out) {
     uint32_t* end = merge_word(v, probe.word, probe.n, out);
     const size_t n_ids = static_cast<size_t>(end - out);
-    if (probe.set && n_ids <= ShortWord::kIds && *std::max_element(out, end) <= 0xFFFF) {
-        ShortWord word{probe.low, probe.high, {}, static_cast<uint16_t>(n_ids)};
-        std::copy(out, end, word.ids);
+    if (probe.set && n_ids <= (v.is_narrow ? ShortWord::kIds : ShortWord::kWideIds)) {
+        ShortWord word{probe.low, probe.high, {}, 0};
+        word.set_ids(v.is_narrow, out, end);
         if (!SharedWords::insert(probe.set, word)) {
             ShortWord* entries = private_set(probe);
             entries[1] = entries[0];
