@@ -50,7 +50,7 @@ class AddedTokens {
             if (token->lstrip) start = std::max(strip_left(begin, start), done);
             if (token->rstrip) stop = strip_right(stop, end);
             if (done < start) text(done, start);
-            id(token->id);
+            if (start < stop) id(token->id);  // else an earlier token has removed all of its white space
             done = stop;
         }
         if (done != end) text(done, end);

@@ -87,15 +87,16 @@ class Pairs {
         if (!small_.empty()) {
             const uint32_t key = left << 16 | right;
             const uint64_t hash = spread(key);
-            if (!(present_[hash >> 51] >> (hash >> 45 & 63) & 1)) return Merge{kNoRank, 0};
+            if (!may_hold(hash)) return Merge{kNoRank, 0};
             for (uint64_t i = hash & mask_;; i = (i + 1) & mask_) {
                 const SmallSlot slot = small_[i];
                 if (slot.rank == kEmptySmall) return Merge{kNoRank, 0};
                 if (slot.key == key) return Merge{slot.rank, slot.id};
             }
         }
-        const uint64_t key = uint64_t{left} << 32 | right;
-        for (uint64_t i = spread(key) & mask_;; i = (i + 1) & mask_) {
+        const uint64_t key = uint64_t{left} << 32 | right, hash = spread(key);
+        if (!may_hold(hash)) return Merge{kNoRank, 0};
+        for (uint64_t i = hash & mask_;; i = (i + 1) & mask_) {
             if (slots_[i].key == key) return slots_[i].merge;
             if (slots_[i].key == kEmpty) return Merge{kNoRank, 0};
         }
@@ -118,8 +119,13 @@ class Pairs {
     }
     std::vector<Slot, HugePages<Slot>> slots_;
     std::vector<SmallSlot, HugePages<SmallSlot>> small_;
-    // Bloom filter, 2^19 bits, one hash: most pairs that are looked up are absent, and need no probe of the table.
+    bool may_hold(uint64_t hash) const {
+        return present_[hash >> present_shift_ >> 6] >> (hash >> present_shift_ & 63) & 1;
+    }
+    // Bloom filter with one hash, 8 bits or more for each pair: most pairs that are looked up are absent, and need no
+    // probe of the table.
     std::vector<uint64_t> present_;
+    int present_shift_ = 45;  // of a hash, to the number of its bit
     uint64_t mask_ = 0;
 };
 
@@ -300,7 +306,7 @@ class WordCache {
         return h * 0xD6E8FEB86659FD93ULL;
     }
     static constexpr size_t kShortBytes = 15, kLongBytes = 63, kLongIds = 15;
-    static constexpr int kPrivateBits = 15, kLongBits = 13;  // log2 of the number of sets
+    static constexpr int kPrivateBits = 15, kLongBits = 15;  // log2 of the number of sets
     struct Long {
         uint64_t key[8];  // the word, zero-padded; the last byte is its length
         uint32_t ids[kLongIds];

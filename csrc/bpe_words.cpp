@@ -12,14 +12,17 @@ void Pairs::build(const int64_t* left_right_id, size_t n) {
     for (size_t i = 0; i < 3 * n && is_small; ++i) is_small = left_right_id[i] <= 0xFFFF;
     const size_t size = std::bit_ceil(std::max<size_t>(16, n + n / 4));
     mask_ = size - 1;
-    if (is_small) small_.assign(size, SmallSlot{0, kEmptySmall, 0}), present_.assign(size_t{1} << 13, 0);
+    const int present_bits = std::max<int>(19, std::bit_width(8 * n));
+    present_shift_ = 64 - present_bits;
+    present_.assign(size_t{1} << (present_bits - 6), 0);
+    if (is_small) small_.assign(size, SmallSlot{0, kEmptySmall, 0});
     else slots_.assign(size, Slot{kEmpty, {kNoRank, 0}});
     for (size_t rank = 0; rank < n; ++rank) {
         const int64_t* row = left_right_id + 3 * rank;
         const uint64_t left = static_cast<uint64_t>(row[0]), right = static_cast<uint64_t>(row[1]);
         const uint64_t key = is_small ? left << 16 | right : left << 32 | right;
         const uint64_t hash = spread(key);
-        if (is_small) present_[hash >> 51] |= uint64_t{1} << (hash >> 45 & 63);
+        present_[hash >> present_shift_ >> 6] |= uint64_t{1} << (hash >> present_shift_ & 63);
         uint64_t i = hash & mask_;
         const Merge merge{static_cast<uint32_t>(rank), static_cast<uint32_t>(row[2])};
         if (is_small) {

@@ -135,15 +135,15 @@ def _partition(sets: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return (class of each code point, bool [sets, classes]): the code points that no set separates."""
     if not sets or len(sets) > 63:
         raise UnsupportedPatternError(f"a pattern of {len(sets)} sets")
-    codes = np.zeros(N_CODE_POINTS, dtype=np.int64)
+    codes = np.zeros(N_CODE_POINTS, dtype=np.uint32 if len(sets) <= 32 else np.uint64)
     for number, members in enumerate(sets):
-        codes |= members.astype(np.int64) << number
+        codes |= members.astype(codes.dtype) << codes.dtype.type(number)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])  # of runs, of which there are few
     distinct, numbers = np.unique(codes[starts], return_inverse=True)
     if len(distinct) > MAX_CLASSES:
         raise UnsupportedPatternError(f"a pattern of {len(distinct)} classes")
     lengths = np.diff(np.append(starts, N_CODE_POINTS))
-    member_of = (distinct[None, :] >> np.arange(len(sets))[:, None] & 1).astype(bool)
+    member_of = (distinct[None, :] >> np.arange(len(sets), dtype=codes.dtype)[:, None] & 1).astype(bool)
     return np.repeat(numbers.astype(np.uint8), lengths), member_of
 
 

@@ -78,7 +78,10 @@ def compile_fast_bpe(tokenizer_json: dict[str, Any]) -> tuple[FastBpe | None, st
         for letter, byte in unicode_to_bytes().items():
             letters[byte] = ord(letter)
         compiled.set_whole_words(vocabulary, letters)
-    _set_added_tokens(compiled, tokenizer_json.get("added_tokens") or [], needs_nfc)
+    try:
+        _set_added_tokens(compiled, tokenizer_json.get("added_tokens") or [], needs_nfc)
+    except UnsupportedPatternError as error:
+        return None, str(error)
     return FastBpe(compiled), ""
 
 
@@ -99,11 +102,13 @@ def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
 
 
 def _set_added_tokens(compiled: "_csrc.BpeVocabulary", added: list[dict[str, Any]], needs_nfc: bool) -> None:
-    """Set the tokens that are found before normalization, and those that are found after it."""
+    """Set the tokens that are found before normalization, and those that are found after it.
+
+    Raises UnsupportedPatternError for two tokens of one text.
+    """
     conditions = ("single_word", "lstrip", "rstrip", "special")
-    rows: dict[bool, list[tuple[Any, ...]]] = {False: [], True: []}
-    # special tokens first, as in the library: of equal texts the first one is used
-    for token in sorted(added, key=lambda token: not token.get("special")):
+    rows: dict[bool, dict[str, tuple[Any, ...]]] = {False: {}, True: {}}
+    for token in added:
         content, is_normalized = token["content"], bool(token.get("normalized"))
         if not content:
             continue
@@ -111,9 +116,12 @@ def _set_added_tokens(compiled: "_csrc.BpeVocabulary", added: list[dict[str, Any
             from tokenizers import normalizers  # slow to import, and rarely needed
 
             content = normalizers.NFC().normalize_str(content)
-        rows[is_normalized].append((content, token["id"], *(bool(token.get(key)) for key in conditions)))
+        if content in rows[is_normalized]:
+            raise UnsupportedPatternError(f"two of its added tokens are {content!r} after normalization")
+        flags = (bool(token.get(key)) for key in conditions)
+        rows[is_normalized][content] = (content, token["id"], *flags)
     kinds = load_table("word") | load_table("strip") << 1
-    compiled.set_added_tokens(rows[False], rows[True], kinds)
+    compiled.set_added_tokens(list(rows[False].values()), list(rows[True].values()), kinds)
 
 
 def _find_normalization(normalizer: dict[str, Any] | None) -> bool:

@@ -2,7 +2,8 @@ r"""Parser of the regular expressions that split text into words, as in tokenize
 
 Oniguruma's syntax, of which these parts are supported: literals, escapes, classes with ranges and \p{..},
 alternatives, groups, (?i:..), greedy and lazy quantifiers, possessive ones of a single class, and the
-conditions (?=.), (?!.) and $ on one character. Everything else raises UnsupportedPatternError: the caller then uses the library.
+conditions (?=.), (?!.) and $ on one character. Everything else raises UnsupportedPatternError, and the caller
+uses the library.
 """
 
 from collections.abc import Callable
@@ -87,8 +88,6 @@ def _class_of_escape(letter: str) -> np.ndarray | None:
     kinds: dict[str, Callable[[], np.ndarray]] = {
         "s": lambda: load_table("space") == 1,
         "d": lambda: _property("Nd"),
-        # Oniguruma: Letter | Mark | Decimal_Number | Connector_Punctuation
-        "w": lambda: _property("L") | _property("M") | _property("Nd") | _property("Pc"),
     }
     if letter.lower() not in kinds:
         return None
