@@ -1,4 +1,4 @@
-"""Comparison of the C++ encoder with the `tokenizers` library, and texts that patterns split in different ways."""
+"""Comparison of the C++ encoder with the `tokenizers` library, and texts that patterns split differently."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 from megatron.tokenizer.bpe import BpeTokenizer
 from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 
-# what patterns treat in different ways: case, contractions (also with the long s), marks, digits, kinds of space
+# what patterns split differently: case, contractions (also with the long s), marks, digits, kinds of space
 PIECES = (
-    *" \n\t\r'stremvldSTREMVLDkK1a2B3!./_-\u00a0\u2028\u3000\x85\u017f\u212a\u00e9\u4e2d\u3042\u30a2\uac00\u0301",
-    *"\u0e33\u0e48\u093c\u0915\u094d\u01c5\u02b0\U0001f642\u200d\ufe0f\u0661\u00bd\u1100\u1161\u0344\u0958\u0345",
+    *" \n\t\r'stremvldSTREMVLDkK1a2B3!./_-\u00a0\u2028\u3000\x85\u017f\u212a\u00e9\u4e2d\u3042",
+    *"\u30a2\uac00\u0301\u0e33\u0e48\u093c\u0915\u094d\u01c5\u02b0\U0001f642\u200d\ufe0f\u0661\u00bd\u1100\u1161\u0344\u0958\u0345",
     *("  ", "'re", "'ll", "'VE", "\r\n", "\n\n", " \n", "12345", "the", " of", "\u00df", "\ufb05"),
 )
 BATCH = 1000
