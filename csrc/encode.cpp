@@ -272,7 +272,8 @@ py::tuple encode_buffer(bpe::Worker& w, const py::buffer& lines, const std::stri
     return as_tuple(result);
 }
 
-py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod) {
+py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod,
+                       bool is_normalized) {
     if (texts.ndim() != 1 || ends.ndim() != 1) throw std::invalid_argument("texts, ends: expected one dimension");
     const int64_t n = texts.size();
     int64_t begin = 0;
@@ -300,7 +301,7 @@ py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, boo
             if (!valid) break;
             begin = ends.data()[i];
             uint8_t rank = 0;
-            if (!bpe::is_nfc(*w.vocabulary, w.text.data(), size, rank)) {
+            if (!is_normalized && !bpe::is_nfc(*w.vocabulary, w.text.data(), size, rank)) {
                 length[i] = -1;
                 continue;
             }
@@ -374,9 +375,9 @@ void bind_encode(py::module_& m) {
           py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
           "As encode_lines, for whole lines in memory.");
     m.def("encode_texts", &encode_texts, py::arg("worker"), py::arg("texts").noconvert(), py::arg("ends").noconvert(),
-          py::arg("special"), py::arg("eod"),
+          py::arg("special"), py::arg("eod"), py::arg("is_normalized") = false,
           "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i]. A text that may "
-          "not be in NFC has the length -1 and no ids, if the vocabulary requires NFC.");
+          "not be in NFC has the length -1 and no ids, if the vocabulary requires NFC and the texts are not normalized.");
     m.def("count_ids", &count_ids<uint16_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert(),
           "Add the number of occurrences of each id in ids to counts[id].");
     m.def("count_ids", &count_ids<int32_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert());

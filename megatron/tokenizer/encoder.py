@@ -25,13 +25,14 @@ class Encoder(Protocol):
 class FastEncoder:
     """Encoder in C++. `special`: the text of a special token within a text becomes its id.
 
-    Texts that may change under NFC are left to the library, if the tokenizer has this normalization.
+    A text that may change under NFC is normalized by the library first, if the tokenizer normalizes so.
+    If it has added tokens too, which the library finds before it normalizes, the library encodes it.
     """
 
     def __init__(self, fast: FastBpe, special: bool = True) -> None:
         self.worker = fast.create_worker()
         self.special = special
-        self.library = fast.library
+        self.fast = fast
 
     def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
         # ["a", "\u00e9"]: 1 and 2 bytes of UTF-8, ends [1, 3]
@@ -53,16 +54,27 @@ class FastEncoder:
         self, ids: np.ndarray, lengths: np.ndarray, texts: np.ndarray, ends: np.ndarray, eod: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Insert the ids of the texts that C++ has not encoded: their length is -1."""
-        assert self.library is not None, "only a tokenizer with a normalization leaves texts out"
         begins = np.concatenate([[0], ends[:-1]])
         missing = np.flatnonzero(lengths < 0)
         documents = [texts[begins[i] : ends[i]].tobytes().decode() for i in missing]
-        more_ids, more_lengths = LibraryEncoder(self.library, self.special).encode(documents, eod)
+        encoded = [self._encode_unnormalized(document, eod) for document in documents]
+        more_ids = np.concatenate(encoded)
+        more_lengths = np.array([len(part) for part in encoded], dtype=np.int32)
         # before which of the present ids each new document is inserted
         positions = np.cumsum(np.maximum(lengths, 0))[missing]
         ids = np.insert(ids, np.repeat(positions, more_lengths), more_ids)
         lengths[missing] = more_lengths
         return ids, lengths
+
+    def _encode_unnormalized(self, text: str, eod: int) -> np.ndarray:
+        """Return the ids of a text that may not be in NFC, uint32."""
+        from tokenizers import normalizers  # slow to import, and rarely needed
+
+        if any(token in text for token in self.fast.raw_tokens):
+            assert self.fast.library is not None, "build_fast_bpe sets it"
+            return LibraryEncoder(self.fast.library, self.special).encode([text], eod)[0]
+        raw = np.frombuffer(normalizers.NFC().normalize_str(text).encode(), dtype=np.uint8)
+        return _csrc.encode_texts(self.worker, raw, np.array([len(raw)]), self.special, eod, True)[0]
 
 
 class LibraryEncoder:

@@ -21,11 +21,13 @@ NEVER_IN_UTF8 = [0xC0, 0xC1, *range(0xF5, 0x100)]
 class FastBpe:
     """Vocabulary and merges of a byte-level BPE in C++. Each thread creates its own worker.
 
-    library   tokenizer of the library, for texts that C++ does not encode
+    library     tokenizer of the library, for texts that C++ does not encode
+    raw_tokens  added tokens that the library finds before it normalizes a text
     """
 
     vocabulary: "_csrc.BpeVocabulary"
     library: "BpeTokenizer | None" = None
+    raw_tokens: tuple[str, ...] = ()
 
     def create_worker(self) -> "_csrc.BpeWorker":
         """Return cache and buffers for one thread."""
@@ -82,7 +84,8 @@ def compile_fast_bpe(tokenizer_json: dict[str, Any]) -> tuple[FastBpe | None, st
         _set_added_tokens(compiled, tokenizer_json.get("added_tokens") or [], needs_nfc)
     except UnsupportedPatternError as error:
         return None, str(error)
-    return FastBpe(compiled), ""
+    raw = (token for token in tokenizer_json.get("added_tokens") or [] if not token.get("normalized"))
+    return FastBpe(compiled, raw_tokens=tuple(token["content"] for token in raw)), ""
 
 
 def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
