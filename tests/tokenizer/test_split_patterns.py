@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from megatron import _csrc
 from megatron.tokenizer.automaton import compile_automaton
+from megatron.tokenizer.bpe import BpeTokenizer
 from megatron.tokenizer.code_points import (
     CATEGORIES,
     N_CODE_POINTS,
@@ -18,6 +20,7 @@ from megatron.tokenizer.code_points import (
     load_property,
     load_table,
 )
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from megatron.tokenizer.fast_bpe import compile_fast_bpe
 from megatron.tokenizer.split_pattern import UnsupportedPatternError, parse_split_pattern
 from tests.tokenizer.encoder_pair import (
@@ -201,6 +204,27 @@ def test_a_real_text_with_many_mutations(scaling_data: Path) -> None:
     for name in ("llama3", "o200k", "deepseek v3"):
         inner = train([*map(split, PATTERNS[name]), byte_level()])
         assert_equal_ids(inner, [*texts[::10], *draw_mutated_texts(texts, 2000, seed=5)])
+
+
+@pytest.mark.parametrize("name", ["llama3", "deepseek v3", "lazy"])
+def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: Path) -> None:
+    inner = train([*map(split, PATTERNS[name]), byte_level()], normalizers.NFC())
+    inner.add_special_tokens([AddedToken("<|a|>", lstrip=True)])
+    fast, reason = build_fast_bpe(BpeTokenizer(inner, "test"))
+    assert fast is not None, reason
+    words = ["the cat ", "x1 + 22", "\n\n  ", "\u4e2d\u6587 ", " <|a|> ", "don't ", "caf\u00e9 is "]
+    text = "".join(np.random.default_rng(6).choice(words, 1_000_000))
+    (tmp_path / "in").write_text(json.dumps({"text": text}) + "\n")
+    size = (tmp_path / "in").stat().st_size
+    assert size > 4 << 20  # longer lines are encoded in windows
+    files = [(tmp_path / name).open(mode) for name, mode in (("in", "rb"), ("ids", "wb"), ("lengths", "wb"))]
+    source, ids, lengths = (file.fileno() for file in files)
+    result = _csrc.encode_lines(fast.create_worker(), source, 0, size, "text", True, -1, True, ids, lengths)
+    for file in files:
+        file.close()
+    assert result[1] == 1 and not result[4]
+    expected = FastEncoder(fast).encode([text])[0]
+    assert np.array_equal(np.fromfile(tmp_path / "ids", dtype=np.int32), expected)
 
 
 @pytest.mark.parametrize(
