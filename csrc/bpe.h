@@ -1,4 +1,4 @@
-// Byte-level BPE with GPT-2's pre-tokeniser: declarations shared by the parts of the encoder.
+// Byte-level BPE: declarations shared by the parts of the encoder.
 #pragma once
 
 #include <sys/mman.h>
@@ -10,6 +10,10 @@
 #include <new>
 #include <string>
 #include <vector>
+
+#include "added_tokens.h"
+#include "automaton.h"
+#include "whole_words.h"
 
 namespace bpe {
 
@@ -83,15 +87,16 @@ class Pairs {
         if (!small_.empty()) {
             const uint32_t key = left << 16 | right;
             const uint64_t hash = spread(key);
-            if (!(present_[hash >> 51] >> (hash >> 45 & 63) & 1)) return Merge{kNoRank, 0};
+            if (!may_hold(hash)) return Merge{kNoRank, 0};
             for (uint64_t i = hash & mask_;; i = (i + 1) & mask_) {
                 const SmallSlot slot = small_[i];
                 if (slot.rank == kEmptySmall) return Merge{kNoRank, 0};
                 if (slot.key == key) return Merge{slot.rank, slot.id};
             }
         }
-        const uint64_t key = uint64_t{left} << 32 | right;
-        for (uint64_t i = spread(key) & mask_;; i = (i + 1) & mask_) {
+        const uint64_t key = uint64_t{left} << 32 | right, hash = spread(key);
+        if (!may_hold(hash)) return Merge{kNoRank, 0};
+        for (uint64_t i = hash & mask_;; i = (i + 1) & mask_) {
             if (slots_[i].key == key) return slots_[i].merge;
             if (slots_[i].key == kEmpty) return Merge{kNoRank, 0};
         }
@@ -114,17 +119,41 @@ class Pairs {
     }
     std::vector<Slot, HugePages<Slot>> slots_;
     std::vector<SmallSlot, HugePages<SmallSlot>> small_;
-    // Bloom filter, 2^19 bits, one hash: most pairs that are looked up are absent, and need no probe of the table.
+    bool may_hold(uint64_t hash) const {
+        return present_[hash >> present_shift_ >> 6] >> (hash >> present_shift_ & 63) & 1;
+    }
+    // Bloom filter with one hash, 8 bits or more for each pair: most pairs that are looked up are absent, and need no
+    // probe of the table.
     std::vector<uint64_t> present_;
+    int present_shift_ = 45;  // of a hash, to the number of its bit
     uint64_t mask_ = 0;
 };
 
-// A short word and its ids: 32 bytes, half a cache line.
+// A short word and its ids: 32 bytes, half a cache line. For narrow vocabularies there are up to 7 ids of 16 bits, for
+// others up to 3 of 32 bits.
 struct ShortWord {
     uint64_t low, high;  // 15 bytes of text, zero-padded; the last byte is the length, 0 in an empty slot
     uint16_t ids[7];
-    uint16_t n;  // copied together with the ids, as an eighth element, if ids are 16 bits wide
-    static constexpr size_t kIds = 7;
+    uint16_t n;  // copied together with the ids, as the end of the last element
+    static constexpr size_t kIds = 7, kWideIds = 3;
+
+    // Copy the ids, and some bytes beyond them, to `out`; return the position of the next id.
+    template <typename Id>
+    Id* copy_ids(bool is_narrow, Id* out) const {
+        if (sizeof(Id) == 2 || !is_narrow) {
+            std::memcpy(out, ids, 16);
+        } else {
+            for (size_t i = 0; i < kIds; ++i) out[i] = ids[i];
+        }
+        return out + n;
+    }
+
+    // Store up to kIds or kWideIds ids.
+    void set_ids(bool is_narrow, const uint32_t* begin, const uint32_t* end) {
+        n = static_cast<uint16_t>(end - begin);
+        if (is_narrow) std::copy(begin, end, ids);
+        else std::memcpy(ids, begin, 4 * n);
+    }
 
     bool holds(uint64_t key_low, uint64_t key_high) const {
         const bool is_high = __atomic_load_n(&high, __ATOMIC_ACQUIRE) == key_high;  // read before `low`
@@ -164,17 +193,32 @@ class SharedWords {
     ZeroPages<ShortWord> words_;
 };
 
+// A pattern that splits text into pieces: its matches, and the text between them, which is dropped if `drops_gaps`.
+struct Stage {
+    Automaton automaton;
+    bool drops_gaps;
+};
+
 // Shared by all threads. Read-only after construction, except `words`.
 struct Vocabulary {
     uint32_t byte_id[256];
     Pairs pairs;
     std::vector<Merge> byte_pairs;  // [256 * 256]: direct table of `pairs` for two bytes
-    std::vector<uint8_t> classes;  // class of every code point
-    std::string special;           // text of the special token; empty: no search for it
-    uint32_t special_id = 0;
-    bool is_narrow = true;  // every id is below 65,536
+    WholeWords whole;              // words that become one id whatever the merges; empty: none
+    bool is_narrow = true;         // every id of a word is below 65,536
     SharedWords words;
+
+    AddedTokens added, added_after;   // found first in the text, then in what remains of it
+    std::vector<uint8_t> point_kinds;  // PointKind of every code point
+    std::vector<uint8_t> combining;    // for normalization to NFC (see nfc.cpp); empty: none
+    std::vector<Stage> stages;         // each splits the pieces of the one before
+    bool is_gpt2 = false;              // GPT-2's pattern splits the pieces of the last stage
+    std::vector<uint8_t> classes;      // class of every code point in GPT-2's pattern
 };
+
+// Return whether text[0, n) is certainly in NFC, so that a tokenizer with this normalization leaves it unchanged.
+// `rank` is the combining class of the character before the text, 0 at a start; then that of the last character.
+bool is_nfc(const Vocabulary&, const uint8_t* text, size_t n, uint8_t& rank);
 
 // Write the ids of one word: apply the merge of lowest rank first, the leftmost among equals. A word of n bytes has at
 // most n ids. Return the position of the next id.
@@ -201,8 +245,8 @@ struct FirstBytes {
 };
 inline constexpr FirstBytes kFirstBytes;
 
-// Cache of words, two-way set associative. Most words are short with ids below 65,536: they are stored in the shared
-// cache while it has room. Later short words and long words (up to 63 bytes) are stored per thread; the latest two of a
+// Cache of words, two-way set associative. Most words are short with few ids: they are stored in the shared cache while
+// it has room. Later short words and long words (up to 63 bytes) are stored per thread; the latest two of a
 // set stay. A word that fits no kind of entry is merged at every occurrence.
 class WordCache {
   public:
@@ -249,12 +293,7 @@ class WordCache {
             // One branch for both slots: which of them matches is unpredictable, a match in either is predictable.
             const ShortWord* entry = first->holds(probe.low, probe.high) ? first : second;
             if (entry->holds(probe.low, probe.high)) {
-                if constexpr (sizeof(Id) == 2) {
-                    std::memcpy(out, entry->ids, 8 * sizeof(Id));
-                } else {
-                    for (size_t i = 0; i < ShortWord::kIds; ++i) out[i] = entry->ids[i];
-                }
-                return out + entry->n;
+                return entry->copy_ids(vocabulary.is_narrow, out);
             }
         }
         return finish_rare(vocabulary, probe, out);
@@ -267,7 +306,7 @@ class WordCache {
         return h * 0xD6E8FEB86659FD93ULL;
     }
     static constexpr size_t kShortBytes = 15, kLongBytes = 63, kLongIds = 15;
-    static constexpr int kPrivateBits = 15, kLongBits = 13;  // log2 of the number of sets
+    static constexpr int kPrivateBits = 15, kLongBits = 15;  // log2 of the number of sets
     struct Long {
         uint64_t key[8];  // the word, zero-padded; the last byte is its length
         uint32_t ids[kLongIds];
@@ -319,24 +358,19 @@ class Ids {
     size_t size_ = 0, capacity_ = 0;
 };
 
-// Split text[0, n) into words as GPT-2's regular expression does, and append their ids. If `special`, each occurrence
-// of the special token's text becomes its id and splits the text. kPadding bytes after the text are readable.
+// Split text[0, n) into added tokens and words, and append their ids. If not `special`, special tokens are ordinary
+// text. kPadding bytes after the text are readable.
 template <typename Id>
 void encode_text(const Vocabulary&, WordCache&, const uint8_t* text, size_t n, bool special, Ids<Id>& out);
+
+// Return the end of the word that begins at p in GPT-2's pattern.
+const uint8_t* gpt2_word_end(const Vocabulary&, const uint8_t* p, const uint8_t* end);
 
 // Return the class of an ASCII character, as hard-coded in encode_text.
 constexpr Class class_of_ascii(uint8_t c) {
     if (static_cast<uint8_t>((c | 0x20) - 'a') < 26) return kLetter;
     if (static_cast<uint8_t>(c - '0') < 10) return kNumber;
     return c == ' ' || static_cast<uint8_t>(c - '\t') < 5 ? kSpace : kOther;
-}
-
-// Decode one code point of valid UTF-8; return its length in bytes.
-inline int decode(const uint8_t* p, uint32_t& point) {
-    if (p[0] < 0x80) return point = p[0], 1;
-    if (p[0] < 0xE0) return point = (p[0] & 0x1Fu) << 6 | (p[1] & 0x3Fu), 2;
-    if (p[0] < 0xF0) return point = (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu), 3;
-    return point = (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu), 4;
 }
 
 // Return the length of the UTF-8 sequence at p, or 0 if it is invalid (overlong, surrogate, too large, truncated).

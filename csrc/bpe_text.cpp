@@ -1,4 +1,4 @@
-// GPT-2's pre-tokeniser, written by hand. Its regular expression is
+// Text to words. Most patterns run as automata; GPT-2's is written by hand, with vector instructions. It is
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 // The classes of code points are derived from the `tokenizers` library (tools/derive_code_points.py).
 #include <algorithm>
@@ -38,24 +38,6 @@ Point point_at(const Vocabulary& v, const uint8_t* p) {
     uint32_t point;
     const int length = decode(p, point);
     return {v.classes[point], length};
-}
-
-// Return the first byte after the ASCII letters at p. It may be in the zero padding after the end of the text.
-const uint8_t* skip_ascii_letters(const uint8_t* p) {
-#if defined(__SSE2__)
-    for (;; p += 16) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        const __m128i lower = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
-        // Signed comparison: bytes >= 0x80 are negative and thus no letters.
-        const __m128i letters = _mm_and_si128(_mm_cmpgt_epi8(lower, _mm_set1_epi8('a' - 1)),
-                                              _mm_cmplt_epi8(lower, _mm_set1_epi8('z' + 1)));
-        const unsigned others = ~static_cast<unsigned>(_mm_movemask_epi8(letters)) & 0xFFFFu;
-        if (others) return p + std::countr_zero(others);
-    }
-#else
-    while (static_cast<uint8_t>((*p | 0x20) - 'a') < 26) ++p;
-    return p;
-#endif
 }
 
 const uint8_t* skip_letters(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
@@ -98,8 +80,9 @@ const uint8_t* space_word(const Vocabulary& v, const uint8_t* p, const uint8_t* 
     return q < end && last > p ? last : q;
 }
 
-// Return the end of the word that begins at p.
-const uint8_t* word_end(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
+}  // namespace
+
+const uint8_t* gpt2_word_end(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
     if (*p == '\'') {
         if (const int length = contraction(p, end)) return p + length;
     }
@@ -109,6 +92,8 @@ const uint8_t* word_end(const Vocabulary& v, const uint8_t* p, const uint8_t* en
     if (kind == kSpace) return space_word(v, p, end);
     return skip_class(v, q, end, kind);
 }
+
+namespace {
 
 #if defined(__SSE2__)
 // One bit for each of 64 bytes.
@@ -174,8 +159,9 @@ uint64_t word_starts(const uint8_t* p, const uint8_t* end) {
 
 // Lookups in flight. The word cache is larger than a core's L2 cache: the prefetched lines arrive while the next words
 // are cut.
+constexpr size_t kBatch = 64;
 struct Batch {
-    WordCache::Probe probes[64];
+    WordCache::Probe probes[kBatch];
     size_t n = 0;
 };
 
@@ -195,16 +181,16 @@ const uint8_t* begin_words(const Vocabulary& v, WordCache& cache, const uint8_t*
     }
 #endif
     do {  // non-ASCII text occurs in runs
-        const uint8_t* next = word_end(v, p, end);
+        const uint8_t* next = gpt2_word_end(v, p, end);
         cache.begin(p, static_cast<size_t>(next - p), batch.probes[batch.n++]);
         p = next;
-    } while (batch.n < 64 && p < end && (p[0] | p[1]) >= 0x80);
+    } while (batch.n < kBatch && p < end && (p[0] | p[1]) >= 0x80);
     return p;
 }
 
+// Text of GPT-2's pattern to ids.
 template <typename Id>
-void encode_part(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, Ids<Id>& ids) {
-    Id* out = ids.room(static_cast<size_t>(end - p));
+Id* encode_gpt2(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, Id* out) {
     Batch batches[2];
     auto finish = [&](const Batch& batch) {
         for (size_t i = 0; i < batch.n; ++i) out = cache.finish(v, batch.probes[i], out);
@@ -215,75 +201,86 @@ void encode_part(const Vocabulary& v, WordCache& cache, const uint8_t* p, const 
         finish(batches[now ^ 1]);
     }
     finish(batches[now ^ 1]);
-    ids.end_at(out);
+    return out;
+}
+
+// Text to ids by the stages of a vocabulary.
+template <typename Id>
+class Stages {
+  public:
+    Stages(const Vocabulary& v, WordCache& cache, Id* out) : v_(v), cache_(cache), out_(out) {}
+
+    Id* encode(const uint8_t* p, const uint8_t* end) {
+        cut(0, p, end);
+        finish(batches_[now_ ^ 1]);
+        finish(batches_[now_]);
+        return out_;
+    }
+
+  private:
+    // Split [p, end) by stage `number` and all that follow.
+    void cut(size_t number, const uint8_t* p, const uint8_t* end) {
+        if (number == v_.stages.size()) return cut_last(p, end);
+        const Stage& stage = v_.stages[number];
+        const bool is_last = number + 1 == v_.stages.size() && !v_.is_gpt2;
+        while (p < end) {
+            const uint8_t* after = stage.automaton.match(p, end);
+            const bool is_gap = !after;
+            if (is_gap) after = stage.automaton.gap_end(p, end);
+            if (!(is_gap && stage.drops_gaps)) {
+                if (is_last) push(p, after);
+                else cut(number + 1, p, after);
+            }
+            p = after;
+        }
+    }
+
+    void cut_last(const uint8_t* p, const uint8_t* end) {
+        if (!v_.is_gpt2) return push(p, end);
+        for (const uint8_t* after; p < end; p = after) push(p, after = gpt2_word_end(v_, p, end));
+    }
+
+    void push(const uint8_t* word, const uint8_t* end) {
+        Batch& batch = batches_[now_];
+        cache_.begin(word, static_cast<size_t>(end - word), batch.probes[batch.n]);
+        if (++batch.n < kBatch) return;
+        now_ ^= 1;
+        finish(batches_[now_]);
+    }
+
+    void finish(Batch& batch) {
+        for (size_t i = 0; i < batch.n; ++i) out_ = cache_.finish(v_, batch.probes[i], out_);
+        batch.n = 0;
+    }
+
+    const Vocabulary& v_;
+    WordCache& cache_;
+    Id* out_;
+    Batch batches_[2];
+    int now_ = 0;
+};
+
+template <typename Id>
+void encode_part(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, Ids<Id>& ids) {
+    Id* out = ids.room(static_cast<size_t>(end - p));
+    if (v.is_gpt2 && v.stages.empty()) ids.end_at(encode_gpt2(v, cache, p, end, out));
+    else ids.end_at(Stages<Id>(v, cache, out).encode(p, end));
 }
 
 }  // namespace
 
 template <typename Id>
 void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, size_t n, bool special, Ids<Id>& out) {
-    const uint8_t *p = text, *end = text + n;
-    if (special && !v.special.empty()) {
-        const size_t length = v.special.size();
-        for (const uint8_t* at = p; at + length <= end;) {
-            at = static_cast<const uint8_t*>(std::memchr(at, v.special[0], end - at));
-            if (!at || at + length > end) break;
-            if (std::memcmp(at, v.special.data(), length) != 0) {
-                ++at;
-                continue;
-            }
-            encode_part(v, cache, p, at, out);
-            out.push(static_cast<Id>(v.special_id));
-            p = at += length;
-        }
-    }
-    encode_part(v, cache, p, end, out);
-}
-
-namespace {
-
-// Return the number of leading bytes whose words are certain in a text that continues after its n bytes. The last
-// bytes may be the start of a special token.
-size_t certain_bytes(const Vocabulary& v, size_t n) {
-    return n > v.special.size() + 16 ? n - v.special.size() - 16 : 0;
-}
-
-}  // namespace
-
-size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
-    // Return whether a split at `at` would divide a special token, or a special token would split the words around it.
-    auto near_special = [&](size_t at) {
-        const size_t length = v.special.size(), from = at > length + 8 ? at - length - 8 : 0;
-        const size_t to = std::min(n, at + length + 8);
-        return length && ::memmem(text + from, to - from, v.special.data(), length) != nullptr;
+    auto push = [&](uint32_t id) { out.push(static_cast<Id>(id)); };
+    auto encode = [&](const uint8_t* p, const uint8_t* end) { encode_part(v, cache, p, end, out); };
+    auto encode_rest = [&](const uint8_t* p, const uint8_t* end) {
+        if (v.added_after.empty()) encode(p, end);
+        else v.added_after.split(p, end, special, encode, push);
     };
-    const size_t last = certain_bytes(v, n);
-    auto letter = [&](size_t i) { return class_of_ascii(text[i]) == kLetter; };
-    for (size_t at = last; at > 1; --at)
-        if (text[at] == ' ' && letter(at - 1) && letter(at + 1) && !near_special(at)) return at;
-    size_t start = 0;
-    for (const uint8_t *p = text, *end = text + n; p < end;) {
-        p = word_end(v, p, end);
-        const size_t at = static_cast<size_t>(p - text);
-        if (at > last) break;
-        if (!near_special(at)) start = at;
-    }
-    return start;
+    if (v.added.empty()) encode_rest(text, text + n);
+    else v.added.split(text, text + n, special, encode_rest, push);
 }
 
-template <typename Id>
-Beginning encode_beginning(const Vocabulary& v, const uint8_t* text, size_t n, Ids<Id>& ids) {
-    const size_t certain = certain_bytes(v, n);
-    if (word_end(v, text, text + n) < text + certain) return {nullptr, 0, 0};
-    if (!v.special.empty() && ::memmem(text, n, v.special.data(), v.special.size())) return {nullptr, 0, 0};
-    std::vector<uint32_t> merged(certain);
-    const Beginning beginning = merge_beginning(v, text, certain, merged.data());
-    for (const uint32_t* id = merged.data(); id < beginning.out; ++id) ids.push(static_cast<Id>(*id));
-    return beginning;
-}
-
-template Beginning encode_beginning(const Vocabulary&, const uint8_t*, size_t, Ids<uint16_t>&);
-template Beginning encode_beginning(const Vocabulary&, const uint8_t*, size_t, Ids<uint32_t>&);
 template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint16_t>&);
 template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint32_t>&);
 

@@ -12,14 +12,17 @@ void Pairs::build(const int64_t* left_right_id, size_t n) {
     for (size_t i = 0; i < 3 * n && is_small; ++i) is_small = left_right_id[i] <= 0xFFFF;
     const size_t size = std::bit_ceil(std::max<size_t>(16, n + n / 4));
     mask_ = size - 1;
-    if (is_small) small_.assign(size, SmallSlot{0, kEmptySmall, 0}), present_.assign(size_t{1} << 13, 0);
+    const int present_bits = std::max<int>(19, std::bit_width(8 * n));
+    present_shift_ = 64 - present_bits;
+    present_.assign(size_t{1} << (present_bits - 6), 0);
+    if (is_small) small_.assign(size, SmallSlot{0, kEmptySmall, 0});
     else slots_.assign(size, Slot{kEmpty, {kNoRank, 0}});
     for (size_t rank = 0; rank < n; ++rank) {
         const int64_t* row = left_right_id + 3 * rank;
         const uint64_t left = static_cast<uint64_t>(row[0]), right = static_cast<uint64_t>(row[1]);
         const uint64_t key = is_small ? left << 16 | right : left << 32 | right;
         const uint64_t hash = spread(key);
-        if (is_small) present_[hash >> 51] |= uint64_t{1} << (hash >> 45 & 63);
+        present_[hash >> present_shift_ >> 6] |= uint64_t{1} << (hash >> present_shift_ & 63);
         uint64_t i = hash & mask_;
         const Merge merge{static_cast<uint32_t>(rank), static_cast<uint32_t>(row[2])};
         if (is_small) {
@@ -186,6 +189,9 @@ Beginning merge_beginning(const Vocabulary& v, const uint8_t* word, size_t n, ui
 }
 
 uint32_t* merge_word(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out) {
+    if (!v.whole.empty()) {
+        if (const uint32_t* id = v.whole.find(word, n)) return *out = *id, out + 1;
+    }
     return n <= kScanned ? merge_short(v, word, n, out) : merge_long(v, word, n, out);
 }
 
@@ -197,7 +203,7 @@ WordCache::WordCache(const SharedWords& shared)
 uint32_t* WordCache::finish_rare(const Vocabulary& v, const Probe& probe, uint32_t* out) {
     if (probe.set && SharedWords::is_full(probe.set)) {
         for (const ShortWord *entry = private_set(probe), *end = entry + 2; entry < end; ++entry)
-            if (entry->holds(probe.low, probe.high)) return std::copy(entry->ids, entry->ids + entry->n, out);
+            if (entry->holds(probe.low, probe.high)) return entry->copy_ids(v.is_narrow, out);
     }
     return probe.n <= kLongBytes ? finish_long(v, probe, out) : merge_word(v, probe.word, probe.n, out);
 }
@@ -234,9 +240,9 @@ uint32_t* WordCache::merge_and_store(const Vocabulary& v, const Probe& probe, Lo
                                      uint32_t* out) {
     uint32_t* end = merge_word(v, probe.word, probe.n, out);
     const size_t n_ids = static_cast<size_t>(end - out);
-    if (probe.set && n_ids <= ShortWord::kIds && *std::max_element(out, end) <= 0xFFFF) {
-        ShortWord word{probe.low, probe.high, {}, static_cast<uint16_t>(n_ids)};
-        std::copy(out, end, word.ids);
+    if (probe.set && n_ids <= (v.is_narrow ? ShortWord::kIds : ShortWord::kWideIds)) {
+        ShortWord word{probe.low, probe.high, {}, 0};
+        word.set_ids(v.is_narrow, out, end);
         if (!SharedWords::insert(probe.set, word)) {
             ShortWord* entries = private_set(probe);
             entries[1] = entries[0];

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,33 +21,105 @@
 namespace py = pybind11;
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
+using Shorts = py::array_t<uint16_t, py::array::c_style>;
 
 namespace {
 
 constexpr size_t kCodePoints = 0x110000;
 
-std::shared_ptr<bpe::Vocabulary> make_vocabulary(const Ints& byte_ids, const Ints& merges,
-                                                 const Bytes& classes, const std::string& special,
-                                                 int64_t special_id) {
+// Return a view of a str, valid as long as the object.
+std::string_view text_of(const py::handle& word) {
+    Py_ssize_t n = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), &n);
+    if (!text) throw py::error_already_set();
+    return std::string_view(text, static_cast<size_t>(n));
+}
+
+using Vocabulary = bpe::Vocabulary;
+
+std::shared_ptr<Vocabulary> make_vocabulary(const Ints& byte_ids, const Ints& merges) {
     if (byte_ids.ndim() != 1 || byte_ids.size() != 256) throw std::invalid_argument("byte_ids: expected [256]");
     if (merges.ndim() != 2 || merges.shape(1) != 3) throw std::invalid_argument("merges: expected [n, 3]");
-    if (classes.ndim() != 1 || static_cast<size_t>(classes.size()) != kCodePoints)
-        throw std::invalid_argument("classes: expected [0x110000]");
-    for (int c = 0; c < 128; ++c)
-        if (classes.data()[c] != bpe::class_of_ascii(static_cast<uint8_t>(c)))
-            throw std::invalid_argument("classes: got an ASCII character whose class differs from the built-in one");
-    auto vocabulary = std::make_shared<bpe::Vocabulary>();
+    auto vocabulary = std::make_shared<Vocabulary>();
     for (int i = 0; i < 256; ++i) vocabulary->byte_id[i] = static_cast<uint32_t>(byte_ids.data()[i]);
     vocabulary->pairs.build(merges.data(), static_cast<size_t>(merges.shape(0)));
     for (uint32_t left : vocabulary->byte_id)
         for (uint32_t right : vocabulary->byte_id)
             vocabulary->byte_pairs.push_back(vocabulary->pairs.find(left, right));
-    vocabulary->classes.assign(classes.data(), classes.data() + kCodePoints);
     for (int64_t i = 0; i < merges.shape(0); ++i) vocabulary->is_narrow &= merges.data()[3 * i + 2] <= 0xFFFF;
     for (uint32_t id : vocabulary->byte_id) vocabulary->is_narrow &= id <= 0xFFFF;
-    vocabulary->special = special;
-    vocabulary->special_id = static_cast<uint32_t>(special_id);
     return vocabulary;
+}
+
+const uint8_t* check_table(const Bytes& table, const char* name) {
+    if (table.ndim() != 1 || static_cast<size_t>(table.size()) != kCodePoints)
+        throw std::invalid_argument(std::string(name) + ": expected [0x110000]");
+    return table.data();
+}
+
+void use_gpt2_pattern(Vocabulary& v, const Bytes& classes) {
+    const uint8_t* kinds = check_table(classes, "classes");
+    for (int c = 0; c < 128; ++c)
+        if (kinds[c] != bpe::class_of_ascii(static_cast<uint8_t>(c)))
+            throw std::invalid_argument("classes: got an ASCII character whose class differs from the built-in one");
+    v.classes.assign(kinds, kinds + kCodePoints);
+    v.is_gpt2 = true;
+}
+
+void add_stage(Vocabulary& v, const Bytes& classes, const Shorts& transitions, bool drops_gaps) {
+    if (transitions.ndim() != 2 || transitions.shape(1) < 2)
+        throw std::invalid_argument("transitions: expected [states, classes + 1]");
+    v.stages.push_back({bpe::Automaton(check_table(classes, "classes"), transitions.data(),
+                                       static_cast<size_t>(transitions.shape(0)),
+                                       static_cast<size_t>(transitions.shape(1) - 1)),
+                        drops_gaps});
+}
+
+// (text, id, single_word, lstrip, rstrip, special)
+using TokenRow = std::tuple<std::string, uint32_t, bool, bool, bool, bool>;
+
+void set_added_tokens(Vocabulary& v, const std::vector<TokenRow>& first, const std::vector<TokenRow>& after,
+                      const Bytes& kinds) {
+    const uint8_t* table = check_table(kinds, "kinds");
+    v.point_kinds.assign(table, table + kCodePoints);
+    auto tokens_of = [](const std::vector<TokenRow>& rows) {
+        std::vector<bpe::AddedToken> tokens;
+        for (const auto& [text, id, single_word, lstrip, rstrip, special] : rows)
+            tokens.push_back({text, id, single_word, lstrip, rstrip, special});
+        return tokens;
+    };
+    v.added.build(tokens_of(first), &v.point_kinds);
+    v.added_after.build(tokens_of(after), &v.point_kinds);
+}
+
+// Pieces of other characters than those of `letters`, which have the bytes 0 to 255, occur in no word.
+void set_whole_words(Vocabulary& v, const py::dict& pieces, const Ints& letters) {
+    std::vector<int> byte_of(0x200, -1);
+    if (letters.ndim() != 1 || letters.size() != 256) throw std::invalid_argument("letters: expected [256]");
+    for (int byte = 0; byte < 256; ++byte) byte_of.at(static_cast<size_t>(letters.data()[byte])) = byte;
+    std::vector<uint8_t> bytes;
+    std::vector<uint32_t> ends, ids;
+    for (const auto& [piece, id] : pieces) {
+        const std::string_view text = text_of(piece);
+        const size_t begin = bytes.size();
+        bool is_word = false;
+        const uint8_t *p = reinterpret_cast<const uint8_t*>(text.data()), *end = p + text.size();
+        while (p < end) {
+            uint32_t point;
+            p += bpe::decode(p, point);
+            if (point >= byte_of.size() || byte_of[point] < 0) break;
+            bytes.push_back(static_cast<uint8_t>(byte_of[point]));
+            is_word = p == end;
+        }
+        if (!is_word) {
+            bytes.resize(begin);
+            continue;
+        }
+        ends.push_back(static_cast<uint32_t>(bytes.size()));
+        ids.push_back(id.cast<uint32_t>());
+    }
+    for (uint32_t id : ids) v.is_narrow &= id <= 0xFFFF;
+    v.whole.build(std::move(bytes), ends, ids);
 }
 
 // Hash table piece -> id with open addressing. A program that encodes little text spends much of its time filling it.
@@ -85,12 +158,6 @@ Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
     Ints rows({static_cast<py::ssize_t>(merges.size()), static_cast<py::ssize_t>(3)});
     int64_t* row = rows.mutable_data();
     PieceIds ids(vocabulary.size());
-    auto text_of = [](const py::handle& word) {  // a view, valid as long as the word
-        Py_ssize_t n = 0;
-        const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), &n);
-        if (!text) throw py::error_already_set();
-        return std::string_view(text, static_cast<size_t>(n));
-    };
     for (const auto& [piece, id] : vocabulary) ids.add(text_of(piece), PyLong_AsLongLong(id.ptr()));
     if (PyErr_Occurred()) throw py::error_already_set();
     auto id_of = [&](std::string_view piece) {
@@ -205,7 +272,8 @@ py::tuple encode_buffer(bpe::Worker& w, const py::buffer& lines, const std::stri
     return as_tuple(result);
 }
 
-py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod) {
+py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod,
+                       bool is_normalized) {
     if (texts.ndim() != 1 || ends.ndim() != 1) throw std::invalid_argument("texts, ends: expected one dimension");
     const int64_t n = texts.size();
     int64_t begin = 0;
@@ -231,10 +299,15 @@ py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, boo
                 p += step;
             }
             if (!valid) break;
+            begin = ends.data()[i];
+            uint8_t rank = 0;
+            if (!is_normalized && !bpe::is_nfc(*w.vocabulary, w.text.data(), size, rank)) {
+                length[i] = -1;
+                continue;
+            }
             bpe::encode_text(*w.vocabulary, w.cache, w.text.data(), size, special, w.wide_ids);
             if (eod >= 0) w.wide_ids.push(static_cast<uint32_t>(eod));
             length[i] = static_cast<int32_t>(w.wide_ids.size() - before);
-            begin = ends.data()[i];
         }
     }
     if (!valid) throw std::invalid_argument("texts: got bytes that are not UTF-8");
@@ -269,12 +342,24 @@ void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
 }  // namespace
 
 void bind_encode(py::module_& m) {
-    py::class_<bpe::Vocabulary, std::shared_ptr<bpe::Vocabulary>>(m, "BpeVocabulary");
+    py::class_<Vocabulary, std::shared_ptr<Vocabulary>>(m, "BpeVocabulary")
+        .def("use_gpt2_pattern", &use_gpt2_pattern, py::arg("classes").noconvert(),
+             "Split words as GPT-2's pattern does, after all stages; class of each code point.")
+        .def("add_stage", &add_stage, py::arg("classes").noconvert(), py::arg("transitions").noconvert(),
+             py::arg("drops_gaps"), "Split the pieces of the previous stage by an automaton (automaton.py).")
+        .def("set_added_tokens", &set_added_tokens, py::arg("first"), py::arg("after"), py::arg("kinds").noconvert(),
+             "Tokens (text, id, single_word, lstrip, rstrip, special) that are searched first, and in what remains; "
+             "for each code point 1 if it is a word character, plus 2 if it is stripped.")
+        .def("set_combining", [](Vocabulary& v, const Bytes& ranks) {
+                 const uint8_t* table = check_table(ranks, "ranks");
+                 v.combining.assign(table, table + kCodePoints);
+             }, py::arg("ranks").noconvert(),
+             "Refuse texts that may not be in NFC: rank of each code point's combining class, or 255.")
+        .def("set_whole_words", &set_whole_words, py::arg("pieces"), py::arg("letters").noconvert(),
+             "Use the id of a word that is a piece of the vocabulary; character of each byte in pieces.");
     py::class_<bpe::Worker>(m, "BpeWorker").def(py::init<std::shared_ptr<bpe::Vocabulary>>());
     m.def("bpe_vocabulary", &make_vocabulary, py::arg("byte_ids").noconvert(), py::arg("merges").noconvert(),
-          py::arg("classes").noconvert(), py::arg("special"), py::arg("special_id"),
-          "Byte-level BPE vocabulary: id of each byte [256]; ids (left, right, merged) in the order of rank [n, 3]; "
-          "class of each code point; text and id of the special token.");
+          "Byte-level BPE vocabulary: id of each byte [256]; ids (left, right, merged) in the order of rank [n, 3].");
     m.def("merge_ids", &merge_ids, py::arg("vocabulary"), py::arg("merges"),
           "Ids (left, right, merged) of the merges of a tokenizer.json, [n, 3].");
     m.def("ranked_merge_ids", &ranked_merge_ids, py::arg("pieces"), py::arg("merges"),
@@ -290,8 +375,9 @@ void bind_encode(py::module_& m) {
           py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
           "As encode_lines, for whole lines in memory.");
     m.def("encode_texts", &encode_texts, py::arg("worker"), py::arg("texts").noconvert(), py::arg("ends").noconvert(),
-          py::arg("special"), py::arg("eod"),
-          "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i].");
+          py::arg("special"), py::arg("eod"), py::arg("is_normalized") = false,
+          "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i]. A text that may "
+          "not be in NFC has the length -1 and no ids, if the vocabulary requires NFC and the texts are not normalized.");
     m.def("count_ids", &count_ids<uint16_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert(),
           "Add the number of occurrences of each id in ids to counts[id].");
     m.def("count_ids", &count_ids<int32_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert());

@@ -82,7 +82,9 @@ class Encoding {
             const uint8_t* line_end = feed ? static_cast<const uint8_t*>(feed) : stop;
             size_t n_text = 0;
             const Line kind = text_of_line(p, line_end, job_.key, w_.text, n_text);
-            if (kind == Line::kRefused) {
+            uint8_t rank = 0;
+            if (kind == Line::kRefused ||
+                (kind == Line::kText && !is_nfc(*w_.vocabulary, w_.text.data(), n_text, rank))) {
                 result.refused = true;
                 return p;
             }
@@ -103,7 +105,7 @@ class Encoding {
     bool long_line(int input, int64_t begin, int64_t end) {
         Mapped line(input, begin, end);
         const uint8_t* text = string_of_line(line, job_.key);
-        if (!text) {
+        if (!text || !is_normalized(line, text)) {
             result.refused = true;
             return false;
         }
@@ -139,6 +141,20 @@ class Encoding {
     }
 
   private:
+    bool is_normalized(Mapped& line, const uint8_t* text) {
+        if (w_.vocabulary->combining.empty()) return true;
+        bool is_certain = true;
+        uint8_t rank = 0;
+        for_windows(line, text, w_.text, [&](const uint8_t* window, size_t n, bool last) {
+            size_t n_now = n;
+            while (!last && n_now && (window[n_now - 1] & 0xC0) == 0x80) --n_now;  // whole characters only
+            if (!last && n_now && window[n_now - 1] >= 0xC0) --n_now;
+            is_certain = is_certain && is_nfc(*w_.vocabulary, window, n_now, rank);
+            return n_now;
+        });
+        return is_certain;
+    }
+
     void write_ids() {
         write_all(job_.ids_out, ids_.data(), sizeof(Id) * ids_.size());
         ids_.clear();

@@ -1,20 +1,25 @@
 """Types of the extension in csrc/. What its functions compute is described there, and in their docstrings."""
 
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 @final
-class BpeVocabulary: ...
+class BpeVocabulary:
+    def use_gpt2_pattern(self, classes: np.ndarray) -> None: ...
+    def add_stage(self, classes: np.ndarray, transitions: np.ndarray, drops_gaps: bool) -> None: ...
+    def set_added_tokens(
+        self, first: list[tuple[Any, ...]], after: list[tuple[Any, ...]], kinds: np.ndarray
+    ) -> None: ...
+    def set_combining(self, ranks: np.ndarray) -> None: ...
+    def set_whole_words(self, pieces: dict[str, int], letters: np.ndarray) -> None: ...
 
 @final
 class BpeWorker:
     def __init__(self, vocabulary: BpeVocabulary) -> None: ...
 
 # tokenizer
-def bpe_vocabulary(
-    byte_ids: np.ndarray, merges: np.ndarray, classes: np.ndarray, special: bytes, special_id: int
-) -> BpeVocabulary: ...
+def bpe_vocabulary(byte_ids: np.ndarray, merges: np.ndarray) -> BpeVocabulary: ...
 def merge_ids(vocabulary: dict[str, int], merges: list[str] | list[list[str]]) -> np.ndarray: ...
 def ranked_merge_ids(pieces: str, merges: str) -> np.ndarray: ...
 def encode_lines(
@@ -26,7 +31,12 @@ def encode_buffer(
     key: str, special: bool, eod: int, wide: bool, ids_out: int, lengths_out: int,
 ) -> tuple[int, int, int, int, bool]: ...  # fmt: skip
 def encode_texts(
-    worker: BpeWorker, texts: np.ndarray, ends: np.ndarray, special: bool, eod: int
+    worker: BpeWorker,
+    texts: np.ndarray,
+    ends: np.ndarray,
+    special: bool,
+    eod: int,
+    is_normalized: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]: ...
 def count_ids(ids: np.ndarray, counts: np.ndarray) -> None: ...
 

@@ -33,7 +33,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         "--eod-token",
         metavar="TOKEN",
         help="the end-of-document token; default: eos_token of the tokenizer_config.json beside the "
-        f"tokenizer, else the first that its vocabulary has of {', '.join(EOD_NAMES)}",
+        f"tokenizer, else the only one that its vocabulary has of {', '.join(EOD_NAMES)}",
     )
     end.add_argument("--eod-id", type=non_negative_int, metavar="ID", help="the same, by its id")
     group.add_argument(

@@ -1,6 +1,7 @@
 """Encoders of texts: in C++ if it gives exactly the library's ids, otherwise the tokenizer's library."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -22,11 +23,16 @@ class Encoder(Protocol):
 
 
 class FastEncoder:
-    """Encoder in C++. `special`: the text of the special token within a text becomes its id."""
+    """Encoder in C++. `special`: the text of a special token within a text becomes its id.
+
+    A text that may change under NFC is normalized by the library first, if the tokenizer normalizes so.
+    If it has added tokens too, which the library finds before it normalizes, the library encodes it.
+    """
 
     def __init__(self, fast: FastBpe, special: bool = True) -> None:
         self.worker = fast.create_worker()
         self.special = special
+        self.fast = fast
 
     def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
         # ["a", "\u00e9"]: 1 and 2 bytes of UTF-8, ends [1, 3]
@@ -39,7 +45,36 @@ class FastEncoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Encode concatenated UTF-8 texts, uint8 [bytes]. Text i ends at byte ends[i], int64 [texts]."""
         # ids uint32 [tokens] also where a corpus stores uint16: the writer converts them
-        return _csrc.encode_texts(self.worker, texts, ends, self.special, eod)
+        ids, lengths = _csrc.encode_texts(self.worker, texts, ends, self.special, eod)
+        if (lengths >= 0).all():
+            return ids, lengths
+        return self._complete(ids, lengths, texts, ends, eod)
+
+    def _complete(
+        self, ids: np.ndarray, lengths: np.ndarray, texts: np.ndarray, ends: np.ndarray, eod: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Insert the ids of the texts that C++ has not encoded: their length is -1."""
+        begins = np.concatenate([[0], ends[:-1]])
+        missing = np.flatnonzero(lengths < 0)
+        documents = [texts[begins[i] : ends[i]].tobytes().decode() for i in missing]
+        encoded = [self._encode_unnormalized(document, eod) for document in documents]
+        more_ids = np.concatenate(encoded)
+        more_lengths = np.array([len(part) for part in encoded], dtype=np.int32)
+        # before which of the present ids each new document is inserted
+        positions = np.cumsum(np.maximum(lengths, 0))[missing]
+        ids = np.insert(ids, np.repeat(positions, more_lengths), more_ids)
+        lengths[missing] = more_lengths
+        return ids, lengths
+
+    def _encode_unnormalized(self, text: str, eod: int) -> np.ndarray:
+        """Return the ids of a text that may not be in NFC, uint32."""
+        from tokenizers import normalizers  # slow to import, and rarely needed
+
+        if any(token in text for token in self.fast.raw_tokens):
+            assert self.fast.library is not None, "build_fast_bpe sets it"
+            return LibraryEncoder(self.fast.library, self.special).encode([text], eod)[0]
+        raw = np.frombuffer(normalizers.NFC().normalize_str(text).encode(), dtype=np.uint8)
+        return _csrc.encode_texts(self.worker, raw, np.array([len(raw)]), self.special, eod, True)[0]
 
 
 class LibraryEncoder:
@@ -83,4 +118,5 @@ def build_fast_bpe(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     if isinstance(tokenizer, Gpt2Tokenizer):
         assert GPT2_EOD.token is not None, "a constant of bpe.py"
         return compile_gpt2_bpe(tokenizer.merge_lines(), GPT2_EOD.token, GPT2_EOD.id), ""
-    return compile_fast_bpe(tokenizer.tokenizer_json)
+    fast, reason = compile_fast_bpe(tokenizer.tokenizer_json)
+    return (None, reason) if fast is None else (replace(fast, library=tokenizer), "")

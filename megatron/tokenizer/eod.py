@@ -2,7 +2,7 @@
 
 1. the token or id of the caller (--eod-token, --eod-id)
 2. `eos_token` of the tokenizer_config.json beside the tokenizer's file
-3. the first of EOD_NAMES in the vocabulary
+3. the only one of EOD_NAMES in the vocabulary; if it has several, the caller must choose
 """
 
 from abc import ABC, abstractmethod
@@ -99,12 +99,16 @@ def read_configured_eos(config: Path | None) -> str | None:
 def find_eod(token_to_id: Callable[[str], int | None], eos: str | None) -> tuple[Eod | None, str]:
     """Return (end-of-document token by rules 2 and 3, ""), or (None, reason).
 
-    If `eos` is configured but not in the vocabulary, rule 3 is not applied.
+    If `eos` is configured but not in the vocabulary, rule 3 is not applied. Documents of one corpus must not
+    end with a token that depends on the order of a list: several well-known names are ambiguous.
     """
     # a configured token that is missing must not be replaced by another one: that would go unnoticed
-    for token in (eos,) if eos is not None else EOD_NAMES:
-        number = token_to_id(token)
-        if number is not None:
-            return Eod(number, token, CONFIG if eos is not None else "well-known name"), ""
-    words = f"eos_token {eos} of its {CONFIG}" if eos is not None else f"none of {', '.join(EOD_NAMES)}"
-    return None, f"{words} is{' not' if eos is not None else ''} in the vocabulary"
+    words = (eos,) if eos is not None else EOD_NAMES
+    ends = [(token, number) for token in words if (number := token_to_id(token)) is not None]
+    if len(ends) == 1:
+        token, number = ends[0]
+        return Eod(number, token, CONFIG if eos is not None else "well-known name"), ""
+    if ends:
+        return None, f"its vocabulary has {' and '.join(token for token, _ in ends)}"
+    names = f"eos_token {eos} of its {CONFIG}" if eos is not None else f"none of {', '.join(EOD_NAMES)}"
+    return None, f"{names} is{' not' if eos is not None else ''} in the vocabulary"

@@ -41,6 +41,17 @@ def test_a_folder_and_the_file_in_it_have_the_same_end(tmp_path: Path, eos: obje
     )
 
 
+def test_several_well_known_ends_require_a_choice(tmp_path: Path) -> None:
+    words = WORDS | {"</s>": 5}
+    folder = write_tokenizer(tmp_path / "t", words=words)
+    with pytest.raises(
+        ValueError, match=r"its vocabulary has <\|endoftext\|> and </s>.*--eod-token or --eod-id"
+    ):
+        _ = load_hf_tokenizer(str(folder)).eod_id
+    assert load_tokenizer(TokenizerSpec(model=str(folder), eod_token="</s>")).eod_id == 5
+    assert load_hf_tokenizer(str(write_tokenizer(folder, "</s>", words))).eod_id == 5
+
+
 def test_an_option_overrides_the_files(tmp_path: Path) -> None:
     name = str(write_tokenizer(tmp_path / "t", "<|im_end|>"))
     assert load_tokenizer(TokenizerSpec(model=name, eod_token="b")).eod_id == 3

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from megatron import _csrc
 from megatron.tokenizer.bpe import BpeTokenizer, load_hf_tokenizer
+from megatron.tokenizer.code_points import load_gpt2_classes
 from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, build_fast_bpe
-from megatron.tokenizer.fast_bpe import compile_fast_bpe, load_code_point_classes
+from megatron.tokenizer.fast_bpe import compile_fast_bpe
 from megatron.tokenizer.train_bpe import train_bpe
 
 ODD_TEXTS = [
@@ -121,7 +122,7 @@ def test_special_text_can_be_ordinary_characters(scaling_data: Path) -> None:
 def test_classes_are_those_of_the_installed_library() -> None:
     # a sample of code points and every boundary of a run; tools/derive_code_points.py checks all of them
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    classes = load_code_point_classes()
+    classes = load_gpt2_classes()
     borders = np.flatnonzero(np.diff(classes.astype(int)))
     points = {*borders.tolist(), *(borders + 1).tolist(), *range(0, 0x110000, 97)}
     for point in sorted(p for p in points if not 0xD800 <= p < 0xE000):
@@ -140,11 +141,11 @@ def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() ->
     bpe = Tokenizer(models.BPE())
     assert "pre-tokenizer" in refusal_reason(bpe)
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert "lacks 256 of the 256 bytes" in refusal_reason(bpe)
-    bpe.add_tokens([AddedToken("<|endoftext|>", normalized=False, special=False)])
-    assert refusal_reason(bpe) == "its added token is not a special token"
-    bpe.normalizer = normalizers.NFC()
-    assert "normalizer" in refusal_reason(bpe)
+    assert "lacks 243 of the bytes of UTF-8" in refusal_reason(bpe)  # 13 of 256 bytes never occur
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert "adds a blank" in refusal_reason(bpe)
+    bpe.normalizer = normalizers.NFKC()
+    assert "NFKC" in refusal_reason(bpe)
 
 
 def test_wrong_arguments_are_refused(scaling_data: Path) -> None:

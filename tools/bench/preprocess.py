@@ -4,9 +4,10 @@ file.
     python tools/bench/preprocess.py c4.jsonl --tokenizer-model gpt2 --workers 2
 
 The other sides are the usual code: `tokenizers` is a pool of processes that call the tokenizers library one
-document at a time and send ids back; `batch` gives each process whole batches; `fastokens`, if installed, is
-a plain pipeline around a fast encoder from PyPI. Each side is a separate process. Times are those of the
-operating system; memory is the maximum resident sum of the process tree. The ids of all sides are compared.
+document at a time and send ids back; `batch` gives each process whole batches; `fastokens` and `gigatoken`,
+if installed, are plain pipelines around fast encoders from PyPI. Each side is a separate process. Times are
+those of the operating system; memory is the maximum resident sum of the process tree. The ids of all sides
+are compared.
 """
 
 import argparse
@@ -31,9 +32,10 @@ from megatron.command import create_parser, positive_int, run_main
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.tokenizer.bpe import load_hf_tokenizer
+from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
 TOOL = Path(__file__).resolve().parents[1] / "preprocess_data_many_cores.py"
-SIDES = ("tokenizers", "batch", "fastokens")
+SIDES = ("tokenizers", "batch", "fastokens", "gigatoken")
 _WORKER: dict[str, Any] = {}
 
 
@@ -101,16 +103,25 @@ def load_encoder(model: str, side: str) -> None:
     """Load the encoder of another side in a worker, limited to one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"
-    inner = load_hf_tokenizer(model).inner
+    tokenizer = load_hf_tokenizer(model)
+    inner, _WORKER["dtype"] = tokenizer.inner, dtype_for(tokenizer.n_tokens)
     if side == "fastokens":
         import fastokens
 
         # returns (ids uint32, offsets uint64) of all texts as bytes
         flat = fastokens.Tokenizer.from_json_str(inner.to_str()).encode_batch_flat
         _WORKER["batch"] = lambda texts: split_ids(*flat(texts))
+    elif side == "gigatoken":
+        import awkward
+        import gigatoken
+
+        encode = gigatoken.Tokenizer(inner).encode_batch
+        _WORKER["batch"] = lambda texts: [awkward.to_numpy(row) for row in encode(texts, parallel=False)]
     else:
-        _WORKER["document"] = lambda text: inner.encode(text).ids
-        _WORKER["batch"] = lambda texts: [encoding.ids for encoding in inner.encode_batch(texts)]
+        _WORKER["document"] = lambda text: inner.encode(text, add_special_tokens=False).ids
+        _WORKER["batch"] = lambda texts: [
+            encoding.ids for encoding in inner.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
 
 def split_ids(ids: bytes, offsets: bytes) -> list[np.ndarray]:
@@ -128,8 +139,8 @@ def encode_document(line: bytes) -> list[int]:
 def encode_documents(lines: list[bytes]) -> list[np.ndarray]:
     """Encode a batch of documents and return their ids as arrays."""
     texts = [json.loads(line)["text"] for line in lines]
-    # uint16 halves the bytes that are pickled back to the parent; a vocabulary above 65,536 would not fit
-    return [np.asarray(ids, dtype=np.uint16) for ids in _WORKER["batch"](texts)] if texts else []
+    # arrays of the dataset's type: few bytes are pickled back to the parent
+    return [np.asarray(ids, dtype=_WORKER["dtype"]) for ids in _WORKER["batch"](texts)] if texts else []
 
 
 def batch_lines(lines: Iterable[bytes], size: int = 256) -> Iterator[list[bytes]]:
@@ -143,9 +154,10 @@ def batch_lines(lines: Iterable[bytes], size: int = 256) -> Iterator[list[bytes]
     yield batch
 
 
-def run_other_side(side: str, source: str, model: str, n_workers: int, out: str) -> None:
+def run_other_side(side: str, source: str, args: argparse.Namespace, out: str) -> None:
     """Run another implementation completely, in this process and its pool."""
-    tokenizer = load_hf_tokenizer(model)
+    model, n_workers = args.tokenizer_model, args.workers
+    tokenizer = load_tokenizer(TokenizerSpec(model=model, eod_token=args.eod_token))
     with (
         # spawn: threads that a library has started do not exist in a forked process
         multiprocessing.get_context("spawn").Pool(n_workers, load_encoder, (model, side)) as pool,
@@ -168,6 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="TEXT.jsonl", help="100 MB or more of JSON lines with a key 'text'")
     add = parser.add_argument_group("sides").add_argument
     add("--tokenizer-model", default="gpt2", metavar="NAME", help="tokenizer folder or name")
+    add("--eod-token", metavar="TOKEN", help="end-of-document token, if the tokenizer has several")
     add("--workers", type=positive_int, default=2, metavar="N", help="worker processes of each side")
     add(
         "--sides",
@@ -186,17 +199,19 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all sides, and print the ratios."""
     args = build_parser().parse_args(argv)
-    if "fastokens" in args.sides and find_spec("fastokens") is None:
-        raise ValueError("--sides: fastokens is not installed. Run pip install fastokens.")
+    for side, packages in (("fastokens", ["fastokens"]), ("gigatoken", ["gigatoken", "awkward"])):
+        if side in args.sides and any(find_spec(package) is None for package in packages):
+            raise ValueError(f"--sides: {side} is not installed. Run pip install {' '.join(packages)}.")
     if args.side:
-        run_other_side(args.side, args.source, args.tokenizer_model, args.workers, args.out)
+        run_other_side(args.side, args.source, args, args.out)
         return 0
     megabytes = os.path.getsize(args.source) / 1e6
+    eod_option = [] if args.eod_token is None else ["--eod-token", args.eod_token]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         ours = [sys.executable, str(TOOL), "--input", args.source, "--output-prefix", "ours",
                 "--root", folder, "--tokenizer-model", args.tokenizer_model, "--append-eod", "--timing",
-                "--workers", str(args.workers)]  # fmt: skip
+                "--workers", str(args.workers), *eod_option]  # fmt: skip
         costs = []
         for _ in range(args.repeat):
             remove_dataset(out / "ours_text_document")  # otherwise the command would skip the finished work
@@ -213,18 +228,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         for side in args.sides:
             prefix = str(out / side)
             command = [sys.executable, __file__, args.source, "--tokenizer-model", args.tokenizer_model,
-                       "--workers", str(args.workers), "--side", side, "--out", prefix]  # fmt: skip
+                       "--workers", str(args.workers), "--side", side, "--out", prefix,
+                       *eod_option]  # fmt: skip
             cost = measure_command(command)
-            same = Path(f"{prefix}.bin").read_bytes() == (out / "ours_text_document.bin").read_bytes()
+            n_different = count_different(tokens, IndexedTokens(Path(prefix)))
             print_side(side, cost, our_cost, megabytes, tokens.n_tokens)
-            print(f"{'':12} its ids are {'the same' if same else 'DIFFERENT'}")
+            print(
+                f"{'':12} its ids are",
+                f"DIFFERENT in {n_different:,} documents" if n_different else "the same",
+            )
             remove_dataset(out / side)
     return 0
+
+
+def count_different(ours: IndexedTokens, theirs: IndexedTokens) -> int:
+    """Return the number of documents whose ids differ."""
+    n_common = min(ours.n_documents, theirs.n_documents)
+    different = (not np.array_equal(ours.get_document(i), theirs.get_document(i)) for i in range(n_common))
+    return sum(different) + abs(ours.n_documents - theirs.n_documents)
 
 
 def record_costs(args: argparse.Namespace, costs: Sequence[Cost], megabytes: float) -> None:
     """Store our megabytes per CPU second and per second of wall time."""
     cell = f"{Path(args.source).name}, {megabytes:.1f} MB, {args.workers} workers"
+    if args.tokenizer_model != "gpt2":  # cells of GPT-2 are older than other tokenizers
+        cell += f", {Path(args.tokenizer_model).name}"
     for unit, rates in (
         ("MB/CPU-s", [megabytes / cost.cpu_s for cost in costs]),
         ("MB/s", [megabytes / cost.wall_s for cost in costs]),

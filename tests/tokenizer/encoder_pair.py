@@ -1,0 +1,78 @@
+"""Comparison of the C++ encoder with the `tokenizers` library, and texts that patterns split differently."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
+
+# what patterns split differently: case, contractions (also with the long s), marks, digits, kinds of space
+PIECES = (
+    *" \n\t\r'stremvldSTREMVLDkK1a2B3!./_-\u00a0\u2028\u3000\x85\u017f\u212a\u00e9\u4e2d\u3042",
+    *"\u30a2\uac00\u0301\u0e33\u0e48\u093c\u0915\u094d\u01c5\u02b0\U0001f642\u200d\ufe0f\u0661\u00bd\u1100\u1161\u0344\u0958\u0345",
+    *("  ", "'re", "'ll", "'VE", "\r\n", "\n\n", " \n", "12345", "the", " of", "\u00df", "\ufb05"),
+)
+BATCH = 1000
+
+
+def draw_pattern_texts(n: int, seed: int) -> Iterator[str]:
+    """Yield sequences of PIECES."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        yield "".join(rng.choice(PIECES, int(rng.integers(1, 60))))
+
+
+def draw_plane_texts(n: int, seed: int) -> Iterator[str]:
+    """Yield code points of all planes; neighbours are mostly of one script."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        blocks = rng.integers(0, rng.choice([0x10, 0x100, 0x1100]), 5)
+        points = (rng.choice(blocks, 30) << 8) + rng.integers(0, 256, 30)
+        yield "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+
+
+def draw_token_texts(tokens: Sequence[str], n: int, seed: int) -> Iterator[str]:
+    """Yield added tokens, some of them incomplete, among words and spaces."""
+    rng = np.random.default_rng(seed)
+    others = [" ", "  ", "\n", "a", "x9", "\u00e9", "\u2003", "_", "the", "\u0301", "<", "<|", "|>"]
+    for _ in range(n):
+        parts = []
+        for _ in range(int(rng.integers(1, 14))):
+            is_token = bool(tokens) and rng.random() < 0.5
+            part = str(rng.choice(tokens if is_token else others))
+            parts.append(part[:-1] if is_token and rng.random() < 0.2 else part)
+        yield "".join(parts)
+
+
+def draw_mutated_texts(texts: Sequence[str], n: int, seed: int) -> Iterator[str]:
+    """Yield pieces of texts with characters replaced, inserted and deleted."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        text = texts[int(rng.integers(0, len(texts)))]
+        begin = int(rng.integers(0, max(1, len(text) - 80)))
+        letters = list(text[begin : begin + int(rng.integers(5, 120))])
+        for _ in range(int(rng.integers(1, 5))):
+            at = int(rng.integers(0, len(letters) + 1))
+            # nothing, one of PIECES, or any character of the basic plane, instead of 0 or 1 characters
+            inserted = ["", str(rng.choice(PIECES)), chr(int(rng.integers(0, 0xD800)))][rng.integers(0, 3)]
+            letters[at : at + int(rng.integers(0, 2))] = inserted
+        yield "".join(letters)
+
+
+def assert_equal_ids(inner: Tokenizer, texts: Sequence[str], special: bool = True) -> int:
+    """Compare all ids of C++ with those of the library; return the number of texts."""
+    tokenizer = BpeTokenizer(Tokenizer.from_str(inner.to_str()), "test")
+    fast, reason = build_fast_bpe(tokenizer)
+    assert fast is not None, reason
+    encoder = FastEncoder(fast, special)
+    inner.encode_special_tokens = not special
+    for begin in range(0, len(texts), BATCH):
+        batch = list(texts[begin : begin + BATCH])
+        ids, lengths = encoder.encode(batch)
+        parts = np.split(ids, np.cumsum(lengths)[:-1])
+        expected = inner.encode_batch_fast(batch, add_special_tokens=False)
+        for text, part, encoding in zip(batch, parts, expected, strict=True):
+            assert part.tolist() == encoding.ids, ascii(text)
+    return len(texts)

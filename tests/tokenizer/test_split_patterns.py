@@ -1,0 +1,272 @@
+"""Split patterns, added tokens and NFC in C++ give the ids of `tokenizers`, for tokenizers trained here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from megatron import _csrc
+from megatron.tokenizer.automaton import compile_automaton
+from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.code_points import (
+    CATEGORIES,
+    N_CODE_POINTS,
+    UNSTABLE,
+    load_folds,
+    load_gpt2_classes,
+    load_property,
+    load_table,
+)
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
+from megatron.tokenizer.fast_bpe import compile_fast_bpe
+from megatron.tokenizer.split_pattern import UnsupportedPatternError, parse_split_pattern
+from tests.tokenizer.encoder_pair import (
+    assert_equal_ids,
+    draw_mutated_texts,
+    draw_pattern_texts,
+    draw_plane_texts,
+    draw_token_texts,
+)
+
+TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{TAIL}"
+)
+LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{TAIL}"
+# published split patterns, and others that use each supported construct; a list has several splits in a row
+PATTERNS: dict[str, list[str]] = {
+    "llama3": [LLAMA3],
+    "qwen2": [LLAMA3.replace("{1,3}", "")],
+    "qwen3.5": [
+        LLAMA3.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+    ],
+    "cl100k": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|"
+        r"\s+(?!\S)|\s+"
+    ],
+    "cl100k of 2024": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
+        r"\s*[\r\n]|\s+(?!\S)|\s"
+    ],
+    "o200k": [O200K],
+    "tekken": [O200K.replace(f"{CONTRACTIONS}?", "").replace("{1,3}", "")],
+    "deepseek v3": [
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{TAIL}",
+    ],
+    "deepseek llm": [
+        "[\r\n]",
+        "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    ],
+    "lazy": [r"\p{L}\p{L}+?\p{L}?|\s*?\n| {2,}| ??\d+?|[^a-z]"],
+    "look-ahead": [r"\p{L}+(?=\s)|\p{L}(?![a-z])|\S+?(?=\d)|\s+"],
+    "escapes": [r"\x41|\x{e9}+|\u4e2d|[\t-\r ]+|\P{L}\p{^N}|[^\D1]+|.\S?"],
+}
+
+
+def train(parts: list[Any], normalizer: Any = None, words: int = 400, **model: Any) -> Tokenizer:
+    """Train a byte-level BPE on text of many scripts."""
+    inner = Tokenizer(models.BPE(**model))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Sequence(parts), decoders.ByteLevel()
+    if normalizer is not None:
+        inner.normalizer = normalizer
+    texts = [
+        "The cat's 12345 WORDS don't end; they'LL go on in 2024/25.\n\n  def f(x):\n\treturn x_1 != 'a'\r\n",
+        "\u4e2d\u6587\u5b57\u7b26 \u3042\u3044\u3046 \uac00 na\u00efve e\u0301 \U0001f642\U0001f680 \u00df",
+        *draw_pattern_texts(300, seed=1),
+    ]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=256 + words, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(texts, trainer)
+    return inner
+
+
+def split(pattern: str, behavior: str = "isolated", invert: bool = False) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior, invert)
+
+
+def byte_level(use_regex: bool = False) -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+def hostile_texts(n: int = 700) -> list[str]:
+    return [*draw_pattern_texts(n, seed=2), *draw_plane_texts(n, seed=3)]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_trained_tokenizer_with_each_pattern(name: str) -> None:
+    inner = train([*map(split, PATTERNS[name]), byte_level()])
+    assert assert_equal_ids(inner, hostile_texts()) == 1400
+
+
+OTHERS = {
+    "gpt2": [byte_level(True)],
+    "no pattern": [byte_level()],
+    "a stage before gpt2": [split(r"\p{Lu}+"), byte_level(True)],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), byte_level(True)],
+    "runs of digits": [pre_tokenizers.Digits(individual_digits=False), byte_level(True)],
+    "only matches": [split(r"\p{L}+|\p{N}", "removed", invert=True), byte_level()],
+    "a text": [pre_tokenizers.Split("e", "isolated"), pre_tokenizers.Sequence([split(LLAMA3)]), byte_level()],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_trained_tokenizer_with_each_kind_of_pre_tokenizer(name: str) -> None:
+    assert assert_equal_ids(train(OTHERS[name]), hostile_texts()) == 1400
+
+
+def test_words_of_the_vocabulary_before_merges() -> None:
+    saved = json.loads(train([split(LLAMA3), byte_level()], words=600).to_str())
+    # without these merges the words of the vocabulary are reachable only as a whole
+    saved["model"]["merges"] = saved["model"]["merges"][::3]
+    saved["model"]["ignore_merges"] = True
+    assert_equal_ids(Tokenizer.from_str(json.dumps(saved)), hostile_texts())
+
+
+def test_ids_above_65535_in_short_and_long_words() -> None:
+    saved = json.loads(train([split(LLAMA3), byte_level()]).to_str())
+    saved["model"]["vocab"] = {piece: i * 300 for piece, i in saved["model"]["vocab"].items()}
+    texts = hostile_texts() + ["the " * 50, "x" * 500, " ".join("ab" * n for n in range(40))]
+    assert_equal_ids(Tokenizer.from_str(json.dumps(saved)), texts)
+
+
+TOKENS = ["<|a|>", "<|a|>b", "|>", "the", "e\u0301", "  ", "   ", "_x_", "\u4e2d", "<", "a", "<|a"]
+
+
+def test_added_tokens_with_every_condition(seed: int = 4) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(16):
+        pattern = [byte_level(True)] if number % 2 else [split(LLAMA3), byte_level()]
+        inner = train(pattern, normalizers.NFC() if rng.random() < 0.5 else None, words=50)
+        for text in rng.permutation(TOKENS)[: int(rng.integers(1, 10))]:
+            flags = rng.random(5) < 0.4
+            flags[1:3] &= not text.isspace()  # the library fails where such tokens overlap
+            names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+            token = AddedToken(str(text), **dict(zip(names, map(bool, flags), strict=True)))
+            (inner.add_special_tokens if flags[4] else inner.add_tokens)([token])
+        for special in (True, False):
+            token_texts = list(draw_token_texts(TOKENS, 200, seed))
+            assert_equal_ids(Tokenizer.from_str(inner.to_str()), token_texts, special)
+
+
+def test_two_added_tokens_of_one_normalized_text_are_refused() -> None:
+    inner = train([byte_level(True)], normalizers.NFC())
+    inner.add_tokens([AddedToken(text, normalized=True) for text in ("\u00e9", "e\u0301")])
+    fast, reason = compile_fast_bpe(json.loads(inner.to_str()))
+    assert fast is None and "two of its added tokens are '\u00e9'" in reason
+
+
+def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
+    inner = train([split(LLAMA3), byte_level()], normalizers.NFC())
+    texts = [
+        "e\u0301",
+        "\u00e9",
+        "\u1100\u1161",
+        "\u0915\u093c",
+        "a\u0323\u0307",
+        "a\u0307\u0323",
+        "\u2126",
+        "ok",
+    ]
+    assert_equal_ids(inner, texts + hostile_texts() + ["a" * 5000 + "\u0301", ""])
+    sequence = train([split(LLAMA3), byte_level()], normalizers.Sequence([normalizers.NFC()]))
+    assert_equal_ids(sequence, texts)
+
+
+def test_texts_that_pass_the_check_are_in_nfc() -> None:
+    ranks = load_table("combining")
+    marks = [chr(point) for point in np.flatnonzero(ranks) if point != 0x345][::7]
+    nfc = normalizers.NFC()
+    letters = "a\u00e9\u0915\u4e2d"
+    n_certain = 0
+    for text in (a + b + c for a in letters for b in marks for c in marks[::3]):
+        values = [int(ranks[ord(letter)]) for letter in text]
+        is_certain = UNSTABLE not in values and not (values[1] > values[2] > 0)
+        assert not is_certain or nfc.normalize_str(text) == text, ascii(text)
+        n_certain += is_certain
+    assert n_certain > 1000
+
+
+def test_a_real_text_with_many_mutations(scaling_data: Path) -> None:
+    path = scaling_data / "redpajama_sample" / "sample_github1.jsonl"
+    texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    for name in ("llama3", "o200k", "deepseek v3"):
+        inner = train([*map(split, PATTERNS[name]), byte_level()])
+        assert_equal_ids(inner, [*texts[::10], *draw_mutated_texts(texts, 2000, seed=5)])
+
+
+@pytest.mark.parametrize("name", ["llama3", "deepseek v3", "lazy"])
+def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: Path) -> None:
+    inner = train([*map(split, PATTERNS[name]), byte_level()], normalizers.NFC())
+    inner.add_special_tokens([AddedToken("<|a|>", lstrip=True)])
+    fast, reason = build_fast_bpe(BpeTokenizer(inner, "test"))
+    assert fast is not None, reason
+    words = ["the cat ", "x1 + 22", "\n\n  ", "\u4e2d\u6587 ", " <|a|> ", "don't ", "caf\u00e9 is "]
+    text = "".join(np.random.default_rng(6).choice(words, 1_000_000))
+    (tmp_path / "in").write_text(json.dumps({"text": text}) + "\n")
+    size = (tmp_path / "in").stat().st_size
+    assert size > 4 << 20  # longer lines are encoded in windows
+    files = [(tmp_path / name).open(mode) for name, mode in (("in", "rb"), ("ids", "wb"), ("lengths", "wb"))]
+    source, ids, lengths = (file.fileno() for file in files)
+    result = _csrc.encode_lines(fast.create_worker(), source, 0, size, "text", True, -1, True, ids, lengths)
+    for file in files:
+        file.close()
+    assert result[1] == 1 and not result[4]
+    expected = FastEncoder(fast).encode([text])[0]
+    assert np.array_equal(np.fromfile(tmp_path / "ids", dtype=np.int32), expected)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"a*", r"(?=a)", r"(?<=a)b", r"\bx", r"^a", r"(?>a)", r"[[:alpha:]]", r"[a&&b]", r"\p{Greek}",
+     r"(?i:st)", "(?i:\u00e9)", r"\h", r"\w", r"(a)\1", r"a{1,3}+", r"a**", r"(?!ab)c", r"(ab)++", r"(",
+     r"a)", r"[b-a]", r"\xe9", r"a{65}", "["],
+)  # fmt: skip
+def test_other_constructs_are_refused(pattern: str) -> None:
+    with pytest.raises(UnsupportedPatternError):
+        compile_automaton(parse_split_pattern(pattern))
+
+
+def test_a_refused_pattern_is_the_reason_for_the_fallback() -> None:
+    saved = json.loads(train([split(r"\p{L}+"), byte_level()]).to_str())
+    saved["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"(?<=a)b"
+    fast, reason = compile_fast_bpe(saved)
+    assert fast is None and "a group of another kind at position 2 of (?<=a)b" in reason
+
+
+def test_tables_are_those_of_the_installed_library() -> None:
+    # a sample of code points and every boundary; tools/derive_code_points.py checks all of them
+    points = {*range(0, N_CODE_POINTS, 997)}
+    for name in ("categories", "space"):
+        borders = np.flatnonzero(np.diff(load_table(name).astype(int)))
+        points |= {*borders.tolist(), *(borders + 1).tolist()}
+    sample = np.array(sorted(point for point in points if not 0xD800 <= point < 0xE000))
+    text = "".join(map(chr, sample))
+    for pattern, members in (
+        *(
+            (rf"\p{{{name}}}", load_property(name))
+            for name in (*CATEGORIES, "L", "N", "M", "P", "S")
+            if name != "Cs"
+        ),
+        (r"\s", load_table("space") == 1),
+    ):
+        assert members is not None
+        remains = np.ones(len(sample), dtype=bool)
+        for _, (begin, end) in pre_tokenizers.Split(Regex(f"(?:{pattern})+"), "removed").pre_tokenize_str(
+            text
+        ):
+            remains[begin:end] = False
+        assert np.array_equal(remains, members[sample]), pattern
+    assert load_folds() == {"k": [0x212A], "s": [0x17F]}
+    assert np.bincount(load_gpt2_classes(), minlength=4).min() > 20
