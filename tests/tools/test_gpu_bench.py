@@ -168,9 +168,7 @@ def test_a_cuda_error_ends_the_process_and_the_next_name_has_a_new_one(root: Pat
         worker.stop()
 
 
-def test_a_process_that_closed_its_input_is_replaced_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_closed_its_input_is_replaced_once(tmp_path: Path) -> None:
     gpu = load("gpu")
     script = tmp_path / "worker.py"
     script.write_text(
@@ -392,8 +390,9 @@ def test_the_bundle_contains_what_the_bench_imports_besides_torch(root: Path) ->
     for missing in ("omegaconf", "antlr4-python3-runtime"):
         less = run([sys.executable, "-c", WITH_BUNDLE_ONLY, *(name for name in names if name != missing)])
         assert "ModuleNotFoundError" in less.stderr
+    # torch is a range there, and not bundled
     pins = bundle.read_pins()
-    assert pins["omegaconf"].count(".") == 2 and "torch" in pins
+    assert pins["omegaconf"].count(".") == 2 and "torch" not in pins
 
 
 def test_the_bundle_installs_only_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def expects_graph(self) -> bool:
-        """Whether its steps are replayed from CUDA graphs on a GPU."""
+        """Return whether its steps are replayed from CUDA graphs on a GPU."""
         return self.predicted.graph and has_dist_key("cuda_graphs")
 
 
