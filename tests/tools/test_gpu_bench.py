@@ -116,7 +116,7 @@ def test_a_record_is_stored_per_cell_and_the_next_command_measures_the_rest(
 
 
 def test_a_worker_that_crashes_or_hangs_fails_one_cell_only(tmp_path: Path) -> None:
-    gpu = load("gpu")
+    worker_module = load("gpu_bench.worker")
     script = tmp_path / "worker.py"
     script.write_text(
         "import os, sys, time\n"
@@ -125,7 +125,7 @@ def test_a_worker_that_crashes_or_hangs_fails_one_cell_only(tmp_path: Path) -> N
         "    if line == 'hang\\n': time.sleep(60)\n"
         '    print(\'{"cell": "fine", "value": 1}\', flush=True)\n'
     )
-    worker = gpu.Worker([sys.executable, str(script)])
+    worker = worker_module.Worker([sys.executable, str(script)])
     try:
         assert worker.measure("crash", 20.0) == {"cell": "crash", "failed": "the process ended with status 9"}
         assert worker.measure("hang", 0.5)["failed"].startswith("exceeded")
@@ -153,10 +153,10 @@ serve(measure)
 
 
 def test_a_cuda_error_ends_the_process_and_the_next_name_has_a_new_one(root: Path, tmp_path: Path) -> None:
-    gpu = load("gpu")
+    worker_module = load("gpu_bench.worker")
     script = tmp_path / "serve.py"
     script.write_text(SERVE)
-    worker = gpu.Worker([sys.executable, str(script), str(root / "tools" / "bench")])
+    worker = worker_module.Worker([sys.executable, str(script), str(root / "tools" / "bench")])
     try:
         assert worker.measure("wrong", 20.0)["failed"] == "ValueError: not of the device"
         assert worker.measure("a", 20.0)["calls"] == 2
@@ -169,7 +169,7 @@ def test_a_cuda_error_ends_the_process_and_the_next_name_has_a_new_one(root: Pat
 
 
 def test_a_process_that_closed_its_input_is_replaced_once(tmp_path: Path) -> None:
-    gpu = load("gpu")
+    worker_module = load("gpu_bench.worker")
     script = tmp_path / "worker.py"
     script.write_text(
         "import os, sys, time\n"
@@ -177,7 +177,7 @@ def test_a_process_that_closed_its_input_is_replaced_once(tmp_path: Path) -> Non
         "    os.close(0); print('ready', flush=True); time.sleep(60)\n"
         "for line in sys.stdin: print('{\"value\": 1}', flush=True)\n"
     )
-    worker = gpu.Worker([sys.executable, str(script), "closed"])
+    worker = worker_module.Worker([sys.executable, str(script), "closed"])
     try:
         process = worker._start()
         assert process.stdout is not None and process.stdout.readline() == "ready\n"

@@ -25,8 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_bench.worker import Worker, serve
-
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, report_error, run_main
 
@@ -44,6 +42,7 @@ def run_worker(args: argparse.Namespace) -> None:
     import torch
     from gpu_bench import cells, parity
     from gpu_bench.measure import measure_cell
+    from gpu_bench.worker import serve
 
     from megatron.parallel.world import use_expandable_segments
 
@@ -67,8 +66,10 @@ def run_worker(args: argparse.Namespace) -> None:
     serve(measure)
 
 
-def start_worker(argv: Sequence[str], kind: str) -> Worker:
+def start_worker(argv: Sequence[str], kind: str) -> Any:
     """Return the process that measures `cells` or checks `parity`; it starts with the first name."""
+    from gpu_bench.worker import Worker
+
     return Worker([sys.executable, __file__, *argv, "--worker", kind])
 
 
