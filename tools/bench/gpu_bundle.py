@@ -1,7 +1,8 @@
 """Bundle the wheels that the GPU bench needs, for a machine without a network that has torch with CUDA.
 
     python tools/bench/gpu_bundle.py make --out build/gpu_bundle        # where pip's registry can be reached
-    python3 tools/bench/gpu_bundle.py run --bundle build/gpu_bundle -- --out gpu_bench --parity
+    python3 tools/bench/gpu_bundle.py run --bundle build/gpu_bundle -- --out gpu_bench --no-cells --parity
+    python3 tools/bench/gpu_bundle.py run --bundle build/gpu_bundle -- --out gpu_bench --minutes 8
 
 `make` downloads wheels for CPython 3.12 on Linux x86_64 and builds those of packages without one. `run`
 installs what the machine lacks into BUNDLE/site, builds megatron._csrc in the checkout with the machine's C++

@@ -11,12 +11,19 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_bench.baselines import NanoGpt, build_llama, build_plain_step
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.kernels import linear_cross_entropy, softmax_nll
+from megatron.kernels.attention_backend import (
+    AttentionChoice,
+    AttentionShape,
+    choose_attention_backend,
+    use_attention_backend,
+)
 from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
@@ -31,8 +38,14 @@ SEQ_LEN, ROWS, ACCUMULATE = 2048, 8, 2
 N_TOKENS = 50257  # GPT-2's vocabulary: 50,304 rows
 N_BATCHES = 4  # different batches that the steps use in turn
 OPTIM = OptimConfig(lr=3e-4)
+PROBED_SAMPLES = 8  # of the calls that choose the attention kernel, as in megatron/train/build.py
 FUSED_LOSS = "can_use_triton"  # decides about the kernel of the loss
 GRAPH_PARAMS = 150_000_000  # up to which steps are graphs by default
+ATTENTION = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 TINY = {"d_model": 32, "d_ff": 64, "d_head": 16, "n_heads": 2, "n_layers": 2}
 TINY_SIZE, TINY_ROWS, TINY_TOKENS = "tiny", 2, 200
 
@@ -65,6 +78,11 @@ class Cell:
     def name(self) -> str:
         """Name in the results, such as ours/425M/AR/compile off."""
         return "/".join((self.side, self.size, SHORT[self.objective], self.setting))
+
+    @property
+    def expects_graph(self) -> bool:
+        """Return whether its steps are replayed from CUDA graphs on a GPU."""
+        return self.predicted.graph and has_dist_key("cuda_graphs")
 
 
 class SkippedCellError(Exception):
@@ -241,55 +259,119 @@ def build_step(cell: Cell, device: torch.device, seq_len: int, accumulate: int) 
     return build_plain_step(network, tasks, OPTIM, device, accumulate)
 
 
-def build_our_step(cell: Cell, device: torch.device, seq_len: int, accumulate: int) -> Step:
+class EngineStep:
+    """The step of the torch engine."""
+
+    def __init__(self, engine: TorchEngine, tasks: list[Task], accumulate: int) -> None:
+        self.engine, self.tasks, self.accumulate = engine, tasks, accumulate
+        self.n_steps = 0
+
+    def __call__(self, i: int) -> Tensor:
+        first = i * self.accumulate
+        microbatches = [self.tasks[(first + j) % len(self.tasks)] for j in range(self.accumulate)]
+        report = self.engine.step(microbatches, OPTIM.lr)
+        self.n_steps += 1
+        return report.loss_sum / report.count
+
+    def count_replays(self) -> int:
+        """Return the number of CUDA graphs that were replayed."""
+        static = getattr(self.engine, "static_step", None)
+        if static is None:
+            return 0
+        # each microbatch and each update either replays its graph or is counted as a run without one
+        return self.n_steps * (self.accumulate + 1) - sum(static.n_runs.values())
+
+
+def choose_dist(cell: Cell, device: torch.device) -> dict[str, Any]:
+    """Return the keys of DistConfig of a cell. It requires its graphs: a failed recording is an error."""
+    required = {"cuda_graphs": True} if cell.expects_graph and device.type == "cuda" else {}
+    return required | cell.dist
+
+
+def build_our_step(cell: Cell, device: torch.device, seq_len: int, accumulate: int) -> EngineStep:
     """Build the step of the torch engine."""
     model = make_model(cell.size)
     with device:
         network = Gpt(model)
     fill_weights(network)
-    dist = DistConfig(cpu_only=device.type != "cuda", **cell.dist)
+    dist = DistConfig(cpu_only=device.type != "cuda", **choose_dist(cell, device))
     world = World(0, 1, 0, device)
     engine = TorchEngine(network, causal=cell.objective == AR, dist=dist, optim=OPTIM, world=world)
-    tasks = make_tasks(cell, seq_len, N_BATCHES, device)
-
-    def step(i: int) -> Tensor:
-        microbatches = [tasks[(i * accumulate + j) % len(tasks)] for j in range(accumulate)]
-        report = engine.step(microbatches, OPTIM.lr)
-        return report.loss_sum / report.count
-
-    return step
+    return EngineStep(engine, make_tasks(cell, seq_len, N_BATCHES, device), accumulate)
 
 
 @contextlib.contextmanager
-def use_kernels(cell: Cell) -> Iterator[None]:
-    """Allow only the attention and the loss of a cell. Raises SkippedCellError for a missing kernel."""
+def use_kernels(cell: Cell, device: torch.device, seq_len: int) -> Iterator[AttentionChoice | None]:
+    """Allow only the attention and the loss of a cell; return the measured choice of attention, if any.
+
+    Raises SkippedCellError for a missing kernel.
+    """
+    choice = None
     with contextlib.ExitStack() as stack:
         if cell.attention is not None:
-            stack.enter_context(use_attention(cell.attention))
+            stack.enter_context(use_attention([ATTENTION[cell.attention]], cell.attention))
+        elif cell.side == "ours":
+            choice = stack.enter_context(use_fastest_attention(cell, device, seq_len))
         if cell.unfused_loss:
             if not hasattr(softmax_nll, FUSED_LOSS):
                 raise SkippedCellError("this code has no fused loss")
             for module in (softmax_nll, linear_cross_entropy):
                 stack.enter_context(mock.patch.object(module, FUSED_LOSS, lambda *_: False))
+        yield choice
+
+
+@contextlib.contextmanager
+def use_attention(backends: list[SDPBackend], tag: str) -> Iterator[None]:
+    """Allow only some of torch's attention backends, and share no compiled code with others."""
+    with tag_compiled_code(f"only-{tag}"), sdpa_kernel(backends):
         yield
 
 
 @contextlib.contextmanager
-def use_attention(backend: str) -> Iterator[None]:
-    """Allow only one of torch's attention backends."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+def use_fastest_attention(cell: Cell, device: torch.device, seq_len: int) -> Iterator[AttentionChoice]:
+    """Measure and use the fastest attention backend, as a run of training does."""
+    model = make_model(cell.size)
+    shape = AttentionShape(
+        n_samples=min(cell.rows, PROBED_SAMPLES),
+        n_heads=model.n_heads,
+        n_kv_heads=model.kv_heads,
+        n_positions=seq_len,
+        d_head=model.d_head,
+        causal=cell.objective == AR,
+    )
+    choice = choose_attention_backend(shape, torch.bfloat16, device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the candidates' tensors
+    with tag_compiled_code(f"attention-{choice.name}"):
+        try:
+            use_attention_backend(choice)
+            yield choice
+        finally:
+            # a name without a backend restores torch's order
+            use_attention_backend(AttentionChoice("none", "the cell has ended", {}))
 
-    backends = {
-        "flash": SDPBackend.FLASH_ATTENTION,
-        "cudnn": SDPBackend.CUDNN_ATTENTION,
-        "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    }
-    with sdpa_kernel([backends[backend]]):
+
+@contextlib.contextmanager
+def tag_compiled_code(tag: str) -> Iterator[None]:
+    """Give compiled code its own entries in torch's caches on disk.
+
+    Their key contains neither the allowed attention backends nor their order, which the code depends on.
+    """
+    config = getattr(torch.compiler, "config", None)
+    if not hasattr(config, "cache_key_tag"):  # torch below 2.7
         yield
+        return
+    before = config.cache_key_tag
+    config.cache_key_tag = tag
+    try:
+        yield
+    finally:
+        config.cache_key_tag = before
 
 
 def free_memory(device: torch.device) -> None:
-    """Free what a cell has left: compiled code, garbage, cached blocks."""
+    """Free what a cell or a check has left: compiled code, garbage, cached blocks."""
+    gc.collect()  # CUDA graphs first: they launch kernels of the compiled code
     torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":

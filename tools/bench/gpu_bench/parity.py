@@ -1,16 +1,19 @@
 """Checks of the GPU bench: results on a device against float64 on a CPU, resuming, graphs and several ranks.
 
-Each check is a dictionary with name, status (passed, failed or skipped) and a detail.
+Each check is a dictionary with name, status (passed, failed, skipped or not run) and a detail.
 """
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from gpu_bench import cells
 from gpu_bench.baselines import NanoGpt, load_our_weights
@@ -34,37 +38,66 @@ SEQ_LEN, ROWS = 256, 3
 OPTIM = OptimConfig(lr=1e-3)
 # relative error of the loss, and of the gradient of each matrix as |difference| / |gradient|
 TOLERANCES = {"float32": (1e-5, 1e-3), "bfloat16": (2e-3, 4e-2)}
+# The 768 rows are padded to one of 6 sizes, each of which runs twice before its recording: 16 > 6 x 2.
+GRAPH_STEPS = 16
 RANK_TOLERANCE = 1e-5
-RANK_TIMEOUT_S = 180
+RANK_TIMEOUT_S = 60
 BENCH = str(Path(__file__).resolve().parents[1])  # where the ranks find the package of this file
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
+MIN_CHECK_S = 20.0  # a check is not begun with less time
 
 Check = dict[str, Any]
 
 
-def run_checks(device_name: str) -> list[Check]:
-    """Run all checks on a device."""
-    device = torch.device("cuda", 0) if device_name == "cuda" else torch.device("cpu")
-    checks: list[Callable[[], Check]] = [
-        *(
-            lambda objective=objective, dtype=dtype, dist=dist: check_gradients(
-                objective, dtype, device, dist
-            )
-            for objective in (cells.AR, cells.MD)
-            for dtype in TOLERANCES
-            for dist in list_variants(device)
-        ),
-        *(lambda objective=objective: check_resume(objective, device) for objective in (cells.AR, cells.MD)),
-        *(lambda objective=objective: check_graph(objective, device) for objective in (cells.AR, cells.MD)),
-        lambda: check_ranks(device),
-    ]
-    results = []
-    for check in checks:
-        try:
-            results.append(check())
-        # a failure of one check must not hide the others
-        except Exception as error:
-            results.append({"name": "check", "status": FAILED, "detail": f"{type(error).__name__}: {error}"})
+def list_checks(device: torch.device) -> dict[str, Callable[[], Check]]:
+    """Return the checks on a device by name."""
+    checks: dict[str, Callable[[], Check]] = {}
+    objectives = (cells.AR, cells.MD)
+    for objective, dtype, dist in itertools.product(objectives, TOLERANCES, list_variants(device)):
+        settings = "".join(f" {key}={value}" for key, value in dist.items())
+        name = f"{cells.SHORT[objective]} {dtype}{settings} against float64"
+        checks[name] = partial(check_gradients, objective, dtype, device, dist)
+    for objective in objectives:
+        name = f"{cells.SHORT[objective]} resumed equals uninterrupted"
+        checks[name] = partial(check_resume, objective, device)
+    for objective in objectives:
+        name = f"{cells.SHORT[objective]} graph replay equals unrecorded steps"
+        checks[name] = partial(check_graph, objective, device)
+    checks["two ranks equal one"] = partial(check_ranks, device)
+    return checks
+
+
+def run_check(name: str, check: Callable[[], Check], device: torch.device) -> Check:
+    """Run a check without the compiled code of earlier ones."""
+    cells.free_memory(device)
+    return {"name": name, **check()}
+
+
+def run_checks(
+    names: Sequence[str],
+    measure: Callable[[str, float], dict[str, Any]],
+    report: Callable[[list[Check]], None],
+    *,
+    minutes: float,
+    timeout_s: float,
+) -> list[Check]:
+    """Run checks by name until the time is over.
+
+    measure   (name, seconds that it may take) -> the check, or a record with `failed`
+    report    is called after each check with all checks so far
+    """
+    deadline = time.monotonic() + 60.0 * minutes
+    results: list[Check] = []
+    for name in names:
+        left = deadline - time.monotonic()
+        if left < min(MIN_CHECK_S, timeout_s):
+            results.append({"name": name, "status": NOT_RUN, "detail": f"{max(left, 0):.0f} s are left"})
+        else:
+            result = measure(name, min(left, timeout_s))
+            if "failed" in result:
+                result = {"name": name, "status": FAILED, "detail": result["failed"]}
+            results.append(result)
+        report(results)
     return results
 
 
@@ -87,7 +120,8 @@ def make_task(objective: str, step: int = 0) -> Task:
 
 
 def build_engine(objective: str, world: World, **dist: Any) -> TorchEngine:
-    """Return an engine with the weights of seed 0."""
+    """Return an engine with the weights of seed 0, and compile it anew."""
+    cells.free_memory(world.device)
     network = Gpt(MODEL)
     init_weights(network, 0)
     config = DistConfig(cpu_only=world.device.type != "cuda", **dist)
@@ -113,8 +147,6 @@ def compute_reference(objective: str) -> tuple[float, dict[str, Tensor]]:
 
 def check_gradients(objective: str, dtype: str, device: torch.device, dist: dict[str, Any]) -> Check:
     """Compare the loss and every gradient on the device with float64."""
-    settings = "".join(f" {key}={value}" for key, value in dist.items())
-    name = f"{cells.SHORT[objective]} {dtype}{settings} against float64"
     nats, gradients = compute_reference(objective)
     engine = build_engine(objective, World(0, 1, 0, device), dtype=dtype, **dist)
     task = make_task(objective).to(device)
@@ -133,17 +165,17 @@ def check_gradients(objective: str, dtype: str, device: torch.device, dist: dict
     passed = loss_error <= limits[0] and worst <= limits[1]
     detail = f"loss {loss_error:.1e} (limit {limits[0]:g}), gradient {worst:.1e} (limit {limits[1]:g})"
     detail += f", worst {worst_name}"
-    return {"name": name, "status": PASSED if passed else FAILED, "detail": detail}
+    return {"status": PASSED if passed else FAILED, "detail": detail}
 
 
 @contextmanager
 def use_deterministic_kernels() -> Iterator[None]:
-    """Prefer deterministic kernels; others only warn."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    """Prefer deterministic kernels, and no attention of cuDNN, whose backward is not; others only warn."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        yield
+        with cells.use_attention([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], "flash-math"):
+            yield
     finally:
         torch.use_deterministic_algorithms(before)
 
@@ -164,57 +196,82 @@ def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
+def train(
+    objective: str, world: World, first: int, n: int, state: dict[str, Any] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Take n steps with a new engine, from a state if there is one; return the weights and the state."""
+    engine = build_engine(objective, world)
+    if state is not None:
+        engine.load_state_dict(state)
+    take_steps(engine, objective, first, n)
+    return copy_weights(engine), engine.state_dict()
+
+
 def check_resume(objective: str, device: torch.device) -> Check:
     """Compare 4 steps with 2 steps, a state dictionary loaded by another engine, and 2 steps: bit for bit."""
-    name = f"{cells.SHORT[objective]} resumed equals uninterrupted"
     world = World(0, 1, 0, device)
     with use_deterministic_kernels():
-        runs = []
-        for _ in range(2):
-            whole = build_engine(objective, world)
-            take_steps(whole, objective, 0, 4)
-            runs.append(copy_weights(whole))
-        first, second = build_engine(objective, world), build_engine(objective, world)
-        take_steps(first, objective, 0, 2)
-        second.load_state_dict(first.state_dict())
-        take_steps(second, objective, 2, 2)
-    if is_equal(runs[0], copy_weights(second)):
-        return {"name": name, "status": PASSED, "detail": "equal bits after 2 + 2 steps"}
+        runs = [train(objective, world, 0, 4)[0] for _ in range(2)]
+        _, state = train(objective, world, 0, 2)
+        resumed, _ = train(objective, world, 2, 2, state)
+    if is_equal(runs[0], resumed):
+        return {"status": PASSED, "detail": "equal bits after 2 + 2 steps"}
     cause = "two uninterrupted runs are equal" if is_equal(*runs) else "two uninterrupted runs differ as well"
-    return {"name": name, "status": FAILED, "detail": f"other bits; {cause}"}
+    return {"status": FAILED, "detail": f"other bits; {cause}"}
 
 
 def check_graph(objective: str, device: torch.device) -> Check:
-    """Compare steps replayed from a CUDA graph with eager ones."""
-    name = f"{cells.SHORT[objective]} graph replay equals eager"
+    """Compare steps replayed from CUDA graphs with the same padded steps without graphs: bit for bit."""
     if device.type != "cuda":
-        return {"name": name, "status": SKIPPED, "detail": "needs CUDA"}
+        return {"status": SKIPPED, "detail": "needs CUDA"}
     if not cells.has_dist_key("cuda_graphs"):
-        return {"name": name, "status": SKIPPED, "detail": "this code has no option dist.cuda_graphs"}
+        return {"status": SKIPPED, "detail": "this code has no option dist.cuda_graphs"}
     world = World(0, 1, 0, device)
     with use_deterministic_kernels():
-        # more steps than the capture takes to warm up
-        results = []
-        for value in (True, False):
-            engine = build_engine(objective, world, cuda_graphs=value)
-            results.append((take_steps(engine, objective, 0, 12), copy_weights(engine)))
-    (losses, weights), (eager_losses, eager_weights) = results
-    error = max(abs(a - b) for a, b in zip(losses, eager_losses, strict=True))
-    equal = is_equal(weights, eager_weights)
-    detail = "equal bits after 12 steps" if equal else f"largest difference of losses {error:.1e}"
-    return {"name": name, "status": PASSED if equal or error < 1e-5 else FAILED, "detail": detail}
+        replayed = take_static_steps(objective, world, record=True)
+        unrecorded = take_static_steps(objective, world, record=False)
+    return compare_graph(*replayed, *unrecorded)
+
+
+def take_static_steps(
+    objective: str, world: World, record: bool
+) -> tuple[int, list[float], dict[str, Tensor]]:
+    """Take steps on static buffers; return (number of CUDA graphs, losses, weights on the CPU)."""
+    engine = build_engine(objective, world, cuda_graphs=record)
+    # both pad the predicted rows to the same sizes, so that the products have equal shapes
+    engine.static_step = engine.build_static_step(record=record)
+    losses = take_steps(engine, objective, 0, GRAPH_STEPS)
+    return len(engine.static_step.graphs), losses, copy_weights(engine)
+
+
+def compare_graph(
+    n_graphs: int,
+    losses: list[float],
+    weights: dict[str, Tensor],
+    n_unrecorded: int,
+    expected_losses: list[float],
+    expected: dict[str, Tensor],
+) -> Check:
+    """Return whether steps were replayed, and equal unrecorded ones in every bit."""
+    # of the update and of at least one size
+    if n_graphs < 2 or n_unrecorded != 0:
+        counts = f"got {n_graphs} graphs with recording and {n_unrecorded} without"
+        return {"status": FAILED, "detail": f"{counts}, expected at least 2 and 0"}
+    if is_equal(weights, expected) and losses == expected_losses:
+        return {"status": PASSED, "detail": f"equal bits after {len(losses)} steps, {n_graphs} graphs"}
+    error = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
+    return {"status": FAILED, "detail": f"other bits, largest difference of losses {error:.1e}"}
 
 
 def check_ranks(device: torch.device) -> Check:
     """Compare the losses of two ranks with those of one, in float32."""
-    name = "two ranks equal one"
     if device.type == "cuda" and torch.cuda.device_count() < 2:
-        return {"name": name, "status": SKIPPED, "detail": f"got {torch.cuda.device_count()} GPU, needs 2"}
+        return {"status": SKIPPED, "detail": f"got {torch.cuda.device_count()} GPU, needs 2"}
     with tempfile.TemporaryDirectory() as folder:
         alone, both = (run_ranks(n, device, Path(folder) / f"{n}.json") for n in (1, 2))
     error = max(abs(a - b) / abs(a) for a, b in zip(alone, both, strict=True))
     status = PASSED if error <= RANK_TOLERANCE else FAILED
-    return {"name": name, "status": status, "detail": f"relative error of the losses {error:.1e}"}
+    return {"status": status, "detail": f"relative error of the losses {error:.1e}"}
 
 
 def run_ranks(n: int, device: torch.device, out: Path) -> list[float]:
@@ -229,9 +286,10 @@ def run_ranks(n: int, device: torch.device, out: Path) -> list[float]:
         command = [sys.executable, __file__, device.type, str(out)]
         path = os.pathsep.join([BENCH, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | ranks | address | {"PYTHONPATH": path}
-        processes.append(subprocess.Popen(command, env=environment))
+        processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+    deadline = time.monotonic() + RANK_TIMEOUT_S
     try:
-        statuses = [process.wait(RANK_TIMEOUT_S) for process in processes]
+        statuses = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -244,7 +302,7 @@ def run_rank(device_name: str, out: Path) -> None:
     """Take 3 steps as one of the ranks; rank 0 writes the losses of the whole batch."""
     rows = 4
     dist = DistConfig(cpu_only=device_name != "cuda", dtype="float32")
-    with open_world(dist, 1) as world:
+    with open_world(dist, 1) as world, use_deterministic_kernels():
         network = Gpt(MODEL)
         init_weights(network, 0)
         engine = TorchEngine(network, causal=True, dist=dist, optim=OPTIM, world=world)

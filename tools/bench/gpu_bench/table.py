@@ -42,6 +42,8 @@ def format_row(record: dict[str, Any]) -> tuple[str, ...]:
         return "n/a" if record.get(name) is None else f"{100 * record[name]:.1f} %"
 
     memory = record.get("memory_gib")
+    # the peak of a graph is known only as reserved memory
+    mark = " reserved" if record.get("memory_kind") == "reserved" else ""
     predicted = record.get("predicted")
     return (
         record["cell"],
@@ -50,7 +52,7 @@ def format_row(record: dict[str, Any]) -> tuple[str, ...]:
         share("mfu_executed"),
         "n/a" if predicted is None else f"{predicted:,.0f} ({share('predicted_mfu')})",
         f"{record['step_ms']:,.1f}",
-        "n/a" if memory is None else f"{memory:.1f}",
+        "n/a" if memory is None else f"{memory:.1f}{mark}",
         f"{record['kernels_per_step']:,.0f}",
     )
 
@@ -63,7 +65,7 @@ def describe_record(record: dict[str, Any]) -> str:
     top = ", ".join(f"{kernel['share']:.0%} {kernel['name'][:24]}" for kernel in record["kernels"][:2])
     return (
         f"{row[0]:<40} {row[1]:>10} tokens/s  MFU {row[2]}  executed {row[3]}  predicted {row[4]}  "
-        f"{row[6]} GiB  {top}"
+        f"GiB {row[6]}  {top}"
     )
 
 
