@@ -127,7 +127,9 @@ def choose_run_attention(config: RunConfig, objective: Objective, world: World, 
         requested, warning = config.dist.attention_backend, None
         if requested != "auto":
             warning = f"dist.attention_backend: {requested} has no effect with documents or dropout."
-        return AttentionChoice("triton", "this project's kernel for documents and dropout", {}, warning)
+        choice = AttentionChoice("triton", "this project's kernel for documents and dropout", {}, warning)
+        use_attention_backend(choice)  # undoes that of an earlier run in this process
+        return choice
     # Ulysses exchanges positions for heads; the blocks of a ring are shorter, but compared equally
     parts = layout.tensor * layout.context
     shape = AttentionShape(

@@ -11,8 +11,8 @@ import torch
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
-# messages of torch's CPU allocator, which raises a plain RuntimeError
-CPU_OOM_MESSAGES = ("can't allocate memory", "not enough memory")
+# messages in a plain RuntimeError: of torch's CPU allocator, and of the compiler, which wraps that of a GPU
+OOM_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def measure_memory(device: torch.device) -> tuple[float, float]:
@@ -57,7 +57,7 @@ def explain_oom(step: int, key: str, rows: int, seq_len: int, world: World) -> I
         yield
     except (RuntimeError, MemoryError) as error:
         plain = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not plain and not any(words in str(error) for words in CPU_OOM_MESSAGES):
+        if not plain and not any(words in str(error) for words in OOM_MESSAGES):
             raise
         used, fraction = measure_memory(world.device)
         fix = f"Set {key} to {rows // 2} or less" if rows > 1 else "Lower dataset.seq_len"

@@ -131,7 +131,7 @@ def test_the_attention_of_a_run_is_chosen_for_its_shape_and_used(monkeypatch: py
     monkeypatch.setattr(module, "can_use_triton_attention", lambda *_: True)
     documents = choose_attention(document_mask=True, eod_id=1)
     assert documents.name == "triton" and "flash3 has no effect" in str(documents.warning)
-    assert len(used) == 1
+    assert used == [chosen, documents]
 
 
 def test_a_cpu_run_keeps_its_kernels() -> None:

@@ -140,6 +140,8 @@ def test_only_running_out_of_memory_is_explained() -> None:
         raise MemoryError
     with pytest.raises(ValueError, match="Lower dataset.seq_len"), explain_oom(1, "", 1, 16, CPU):
         raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(ValueError, match="Set a to 4"), explain_oom(1, "a", 8, 16, CPU):
+        raise RuntimeError("backend='inductor' raised: OutOfMemoryError: CUDA out of memory")
 
 
 def read_wandb_records(content: bytes) -> Iterator[bytes]:
