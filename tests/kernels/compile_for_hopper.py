@@ -8,7 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from megatron.kernels import triton_attention, triton_softmax
+from megatron.kernels import triton_attention, triton_attention_kernels, triton_softmax
 
 FLOAT32 = ("lse_all", "delta_all", "scales", "nats", "peaks", "totals", "target_logits", "log_totals")
 TYPES = {"sample_keys": "*i64", "targets": "*i64", "firsts": "*i32", "lasts": "*i32", "stride": "i64"}
@@ -58,9 +58,9 @@ def main() -> None:
     q = torch.empty(1, 1, 16, 128, dtype=torch.bfloat16)
     bounds = torch.zeros(1, 16, dtype=torch.int32)
     for kernel in (
-        triton_attention._forward_kernel,
-        triton_attention._query_gradient_kernel,
-        triton_attention._key_gradient_kernel,
+        triton_attention_kernels.forward_kernel,
+        triton_attention_kernels.query_gradient_kernel,
+        triton_attention_kernels.key_gradient_kernel,
     ):
         blocks = triton_attention._choose_blocks(q, backward="gradient" in kernel.fn.__name__)
         common = triton_attention._common_arguments(q, bounds, bounds, True, 0.1, 0.1, blocks)
