@@ -302,4 +302,4 @@ def test_a_tokenizer_without_an_exact_cpp_encoder_uses_its_library_with_a_warnin
     preprocess([str(plain)], tmp_path / "out", str(other), PreprocessOptions())
     tokens = IndexedTokens(tmp_path / "out_text_document")
     assert tokens.get_document(0).tolist() == tokens.get_document(1).tolist()
-    assert "it has a normalizer" in caplog.text
+    assert "its normalizer is Lowercase" in caplog.text

@@ -293,6 +293,10 @@ def check_scores(study: Study, title: str) -> None:
     assert "does not vary" not in title or len(set(L)) == 1 or len(set(y)) == 1
 
 
+def check_noise_unknown(study: Study) -> None:
+    assert not any(score.get("se") for score in study.scores)
+
+
 def check_nothing(study: Study, *rest: str) -> None:
     pass
 
@@ -300,6 +304,7 @@ def check_nothing(study: Study, *rest: str) -> None:
 LAW = r"([Tt]he law|[Aa] law that these runs do not identify|[Aa] law that fails its lack-of-fit test)"
 LOSS = r"(?:autoregressive |masked diffusion )?held-out loss"
 SENTENCES: dict[str, Callable[..., None]] = {
+    "Scores over compute; their noise is not known": check_noise_unknown,
     rf"Larger is better: after {NUMBER} tokens the {LOSS} falls with every size, from {NUMBER} \((.*?)\) to "
     rf"{NUMBER} \((.*?)\)": check_larger,
     rf"After {NUMBER} tokens all (\d+) sizes have the same {LOSS}, {NUMBER}": check_same,

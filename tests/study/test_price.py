@@ -123,7 +123,8 @@ def test_smaller_microbatches_and_recomputed_blocks_need_less() -> None:
     plain = make_config(8, "float32")
     small = replace(plain, dataset=replace(plain.dataset, microbatch_size=1))
     again = make_config(8, "float32", activation_checkpointing="full")
-    assert activation_bytes(small) == activation_bytes(plain) / 3
+    head = 4 * plain.model.vocab_rows * plain.model.d_model  # its gradient in float32, for any microbatch
+    assert activation_bytes(small) - head == pytest.approx((activation_bytes(plain) - head) / 3)
     assert activation_bytes(again) < activation_bytes(plain) / 3
 
 

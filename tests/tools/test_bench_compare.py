@@ -23,7 +23,8 @@ BENCHES = {
     if "\ndef build_parser(" in path.read_text(encoding="utf-8")
 }
 RUNNERS = {"compare", "smoke", "gpu_bundle"}  # they run benches elsewhere and measure nothing themselves
-COUNTS = {"trace_ops"}  # counts operations without running them: no commit is faster
+# operations and differences of logits: no commit is faster
+COUNTS = {"trace_ops", "architectures"}
 BASE, HEAD = "a" * 40, "b" * 40
 
 

@@ -61,7 +61,7 @@ def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
         ("python tools/pretrain.py run.yaml dist.engine=de", {"deepspeed"}),
         ("torchrun --standalone --nproc-per-node 2 tools/pretrain.py run.yaml misc.se", {"misc.seed="}),
         ("python tools/sweep.py s.yaml run.misc.s", {"run.misc.seed=", "run.misc.stop_file="}),
-        ("python tools/download_assets.py ", {"c4", "slimpajama", "subset", "tokenizer", "weights"}),
+        ("python tools/download_assets.py ", {"c4", "slimpajama", "subset", "tasks", "tokenizer", "weights"}),
         ("python tools/download_assets.py c4 --sp", {"--split"}),
         ("python tools/download_assets.py c4 --split v", {"validation"}),
         ("python tools/register_corpus.py x.duckdb add name f --pres", {"--preset"}),

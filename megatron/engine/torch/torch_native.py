@@ -104,7 +104,7 @@ class TorchEngine:
         def retain(task: Task) -> object:
             # the arguments of Gpt.hidden_states: the cache of tables may drop them while a graph reads them
             n, device = task.inputs.shape[1], task.inputs.device
-            return rotary_table(n, shape.d_head, shape.rope_theta, device, 0)
+            return rotary_table(n, shape, device, 0)
 
         parameters = list(self.weights.parameters.values())
         step = StaticStep(

@@ -165,10 +165,16 @@ def do_runs_differ(task: TaskScores) -> bool | None:
 
 def describe_separation(tasks: Sequence[TaskScores]) -> str:
     """Return the figure's title: the tasks on which the runs differ by more than their noise."""
-    differ = [task.task for task in tasks if do_runs_differ(task)]
+    verdicts = [do_runs_differ(task) for task in tasks]
+    differ = [task.task for task, verdict in zip(tasks, verdicts, strict=True) if verdict]
+    n_unknown = verdicts.count(None)
+    if n_unknown == len(tasks):
+        return "Scores over compute; their noise is not known"
     if not differ:
-        return "On none of the tasks do the runs differ by more than the noise of their scores"
+        known = " whose noise is known" if n_unknown else ""
+        return f"On none of the tasks{known} do the runs differ by more than the noise of their scores"
     rest = "" if len(differ) == len(tasks) else ", on the others they do not"
+    rest += " or the noise is not known" if rest and n_unknown else ""
     return f"On {join_list(differ)} the runs differ by more than the noise of their scores{rest}"
 
 

@@ -69,7 +69,7 @@ def load_our_weights(network: nn.Module, ours_model: Gpt) -> None:
     """Copy the weights of our model to a baseline with the same shape."""
     state = ours_model.state_dict()
     if not isinstance(network, NanoGpt):
-        state = {"lm_head.weight": ours_model.embedding.weight} | export_llama_names(state)
+        state = {"lm_head.weight": ours_model.embedding.weight} | export_llama_names(state, ours_model.config)
     network.load_state_dict(state)
 
 
