@@ -27,7 +27,12 @@ gc.set_threshold(100_000)  # the default threshold rescans the imported modules,
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import create_parser, install_stop_handlers, positive_int, report_error, run_main
-from megatron.config.migration.preprocess_flags import FORMATS, add_preprocess_flags, list_ignored_flags
+from megatron.config.migration.preprocess_flags import (
+    FORMATS,
+    add_preprocess_flags,
+    drop_unused_files,
+    list_ignored_flags,
+)
 from megatron.io import explain_disk_full
 from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
@@ -104,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     for sentence in list_ignored_flags(args):
         get_logger().warning("%s", sentence)
+    drop_unused_files(args)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
     try:

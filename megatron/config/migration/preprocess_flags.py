@@ -73,8 +73,18 @@ def list_ignored_flags(args: argparse.Namespace) -> Iterator[str]:
             yield f"--{flag.name}: no effect: {flag.reason}."
     if args.dataset_impl != FORMATS[0]:
         yield f"--dataset-impl: got {args.dataset_impl}, writing {FORMATS[0]}, the only format that is read."
+    options = " and ".join(f"--{option.replace('_', '-')}" for option in TOKENIZER_FILES[args.tokenizer_type])
+    for name in _list_unused_files(args):
+        yield f"--{name.replace('_', '-')}: no effect: {args.tokenizer_type} is read from {options}."
+
+
+def drop_unused_files(args: argparse.Namespace) -> None:
+    """Remove the files of other kinds of tokenizer, which the reader of a tokenizer refuses."""
+    for name in _list_unused_files(args):
+        setattr(args, name, None)
+
+
+def _list_unused_files(args: argparse.Namespace) -> list[str]:
     used = TOKENIZER_FILES[args.tokenizer_type]
-    for name in dict.fromkeys(name for names in TOKENIZER_FILES.values() for name in names):
-        if getattr(args, name) is not None and name not in used:
-            options = " and ".join(f"--{option.replace('_', '-')}" for option in used)
-            yield f"--{name.replace('_', '-')}: no effect: {args.tokenizer_type} is read from {options}."
+    names = dict.fromkeys(name for names in TOKENIZER_FILES.values() for name in names)
+    return [name for name in names if getattr(args, name) is not None and name not in used]
