@@ -158,6 +158,7 @@ def test_the_mask_row_needs_the_number_of_ids(
     assert "Give --n-tokens" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command_requires_and_accepts_the_objective(
     tiny_of: Callable[..., Gpt], tmp_path: Path, root: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_a_nan_gradient_on_a_single_rank_changes_no_weight(tmp_path: Path) -> No
         assert result["loss"][3:] == pytest.approx(results[0]["loss"][3:], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_sharded_state_resumes_with_other_ranks_stages_and_engines(
     torch_alone: dict[str, dict[str, Any]], tmp_path: Path

@@ -29,7 +29,6 @@ LAYOUTS: dict[tuple[str, int], Job] = {
     ("tensor", 2): {"tensor_parallel": 2},
     ("context", 2): {"context_parallel": 2},
     ("pipeline", 2): {"pipeline_parallel": 2},
-    ("zero2_hybrid", 4): HYBRID | {"sharding_stage": "zero2_hybrid"},
     ("zero3_hybrid", 4): HYBRID | {"sharding_stage": "zero3_hybrid"},
     ("tensor_zero3", 4): ZERO3 | {"tensor_parallel": 2},
     ("interleaved", 4): INTERLEAVED,
@@ -38,6 +37,7 @@ SLOW: dict[tuple[str, int], Job] = {
     ("zero0", 4): {},
     ("zero1", 4): {"sharding_stage": "zero1"},
     ("zero2", 4): {"sharding_stage": "zero2"},
+    ("zero2_hybrid", 4): HYBRID | {"sharding_stage": "zero2_hybrid"},
     ("zero3", 4): ZERO3,
     ("zero3_recomputed", 4): ZERO3 | {"activation_checkpointing": "full"},
     ("zero2_recomputed", 4): {"sharding_stage": "zero2", "activation_checkpointing": "selective"},
@@ -241,6 +241,7 @@ def test_every_layout_has_the_dtypes_and_losses_of_a_single_process(root, tmp_pa
         assert result["losses"] == pytest.approx(alone[f"{stream}.one"]["losses"], abs=tolerance), name
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_half_precision_stays_near_float32(alone, root, tmp_path) -> None:
     jobs = [

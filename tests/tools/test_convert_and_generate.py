@@ -17,6 +17,7 @@ def stories(scaling_data: Path) -> Path:
     return scaling_data / "stories260K"
 
 
+@pytest.mark.slow
 def test_a_converted_model_writes_the_same_text(root: Path, stories: Path, tmp_path: Path) -> None:
     words = ("--prompt", "Once upon a time", "--temperature", 0, "--max-new-tokens", 40, "--threads", 1)
     tokenizer = ("--tokenizer", stories / "tok512.bin")

@@ -197,6 +197,7 @@ def test_bad_input_gives_a_one_line_error(
     assert not (run / "validation").exists()
 
 
+@pytest.mark.slow
 def test_results_in_another_folder_leave_the_run_unchanged_and_warn_of_longer_windows(
     pretrain: Callable[..., subprocess.CompletedProcess[str]],
     words: list[str],
