@@ -171,8 +171,8 @@ def describe_separation(tasks: Sequence[TaskScores]) -> str:
     if n_unknown == len(tasks):
         return "Scores over compute; their noise is not known"
     if not differ:
-        known = " whose noise is known" if n_unknown else ""
-        return f"On none of the tasks{known} do the runs differ by more than the noise of their scores"
+        clause = " whose noise is known" if n_unknown else ""
+        return f"On none of the tasks{clause} do the runs differ by more than the noise of their scores"
     rest = "" if len(differ) == len(tasks) else ", on the others they do not"
     rest += " or the noise is not known" if rest and n_unknown else ""
     return f"On {join_list(differ)} the runs differ by more than the noise of their scores{rest}"
