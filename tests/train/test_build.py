@@ -136,3 +136,12 @@ def test_the_attention_of_a_run_is_chosen_for_its_shape_and_used(monkeypatch: py
 
 def test_a_cpu_run_keeps_its_kernels() -> None:
     assert choose_attention("cpu").name == "cpu"
+
+
+def test_partly_recomputed_blocks_are_refused_under_deepspeeds_zero3() -> None:
+    dist = {"engine": "deepspeed", "sharding_stage": "zero3", "activation_checkpointing": "selective"}
+    config = resolve_config(
+        {"dist": dist, "model": {"size": "7M", "n_tokens": 500}, "lr_scheduler": {"total_iterations": 1}}
+    )
+    with pytest.raises(ValueError, match="got selective with DeepSpeed's zero3"):
+        module.build_deepspeed_settings(config, World(0, 1, 0, torch.device("cpu")))
