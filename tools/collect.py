@@ -165,9 +165,10 @@ def score_study_forecasts(args: argparse.Namespace, rows: Sequence[RunRow]) -> s
     if args.kind is not None or not (args.paths[0] / "forecasts").is_dir():
         return ""
     # imports scipy, which --help does not need
-    from megatron.study.forecast import calibrate, score_runs, write_forecast_table
+    from megatron.study.forecast import calibrate, write_forecast_table
+    from megatron.study.measured import score_forecasts
 
-    outcomes = score_runs(args.paths[0], rows)
+    outcomes = score_forecasts(args.paths[0], rows)
     path = write_forecast_table(outcomes, args.paths[0])
     return f"\n{path}: {len(outcomes)} sealed forecasts. {calibrate(outcomes).sentence}\n"
 

@@ -124,6 +124,15 @@ def measure_crossover(
     )
 
 
+def list_selected(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that are selected at some compute: each the least validation loss so far, by C."""
+    chosen: list[Setting] = []
+    for setting in sorted(settings, key=lambda setting: (setting.C, setting.validation.mean())):
+        if not chosen or setting.validation.mean() < chosen[-1].validation.mean():
+            chosen.append(setting)
+    return chosen
+
+
 def find_crossing(
     first_C: np.ndarray, first: np.ndarray, second_C: np.ndarray, second: np.ndarray
 ) -> tuple[float | None, tuple[int, int] | None]:

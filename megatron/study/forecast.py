@@ -102,8 +102,8 @@ class ForecastOutcome:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the outcome counts in the calibration: measured, finite, and sealed in time."""
-        return self.measured is not None and math.isfinite(self.measured) and self.in_order is not False
+        """Whether the outcome counts in the calibration: measured, and sealed in time."""
+        return self.measured is not None and not math.isnan(self.measured) and self.in_order is not False
 
     def inside(self, level: float) -> bool | None:
         """Return whether the measured value is in the interval at a level; None if it does not count."""
