@@ -33,6 +33,7 @@ def _or_null(check: FieldCheck) -> FieldCheck:
 # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
 COUNT: FieldCheck = (_is_count, "a whole number")
 NUMBER: FieldCheck = (_is_number, "a finite number")
+SIZE: FieldCheck = (lambda value: _is_count(value) and value > 0), "a whole number of 1 or more"
 STRING: FieldCheck = ((lambda value: isinstance(value, str)), "a string")
 BOOLEAN: FieldCheck = ((lambda value: isinstance(value, bool)), "true or false")
 OBJECT: FieldCheck = ((lambda value: isinstance(value, dict)), "an object")
@@ -59,6 +60,7 @@ FIELDS: dict[str, FieldCheck] = {
     "tokenizer": _or_null(OBJECT),
     "sha256": OBJECT,
     "sources": OBJECTS,
+    "part": OBJECT,
     "merged_from": OBJECTS,
     "subset_of": OBJECT,
 }
@@ -70,6 +72,8 @@ TOKENIZER_FIELDS: dict[str, FieldCheck] = {
     "eod_token": _or_null(STRING),
     "eod_from": _or_null(STRING),
 }
+# block_bytes: the two are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
+SUM_FIELDS: dict[str, FieldCheck] = {"bin": STRING, "idx": STRING, "block_bytes": SIZE}
 
 
 def read_sidecar(prefix: str | Path) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
         )
     _check_fields(path, "", content, FIELDS)
     _check_fields(path, "tokenizer.", content.get("tokenizer") or {}, TOKENIZER_FIELDS)
-    _check_fields(path, "sha256.", content.get("sha256") or {}, {"bin": STRING, "idx": STRING})
+    _check_fields(path, "sha256.", content.get("sha256") or {}, SUM_FIELDS)
     return content
 
 

@@ -18,6 +18,7 @@ from megatron.text.fast_lines import FastLineEncoder
 from megatron.text.inputs import COLUMN_SUFFIXES, STDIN
 from megatron.text.shard_writer import EncodeSettings, RejectLog, ShardWriter
 from megatron.text.shards import PieceResult, ShardFolder
+from megatron.text.sources import hash_source
 from megatron.text.text_readers import (
     DamagedFileError,
     InputPiece,
@@ -104,6 +105,7 @@ def encode_piece(
         n_bytes=sum(writer.n_tokens for writer in writers.values()) * np.dtype(settings.dtype).itemsize,
         error=error,
         damage=damage,
+        source_sha256=hash_source(piece),  # now: its bytes are likely still in the page cache
     )
     shards.write_result(number, result)
     return result

@@ -133,8 +133,9 @@ def preprocess(
         try:
             # before the encoding: it clears `results` if the partial outputs are missing
             joiner = ShardJoiner(
-                pieces, shards, prefix, np.dtype(settings.dtype), meta, options.max_tokens, results
-            )
+                pieces, shards, prefix, np.dtype(settings.dtype), meta, options.max_tokens, results,
+                options.n_workers,
+            )  # fmt: skip
             with joiner:
                 _EncodeJob(pieces, shards, settings, options, tokenizer, fast, results, joiner).run()
                 _check_not_empty(inputs, pieces, results)

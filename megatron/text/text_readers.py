@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -86,11 +86,16 @@ def _make_damage_error(path: Path, error: BaseException) -> DamagedFileError:
 
 @dataclass(frozen=True)
 class InputPiece:
-    """A byte range of a plain file, delimited by line ends, or a whole file of another format."""
+    """A byte range of a plain file, delimited by line ends, or a whole file of another format.
+
+    source_begin, source_end   the range of the file that the job reads, in one or several pieces
+    """
 
     path: Path
     begin: int
     end: int
+    source_begin: int = 0
+    source_end: int | None = None  # None: the end of this piece
 
     @property
     def is_plain(self) -> bool:
@@ -105,26 +110,32 @@ class ReadPosition:
     offset: int = 0
 
 
-def split_into_pieces(paths: Sequence[Path], piece_bytes: int) -> list[InputPiece]:
-    """Split files into pieces of about `piece_bytes`, at line ends, in the order of the input."""
+def split_into_pieces(
+    paths: Sequence[Path], piece_bytes: int, ranges: Mapping[Path, tuple[int, int]] | None = None
+) -> list[InputPiece]:
+    """Split files into pieces of about `piece_bytes`, at line ends, in the order of the input.
+
+    ranges   (begin, end) at line ends, for plain files of which a part is read
+    """
     pieces: list[InputPiece] = []
     for path in paths:
         size = 0 if path == STDIN else path.stat().st_size
         if not path.name.endswith(PLAIN_SUFFIXES):
             pieces.append(InputPiece(path, 0, size))
             continue
-        begin = 0
+        source_begin, source_end = (ranges or {}).get(path, (0, size))
+        begin = source_begin
         with path.open("rb") as file:
-            while begin < size:
+            while begin < source_end:
                 # one byte earlier: a cut directly after a line feed must not add the next line
-                file.seek(min(size, begin + piece_bytes) - 1)
-                end = _find_line_end(file)  # extend the piece to the end of the line at the cut
-                pieces.append(InputPiece(path, begin, end))
+                file.seek(min(source_end, begin + piece_bytes) - 1)
+                end = find_line_end(file)  # extend the piece to the end of the line at the cut
+                pieces.append(InputPiece(path, begin, end, source_begin, source_end))
                 begin = end
     return pieces
 
 
-def _find_line_end(file: IO[bytes]) -> int:
+def find_line_end(file: IO[bytes]) -> int:
     """Return the offset after the current line; reads at most READ_BYTES at a time."""
     part = file.readline(READ_BYTES)
     while part and not part.endswith(b"\n"):
