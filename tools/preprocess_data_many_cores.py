@@ -12,7 +12,8 @@ and settings). With a custom tokenizer:
         --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model tokenizer --append-eod \\
         --workers 2 --root tokens
 
-After an interruption, the same command resumes after the last finished piece.
+After an interruption, the same command resumes after the last finished piece. Several machines share the
+work by --part (examples_scaling/training/prepare_slurm.sh), and --dry-run prints what a job costs.
 """
 
 import argparse
@@ -36,8 +37,10 @@ from megatron.config.migration.preprocess_flags import (
 from megatron.io import explain_disk_full
 from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
+from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import add_root
 from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.sources import parse_part
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 
 
@@ -98,6 +101,19 @@ def build_parser() -> argparse.ArgumentParser:
     add_tokenizer_options(parser)
     add_preprocess_flags(parser, positive_int)
     work = parser.add_argument_group("work")
+    work.add_argument(
+        "--part",
+        type=parse_part,
+        metavar="I/N",
+        help="tokenize only part I of N equal parts of the input's bytes, such as 3/16, to "
+        "NAME-part-00003-of-00016; jobs on several machines do one part each, in any order",
+    )
+    work.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print files, bytes, and the time and disk that the job takes by a short sample of its input, "
+        "and write nothing",
+    )
     work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of processes")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
     work.add_argument("--timing", action="store_true", help="print the CPU time of each stage")
@@ -112,24 +128,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     drop_unused_files(args)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
+    inputs, prefix = add_root(args.input, args.root), args.root / args.output_prefix
+    options = PreprocessOptions(
+        keys=tuple(args.json_keys),
+        append_eod=args.append_eod,
+        special_text=args.special_text == "token",
+        skip_bad_lines=args.on_error == "skip",
+        max_tokens=args.max_tokens,
+        n_workers=args.workers,
+        quiet=args.quiet,
+        overwrite=args.overwrite,
+        part=args.part,
+    )
     try:
+        if args.dry_run:
+            print(estimate_job(inputs, prefix, parse_tokenizer_spec(args), options))
+            return 0
         # a full disk is an OSError deep in a worker; this adds the folder and the space that is free
         with explain_disk_full(args.root):
-            totals = preprocess(
-                add_root(args.input, args.root),
-                args.root / args.output_prefix,
-                parse_tokenizer_spec(args),
-                PreprocessOptions(
-                    keys=tuple(args.json_keys),
-                    append_eod=args.append_eod,
-                    special_text=args.special_text == "token",
-                    skip_bad_lines=args.on_error == "skip",
-                    max_tokens=args.max_tokens,
-                    n_workers=args.workers,
-                    quiet=args.quiet,
-                    overwrite=args.overwrite,
-                ),
-            )
+            totals = preprocess(inputs, prefix, parse_tokenizer_spec(args), options)
     except (OSError, ValueError) as error:
         return report_error(error)
     for output in totals.outputs:

@@ -74,7 +74,7 @@ def select_part(paths: Sequence[Path], part: Part | None) -> Sources:
             if first <= middle < last or is_last and middle == total:
                 selected.append(path)
         elif begin < end:
-            begin, end = (_find_line_start(path, at, size) for at in (begin, end))
+            begin, end = (find_line_start(path, at, size) for at in (begin, end))
             if begin < end:  # else the range is within a line that begins in an earlier part
                 selected.append(path)
                 if (begin, end) != (0, size):
@@ -84,7 +84,7 @@ def select_part(paths: Sequence[Path], part: Part | None) -> Sources:
     return Sources(selected, ranges, hashlib.sha256(listing.encode()).hexdigest())
 
 
-def _find_line_start(path: Path, at: int, size: int) -> int:
+def find_line_start(path: Path, at: int, size: int) -> int:
     """Return the first line start at or after byte `at`; the end of the file counts as one."""
     if at in (0, size):
         return at

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from megatron.text import preprocess as module
-from megatron.text.encode_piece import PieceProgress, StoppedError
+from megatron.text.piece_progress import PieceProgress, StoppedError
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe
