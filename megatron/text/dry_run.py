@@ -51,7 +51,7 @@ class JobSample:
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """What a job reads, and its expected cost; `str` formats it for a terminal.
+    """Input of a job and its expected cost; `str` formats it for a terminal.
 
     disk_bytes   of the complete output, and of the shards that wait to be joined
     n_parallel   workers that can be busy at the same time on this machine

@@ -61,7 +61,7 @@ class JoinState:
 
 @dataclass(frozen=True)
 class JoinRecord:
-    """What a restart continues from: the first pieces, whose shards are not needed, and written blocks.
+    """State that a restart continues from: pieces whose shards are not needed any more, and written blocks.
 
     journal_bytes   size of the journal with the results of these pieces
     """

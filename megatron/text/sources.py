@@ -112,7 +112,7 @@ def hash_source(piece: InputPiece) -> list[str]:
 
 @dataclass
 class SourceRecord:
-    """What was read of one file."""
+    """Range of one file that was read, with its hashes."""
 
     path: Path
     begin: int = 0

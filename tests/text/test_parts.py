@@ -111,14 +111,14 @@ def test_rejected_lines_of_a_part_have_their_number_in_the_file(
     bad = {5, 290, 291, 399}
     lines = ["no JSON" if i in bad else json.dumps({"text": "1 2 3"}) for i in range(400)]
     source.write_text("\n".join(lines))
-    found = []
+    rejected = []
     for number in (1, 2, 3):
         options = PreprocessOptions(skip_bad_lines=True, part=Part(number, 3))
         preprocess([str(source)], tmp_path / "out", NUMBERS, options)
         rejects = tmp_path / f"out-part-0000{number}-of-00003.rejects.jsonl"
         if rejects.exists():
-            found += [json.loads(line)["line"] for line in rejects.read_text().splitlines()]
-    assert found == [i + 1 for i in sorted(bad)]
+            rejected += [json.loads(line)["line"] for line in rejects.read_text().splitlines()]
+    assert rejected == [i + 1 for i in sorted(bad)]
     with pytest.raises(ValueError, match=r"in.jsonl, line 291: "):
         preprocess([str(source)], tmp_path / "x", NUMBERS, PreprocessOptions(part=Part(3, 4)))
 
