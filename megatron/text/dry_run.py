@@ -24,7 +24,7 @@ from megatron.text.shards import ShardFolder
 from megatron.text.sources import Sources, find_line_start, select_part
 from megatron.text.text_readers import InputPiece, split_into_pieces
 from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder
-from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
+from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 SAMPLE_PIECES = 4
 SAMPLE_BYTES = 2 << 20  # of a plain file, a piece
@@ -98,16 +98,9 @@ def estimate_job(
     sources = select_part(paths, options.part)
     if options.part is not None:
         prefix = options.part.add_to(prefix)
-    loaded = load_tokenizer(tokenizer)
+    loaded, sizes = load_tokenizer(tokenizer), _count_bytes(sources)
     settings = make_settings(loaded, options)
-    sizes = _count_bytes(sources)
-    fast = load_fast_bpe(loaded)
-    encoder: Encoder = (
-        LibraryEncoder(loaded, options.special_text)
-        if fast is None
-        else FastEncoder(fast, options.special_text)
-    )
-    sample = _encode_sample(_choose_pieces(sources, sizes), settings, options, encoder)
+    sample = _encode_sample(_choose_pieces(sources, sizes), settings, options, _make_encoder(loaded, options))
     if not sample.n_documents:
         if sizes:
             raise ValueError(f"{paths[0]}: got no document in a sample of the input, expected some")
@@ -147,6 +140,13 @@ def estimate_job(
         needed,
         free_bytes,
     )
+
+
+def _make_encoder(loaded: Tokenizer, options: PreprocessOptions) -> Encoder:
+    fast = load_fast_bpe(loaded)
+    if fast is None:
+        return LibraryEncoder(loaded, options.special_text)
+    return FastEncoder(fast, options.special_text)
 
 
 def _count_bytes(sources: Sources) -> dict[Path, int]:
@@ -189,7 +189,7 @@ def _encode_sample(
     limited = EncodeSettings(settings.eod, settings.dtype, settings.skip_bad_lines, SAMPLE_TOKENS)
     with tempfile.TemporaryDirectory(prefix="dry-run") as name:
         for number, piece in enumerate(pieces):
-            if time.perf_counter() - begun > SAMPLE_S:
+            if number and time.perf_counter() - begun > SAMPLE_S:
                 break
             (folder := Path(name, str(number))).mkdir()
             shards = ShardFolder(folder, options.keys)

@@ -214,7 +214,7 @@ class ShardFolder:
                         arrays.get(f"counts-{i}"),
                     )
                 return JoinRecord(state, blocks, content["journal_bytes"])
-        except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        except (ValueError, TypeError, AttributeError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"{path}: got invalid content ({error}), expected the progress of this job. "
                 f"Delete {self.folder} and run again."

@@ -29,6 +29,7 @@ BENCHES = ROOT / "tools" / "bench"
 REDUCED = {
     "small_models": "--widths 32 96 --steps 20",
     "preprocess": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --sides batch --repeat 5",
+    "join": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --megabytes 64 --repeat 3",
     "loader": "--workers 0 2 --batches 50 --repeat 3",
     "order": "--documents 200000 --tokens 100000000 --epochs 1 10 --repeat 3",
     "train": "--dtype float32 --rounds 3 --steps 1 --batch 1 --threads 1",
