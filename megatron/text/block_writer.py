@@ -174,7 +174,7 @@ class BlockWriter(IndexedWriter):
 
 def _read_into(descriptor: int, part: np.ndarray, path: Path) -> None:
     """Fill an array of bytes. Raises ValueError at the end of the file."""
-    view = memoryview(part)  # os.readv may read a part only
+    view = part.data  # os.readv may read a part only
     while view:
         n_bytes = os.readv(descriptor, [view])
         if not n_bytes:
@@ -184,7 +184,7 @@ def _read_into(descriptor: int, part: np.ndarray, path: Path) -> None:
 
 def _write_at(descriptor: int, part: np.ndarray, position: int) -> None:
     """Write an array of bytes at a position of a file."""
-    view = memoryview(part)
+    view = part.data
     while view:
         n_bytes = os.pwrite(descriptor, view, position)
         view, position = view[n_bytes:], position + n_bytes

@@ -31,8 +31,11 @@ PIECE_DOCUMENTS = 4000  # of C4 in a piece
 DTYPE = np.dtype("<u2")
 
 
-def measure_joining(folder: Path, n_threads: int, megabytes: int) -> tuple[float, float]:
-    """Return wall and CPU seconds of joining `megabytes` of tokens in pieces of 4 MB."""
+def measure_joining(folder: Path, n_threads: int, megabytes: int) -> tuple[float, float, float]:
+    """Return wall and CPU seconds of joining `megabytes` of tokens in pieces of 4 MB.
+
+    The third value is the CPU seconds of the thread that places the pieces, which alone does not scale.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shards = ShardFolder(folder / "shards", ("text",))
@@ -45,14 +48,15 @@ def measure_joining(folder: Path, n_threads: int, megabytes: int) -> tuple[float
         lengths.tofile(shards.lengths_path(number, "text"))
         results[number] = PieceResult(PIECE_DOCUMENTS, PIECE_DOCUMENTS, len(ids), 0, ids.nbytes)
     pieces = [InputPiece(Path("-"), 0, 0)] * len(results)
-    begun, cpu_begun = time.perf_counter(), time.process_time()
+    begun, cpu_begun, thread_begun = time.perf_counter(), time.process_time(), time.thread_time()
     joiner = ShardJoiner(
         pieces, shards, folder / "out", DTYPE, {"append_eod": False}, None, results, n_threads
     )
     with joiner:
         joiner.join_ready()
         joiner.finish([Path("-")], None)
-    return time.perf_counter() - begun, time.process_time() - cpu_begun
+    serial_s = time.thread_time() - thread_begun
+    return time.perf_counter() - begun, time.process_time() - cpu_begun, serial_s
 
 
 def count_done(shards: Path) -> int:
@@ -124,10 +128,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name) / "job"
         for n_threads in args.threads:
             runs = [measure_joining(folder, n_threads, args.megabytes) for _ in range(args.repeat)]
-            rates = [args.megabytes / 1e3 / wall_s for wall_s, _ in runs]
-            rate, cpu_s = float(np.median(rates)), float(np.median([cpu_s for _, cpu_s in runs]))
+            rates = [args.megabytes / 1e3 / wall_s for wall_s, _, _ in runs]
+            rate = float(np.median(rates))
+            _, cpu_s, serial_s = (float(value) for value in np.median(np.array(runs), axis=0))
             print(f"joining, {n_threads} threads: {rate:.2f} GB of tokens/s, "
-                  f"{args.megabytes / 1e3 / cpu_s:.2f} GB/CPU-s")  # fmt: skip
+                  f"{args.megabytes / 1e3 / cpu_s:.2f} GB/CPU-s, "
+                f"{args.megabytes / 1e3 / serial_s:.1f} GB/CPU-s of the placing thread")  # fmt: skip
             cell = f"joining {args.megabytes} MB, {n_threads} threads: GB/s"
             record_result(args.history, "join", cell, rate, "GB/s", better="higher", repeats=rates)
         restarts = [measure_restart(args, folder) for _ in range(args.repeat)]
