@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         history = Path(args.history or Path(folder, "history.jsonl")).resolve()
         before = count_results(history)
-        if "preprocess" in args.benches:
+        if {"preprocess", "join"} & set(args.benches):
             prepare_inputs(Path(folder))
         for name in args.benches:
             left_s = end - time.monotonic()
