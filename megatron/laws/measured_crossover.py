@@ -109,7 +109,7 @@ def measure_crossover(
         draws = _draw_crossings(C, means, noise, (first, second), seed)
     dof = sum(len(setting.test) - 1 for setting in (*first, *second))
     errors = [setting.seed_se for setting in best]
-    known = None not in errors
+    has_errors = None not in errors
     return MeasuredCrossover(
         U=U,
         first=best[0],
@@ -119,7 +119,7 @@ def measure_crossover(
         between=None if pair is None else (second[pair[0]].name, second[pair[1]].name),
         share_crossed=float(np.isfinite(draws).mean()) if len(draws) else None,
         gap=best[0].loss - best[1].loss,
-        gap_se=math.hypot(*(error or 0.0 for error in errors)) if known else None,
+        gap_se=math.hypot(*(error or 0.0 for error in errors)) if has_errors else None,
         draws=draws,
     )
 
@@ -161,13 +161,13 @@ def _find_crossings(
     """
     order = np.argsort(second_C, kind="stable")
     limits = second_C[order]
-    mine, other = (
+    second_best, first_best = (
         _select_up_to(C, losses[..., 0], limits) for C, losses in ((second_C, second), (first_C, first))
     )
     rows = np.arange(len(second))[:, None]
     # without a run of the first objective at this compute there is nothing to compare
     usable = limits * TOLERANCE >= first_C.min()
-    gaps = np.where(usable, second[rows, mine, 1] - first[rows, other, 1], -math.inf)  # [R, m]
+    gaps = np.where(usable, second[rows, second_best, 1] - first[rows, first_best, 1], -math.inf)  # [R, m]
     worse = gaps > 0
     # after the last compute at which the second is worse: a short dip by noise is no crossing
     low = gaps.shape[1] - 1 - np.argmax(worse[:, ::-1], axis=1)
@@ -179,7 +179,7 @@ def _find_crossings(
         share = gaps[rows, low] / (gaps[rows, low] - gaps[rows, high])
         log_low, log_high = np.log(limits[low]), np.log(limits[high])
         points = np.where(has_crossing, np.exp(log_low + share * (log_high - log_low)), math.inf)
-    return points, np.stack([mine[rows, low], mine[rows, high]], axis=1)
+    return points, np.stack([second_best[rows, low], second_best[rows, high]], axis=1)
 
 
 def _select_up_to(C: np.ndarray, losses: np.ndarray, limits: np.ndarray) -> np.ndarray:
@@ -244,14 +244,14 @@ def _draw_crossings(
 ) -> np.ndarray:
     """Return C_crit of N_DRAWS redrawn comparisons, inf without a crossing."""
     rng = np.random.default_rng(seed)
-    drawn = []
+    redrawn = []
     for losses, covariance, settings in zip(means, noise, groups, strict=True):
         assert covariance is not None, "the caller checks"
         # covariances of losses that agree to rounding are not positive definite: svd accepts them
         offsets = rng.multivariate_normal([0, 0], covariance, (N_DRAWS, len(losses)), method="svd")
         n_seeds = np.array([len(setting.test) for setting in settings])
-        drawn.append(losses + offsets / np.sqrt(n_seeds)[None, :, None])
-    return _find_crossings(C[0], drawn[0], C[1], drawn[1])[0]
+        redrawn.append(losses + offsets / np.sqrt(n_seeds)[None, :, None])
+    return _find_crossings(C[0], redrawn[0], C[1], redrawn[1])[0]
 
 
 def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float | None]:
@@ -270,6 +270,6 @@ def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> CrossoverLaw |
     if len({U for U, _, _ in measured}) < 2:
         return None
     U, C = np.array([U for U, _, _ in measured]), np.array([C for _, C, _ in measured])
-    known = all(len(draws) and np.isfinite(draws).all() for _, _, draws in measured)
-    log_se = np.array([np.log(draws).std(ddof=1) for _, _, draws in measured]) if known else None
+    has_draws = all(len(draws) and np.isfinite(draws).all() for _, _, draws in measured)
+    log_se = np.array([np.log(draws).std(ddof=1) for _, _, draws in measured]) if has_draws else None
     return CrossoverLaw(fit_power(U, C, log_se), tuple(float(u) for u in U))

@@ -102,7 +102,7 @@ class ForecastOutcome:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the outcome counts in the calibration: measured, and sealed in time."""
+        """True if the outcome counts in the calibration: measured, and sealed in time."""
         return self.measured is not None and not math.isnan(self.measured) and self.in_order is not False
 
     def inside(self, level: float) -> bool | None:
@@ -263,9 +263,9 @@ def _check_positive(name: str, value: Any) -> None:
 
 def check_sealed_runs(study_dir: str | Path, identities: Iterable[str]) -> None:
     """Raise ValueError if a forecast was modified, or is of a run that the study no longer contains."""
-    known = set(identities)
+    planned = set(identities)
     for forecast in load_forecasts(study_dir):
-        if forecast.identity and forecast.identity not in known:
+        if forecast.identity and forecast.identity not in planned:
             raise ValueError(
                 f"{Path(study_dir) / FORECASTS / forecast.name}.json: sealed for a run that the study no "
                 "longer contains: its text, seed or a setting has changed. Restore it, or use another "
@@ -285,8 +285,8 @@ def score_runs(study_dir: str | Path, rows: Sequence[RunRow]) -> list[ForecastOu
             continue
         # a branch continues the steps of its trunk
         folders = {Path(study_dir) / str(row.path)} | ({runs / row.trunk} if row.trunk else set())
-        known = [flag for folder in folders if (flag := is_newer(folder, forecast)) is not None]
-        in_order = all(known) if known else None
+        flags = [flag for folder in folders if (flag := is_newer(folder, forecast)) is not None]
+        in_order = all(flags) if flags else None
         done = row.status == "done"
         outcomes.append(
             ForecastOutcome(

@@ -190,20 +190,20 @@ def score_forecasts(study_dir: str | Path, rows: Sequence[RunRow]) -> list[Forec
 def _score_text(folder: Path, rows: Sequence[RunRow], outcome: ForecastOutcome) -> ForecastOutcome:
     forecast = outcome.forecast
     assert forecast.U is not None, "forecasts of texts have U"
-    mine = [row for row in rows if is_text(row, forecast.U) and row.status != "stale"]
-    flags = [is_newer(folder / row.path, forecast) for row in mine if row.path]
-    known = [flag for flag in flags if flag is not None]
-    in_order = all(known) if known else None
-    if not mine or any(row.status not in ("done", "failed") for row in mine):
+    runs = [row for row in rows if is_text(row, forecast.U) and row.status != "stale"]
+    flags = [is_newer(folder / row.path, forecast) for row in runs if row.path]
+    decided = [flag for flag in flags if flag is not None]
+    in_order = all(decided) if decided else None
+    if not runs or any(row.status not in ("done", "failed") for row in runs):
         return replace(outcome, in_order=in_order)
     try:
-        (at, *_), _ = measure_study(mine)
+        (at, *_), _ = measure_study(runs)
     except ValueError:
         return replace(outcome, in_order=in_order)
     if forecast.quantity == BEST_LOSS:
         best = at.first if forecast.objective == FIRST else at.second
         return replace(outcome, measured=best.loss, measured_se=best.seed_se, in_order=in_order)
-    largest = max((row.train_flops or 0.0 for row in mine if row.objective == SECOND), default=0.0)
+    largest = max((row.train_flops or 0.0 for row in runs if row.objective == SECOND), default=0.0)
     beyond = math.inf if largest > max(high for _, high in forecast.intervals) else None
     return replace(outcome, measured=at.C if at.C is not None else beyond, in_order=in_order)
 

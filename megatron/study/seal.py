@@ -43,9 +43,9 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
                 )
             chosen.append(run)
     if not chosen:
-        wanted = "held-out run that has not been started" if pattern is None else f"run named {pattern}"
+        expected_run = "held-out run that has not been started" if pattern is None else f"run named {pattern}"
         raise ValueError(
-            f"{study.directory}: got no {wanted}{f' of {objective}' if objective else ''} to predict. "
+            f"{study.directory}: got no {expected_run}{f' of {objective}' if objective else ''} to predict. "
             "Name runs with --runs PATTERN, as tools/sweep.py --dry-run lists them."
         )
     forecasts = [_predict_planned_run(law, run, needs_unique, Path(law_path)) for run in chosen]

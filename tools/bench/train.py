@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from gpu_bench.baselines import build_llama
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.llama_names import export_llama_names
@@ -65,6 +64,8 @@ def build_our_step(dtype: str, world: World, compiled: bool) -> Step:
 
 def build_their_step(dtype: str) -> Step:
     """Return a function that runs one step of LlamaForCausalLM with the same weights."""
+    from gpu_bench.baselines import build_llama  # found only when this file is the command
+
     model = build_llama(SHAPE, SEQ)
     ours = Gpt(SHAPE)
     init_weights(ours, seed=0)
