@@ -9,11 +9,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.readers.jsonl import JsonlReader
@@ -32,7 +33,6 @@ from megatron.tokenizer.encoder import (
     FastEncoder,
     LibraryEncoder,
     build_fast_bpe,
-    encode_with_location,
 )
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
@@ -100,16 +100,7 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
                 n_empty = 0
                 for batch in _iter_batches(data or iter(())):
                     with self.track_time("batch"):
-                        places = [str(document.metadata.get("file_path") or "document") for document in batch]
-                        ids, lengths = encode_with_location(
-                            encoder,
-                            [_check_document(document) for document in batch],
-                            [
-                                f"{place}, id {document.id}"
-                                for place, document in zip(places, batch, strict=True)
-                            ],
-                            self.eod,
-                        )
+                        ids, lengths = self._encode_batch(encoder, batch)
                         writer.add_documents(ids, lengths)
                         n_empty += int((lengths == int(self.append_eod)).sum())
                     sources.update(document.metadata.get("file_path") for document in batch)
@@ -123,6 +114,20 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
                 writer.prepare()
                 self._check_replaceable(part, writer.sha256)
             logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
+
+    def _encode_batch(self, encoder: Encoder, batch: list[Document]) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and lengths. Raises ValueError with file and id for a document that has no ids."""
+        try:
+            return encoder.encode([_check_text(document.text) for document in batch], self.eod)
+        except ValueError:
+            # the error of a batch names no document: encode one by one until the first failure
+            for document in batch:
+                try:
+                    encoder.encode([_check_text(document.text)], self.eod)
+                except ValueError as error:
+                    place = document.metadata.get("file_path") or "document"
+                    raise ValueError(f"{place}, id {document.id}: {error}") from error
+            raise
 
     def _load_encoder(self) -> tuple[Encoder, Any]:
         """Return this process's encoder, and the dtype of its ids."""
@@ -187,13 +192,14 @@ class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no 
 
         try:
             record = orjson.loads(line)
-            check_text(record[self.text_key], self.text_key)
+            if isinstance(record[self.text_key], str):  # orjson returns no unpaired surrogates
+                return record
         except (ValueError, TypeError, KeyError):
-            # Python's parser accepts some lines that orjson refuses, such as one with an unpaired surrogate.
-            # For the others parse_text raises the error of the preprocessing tool.
-            text = parse_text(line, self.text_key)
-            record = json.loads(line.decode("utf-8-sig")) | {self.text_key: text}
-        return record
+            pass
+        # Python's parser accepts some lines that orjson refuses, such as one with an unpaired surrogate.
+        # For the others parse_text raises the error of the preprocessing tool.
+        text = parse_text(line, self.text_key)
+        return json.loads(line.decode("utf-8-sig")) | {self.text_key: text}
 
 
 def order_for_tasks(files: Sequence[str], n_tasks: int) -> list[str]:
@@ -248,13 +254,13 @@ def _iter_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _check_document(document: Document) -> str:
-    """Return a document's text. Raises ValueError with file and id if it is not a string."""
-    try:
-        return check_text(document.text, KEY)
-    except ValueError as error:
-        place = document.metadata.get("file_path") or "document"
-        raise ValueError(f"{place}, id {document.id}: {error}") from error
+def _check_text(text: Any) -> str:
+    """Return a text as `check_text` does."""
+    if isinstance(text, str):
+        with suppress(UnicodeEncodeError):
+            text.encode()  # much faster than a search for surrogates, which few texts have
+            return text
+    return check_text(text, KEY)
 
 
 def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
