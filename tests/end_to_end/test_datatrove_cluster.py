@@ -18,11 +18,10 @@ pytest.importorskip("datatrove", reason="no datatrove: pip install 'megatron-sca
 
 N_TASKS = 8
 LIMIT_S = 150
-# each task takes about 4 seconds, and a second attempt after a kill as well
+PROGRAM = "examples_scaling/training/prepare_datatrove.py"
+# the program of the guide, slowed: each task takes about 4 seconds, and again in its second attempt
 SCRIPT = """
-import sys
-from datatrove.pipeline.readers import JsonlReader
-from megatron.text.datatrove_step import EncodeToMegatron
+import runpy, sys
 
 def pace(data, rank, world_size):
     import time  # the function is pickled by value, without the names of this script
@@ -30,29 +29,24 @@ def pace(data, rank, world_size):
         time.sleep(0.03)
         yield document
 
-steps = [JsonlReader("text"), pace, EncodeToMegatron("tokens/c4", "gpt2", append_eod=True)]
+program = runpy.run_path(sys.argv[1])
+words = ["text", "tokens/c4", "--logs", "logs", "--workers", "4", *sys.argv[2:]]
+executor = program["build_executor"](program["build_parser"]().parse_args(words))
+executor.pipeline.insert(1, pace)
 """
-SLURM_SCRIPT = """
-from datatrove.executor import SlurmPipelineExecutor
-SlurmPipelineExecutor(
-    steps, tasks=8, time="10:00", partition="all", qos="", logging_dir=sys.argv[1], job_name="c4"
-).run()
-"""
-
 # two Ray nodes on this machine; the second one is killed while its tasks run
-RAY_SCRIPT = """
+RAY_SCRIPT = (
+    """
 import glob, os, threading, time
 import ray
-from datatrove.executor import RayPipelineExecutor
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 10**8})
 second = cluster.add_node(num_cpus=2, object_store_memory=10**8)
 cluster.connect()
-steps[0] = JsonlReader(os.path.abspath("text"))  # the workers have another working directory
-executor = RayPipelineExecutor(
-    steps, tasks=8, workers=4, mem_per_cpu_gb=0.1, logging_dir=os.path.abspath("logs")
-)
+"""
+    + SCRIPT
+    + """
 work = threading.Thread(target=executor.run)
 work.start()
 while not glob.glob("logs/completions/*") or len(glob.glob("tokens/*.partial")) < 4:
@@ -64,6 +58,7 @@ print("completed:", len(glob.glob("logs/completions/*")), flush=True)
 ray.shutdown()
 cluster.shutdown()
 """
+)
 
 
 @pytest.fixture
@@ -102,13 +97,13 @@ def test_slurm_on_two_nodes_with_one_killed_gives_the_bytes_of_one_machine(
     slurm: Slurm, corpus: Path, root: Path
 ) -> None:
     script = corpus / "run.py"
-    script.write_text(SCRIPT + SLURM_SCRIPT)
+    script.write_text(SCRIPT + "executor.run()\n")
     second = f"{socket.gethostname().partition('.')[0]}-second"
     with Path(slurm.variables["SLURM_CONF"]).open("a") as conf:
         conf.write("SlurmdTimeout=10\n")
     slurm("scontrol", "reconfigure")
-    run = lambda: slurm(sys.executable, str(script), "logs", cwd=corpus, PYTHONPATH=str(root))  # noqa: E731
-    run()
+    words = (sys.executable, str(script), str(root / PROGRAM), "--executor", "slurm", "--partition", "all")
+    slurm(*words, cwd=corpus, PYTHONPATH=str(root))
 
     def show() -> str:
         logs = "".join(path.read_text()[-2000:] for path in corpus.glob("logs/slurm_logs/*.out"))
@@ -128,7 +123,7 @@ def test_slurm_on_two_nodes_with_one_killed_gives_the_bytes_of_one_machine(
     check_equal_to_one_machine(corpus)
     # a second call finds every task completed and submits nothing
     jobs = slurm("squeue", "-h", "-o", "%F")
-    run()
+    slurm(*words, cwd=corpus, PYTHONPATH=str(root))
     assert set(slurm("squeue", "-h", "-o", "%F").split()) <= set(jobs.split())
 
 
@@ -136,16 +131,20 @@ def test_slurm_on_two_nodes_with_one_killed_gives_the_bytes_of_one_machine(
 def test_ray_on_two_nodes_with_one_killed_gives_the_bytes_of_one_machine(corpus: Path, root: Path) -> None:
     pytest.importorskip("ray", reason="no ray: pip install 'datatrove[ray]'")
     script = corpus / "run.py"
-    script.write_text(SCRIPT + RAY_SCRIPT)
+    script.write_text(RAY_SCRIPT)
     # not tmp_path: the path of a socket is limited to 108 characters
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         variables = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
         path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
         try:
             done = subprocess.run(
-                [sys.executable, str(script)], cwd=corpus, timeout=LIMIT_S, capture_output=True, text=True,
+                [sys.executable, str(script), str(root / PROGRAM), "--executor", "ray"],
+                cwd=corpus,
                 env={**os.environ, **variables, "PYTHONPATH": path},
-            )  # fmt: skip
+                timeout=LIMIT_S,
+                capture_output=True,
+                text=True,
+            )
         finally:
             kill_processes(f"RAY_TMPDIR={folder}")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
