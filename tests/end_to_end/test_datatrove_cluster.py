@@ -17,16 +17,16 @@ from tests.end_to_end.conftest import Slurm, kill_processes, wait_until
 pytest.importorskip("datatrove", reason="no datatrove: pip install 'megatron-scaling[datatrove]'")
 
 N_TASKS = 8
-LIMIT_S = 150
+LIMIT_S = 240
 PROGRAM = "examples_scaling/training/prepare_datatrove.py"
-# the program of the guide, slowed: each task takes about 4 seconds, and again in its second attempt
+# the program of the guide, slowed: each task takes about 8 seconds, and again in its second attempt
 SCRIPT = """
 import runpy, sys
 
 def pace(data, rank, world_size):
     import time  # the function is pickled by value, without the names of this script
     for document in data:
-        time.sleep(0.03)
+        time.sleep(0.06)
         yield document
 
 program = runpy.run_path(sys.argv[1])
@@ -49,7 +49,10 @@ cluster.connect()
     + """
 work = threading.Thread(target=executor.run)
 work.start()
-while not glob.glob("logs/completions/*") or len(glob.glob("tokens/*.partial")) < 4:
+# two files a task: both nodes have unfinished ones
+while work.is_alive() and not (
+    glob.glob("logs/completions/*") and len(glob.glob("tokens/*.partial")) >= 4
+):
     time.sleep(0.2)
 cluster.remove_node(second, allow_graceful=False)
 print("killed with completed:", len(glob.glob("logs/completions/*")), flush=True)
