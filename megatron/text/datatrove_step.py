@@ -96,7 +96,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         with _lock_part(part):
             self._check_settings(part)
             encoder, dtype = self._load_encoder()
-            with IndexedWriter(part, dtype, self.meta | {"json_key": KEY, "job": self.job}) as writer:
+            number = {"number": rank + 1, "of": world_size, "inputs_sha256": self._hash_prefix()}
+            meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
+            with IndexedWriter(part, dtype, meta) as writer:
                 n_empty = 0
                 for batch in _iter_batches(data or iter(())):
                     with self.track_time("batch"):
@@ -128,6 +130,10 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
                     place = document.metadata.get("file_path") or "document"
                     raise ValueError(f"{place}, id {document.id}: {error}") from error
             raise
+
+    def _hash_prefix(self) -> str:
+        """Return a hash that is common to the parts of this dataset; the inputs are not known here."""
+        return hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
 
     def _load_encoder(self) -> tuple[Encoder, Any]:
         """Return this process's encoder, and the dtype of its ids."""

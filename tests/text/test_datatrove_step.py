@@ -138,6 +138,9 @@ def test_datatroves_reader_of_c4_gives_the_bytes_of_the_tool(scaling_data: Path,
     assert sidecar["sources"] == [{"path": "c4_en_shard00000_first1000.jsonl", "documents_read": 1000}]
     assert (sidecar["tokens"], sidecar["append_eod"]) == (485_006 + 1000, True)
     assert sidecar["tokenizer"]["eod_id"] == 50256
+    numbers = [(IndexedTokens(part).sidecar or {})["part"] for part in read_parts(prefix, 5)]
+    assert [(part["number"], part["of"]) for part in numbers] == [(i, 5) for i in range(1, 6)]
+    assert len({part["inputs_sha256"] for part in numbers}) == 1, "a merge checks that all parts are given"
 
 
 def test_only_documents_that_pass_a_filter_are_encoded_and_they_are_passed_on(
