@@ -81,6 +81,7 @@ class IndexedWriter:
         self._counts = IdCounts()
         self.block_bytes = BLOCK_BYTES
         self._hash = BlockHash(self.block_bytes)
+        self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
         self._is_prepared = False
         self._bin: IO[bytes] | None = None
         self._spool: IO[bytes] | None = None
@@ -179,7 +180,7 @@ class IndexedWriter:
             for block in self._iter_index():
                 index_hash.update(block)
                 file.write(block)
-        sha256: dict[str, Any] = {"bin": bin_sum, "idx": index_hash.hexdigest()}
+        sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
         # without this entry, both are plain SHA-256
         if index_hash.n_blocks or self.n_tokens * self.dtype.itemsize > self.block_bytes:
             sha256["block_bytes"] = self.block_bytes

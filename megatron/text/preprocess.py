@@ -133,7 +133,7 @@ def preprocess(
         fast = load_fast_bpe(loaded)
         clock.end_stage("tokenizer")
         pieces = split_into_pieces(sources.paths, PIECE_BYTES, sources.ranges)
-        meta = {"append_eod": options.append_eod, "special_text": options.special_text} | _tokenizer_meta(
+        meta = {"append_eod": options.append_eod, "special_text": options.special_text} | describe_tokenizer(
             loaded
         )
         if options.part is not None:
@@ -228,7 +228,8 @@ def _describe_part(part: Part | None, sources: Sources) -> list[Any]:
     return [{"part": [part.number, part.count], "inputs_sha256": sources.inputs_sha256, "ranges": ranges}]
 
 
-def _tokenizer_meta(tokenizer: Tokenizer) -> dict[str, Any]:
+def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the entry of a sidecar that describes a tokenizer and its end-of-document token."""
     end = tokenizer.eod
     meta = {
         "name": tokenizer.name,
