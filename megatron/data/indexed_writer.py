@@ -17,6 +17,7 @@ from megatron import _csrc
 from megatron.data.indexed import DTYPE_CODES
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 from megatron.plan.idx_header import HEADER, MAGIC, VERSION
+from megatron.plan.sidecar import PARTS_SUFFIX
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
@@ -29,6 +30,27 @@ BLOCK = 1 << 20  # documents or tokens processed at a time
 def dtype_for(n_tokens: int) -> np.dtype:
     """Return the token dtype by Megatron's rule: uint16 for a vocabulary below 65,500, else int32."""
     return np.dtype("<u2") if n_tokens < 65500 else np.dtype("<i4")
+
+
+class IdCounts:
+    """Occurrences of each token id, for the entropy. `counts` None: an id above MAX_COUNTED_IDS occurred."""
+
+    def __init__(self) -> None:
+        self.counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
+
+    def add(self, ids: np.ndarray) -> None:
+        """Count ids of any integer dtype."""
+        if ids.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
+            ids = ids.astype("<i4")
+        if self.counts is None:
+            return
+        if len(ids) and ids.dtype.itemsize > 2 and int(ids.max()) >= len(self.counts):
+            if int(ids.max()) >= MAX_COUNTED_IDS:
+                self.counts = None
+                return
+            # grow to the largest id so far
+            self.counts = np.pad(self.counts, (0, int(ids.max()) + 1 - len(self.counts)))
+        _csrc.count_ids(ids, self.counts)
 
 
 class IndexedWriter:
@@ -53,14 +75,17 @@ class IndexedWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
-        # occurrences of each token id, for the entropy; None: an id above MAX_COUNTED_IDS occurred
-        self._counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
+        self._counts = IdCounts()
         self._sha256 = hashlib.sha256()
         self._is_prepared = False
         self._bin: IO[bytes] | None = None
         self._spool: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
+        if (parts := Path(f"{self.prefix}{PARTS_SUFFIX}")).exists():
+            raise ValueError(
+                f"{parts}: exists already, a dataset of parts. Choose another name, or delete it."
+            )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
         # content belongs to another process; `truncate` follows below.
@@ -92,7 +117,7 @@ class IndexedWriter:
         # The two loops end at the ends of the files, where the next documents are appended.
         while len(ids := np.fromfile(self._bin, self.dtype, BLOCK)):
             self._sha256.update(ids.data)
-            self._count_ids(ids)
+            self._counts.add(ids)
         for lengths in self._iter_lengths():
             self._count_documents(lengths)
 
@@ -156,7 +181,7 @@ class IndexedWriter:
         ids = np.ascontiguousarray(ids, dtype=self.dtype)
         self._bin.write(ids.data)
         self._sha256.update(ids.data)
-        self._count_ids(ids)
+        self._counts.add(ids)
 
     def _end_documents(self, lengths: np.ndarray) -> None:
         assert self._spool is not None, "add documents inside the `with` block"
@@ -169,19 +194,6 @@ class IndexedWriter:
         self.n_documents += len(lengths)
         self.n_empty += int((lengths == 0).sum())
         self.longest = max(self.longest, int(lengths.max(initial=0)))
-
-    def _count_ids(self, ids: np.ndarray) -> None:
-        if self.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
-            ids = ids.astype("<i4")
-        if self._counts is None:
-            return
-        if len(ids) and self.dtype.itemsize > 2 and int(ids.max()) >= len(self._counts):
-            if int(ids.max()) >= MAX_COUNTED_IDS:
-                self._counts = None
-                return
-            # grow to the largest id so far
-            self._counts = np.pad(self._counts, (0, int(ids.max()) + 1 - len(self._counts)))
-        _csrc.count_ids(ids, self._counts)
 
     def _partial_path(self, suffix: str) -> Path:
         return self.scratch / (self.prefix.name + suffix + PARTIAL)
@@ -204,7 +216,9 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            "unigram_entropy_nats": None if self._counts is None else unigram_entropy(self._counts),
+            "unigram_entropy_nats": None
+            if self._counts.counts is None
+            else unigram_entropy(self._counts.counts),
             # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
             # documents
             **self.meta,
