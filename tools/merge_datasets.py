@@ -17,7 +17,7 @@ import megatron.early_stop  # noqa: F401  # before slow imports, so that a signa
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_output_prefix
-from megatron.text.merge import MergeResult, find_merged, merge_datasets, read_unfinished_removal
+from megatron.text.merge import MergeResult, find_finished_removal, merge_datasets, read_unfinished_removal
 from megatron.text.merge_inputs import expand_prefixes
 from megatron.text.write_parts import write_parts
 
@@ -79,9 +79,11 @@ def merge(args: argparse.Namespace) -> MergeResult:
         prefixes = expand_prefixes(args.prefixes, args.list, allow_missing=is_resumed)
         return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite, args.remove)
     except FileNotFoundError:
-        if args.remove and not is_resumed and (done := find_merged(args.prefixes, args.list, args.output)):
-            return done
-        raise
+        # patterns match nothing any more
+        finished = find_finished_removal(args.prefixes, args.output, args.list) if args.remove else None
+        if finished is None:
+            raise
+        return finished
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,8 +7,8 @@ input is deleted only after that, so the disk needs little more than the largest
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -79,11 +79,17 @@ def merge_datasets(
     if (journal := read_unfinished_removal(output)) is not None:
         _check_same_inputs(journal, prefixes, output, remove)
         return _Merge(output, folder, journal).run(overwrite)
-    inputs = open_inputs(prefixes, output, mixed_eod)
+    try:
+        inputs = open_inputs(prefixes, output, mixed_eod)
+    except FileNotFoundError:
+        if remove and (finished := find_finished_removal(prefixes, output)) is not None:
+            return finished
+        raise
     if is_built_from(output, {"merged_from": inputs.meta["merged_from"]}):
         existing = open_dataset(output)
+        _delete_folder(folder)  # of a merge that was killed after its last rename
         return MergeResult(existing.n_documents, existing.n_tokens, is_new=False)
-    if not overwrite:
+    if not overwrite and not (folder / JOURNAL).exists():  # else `run` checks: a kill may have left the .bin
         check_not_exists(*dataset_files(output))
     if remove and len({resolve_dataset_path(dataset.prefix) for dataset in inputs.datasets}) < len(
         inputs.datasets
@@ -104,7 +110,9 @@ def read_unfinished_removal(output: Path) -> dict[str, Any] | None:
     return journal if journal is not None and journal["remove"] else None
 
 
-def find_merged(words: Sequence[str], lists: Sequence[Path], output: Path) -> MergeResult | None:
+def find_finished_removal(
+    words: Sequence[str], output: Path, lists: Sequence[Path] = ()
+) -> MergeResult | None:
     """Return the counts of a finished merge whose inputs were removed; None if the output is another one.
 
     It is finished if the words and patterns match the names of all datasets that the output was merged from.
@@ -119,7 +127,17 @@ def find_merged(words: Sequence[str], lists: Sequence[Path], output: Path) -> Me
     matches = [[name for name in names if fnmatch(name, pattern)] for pattern in patterns]
     if not all(matches) or {name for row in matches for name in row} != set(names):
         return None
+    _delete_folder(merge_folder(output))
     return MergeResult(dataset.n_documents, dataset.n_tokens, is_new=False)
+
+
+def _delete_folder(folder: Path) -> None:
+    """Delete the folder of a finished merge, which is not locked, if it exists."""
+    # the journal first: without it the folder is no unfinished merge
+    for name in (JOURNAL, *(path.name for path in folder.glob("*"))):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        folder.rmdir()
 
 
 def _describe_merge(inputs: MergeInputs, prefixes: Sequence[str], remove: bool) -> dict[str, Any]:
@@ -198,15 +216,15 @@ class _Merge:
                 publish_dataset(self.output, self.folder)
             except ValueError:
                 if not (self.journal["remove"] and _read_progress(self.folder)["n_done"]):
-                    shutil.rmtree(self.folder)  # all inputs exist
+                    _delete_folder(self.folder)  # all inputs exist
                 raise
-            shutil.rmtree(self.folder)
+            _delete_folder(self.folder)
         return MergeResult(self.n_documents, self.n_tokens, is_new=True)
 
     def _clear_folder(self) -> None:
-        for path in self.folder.iterdir():
+        for path in (self.folder / JOURNAL, *self.folder.glob("*")):
             if path.name != LOCK:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def _partial_path(self, suffix: str) -> Path:
         return self.folder / (self.output.name + suffix + PARTIAL)
