@@ -19,6 +19,7 @@ from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, dataset_exis
 # little endian on every machine
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+BLOCK_DOCUMENTS = 1 << 18  # documents whose lengths are computed at a time
 BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
 HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 
@@ -139,6 +140,16 @@ class IndexedTokens:
         """Return (start in `tokens`, number of tokens) of documents int [n], each int64 [n]."""
         begins, ends = (self._sequence_starts(self._boundaries[documents + i]) for i in (0, 1))
         return begins, ends - begins
+
+    def iter_document_lengths(self) -> Iterator[np.ndarray]:
+        """Yield the number of tokens of all documents in blocks, each int32 or int64."""
+        for first in range(0, self.n_documents, BLOCK_DOCUMENTS):
+            bounds = self._boundaries[first : first + BLOCK_DOCUMENTS + 1]
+            end = first + len(bounds) - 1
+            if (bounds == np.arange(first, end + 1)).all():  # a document is a sequence, as usual
+                yield self._lengths[first:end]
+            else:
+                yield np.diff(self._sequence_starts(bounds))
 
     def read(self, document: int, offset: int, n: int) -> np.ndarray:
         """Return `n` tokens from `offset` in a document, across document ends: [n], a view of the file."""

@@ -222,14 +222,18 @@ class ConcatenatedTokens:
             return self._gather(np.asarray(key))
         begin, end, step = key.indices(self._n_tokens)
         assert step == 1, "other steps are not implemented"
+        # files without tokens begin at the same number as the next one: the last of them is the one to read
+        number = bisect_right(self._start_list, begin) - 1
+        offset = begin - self._start_list[number]
+        if begin < end <= begin - offset + self.counts[number]:  # as most windows: in one file
+            return self._get_map(number)[offset : offset + end - begin]
         pieces = [
             self._get_map(number)[offset : offset + n] for number, offset, n in self.iter_pieces(begin, end)
         ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self.dtype), *pieces])
+        return np.concatenate([np.empty(0, self.dtype), *pieces])
 
     def iter_pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield (file, first token in it, number of tokens) of the tokens from begin to end - 1."""
-        # files without tokens begin at the same number as the next one: the last of them is the one to read
         number = bisect_right(self._start_list, begin) - 1
         while begin < end:
             offset = begin - self._start_list[number]

@@ -9,8 +9,6 @@ import numpy as np
 from megatron.data.indexed import DTYPE_CODES, IndexedTokens
 from megatron.plan.idx_header import HEADER, MAGIC, VERSION
 
-BLOCK_DOCUMENTS = 1 << 18
-
 
 class MergedIndex:
     """Context manager that writes the index of `n_documents` documents, one sequence each.
@@ -42,14 +40,14 @@ class MergedIndex:
 
     def add(self, dataset: IndexedTokens, first_document: int, first_token: int) -> None:
         """Write the documents of a dataset from document and token numbers of the whole on."""
-        for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
-            numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents), dtype="<i8")
-            begins, lengths = dataset.document_spans(numbers)
-            positions = (begins + first_token) * self.dtype.itemsize
-            at = first_document + first
-            self._write_at(HEADER.size + 4 * at, lengths.astype("<i4").tobytes())
-            self._write_at(HEADER.size + 4 * self.n + 8 * at, positions.astype("<i8").tobytes())
-            self._write_at(HEADER.size + 12 * self.n + 8 * at, (numbers + first_document).tobytes())
+        at, begin = first_document, first_token
+        for lengths in dataset.iter_document_lengths():
+            ends = begin + np.cumsum(lengths, dtype="<i8")
+            positions, numbers = (ends - lengths) * self.dtype.itemsize, np.arange(at, at + len(lengths))
+            self._write_at(HEADER.size + 4 * at, lengths.astype("<i4"))
+            self._write_at(HEADER.size + 4 * self.n + 8 * at, positions.astype("<i8"))
+            self._write_at(HEADER.size + 12 * self.n + 8 * at, numbers.astype("<i8"))
+            at, begin = at + len(lengths), int(ends[-1])
             self.n_empty += int((lengths == 0).sum())
             self.longest = max(self.longest, int(lengths.max(initial=0)))
 
@@ -57,6 +55,6 @@ class MergedIndex:
         """Flush buffers to the operating system."""
         self._file.flush()
 
-    def _write_at(self, offset: int, content: bytes) -> None:
+    def _write_at(self, offset: int, content: bytes | np.ndarray) -> None:
         self._file.seek(offset)
-        self._file.write(content)
+        self._file.write(content if isinstance(content, bytes) else content.data)
