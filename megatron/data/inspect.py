@@ -1,6 +1,5 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.data.block_hash import BlockHash
 from megatron.data.indexed import IndexedTokens
 
 BLOCK_TOKENS = 1 << 20
@@ -100,9 +100,12 @@ def find_faults(
         yield f"{prefix}.json: no hashes; later changes cannot be detected"
     yield from find_wrong_counts(dataset, sidecar)
     with Path(f"{prefix}.idx").open("rb") as file:
-        if "idx" in sums and hashlib.file_digest(file, "sha256").hexdigest() != sums["idx"]:
+        index_hash = BlockHash(sums.get("block_bytes"))
+        while block := file.read(BLOCK_TOKENS):
+            index_hash.update(block)
+        if "idx" in sums and index_hash.hexdigest() != sums["idx"]:
             yield f"{prefix}.idx: its hash differs from the sidecar's; the file has changed"
-    yield from _find_wrong_tokens(dataset, sidecar, sums.get("bin"), advance)
+    yield from _find_wrong_tokens(dataset, sidecar, sums, advance)
 
 
 def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
@@ -124,7 +127,7 @@ def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterat
 def _find_wrong_tokens(
     dataset: IndexedTokens,
     sidecar: dict[str, Any],
-    expected_sha256: str | None,
+    sums: dict[str, Any],
     advance: Callable[[int], object],
 ) -> Iterator[str]:
     """Read the data once; check its hash, the range of ids and the last token of each document."""
@@ -134,12 +137,12 @@ def _find_wrong_tokens(
         tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
     )
     # start values that no check below reports, also for a dataset without tokens
-    sum_, least, most = hashlib.sha256(), 0, -1
+    data_hash, least, most = BlockHash(sums.get("block_bytes")), 0, -1
     ends, n_ended, odd = _DocumentEnds(dataset), 0, None
     for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
         # one read serves all three checks: hash, range of ids, last tokens
         ids = dataset.read_copy(begin, BLOCK_TOKENS)
-        sum_.update(ids.data)
+        data_hash.update(ids.data)
         least, most = min(least, int(ids.min())), max(most, int(ids.max()))
         if eod is not None and odd is None:
             # document ends e with begin < e <= begin + len(ids), each one token after the last token of a
@@ -151,7 +154,7 @@ def _find_wrong_tokens(
             odd = n_ended + int(wrong[0]) if len(wrong) else None
             n_ended += len(block_ends)
         advance(ids.nbytes)
-    if expected_sha256 is not None and sum_.hexdigest() != expected_sha256:
+    if "bin" in sums and data_hash.hexdigest() != sums["bin"]:
         yield f"{dataset.prefix}.bin: its hash differs from the sidecar's; the file has changed"
     if vocab_size is not None and most >= vocab_size:
         yield f"{dataset.prefix}.bin: got id {most}, expected ids below the tokenizer's {vocab_size}"

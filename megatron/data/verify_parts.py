@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from megatron.data.block_hash import hash_blocks
 from megatron.data.inspect import find_faults, find_wrong_counts
-from megatron.data.parts import Part, PartsTokens, hash_file
+from megatron.data.parts import Part, PartsTokens
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
 
 
@@ -36,7 +37,9 @@ def find_faults_of_parts(
     sums = dataset.sidecar.get("sha256") or {}
     if "idx" not in sums:
         yield f"{prefix}{PARTS_SUFFIX}: no hashes; later changes cannot be detected"
-    elif hash_file(Path(f"{prefix}{PARTS_INDEX_SUFFIX}")) != sums["idx"]:
+    elif (
+        hash_blocks(Path(f"{prefix}{PARTS_INDEX_SUFFIX}"), sums.get("block_bytes")).hexdigest() != sums["idx"]
+    ):
         yield f"{prefix}{PARTS_INDEX_SUFFIX}: its hash differs from that of the list; the file has changed"
     yield from find_wrong_counts(dataset, dataset.sidecar)
 

@@ -39,6 +39,7 @@ def _or_null(check: FieldCheck) -> FieldCheck:
 # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
 COUNT: FieldCheck = (_is_count, "a whole number")
 NUMBER: FieldCheck = (_is_number, "a finite number")
+SIZE: FieldCheck = (lambda value: _is_count(value) and value > 0), "a whole number of 1 or more"
 STRING: FieldCheck = ((lambda value: isinstance(value, str)), "a string")
 BOOLEAN: FieldCheck = ((lambda value: isinstance(value, bool)), "true or false")
 OBJECT: FieldCheck = ((lambda value: isinstance(value, dict)), "an object")
@@ -65,6 +66,7 @@ FIELDS: dict[str, FieldCheck] = {
     "tokenizer": _or_null(OBJECT),
     "sha256": OBJECT,
     "sources": OBJECTS,
+    "part": OBJECT,
     "merged_from": OBJECTS,
     "subset_of": OBJECT,
     "parts": OBJECTS,
@@ -85,8 +87,8 @@ TOKENIZER_FIELDS: dict[str, FieldCheck] = {
     "eod_token": _or_null(STRING),
     "eod_from": _or_null(STRING),
 }
-
-SUM_FIELDS: dict[str, FieldCheck] = {"bin": STRING, "idx": STRING, "parts": STRING}
+# block_bytes: the two are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
+SUM_FIELDS: dict[str, FieldCheck] = {"bin": STRING, "idx": STRING, "block_bytes": SIZE}
 
 
 def is_dataset_of_parts(prefix: str | Path) -> bool:
@@ -142,7 +144,7 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
         )
     _check_fields(path, "", content, FIELDS)
     _check_fields(path, "tokenizer.", content.get("tokenizer") or {}, TOKENIZER_FIELDS)
-    _check_fields(path, "sha256.", content.get("sha256") or {}, SUM_FIELDS)
+    _check_fields(path, "sha256.", content.get("sha256") or {}, SUM_FIELDS | {"parts": STRING})
     for number, part in enumerate(content.get("parts") or []):
         _check_fields(path, f"parts[{number}].", part, PART_FIELDS)
         _check_fields(path, f"parts[{number}].sha256.", part.get("sha256") or {}, SUM_FIELDS)

@@ -5,7 +5,6 @@ of them are in the output durably. After a kill the same call resumes with the n
 input is deleted only after that, so the disk needs little more than the largest input.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums, hash_blocks
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import (
     DATASET_SUFFIXES,
@@ -24,7 +24,7 @@ from megatron.data.indexed_writer import (
     publish_dataset,
     unigram_entropy,
 )
-from megatron.data.parts import hash_file, open_dataset
+from megatron.data.parts import open_dataset
 from megatron.io import PARTIAL, fsync_path, open_exclusive, read_json, write_json
 from megatron.log import get_logger
 from megatron.plan.idx_header import VERSION
@@ -239,7 +239,7 @@ class _Merge:
             self._remove_inputs(progress["n_removed"], n_done)
         n_documents = sum(entry["documents"] for entry in self.inputs[:n_done])
         n_tokens = sum(entry["tokens"] for entry in self.inputs[:n_done])
-        digest, counts = hashlib.sha256(), IdCounts()
+        digest, counts = BlockHash(BLOCK_BYTES), IdCounts()
         index_path, data_path = self._partial_path(".idx"), self._partial_path(".bin")
         self._check_partial(n_done, n_tokens)
         with (
@@ -250,7 +250,7 @@ class _Merge:
             data_path.open("r+b" if data_path.exists() else "w+b") as data,
         ):
             data.truncate(n_tokens * self.dtype.itemsize)
-            # a sha256 object cannot be stored: it is computed again from the data
+            # the state of a hash is not stored: it is computed again from the data
             while len(ids := np.fromfile(data, self.dtype, BLOCK_TOKENS)):
                 digest.update(ids.data)
                 counts.add(ids)
@@ -284,7 +284,7 @@ class _Merge:
             "longest_document": progress["longest"],
             "unigram_entropy_nats": None if counts.counts is None else unigram_entropy(counts.counts),
             **self.journal["meta"],
-            "sha256": {"bin": digest.hexdigest(), "idx": hash_file(index_path)},
+            "sha256": describe_sums(digest, hash_blocks(index_path, BLOCK_BYTES)),
         }
         self._partial_path(".json").write_text(json.dumps(sidecar, indent=1) + "\n")
         fsync_path(self._partial_path(".json"))
@@ -316,7 +316,7 @@ def _open_input(entry: dict[str, Any]) -> IndexedTokens:
 def _copy_tokens(
     dataset: IndexedTokens,
     data: IO[bytes],
-    sums: tuple[Any, IdCounts],
+    sums: tuple[BlockHash, IdCounts],
     advance: Callable[[int], object],
     check: bool,
 ) -> None:
@@ -325,7 +325,7 @@ def _copy_tokens(
     Raises ValueError if `check` is set and the tokens do not have the hash that the sidecar records.
     """
     recorded = (dataset.sidecar or {}).get("sha256") or {}
-    own = hashlib.sha256() if check and "bin" in recorded else None
+    own = BlockHash(recorded.get("block_bytes")) if check and "bin" in recorded else None
     for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
         ids = dataset.read_copy(begin, BLOCK_TOKENS)
         data.write(ids.data)

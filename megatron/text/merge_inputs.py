@@ -203,31 +203,31 @@ def _compare_tokenizers(first: IndexedTokens, other: IndexedTokens) -> None:
 
 
 def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
-    """Check that datasets written with --part I/N are all parts of their jobs, each once.
+    """Check that datasets written with --part I/N are all parts of their jobs, each once, in any order.
 
     Datasets without a part number are not checked. Raises ValueError for a missing or repeated part.
     """
     jobs: dict[tuple[Any, ...], dict[int, str]] = {}
     for dataset in datasets:
-        part = (dataset.sidecar or {}).get("part")
-        if not isinstance(part, dict) or not all(isinstance(part.get(name), int) for name in ("index", "of")):
+        sidecar = dataset.sidecar or {}
+        part = sidecar.get("part") or {}
+        number, n_parts = part.get("number"), part.get("of")
+        if not isinstance(number, int) or not isinstance(n_parts, int):
             continue
-        job = (part["of"], part.get("job"), (dataset.sidecar or {}).get("json_key"))
-        numbers = jobs.setdefault(job, {})
-        if part["index"] in numbers:
+        numbers = jobs.setdefault((n_parts, part.get("inputs_sha256"), sidecar.get("json_key")), {})
+        if number in numbers:
             raise ValueError(
-                f"{dataset.prefix}: got part {part['index']} of {part['of']} again, as "
-                f"{numbers[part['index']]}. Give each part once, of one job."
+                f"{dataset.prefix}: got part {number} of {n_parts:,} again, as {numbers[number]}. "
+                "Give each part once."
             )
-        numbers[part["index"]] = dataset.prefix
+        numbers[number] = dataset.prefix
     for (n_parts, *_), numbers in jobs.items():
-        first = min(0, *numbers) if 0 in numbers else min(1, *numbers)
-        expected = range(first, first + n_parts)
-        if missing := [number for number in expected if number not in numbers]:
-            shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        # not a list of all missing numbers: n_parts is a number in a file
+        first_missing = next(number for number in range(1, len(numbers) + 2) if number not in numbers)
+        if first_missing <= n_parts:
             raise ValueError(
-                f"{next(iter(numbers.values()))}: got {len(numbers):,} of {n_parts:,} parts, not {shown}. "
-                "Write them with tools/preprocess_data_many_cores.py --part, then run the same command again."
+                f"{next(iter(numbers.values()))}: got {len(numbers):,} of {n_parts:,} parts of its job, not "
+                f"part {first_missing}. Write it with tools/preprocess_data_many_cores.py --part."
             )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums, hash_blocks
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IdCounts, unigram_entropy
 from megatron.data.parts import hash_file, open_dataset
@@ -64,14 +65,17 @@ def write_parts(
             content = _write_index(inputs, partial_index)
             content |= inputs.meta
             content.pop("merged_from")
-            content["sha256"] = {"idx": hash_file(partial_index)}
+            index_hash = hash_blocks(partial_index, BLOCK_BYTES)
             if hash_tokens:
-                content |= _hash_tokens(inputs, parts, content["sha256"])
+                content |= _hash_tokens(inputs, parts, index_hash)
             elif all("bin" in part["sha256"] for part in parts):
-                sums = json.dumps([part["sha256"]["bin"] for part in parts])
-                content["sha256"]["parts"] = hashlib.sha256(sums.encode()).hexdigest()
-            else:
-                del content["sha256"]  # unknown tokens: the prefix is then the identity, as without a sidecar
+                sums = json.dumps(
+                    [[part["sha256"]["bin"], part["sha256"].get("block_bytes")] for part in parts]
+                )
+                content["sha256"] = describe_sums(index_hash, index_hash) | {
+                    "parts": hashlib.sha256(sums.encode()).hexdigest()
+                }
+                del content["sha256"]["bin"]  # else unknown: the prefix is then the identity
             content["parts"] = parts
             partial.write_text(json.dumps(content, indent=1) + "\n")
             for file in (partial_index, partial):
@@ -148,9 +152,9 @@ def _write_index(inputs: MergeInputs, path: Path) -> dict[str, Any]:
     }
 
 
-def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], sums: dict[str, str]) -> dict[str, Any]:
+def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: BlockHash) -> dict[str, Any]:
     """Read all tokens once; add the hash of each part without one, and return the entries of the whole."""
-    digest, counts = hashlib.sha256(), IdCounts()
+    digest, counts = BlockHash(BLOCK_BYTES), IdCounts()
     with ProgressBar("hashing", inputs.n_tokens, "tokens") as bar:
         for dataset, part in zip(inputs.datasets, parts, strict=True):
             own = None if "bin" in part["sha256"] else hashlib.sha256()
@@ -164,4 +168,4 @@ def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], sums: dict[st
             if own is not None:
                 part["sha256"]["bin"] = own.hexdigest()
     entropy = None if counts.counts is None else unigram_entropy(counts.counts)
-    return {"unigram_entropy_nats": entropy, "sha256": {"bin": digest.hexdigest(), **sums}}
+    return {"unigram_entropy_nats": entropy, "sha256": describe_sums(digest, index_hash)}

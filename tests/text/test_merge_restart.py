@@ -243,6 +243,30 @@ def test_an_interrupted_merge_continues_unless_an_input_changed(
             (tmp_path / f"joined{suffix}").unlink()
 
 
+def test_a_missing_or_repeated_part_of_a_job_is_refused(tmp_path: Path) -> None:
+    def write(name: str, number: object, of: object = 3, job: str = "a", key: str = "text") -> str:
+        part = {"number": number, "of": of, "inputs_sha256": job}
+        meta = META | {"part": part, "json_key": key}
+        with IndexedWriter(tmp_path / name, np.dtype(np.uint16), meta) as writer:
+            writer.add_document([1])
+        return str(tmp_path / name)
+
+    one, two, three = (write(str(i), i) for i in (1, 2, 3))
+    for merge in (merge_datasets, write_parts):
+        with pytest.raises(ValueError, match="got 2 of 3 parts of its job, not part 2"):
+            merge([three, one], tmp_path / "out")
+        with pytest.raises(ValueError, match="got part 1 of 3 again"):
+            merge([one, two, write("copy", 1), three], tmp_path / "out")
+        with pytest.raises(ValueError, match="got 1 of 3 parts of its job, not part 1"):
+            merge([one, two, three, write("other", 2, job="b")], tmp_path / "out")
+        with pytest.raises(ValueError, match="not part 1"):
+            merge([write("odd", 7, of=2**62)], tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+    keys = [write(f"{key}{i}", i, key=key) for key in ("title", "text") for i in (1, 2, 3)]
+    plain = write_parts_of(tmp_path, 1)
+    assert merge_datasets([one, three, two, *keys[:3], *plain, write("x", "1")], tmp_path / "out").is_new
+
+
 def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: Path) -> None:
     prefixes = write_parts_of(tmp_path / "d", 12)
     (tmp_path / "d" / "part-3_text_document.rejects.jsonl").touch()
