@@ -14,7 +14,7 @@ from pathlib import Path
 from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.data.indexed import resolve_prefix
 from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
-from megatron.data.parts import PartsTokens, open_dataset, read_parts
+from megatron.data.parts import PartsTokens, open_dataset, read_parts_list
 from megatron.data.verify_parts import find_faults_of_parts
 from megatron.plan.sidecar import is_dataset_of_parts
 from megatron.terminal import ProgressBar
@@ -72,7 +72,7 @@ def format_summary(summary: LengthSummary) -> str:
 def verify(prefix: str, n_workers: int | None) -> list[str]:
     """Return the faults of a dataset, in an order that does not depend on the number of workers."""
     has_parts = is_dataset_of_parts(prefix)
-    paths = [f"{part.prefix}.bin" for part in read_parts(prefix)] if has_parts else [f"{prefix}.bin"]
+    paths = [f"{part.prefix}.bin" for part in read_parts_list(prefix)] if has_parts else [f"{prefix}.bin"]
     total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
     with ProgressBar("verifying", total, "B") as bar:
         if has_parts:

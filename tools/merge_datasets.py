@@ -19,7 +19,7 @@ from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_output_prefix
 from megatron.text.merge import MergeResult, find_finished_removal, merge_datasets, read_unfinished_removal
 from megatron.text.merge_inputs import expand_prefixes
-from megatron.text.write_parts import write_parts
+from megatron.text.write_parts import write_parts_list
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     inputs.add_argument(
         "prefixes",
         nargs="*",
+        default=[],
         metavar="PREFIX",
         help="a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 "
         "before part-10); all of the same tokenizer and dtype",
@@ -73,7 +74,7 @@ def merge(args: argparse.Namespace) -> MergeResult:
     """Write the dataset, or the list of parts."""
     if args.parts is not None:
         prefixes = expand_prefixes(args.prefixes, args.list)
-        return write_parts(prefixes, args.parts, args.mixed_eod, args.overwrite, args.hash)
+        return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite, args.hash)
     is_resumed = read_unfinished_removal(args.output) is not None
     try:
         prefixes = expand_prefixes(args.prefixes, args.list, allow_missing=is_resumed)

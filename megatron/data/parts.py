@@ -40,7 +40,7 @@ def open_dataset(prefix: str | Path) -> IndexedTokens:
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """A part as the list records it.
 
     mtime_ns         time of its .bin
@@ -66,7 +66,7 @@ class Part:
             return False
 
 
-def read_parts(prefix: str | Path, sidecar: dict[str, Any] | None = None) -> list[Part]:
+def read_parts_list(prefix: str | Path, sidecar: dict[str, Any] | None = None) -> list[DatasetPart]:
     """Return the parts of a dataset of parts. Raises ValueError for a list without parts."""
     entries = (read_sidecar(prefix) if sidecar is None else sidecar).get("parts")
     path = Path(f"{prefix}{PARTS_SUFFIX}")
@@ -77,7 +77,7 @@ def read_parts(prefix: str | Path, sidecar: dict[str, Any] | None = None) -> lis
             "Write it with tools/merge_datasets.py --parts."
         )
     return [
-        Part(
+        DatasetPart(
             prefix=os.path.join(path.parent, entry["path"]),
             n_documents=entry["documents"],
             n_tokens=entry["tokens"],
@@ -101,7 +101,7 @@ class PartsTokens(IndexedTokens):
         self._index = Path(f"{prefix}{PARTS_INDEX_SUFFIX}")
         self.n_ids: int | None = None
         sidecar = self.sidecar = read_sidecar(prefix)
-        self.parts = read_parts(prefix, sidecar)
+        self.parts = read_parts_list(prefix, sidecar)
         if not self._index.is_file():
             raise FileNotFoundError(
                 f"{self._index}: no such file, expected the index of the parts. {REBUILD}."
@@ -177,7 +177,7 @@ class PartsTokens(IndexedTokens):
         if int.from_bytes(stored, "little", signed=True) != n:
             raise ValueError(f"{self._index}: got a last boundary other than {n:,}. {REBUILD}.")
 
-    def _check_part(self, part: Part) -> None:
+    def _check_part(self, part: DatasetPart) -> None:
         path, expected = f"{part.prefix}.bin", part.n_tokens * self.dtype.itemsize
         try:
             status = os.stat(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatron.data.block_hash import hash_blocks
 from megatron.data.inspect import find_faults, find_wrong_counts
-from megatron.data.parts import Part, PartsTokens
+from megatron.data.parts import DatasetPart, PartsTokens
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
 
 
@@ -44,7 +44,7 @@ def find_faults_of_parts(
     yield from find_wrong_counts(dataset, dataset.sidecar)
 
 
-def _verify_part(part: Part, prefix: str | Path, advance: Callable[[int], object]) -> list[str]:
+def _verify_part(part: DatasetPart, prefix: str | Path, advance: Callable[[int], object]) -> list[str]:
     """Return the messages for one part; it is read completely."""
     faults = []
     if not part.matches_record():

@@ -11,7 +11,7 @@ import torch
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import WINDOWS
 from megatron.data.indexed import IndexedTokens
-from megatron.data.parts import open_dataset, read_parts
+from megatron.data.parts import open_dataset, read_parts_list
 from megatron.evaluation.batch_size import choose_batch_size
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
@@ -136,7 +136,7 @@ def _identify_corpus(corpus: WeightedCorpus) -> list[Any]:
     data = Path(f"{corpus.prefix}.bin")
     if is_dataset_of_parts(corpus.prefix):
         # the sizes that the merged dataset has
-        n_bytes = sum(Path(f"{part.prefix}.bin").stat().st_size for part in read_parts(corpus.prefix))
+        n_bytes = sum(Path(f"{part.prefix}.bin").stat().st_size for part in read_parts_list(corpus.prefix))
         index = Path(f"{corpus.prefix}{PARTS_INDEX_SUFFIX}")
     else:
         n_bytes, index = data.stat().st_size, Path(f"{corpus.prefix}.idx")

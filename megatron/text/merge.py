@@ -325,16 +325,16 @@ def _copy_tokens(
     Raises ValueError if `check` is set and the tokens do not have the hash that the sidecar records.
     """
     recorded = (dataset.sidecar or {}).get("sha256") or {}
-    own = BlockHash(recorded.get("block_bytes")) if check and "bin" in recorded else None
+    digest = BlockHash(recorded.get("block_bytes")) if check and "bin" in recorded else None
     for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
         ids = dataset.read_copy(begin, BLOCK_TOKENS)
         data.write(ids.data)
         sums[0].update(ids.data)
         sums[1].add(ids)
-        if own is not None:
-            own.update(ids.data)
+        if digest is not None:
+            digest.update(ids.data)
         advance(len(ids))
-    if own is not None and own.hexdigest() != recorded["bin"]:
+    if digest is not None and digest.hexdigest() != recorded["bin"]:
         raise ValueError(
             f"{dataset.prefix}.bin: its hash differs from the sidecar's, so it is not removed. "
             "Tokenise it again, or merge without --remove."

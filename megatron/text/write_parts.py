@@ -26,7 +26,7 @@ FORMAT = "parts"
 PARTS_VERSION = 1
 
 
-def write_parts(
+def write_parts_list(
     prefixes: Sequence[str],
     output: Path,
     mixed_eod: bool = False,
@@ -118,10 +118,10 @@ def _is_written(output: Path, parts: list[dict[str, Any]], hash_tokens: bool) ->
         return False
     same = ("path", "documents", "tokens", "sidecar_sha256")
     stored = [[part.get(name) for name in same] for part in sidecar.get("parts") or []]
-    known = not hash_tokens or "bin" in (sidecar.get("sha256") or {})
+    has_hash = not hash_tokens or "bin" in (sidecar.get("sha256") or {})
     # without a sidecar nothing shows that the tokens are the same
     return (
-        known
+        has_hash
         and stored == [[part[name] for name in same] for part in parts]
         and all(row[-1] for row in stored)
     )
@@ -157,15 +157,15 @@ def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: B
     digest, counts = BlockHash(BLOCK_BYTES), IdCounts()
     with ProgressBar("hashing", inputs.n_tokens, "tokens") as bar:
         for dataset, part in zip(inputs.datasets, parts, strict=True):
-            own = None if "bin" in part["sha256"] else hashlib.sha256()
+            part_digest = None if "bin" in part["sha256"] else hashlib.sha256()
             for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
                 ids = dataset.read_copy(begin, BLOCK_TOKENS)
                 counts.add(ids)
                 digest.update(ids.data)
-                if own is not None:
-                    own.update(ids.data)
+                if part_digest is not None:
+                    part_digest.update(ids.data)
                 bar.update(len(ids))
-            if own is not None:
-                part["sha256"]["bin"] = own.hexdigest()
+            if part_digest is not None:
+                part["sha256"]["bin"] = part_digest.hexdigest()
     entropy = None if counts.counts is None else unigram_entropy(counts.counts)
     return {"unigram_entropy_nats": entropy, "sha256": describe_sums(digest, index_hash)}

@@ -27,7 +27,7 @@ from megatron.plan.weighted_round_robin import WeightedRoundRobin
 from megatron.text.merge import merge_datasets
 from megatron.text.split import split_dataset
 from megatron.text.subset import DocumentSelection, subset_dataset
-from megatron.text.write_parts import write_parts
+from megatron.text.write_parts import write_parts_list
 
 META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "name": "null", "eod_id": 0}, "append_eod": True}
 SIZES = (40, 0, 1, 300, 7)  # documents of the parts
@@ -51,7 +51,7 @@ def prefixes(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def both(prefixes: list[str], tmp_path: Path) -> tuple[str, str]:
     """The parts as one dataset, and their physically merged dataset."""
-    write_parts(prefixes, tmp_path / "parts", hash_tokens=True)
+    write_parts_list(prefixes, tmp_path / "parts", hash_tokens=True)
     merge_datasets(prefixes, tmp_path / "merged")
     return str(tmp_path / "parts"), str(tmp_path / "merged")
 
@@ -104,7 +104,7 @@ def test_documents_and_parts_without_tokens_are_read(tmp_path: Path) -> None:
             for ids in documents:
                 writer.add_document(ids)
     prefixes = [str(tmp_path / f"p{i}") for i in range(len(parts))]
-    write_parts(prefixes, tmp_path / "all")
+    write_parts_list(prefixes, tmp_path / "all")
     merge_datasets(prefixes, tmp_path / "merged")
     dataset = open_dataset(tmp_path / "all")
     assert [dataset.get_document(i).tolist() for i in range(dataset.n_documents)] == sum(parts, [])
@@ -134,16 +134,16 @@ def test_subsets_and_splits_are_those_of_the_merged_dataset(both: tuple[str, str
 def test_without_hashing_the_identity_is_that_of_the_content_of_the_parts(
     prefixes: list[str], tmp_path: Path
 ) -> None:
-    write_parts(prefixes, tmp_path / "a")
+    write_parts_list(prefixes, tmp_path / "a")
     shutil.copytree(tmp_path / "in", tmp_path / "elsewhere" / "in")
-    write_parts([str(tmp_path / "elsewhere" / "in" / Path(p).name) for p in prefixes], tmp_path / "b")
-    write_parts(prefixes[::-1], tmp_path / "c")
+    write_parts_list([str(tmp_path / "elsewhere" / "in" / Path(p).name) for p in prefixes], tmp_path / "b")
+    write_parts_list(prefixes[::-1], tmp_path / "c")
     sums = [_read_checksums(str(tmp_path / name)) for name in "abc"]
     assert sums[0] == sums[1] != sums[2]
 
 
 def test_a_moved_folder_opens_and_a_changed_part_does_not(prefixes: list[str], tmp_path: Path) -> None:
-    write_parts(prefixes, tmp_path / "in" / "all")
+    write_parts_list(prefixes, tmp_path / "in" / "all")
     shutil.copytree(tmp_path / "in", tmp_path / "copy")  # times are kept
     for path in (tmp_path / "copy").iterdir():
         os.utime(path)  # and now they are not
@@ -219,7 +219,7 @@ def test_a_name_is_a_pair_or_a_list_of_parts_but_not_both(both: tuple[str, str],
         pass
     merge_datasets([merged], tmp_path / "again")
     with pytest.raises(ValueError, match=r"again\.bin: exists already"):
-        write_parts([merged], tmp_path / "again")
+        write_parts_list([merged], tmp_path / "again")
     shutil.copy(f"{merged}.idx", f"{parts}.idx")
     for read in (open_dataset, read_sidecar, count_corpus_tokens):
         with pytest.raises(ValueError, match="expected a list of parts or a .bin/.idx dataset"):
@@ -235,7 +235,7 @@ def test_more_parts_than_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
     try:
-        write_parts(prefixes, tmp_path / "all")
+        write_parts_list(prefixes, tmp_path / "all")
         dataset = open_dataset(tmp_path / "all")
         before = len(os.listdir("/proc/self/fd"))
         assert dataset.tokens[:].tolist() == [token for i in range(130) for token in (i + 1, 0)]
@@ -248,7 +248,7 @@ def test_more_parts_than_open_files(tmp_path: Path) -> None:
 
 
 def test_verification_is_the_same_for_any_number_of_workers(prefixes: list[str], tmp_path: Path) -> None:
-    write_parts(prefixes, tmp_path / "all")
+    write_parts_list(prefixes, tmp_path / "all")
     assert list(find_faults_of_parts(tmp_path / "all")) == []
     for prefix in (prefixes[3], prefixes[0], prefixes[4]):
         data = Path(f"{prefix}.bin")
@@ -271,9 +271,9 @@ def test_parts_without_sidecars_are_verified_by_the_hashes_of_the_list(
 ) -> None:
     for prefix in prefixes:
         Path(f"{prefix}.json").unlink()
-    write_parts(prefixes, tmp_path / "all", mixed_eod=True, hash_tokens=True)
+    write_parts_list(prefixes, tmp_path / "all", mixed_eod=True, hash_tokens=True)
     assert list(find_faults_of_parts(tmp_path / "all")) == []
-    write_parts(prefixes, tmp_path / "plain", mixed_eod=True)
+    write_parts_list(prefixes, tmp_path / "plain", mixed_eod=True)
     assert any("no sidecar" in fault for fault in find_faults_of_parts(tmp_path / "plain"))
     assert _read_checksums(str(tmp_path / "plain")) == str(tmp_path / "plain")
 
@@ -283,12 +283,12 @@ def test_a_catalog_registers_the_parts(both: tuple[str, str], prefixes: list[str
 
 
 def test_the_same_list_again_is_not_written(prefixes: list[str], tmp_path: Path) -> None:
-    assert write_parts(prefixes, tmp_path / "all").is_new
+    assert write_parts_list(prefixes, tmp_path / "all").is_new
     before = (tmp_path / "all.parts.json").stat().st_mtime_ns
-    assert not write_parts(prefixes, tmp_path / "all").is_new
+    assert not write_parts_list(prefixes, tmp_path / "all").is_new
     assert (tmp_path / "all.parts.json").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="exists already"):
-        write_parts(prefixes[1:], tmp_path / "all")
-    assert write_parts(prefixes[1:], tmp_path / "all", overwrite=True).n_documents == sum(SIZES[1:])
-    assert write_parts(prefixes[1:], tmp_path / "all", overwrite=True, hash_tokens=True).is_new
+        write_parts_list(prefixes[1:], tmp_path / "all")
+    assert write_parts_list(prefixes[1:], tmp_path / "all", overwrite=True).n_documents == sum(SIZES[1:])
+    assert write_parts_list(prefixes[1:], tmp_path / "all", overwrite=True, hash_tokens=True).is_new
     assert not list(tmp_path.glob("*.partial"))

@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron.command import load_tool
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import find_faults
 from megatron.data.parts import open_dataset
 from megatron.text import merge as module
 from megatron.text.merge import merge_datasets, read_unfinished_removal
 from megatron.text.merge_inputs import expand_prefixes, natural_key
-from megatron.text.write_parts import write_parts
-from tools.merge_datasets import main
+from megatron.text.write_parts import write_parts_list
 
+main = load_tool(Path(__file__).parents[2] / "tools" / "merge_datasets.py").main
 SUFFIXES = (".bin", ".idx", ".json")
 META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "eod_id": 0}, "append_eod": False}
 
@@ -206,7 +207,7 @@ def test_a_damaged_input_is_not_removed(tmp_path: Path) -> None:
 
 def test_a_dataset_of_parts_is_merged_and_removed(tmp_path: Path) -> None:
     prefixes = write_parts_of(tmp_path, 5)
-    write_parts(prefixes, tmp_path / "all")
+    write_parts_list(prefixes, tmp_path / "all")
     tokens = open_dataset(tmp_path / "all").tokens[:]
     merge_datasets([str(tmp_path / "all")], tmp_path / "joined", remove=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"joined{suffix}" for suffix in SUFFIXES]
@@ -251,20 +252,20 @@ def test_a_missing_or_repeated_part_of_a_job_is_refused(tmp_path: Path) -> None:
             writer.add_document([1])
         return str(tmp_path / name)
 
-    one, two, three = (write(str(i), i) for i in (1, 2, 3))
-    for merge in (merge_datasets, write_parts):
+    first, second, third = (write(str(i), i) for i in (1, 2, 3))
+    for merge in (merge_datasets, write_parts_list):
         with pytest.raises(ValueError, match="got 2 of 3 parts of its job, not part 2"):
-            merge([three, one], tmp_path / "out")
+            merge([third, first], tmp_path / "out")
         with pytest.raises(ValueError, match="got part 1 of 3 again"):
-            merge([one, two, write("copy", 1), three], tmp_path / "out")
+            merge([first, second, write("copy", 1), third], tmp_path / "out")
         with pytest.raises(ValueError, match="got 1 of 3 parts of its job, not part 1"):
-            merge([one, two, three, write("other", 2, job="b")], tmp_path / "out")
+            merge([first, second, third, write("other", 2, job="b")], tmp_path / "out")
         with pytest.raises(ValueError, match="not part 1"):
             merge([write("odd", 7, of=2**62)], tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
     keys = [write(f"{key}{i}", i, key=key) for key in ("title", "text") for i in (1, 2, 3)]
     plain = write_parts_of(tmp_path, 1)
-    assert merge_datasets([one, three, two, *keys[:3], *plain, write("x", "1")], tmp_path / "out").is_new
+    assert merge_datasets([first, third, second, *keys[:3], *plain, write("x", "1")], tmp_path / "out").is_new
 
 
 def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: P
     listed = tmp_path / "d" / "list.txt"
     listed.write_text(f"# parts\n\npart-4_text_document  # beside the list\n{prefixes[2]}.bin\npart-1*\n")
     assert expand_prefixes([prefixes[0]], [listed]) == [prefixes[i] for i in (0, 4, 2, 1, 10, 11)]
-    write_parts(prefixes, tmp_path / "d" / "all")
+    write_parts_list(prefixes, tmp_path / "d" / "all")
     assert expand_prefixes([str(tmp_path / "d" / "a*")]) == [str(tmp_path / "d" / "all")]
     assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
 

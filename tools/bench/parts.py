@@ -82,10 +82,12 @@ def link_single_file(folder: Path) -> None:
 def measure(action: str, folder: Path, n_parts: int, seq_len: int) -> dict[str, float]:
     """Run one action in this process; return its figures."""
     if action == "write":
-        from megatron.text.write_parts import write_parts
+        from megatron.text.write_parts import write_parts_list
 
         before, start = read_memory_bytes(), time.perf_counter()
-        result = write_parts([f"{folder}/part-{i}" for i in range(n_parts)], folder / "all", overwrite=True)
+        result = write_parts_list(
+            [f"{folder}/part-{i}" for i in range(n_parts)], folder / "all", overwrite=True
+        )
         grown = read_memory_bytes("VmHWM") - before
         return {"write_s": time.perf_counter() - start, "bytes_per_document": grown / result.n_documents}
     before, start = read_memory_bytes(), time.perf_counter()

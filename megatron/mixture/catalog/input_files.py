@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.data.parts import read_parts
+from megatron.data.parts import read_parts_list
 from megatron.mixture.catalog.tars import TAR_SUFFIXES
 from megatron.plan.sidecar import PARTS_SUFFIX, is_dataset_of_parts
 from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
@@ -23,7 +23,7 @@ def find_input_files(inputs: Sequence[str]) -> list[Path]:
     for word in inputs:
         prefix = word.removesuffix(PARTS_SUFFIX)
         if is_dataset_of_parts(prefix):
-            patterns += [f"{part.prefix}.bin" for part in read_parts(prefix)]
+            patterns += [f"{part.prefix}.bin" for part in read_parts_list(prefix)]
         else:
             patterns.append(f"{word}.bin" if _is_indexed_dataset(Path(f"{word}.bin")) else word)
     return [

@@ -96,12 +96,12 @@ def open_parts(folder: Path) -> FileCase:
     """Open a dataset of two parts, and verify it."""
     from megatron.data.parts import open_dataset
     from megatron.data.verify_parts import find_faults_of_parts
-    from megatron.text.write_parts import write_parts
+    from megatron.text.write_parts import write_parts_list
 
     for seed in (0, 1):
         write_dataset(folder / f"part{seed}", seed)
     prefix = folder / "all"
-    write_parts([str(folder / f"part{seed}") for seed in (0, 1)], prefix, hash_tokens=True)
+    write_parts_list([str(folder / f"part{seed}") for seed in (0, 1)], prefix, hash_tokens=True)
     expected = open_dataset(prefix).tokens[:].tolist()
 
     def read() -> None:
