@@ -163,19 +163,26 @@ class PartsTokens(IndexedTokens):
         """Check the position of the first document of each part, and the last boundary of the index."""
         n, begin, document = self.n_documents, 0, 0
         positions = HEADER.size + 4 * n  # header, int32 lengths, int64 positions, int64 boundaries
+        checks: list[tuple[int, int, str]] = []  # (byte in the index, number at it, what it is)
+        for part in self.parts:
+            if part.n_documents:
+                place = positions + 8 * document
+                checks.append((place, begin * self.dtype.itemsize, f"first token of {part.prefix}"))
+            begin, document = begin + part.n_tokens, document + part.n_documents
+        checks.append((positions + 16 * n, n, "last boundary"))
         with self._index.open("rb", buffering=0) as file:
-            for part in self.parts:
-                if part.n_documents and part.n_tokens:
-                    stored = os.pread(file.fileno(), 8, positions + 8 * document)
-                    if int.from_bytes(stored, "little", signed=True) != begin * self.dtype.itemsize:
-                        raise ValueError(
-                            f"{self._index}: got another first token for {part.prefix} than in the list of "
-                            f"parts. {REBUILD}."
-                        )
-                begin, document = begin + part.n_tokens, document + part.n_documents
-            stored = os.pread(file.fileno(), 8, positions + 16 * n)
-        if int.from_bytes(stored, "little", signed=True) != n:
-            raise ValueError(f"{self._index}: got a last boundary other than {n:,}. {REBUILD}.")
+            if hasattr(os, "posix_fadvise"):
+                # from a disk: all pages are requested at once, and no others
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                for place, *_ in checks:
+                    os.posix_fadvise(file.fileno(), place, 8, os.POSIX_FADV_WILLNEED)
+            for place, expected, name in checks:
+                stored = int.from_bytes(os.pread(file.fileno(), 8, place), "little", signed=True)
+                if stored != expected:
+                    raise ValueError(
+                        f"{self._index}: got {stored:,} as {name}, expected {expected:,} as in the list of parts. "
+                        f"{REBUILD}."
+                    )
 
     def _check_part(self, part: DatasetPart) -> None:
         path, expected = f"{part.prefix}.bin", part.n_tokens * self.dtype.itemsize
