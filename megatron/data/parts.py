@@ -180,7 +180,7 @@ class PartsTokens(IndexedTokens):
                 stored = int.from_bytes(os.pread(file.fileno(), 8, place), "little", signed=True)
                 if stored != expected:
                     raise ValueError(
-                        f"{self._index}: got {stored:,} as {name}, expected {expected:,} as in the list of parts. "
+                        f"{self._index}: got {stored:,} as {name}, expected {expected:,} as in the list. "
                         f"{REBUILD}."
                     )
 
