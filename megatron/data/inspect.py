@@ -59,7 +59,7 @@ def summarize_lengths(dataset: IndexedTokens) -> LengthSummary:
 def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct document lengths, ascending, and the number of documents of each."""
     lengths = counts = np.zeros(0, dtype=np.int64)
-    for _, part in _iter_document_spans(dataset):
+    for part in dataset.iter_document_lengths():
         part_lengths, part_counts = np.unique(part, return_counts=True)
         # merge the block into the sorted distinct lengths; their number is bounded by the longest document
         lengths, index = np.unique(np.concatenate([lengths, part_lengths]), return_inverse=True)
