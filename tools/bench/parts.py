@@ -111,7 +111,8 @@ def measure(action: str, folder: Path, n_parts: int, seq_len: int) -> dict[str, 
         us.append((time.process_time() - begin) / READS * 1e6)
     return {
         "open_s": opened_s, "ready_s": ready_s, "cold_us": us[0], "warm_us": min(us[1:]),
-        "bytes_per_document": peak / tokens.n_documents, "maps_mb": (read_memory_bytes("RssFile") + read_memory_bytes("RssShmem")) / 1e6,
+        "bytes_per_document": peak / tokens.n_documents,
+        "maps_mb": (read_memory_bytes("RssFile") + read_memory_bytes("RssShmem")) / 1e6,
         "peak_mb": read_memory_bytes("VmHWM") / 1e6, "files": float(len(os.listdir("/proc/self/fd"))),
     }  # fmt: skip
 
