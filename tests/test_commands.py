@@ -40,7 +40,7 @@ FILES = (
     ".parquet",
     ".md",
 )
-OUTPUTS = ("--out", "--output", "--local-dir", "--figures", "--root")
+OUTPUTS = ("--out", "--output", "--parts", "--local-dir", "--figures", "--root")
 # files that a guide's reader has: written by another guide or an earlier run, or the reader's own
 GIVEN = {
     "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],

@@ -48,6 +48,21 @@ class BlockHash:
         return digests.hexdigest()
 
 
+def hash_blocks(path: Path, block_bytes: int | None) -> BlockHash:
+    """Return the hash of a file, read in small buffers."""
+    digest = BlockHash(block_bytes)
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+    return digest
+
+
+def describe_sums(data: BlockHash, index: BlockHash) -> dict[str, Any]:
+    """Return the entry `sha256` of a sidecar; without `block_bytes` both are plain SHA-256."""
+    sums = {"bin": data.hexdigest(), "idx": index.hexdigest()}
+    return sums | ({"block_bytes": data.block_bytes} if data.n_blocks or index.n_blocks else {})
+
+
 def combine_digests(digests: Sequence[bytes]) -> str:
     """Return the digest of a file from the SHA-256 digests of its blocks; no block is an empty file."""
     if len(digests) < 2:

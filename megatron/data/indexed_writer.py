@@ -17,6 +17,7 @@ from megatron.data.block_hash import BLOCK_BYTES, BlockHash
 from megatron.data.indexed import DTYPE_CODES
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 from megatron.plan.idx_header import HEADER, MAGIC, VERSION
+from megatron.plan.sidecar import PARTS_SUFFIX
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
@@ -87,6 +88,10 @@ class IndexedWriter:
         self._spool: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
+        if (parts := Path(f"{self.prefix}{PARTS_SUFFIX}")).exists():
+            raise ValueError(
+                f"{parts}: exists already, a dataset of parts. Choose another name, or delete it."
+            )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
         # content belongs to another process; `truncate` follows below.

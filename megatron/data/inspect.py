@@ -59,7 +59,7 @@ def summarize_lengths(dataset: IndexedTokens) -> LengthSummary:
 def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct document lengths, ascending, and the number of documents of each."""
     lengths = counts = np.zeros(0, dtype=np.int64)
-    for _, part in _iter_document_spans(dataset):
+    for part in dataset.iter_document_lengths():
         part_lengths, part_counts = np.unique(part, return_counts=True)
         # merge the block into the sorted distinct lengths; their number is bounded by the longest document
         lengths, index = np.unique(np.concatenate([lengths, part_lengths]), return_inverse=True)
@@ -75,22 +75,30 @@ def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[np.ndarray, n
         yield dataset.document_spans(numbers)
 
 
-def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None) -> Iterator[str]:
-    """Yield a message for every violated invariant; none for an intact dataset.
+def find_faults(
+    prefix: str | Path,
+    advance: Callable[[int], object] = lambda n_bytes: None,
+    recorded: dict[str, Any] | None = None,
+) -> Iterator[str]:
+    """Yield a message for every violated invariant; none for an intact .bin/.idx dataset.
 
     Opening checks the consistency of the index and the size of the data. This function reads both files
     completely. It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
     and the last token of every document. `advance` is called with the number of bytes read. Raises the errors
     of `IndexedTokens`.
+
+    recorded   entries of a sidecar, for a dataset that has none
     """
     dataset = IndexedTokens(prefix)
+    if dataset.sidecar is None and recorded is not None:
+        dataset.sidecar = recorded
     if dataset.sidecar is None:
         yield f"{prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
     sidecar = dataset.sidecar or {}
     sums = sidecar.get("sha256") or {}
     if dataset.sidecar is not None and not {"bin", "idx"} <= set(sums):
         yield f"{prefix}.json: no hashes; later changes cannot be detected"
-    yield from _find_wrong_counts(dataset, sidecar)
+    yield from find_wrong_counts(dataset, sidecar)
     with Path(f"{prefix}.idx").open("rb") as file:
         index_hash = BlockHash(sums.get("block_bytes"))
         while block := file.read(BLOCK_TOKENS):
@@ -100,7 +108,7 @@ def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_
     yield from _find_wrong_tokens(dataset, sidecar, sums, advance)
 
 
-def _find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
+def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
     """Yield a message for every count of the sidecar that the files contradict."""
     lengths, counts = _count_lengths(dataset)
     ends = bool(sidecar.get("append_eod"))

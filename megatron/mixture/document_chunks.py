@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
@@ -299,7 +299,7 @@ class _TokenReader:
     """
 
     def __init__(self, prefix: Path, files: SpanFiles) -> None:
-        index = IndexedTokens(prefix)
+        index = open_dataset(prefix)
         # begins and lengths are in tokens; the reads below are in bytes
         self.begins, lengths = index.document_spans(np.arange(index.n_documents))
         self.lengths, self.dtype = lengths.astype(np.int32), index.dtype

@@ -14,6 +14,7 @@ import numpy as np
 
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
+from megatron.data.parts import open_dataset
 from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.catalog.query import QueryResult
 from megatron.mixture.chunk import ChunkUnits, Position, UnitOrder
@@ -173,7 +174,7 @@ class MixtureSamples(SampleSource):
         for file in result.files:
             if file.path.endswith(".bin"):
                 file.check_unchanged()
-        pairs = [IndexedTokens(prefix) for prefix in resolved.pairs]
+        pairs = [open_dataset(prefix) for prefix in resolved.pairs]
         columns = [result.get_column(name) for name in ("file", "begin", "end")]
         # intervals are sorted by domain: spans[bounds[k] : bounds[k + 1]] are those of domain k
         spans = np.column_stack(columns).astype(np.int64)

@@ -13,6 +13,7 @@ from megatron.data.batches import Batches, SampleSource
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
+from megatron.data.parts import open_dataset
 from megatron.data.prefetch import PREFETCH_FACTOR
 from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
@@ -39,7 +40,7 @@ from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.collectives import broadcast_string
 from megatron.parallel.world import World
-from megatron.plan.datapaths import SYNTHETIC, read_corpora
+from megatron.plan.datapaths import SYNTHETIC, find_sidecar, read_corpora
 from megatron.plan.exposure import Exposure
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
@@ -303,7 +304,7 @@ def open_held_out_samples(path: str, config: RunConfig, key: str = "dataset.path
 
 
 def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
-    tokens = IndexedTokens(prefix)
+    tokens = open_dataset(prefix)
     n_listed = ((tokens.sidecar or {}).get("tokenizer") or {}).get("n_tokens")
     if n_listed is not None and n_listed > config.model.n_tokens:
         raise ValueError(
@@ -313,7 +314,7 @@ def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
     listed = (tokens.sidecar or {}).get("tokens", tokens.n_tokens)
     if listed != tokens.n_tokens:
         raise ValueError(
-            f"{prefix}.json: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
+            f"{find_sidecar(prefix)}: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
             "Preprocess the corpus again."
         )
     tokens.n_ids = config.model.n_tokens  # checked for every sample: a sidecar may be wrong or missing

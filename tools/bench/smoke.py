@@ -31,6 +31,7 @@ REDUCED = {
     "preprocess": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --sides batch --repeat 5",
     "join": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --megabytes 64 --repeat 3",
     "loader": "--workers 0 2 --batches 50 --repeat 3",
+    "parts": "--parts 64 --documents 2e5 --repeat 3",
     "order": "--documents 200000 --tokens 100000000 --epochs 1 10 --repeat 3",
     "train": "--dtype float32 --rounds 3 --steps 1 --batch 1 --threads 1",
     "fit": "--starts 10 --repeat 5 --repeat-forms 2 --forms=",
