@@ -13,6 +13,8 @@ from pathlib import Path
 from megatron.command import create_parser, report_error, run_main
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
+from megatron.remote_cache import count_bin_bytes
+from megatron.remote_requests import is_url
 from megatron.terminal import ProgressBar
 from megatron.tokenizer.kinds import load_tokenizer
 
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.verify:
             size = Path(f"{args.prefix}.bin")
-            total = size.stat().st_size if size.is_file() else 0
+            total = count_bin_bytes(args.prefix) if is_url(args.prefix) or size.is_file() else 0
             with ProgressBar("verifying", total, "B") as bar:
                 problems = list(find_faults(args.prefix, bar.update))
             for sentence in problems:

@@ -35,7 +35,9 @@ from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
-from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
+from megatron.plan.datapaths import SUFFIX, WeightedCorpus, find_sidecar, read_corpora, read_sidecar
+from megatron.remote_cache import count_bin_bytes, localize
+from megatron.remote_requests import is_url
 from megatron.run_dir import TENSORBOARD
 from megatron.terminal import ProgressBar
 from megatron.text.text_readers import write_parquet_columns
@@ -129,9 +131,16 @@ class HeldOutScoring:
 
 def _identify_corpus(corpus: WeightedCorpus) -> list[Any]:
     """Identify a corpus, wherever it is: the checksums of its sidecar, else its path; and its sizes."""
-    files = [Path(f"{corpus.prefix}{end}") for end in (".bin", ".idx")]
-    sums = read_sidecar(corpus.prefix).get("sha256") if Path(f"{corpus.prefix}.json").is_file() else None
-    return [sums or str(files[0].resolve()), *(file.stat().st_size for file in files)]
+    index = Path(f"{localize(corpus.prefix)}.idx")
+    sums = read_sidecar(corpus.prefix).get("sha256") if find_sidecar(corpus.prefix) is not None else None
+    name = corpus.prefix if is_url(corpus.prefix) else str(Path(f"{corpus.prefix}.bin").resolve())
+    return [sums or name, count_bin_bytes(corpus.prefix), index.stat().st_size]
+
+
+def _compute_corpus_fingerprint(prefix: str) -> str:
+    if is_url(prefix):
+        return Path(localize(prefix)).parent.name  # a hash of the versions of its files
+    return compute_fingerprint(Path(f"{prefix}.bin"))
 
 
 def score_held_out(
@@ -163,7 +172,7 @@ def score_held_out(
     folder = out or model.folder(KIND)
     path = folder / f"{label}.json"
     fingerprints = [
-        [Path(corpus.prefix).name, compute_fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora
+        [Path(corpus.prefix).name, _compute_corpus_fingerprint(corpus.prefix)] for corpus in corpora
     ]
     assert scoring.seq_len is not None, "resolved"
     warnings = check_trained_length(weights, scoring.seq_len, "--seq-len")

@@ -9,6 +9,8 @@ from typing import Any
 
 from megatron.config.schema import SYNTHETIC as SYNTHETIC  # re-exported for readers of datasets
 from megatron.plan.idx_header import DTYPE_NAMES
+from megatron.remote_cache import localize
+from megatron.remote_requests import is_url
 
 # practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
@@ -76,6 +78,19 @@ TOKENIZER_FIELDS: dict[str, FieldCheck] = {
 SUM_FIELDS: dict[str, FieldCheck] = {"bin": STRING, "idx": STRING, "block_bytes": SIZE}
 
 
+def dataset_exists(prefix: str | Path) -> bool:
+    """Return whether a prefix or URL names a .bin/.idx dataset. Raises RemoteError for a URL without one."""
+    if is_url(prefix):
+        return Path(f"{localize(prefix)}.idx").is_file()
+    return all(Path(f"{prefix}{suffix}").is_file() for suffix in (".bin", ".idx"))
+
+
+def find_sidecar(prefix: str | Path) -> Path | None:
+    """Return the path of the sidecar of a dataset, of a URL that in the cache; None if there is none."""
+    path = Path(f"{localize(prefix)}.json")
+    return path if path.is_file() else None
+
+
 def read_sidecar(prefix: str | Path) -> dict[str, Any]:
     """Read the sidecar of a .bin/.idx dataset and check the types of its known fields.
 
@@ -83,10 +98,10 @@ def read_sidecar(prefix: str | Path) -> dict[str, Any]:
     """
     if str(prefix) == SYNTHETIC:
         return SYNTHETIC_SIDECAR
-    path = Path(f"{prefix}.json")
-    if not path.is_file():
+    path = find_sidecar(prefix)
+    if path is None:
         raise FileNotFoundError(
-            f"{path}: no such file, expected the prefix of a .bin/.idx/.json dataset, "
+            f"{prefix}.json: no such file, expected the prefix of a .bin/.idx/.json dataset, "
             "as tools/preprocess_data_many_cores.py writes it"
         )
     try:
@@ -140,5 +155,5 @@ def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
 
 def read_eod_use(prefix: str) -> EodUse | None:
     """Return how the documents of a dataset end; None if it is not recorded or there is no sidecar."""
-    has_sidecar = prefix != SYNTHETIC and Path(f"{prefix}.json").is_file()
+    has_sidecar = prefix != SYNTHETIC and find_sidecar(prefix) is not None
     return parse_eod_use(read_sidecar(prefix)) if has_sidecar else None
