@@ -17,6 +17,8 @@ from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
 from megatron.data.parts import PartsTokens, open_dataset, read_parts_list
 from megatron.data.verify_parts import find_faults_of_parts
 from megatron.plan.sidecar import is_dataset_of_parts
+from megatron.remote_cache import count_bin_bytes
+from megatron.remote_requests import is_url
 from megatron.terminal import ProgressBar
 from megatron.tokenizer.kinds import load_tokenizer
 
@@ -74,6 +76,8 @@ def verify(prefix: str, n_workers: int | None) -> list[str]:
     has_parts = is_dataset_of_parts(prefix)
     paths = [f"{part.prefix}.bin" for part in read_parts_list(prefix)] if has_parts else [f"{prefix}.bin"]
     total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    if is_url(prefix):
+        total = count_bin_bytes(prefix)
     with ProgressBar("verifying", total, "B") as bar:
         if has_parts:
             n_cores = (

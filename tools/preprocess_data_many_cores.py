@@ -36,7 +36,8 @@ from megatron.config.migration.preprocess_flags import (
 )
 from megatron.io import explain_disk_full
 from megatron.log import get_logger
-from megatron.text.arguments import parse_count, parse_output_prefix
+from megatron.remote_files import RemotePath
+from megatron.text.arguments import parse_count, parse_output_prefix_or_url
 from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import add_root
 from megatron.text.preprocess import PreprocessOptions, preprocess
@@ -53,15 +54,23 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="PATH",
-        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders, searched recursively, also as "
-        "saved by the datasets library; patterns; or - for standard input",
+        help=".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, "
+        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these, https:// "
+        "URLs of files; or - for standard input",
     )
     files.add_argument(
         "--output-prefix",
-        type=parse_output_prefix,
+        type=parse_output_prefix_or_url,
         required=True,
         metavar="NAME",
-        help="prefix of the output files: NAME_text_document.bin, .idx and .json",
+        help="prefix of the output files: NAME_text_document.bin, .idx and .json; s3:// and gs:// URLs are "
+        "written to --work-dir first and then uploaded",
+    )
+    files.add_argument(
+        "--work-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for the outputs until they are uploaded to a URL, deleted then (default: --root)",
     )
     files.add_argument(
         "--overwrite", action="store_true", help="replace an output of other inputs or settings"
@@ -87,9 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="for a line that is not JSON or has no string under a key, and for a damaged .gz, .zst, "
-        ".parquet or .arrow file: fail prints its position and stops; skip omits the line or the whole file "
-        "and lists it in NAME.rejects.jsonl",
+        help="for a line that is not JSON or has no string under a key, and for a compressed, .parquet or "
+        ".arrow file that is damaged or cannot be downloaded: fail prints its position and stops; skip omits "
+        "the line or the whole file and lists it in NAME.rejects.jsonl",
     )
     files.add_argument(
         "--max-tokens",
@@ -128,7 +137,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     drop_unused_files(args)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
-    inputs, prefix = add_root(args.input, args.root), args.root / args.output_prefix
+    is_remote = isinstance(args.output_prefix, RemotePath)
+    inputs = add_root(args.input, args.root)
+    # of a URL: the place in the work folder
+    prefix = (
+        (args.work_dir or args.root) / args.output_prefix.name
+        if is_remote
+        else args.root / args.output_prefix
+    )
     options = PreprocessOptions(
         keys=tuple(args.json_keys),
         append_eod=args.append_eod,
@@ -145,8 +161,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(estimate_job(inputs, prefix, parse_tokenizer_spec(args), options))
             return 0
         # a full disk is an OSError deep in a worker; this adds the folder and the space that is free
-        with explain_disk_full(args.root):
-            totals = preprocess(inputs, prefix, parse_tokenizer_spec(args), options)
+        with explain_disk_full(prefix.parent if is_remote else args.root):
+            if is_remote:
+                from megatron.text.remote_output import preprocess_to_store
+
+                totals = preprocess_to_store(
+                    inputs, args.output_prefix, prefix.parent, parse_tokenizer_spec(args), options
+                )
+            else:
+                totals = preprocess(inputs, prefix, parse_tokenizer_spec(args), options)
     except (OSError, ValueError) as error:
         return report_error(error)
     for output in totals.outputs:

@@ -7,14 +7,24 @@ boundaries [documents + 1], counted in sequences.
 
 from collections.abc import Iterator
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from megatron import _csrc
+from megatron.data.remote_tokens import RemoteTokens, TokenArray
 from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION
-from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, dataset_exists, read_sidecar
+from megatron.plan.sidecar import (
+    PARTS_INDEX_SUFFIX,
+    PARTS_SUFFIX,
+    dataset_exists,
+    find_sidecar,
+    read_sidecar,
+)
+from megatron.remote_cache import count_bin_bytes, localize, open_remote_dataset
+from megatron.remote_requests import is_url
 
 # little endian on every machine
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
@@ -27,6 +37,8 @@ HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 def resolve_prefix(word: str | Path) -> str:
     """Return the dataset prefix for a word: the word itself, or without the suffix of one of its files."""
     prefix = str(word)
+    if is_url(prefix):
+        return prefix.removesuffix(".bin").removesuffix(".idx")
     for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
         if prefix.endswith(suffix) and not dataset_exists(prefix):
             shorter = prefix.removesuffix(suffix)
@@ -34,27 +46,22 @@ def resolve_prefix(word: str | Path) -> str:
     return prefix
 
 
-class TokenArray(Protocol):
-    """Tokens of a dataset, [n_tokens]: an array, or the concatenation of the arrays of several files."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Any) -> Any:
-        """Return the tokens of a slice of step 1, or at indices int64 of any shape."""
-        ...
-
-
 class IndexedTokens:
     """Documents of one .bin/.idx dataset, memory-mapped on first use. Opening reads and checks the index.
+
+    The prefix may be a URL: the index is then downloaded, and tokens are read through a cache on disk.
 
     sidecar  dict|None, <prefix>.json
     """
 
     def __init__(self, prefix: str | Path) -> None:
-        """Open and check. Raises FileNotFoundError, or ValueError if index and data are inconsistent."""
-        self.prefix = str(prefix)
-        self._index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        for path in (self._index, data):
+        """Open and check. Raises FileNotFoundError, or ValueError if index and data are inconsistent.
+
+        Raises RemoteError for a URL that cannot be read.
+        """
+        self.prefix, self._is_remote = str(prefix), is_url(prefix)
+        self._index, data = Path(f"{localize(prefix)}.idx"), f"{prefix}.bin"
+        for path in () if self._is_remote else (self._index, Path(data)):
             if not path.is_file():
                 raise FileNotFoundError(f"{path}: no such file, expected the prefix of a .bin/.idx dataset")
         self.dtype, self.n_sequences, self.n_documents = read_index_header(self._index)
@@ -62,7 +69,7 @@ class IndexedTokens:
             self._index, self.n_sequences, self.n_documents, self.dtype
         )
         # `check_index` has summed the lengths; a truncated .bin is detected without reading it
-        n_bytes = data.stat().st_size
+        n_bytes = count_bin_bytes(prefix)
         expected = self.n_tokens * self.dtype.itemsize
         if n_bytes != expected:
             raise ValueError(f"{data}: got {n_bytes:,} bytes, expected {expected:,} as in its index. {HINT}.")
@@ -71,7 +78,7 @@ class IndexedTokens:
             raise ValueError(f"{self._index}: got sequences that are not contiguous. {HINT}.")
         self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
         self.sidecar: dict[str, Any] | None = None
-        if Path(f"{prefix}.json").is_file():  # other programs write none
+        if find_sidecar(prefix) is not None:  # other programs write none
             self.sidecar = read_sidecar(prefix)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
@@ -80,10 +87,17 @@ class IndexedTokens:
 
     @cached_property
     def tokens(self) -> TokenArray:
-        """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access."""
+        """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access.
+
+        Of a URL: blocks are downloaded when they are read, and all of them if they fit into the cache.
+        """
         # An empty file cannot be mapped. A view as plain ndarray: slicing a np.memmap is three times slower.
         if not self.n_tokens:
             return np.empty(0, self.dtype)
+        if self._is_remote:
+            dataset = open_remote_dataset(self.prefix)
+            dataset.download()
+            return RemoteTokens(dataset, self.dtype)
         return np.memmap(f"{self.prefix}.bin", self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
@@ -165,7 +179,18 @@ class IndexedTokens:
 
         Pages read through a memory map count as memory of the process.
         """
+        if self._is_remote:
+            return self.tokens[begin : begin + n]
         return np.fromfile(f"{self.prefix}.bin", self.dtype, n, offset=begin * self.dtype.itemsize)
+
+    def prefetch(self, begins: np.ndarray, n: int) -> None:
+        """Begin to download tokens[b : b + n] for each of `begins` int64 [k] of a remote dataset."""
+        if self._is_remote and isinstance(self.tokens, RemoteTokens):
+            self.tokens.prefetch(begins, n)
+
+    def open_index(self) -> BufferedReader:
+        """Open the .idx file, of a URL that in the cache."""
+        return self._index.open("rb")
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Check int64 ids of this dataset against the model's vocabulary size, if it is known."""

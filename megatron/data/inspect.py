@@ -99,7 +99,7 @@ def find_faults(
     if dataset.sidecar is not None and not {"bin", "idx"} <= set(sums):
         yield f"{prefix}.json: no hashes; later changes cannot be detected"
     yield from find_wrong_counts(dataset, sidecar)
-    with Path(f"{prefix}.idx").open("rb") as file:
+    with dataset.open_index() as file:
         index_hash = BlockHash(sums.get("block_bytes"))
         while block := file.read(BLOCK_TOKENS):
             index_hash.update(block)

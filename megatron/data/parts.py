@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.indexed import IndexedTokens, TokenArray, check_index, read_index_header
+from megatron.data.indexed import IndexedTokens, check_index, read_index_header
+from megatron.data.remote_tokens import TokenArray
 from megatron.plan.idx_header import HEADER
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, is_dataset_of_parts, read_sidecar
 
@@ -97,7 +98,7 @@ class PartsTokens(IndexedTokens):
 
     def __init__(self, prefix: str | Path) -> None:
         """Open and check the sizes. Raises FileNotFoundError, or ValueError if a part has changed."""
-        self.prefix = str(prefix)
+        self.prefix, self._is_remote = str(prefix), False
         self._index = Path(f"{prefix}{PARTS_INDEX_SUFFIX}")
         self.n_ids: int | None = None
         sidecar = self.sidecar = read_sidecar(prefix)

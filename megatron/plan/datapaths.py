@@ -13,6 +13,8 @@ from megatron.plan.sidecar import PARTS_SUFFIX, dataset_exists, read_eod_use
 from megatron.plan.sidecar import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
 from megatron.plan.sidecar import find_sidecar as find_sidecar
 from megatron.plan.sidecar import read_sidecar as read_sidecar
+from megatron.remote_cache import count_bin_bytes, localize
+from megatron.remote_requests import is_url
 
 SUFFIX = ".txt"
 QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
@@ -141,7 +143,7 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     # the name of a file of the dataset is accepted too
     requested = requested.removesuffix(PARTS_SUFFIX).removesuffix(".bin").removesuffix(".idx")
     # an absolute path gives the same place twice, because folder / absolute is the absolute path
-    places = list(dict.fromkeys((requested, str(folder / requested))))
+    places = [requested] if is_url(requested) else list(dict.fromkeys((requested, str(folder / requested))))
     for prefix in places:
         if dataset_exists(prefix):
             return prefix
@@ -226,12 +228,13 @@ def count_corpus_tokens(prefix: str | Path) -> int:
                 f"{sidecar}: got tokens {n_tokens!r}, expected a number. Preprocess the corpus again."
             )
         return n_tokens
-    if not Path(f"{prefix}.idx").is_file():
+    index = Path(f"{localize(prefix)}.idx")
+    if not index.is_file():
         raise FileNotFoundError(
             f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, "
             "as tools/preprocess_data_many_cores.py writes it"
         )
-    with Path(f"{prefix}.idx").open("rb") as file:
+    with index.open("rb") as file:
         header = file.read(HEADER.size)  # may be shorter; the padding below fails the check
     magic, version, code, _, _ = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
     if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
@@ -240,4 +243,4 @@ def count_corpus_tokens(prefix: str | Path) -> int:
             "Preprocess the corpus again."
         )
     # the .bin is a plain array of ids, so its size gives their number without reading the index
-    return Path(f"{prefix}.bin").stat().st_size // count_token_bytes(code)
+    return count_bin_bytes(prefix) // count_token_bytes(code)

@@ -13,6 +13,8 @@ from typing import Any
 
 from megatron.config.schema import SYNTHETIC as SYNTHETIC  # re-exported for readers of datasets
 from megatron.plan.idx_header import DTYPE_NAMES
+from megatron.remote_cache import localize
+from megatron.remote_requests import is_url
 
 # practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
@@ -93,6 +95,8 @@ SUM_FIELDS: dict[str, FieldCheck] = {"bin": STRING, "idx": STRING, "block_bytes"
 
 def is_dataset_of_parts(prefix: str | Path) -> bool:
     """Return whether a prefix names a dataset of parts. Raises ValueError if it also names a .bin or .idx."""
+    if is_url(prefix):
+        return False
     parts = Path(f"{prefix}{PARTS_SUFFIX}")
     if not parts.is_file():
         return False
@@ -106,15 +110,23 @@ def is_dataset_of_parts(prefix: str | Path) -> bool:
 
 
 def dataset_exists(prefix: str | Path) -> bool:
-    """Return whether a prefix names a dataset: .bin and .idx, or a list of parts. Raises as above."""
+    """Return whether a prefix or URL names a dataset: .bin and .idx, or a list of parts.
+
+    Raises as `is_dataset_of_parts`, and RemoteError for a URL without one.
+    """
+    if is_url(prefix):
+        return Path(f"{localize(prefix)}.idx").is_file()
     return is_dataset_of_parts(prefix) or all(Path(f"{prefix}{end}").is_file() for end in (".bin", ".idx"))
 
 
 def find_sidecar(prefix: str | Path) -> Path | None:
-    """Return the path of the sidecar of a dataset; None if there is none. Raises as `is_dataset_of_parts`."""
+    """Return the path of the sidecar of a dataset, of a URL that in the cache; None if there is none.
+
+    Raises as `is_dataset_of_parts`.
+    """
     if is_dataset_of_parts(prefix):
         return Path(f"{prefix}{PARTS_SUFFIX}")
-    path = Path(f"{prefix}.json")
+    path = Path(f"{localize(prefix)}.json")
     return path if path.is_file() else None
 
 

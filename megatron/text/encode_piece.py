@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from megatron.io import DISK_FULL_ERRNOS
+from megatron.remote_files import RemotePath
+from megatron.remote_requests import RemoteMissingError, RemoteUnreachableError
 from megatron.text.columns import concat_texts, decode_values
 from megatron.text.fast_lines import FastLineEncoder
 from megatron.text.inputs import COLUMN_SUFFIXES, STDIN
@@ -24,6 +26,7 @@ from megatron.text.text_readers import (
     iter_blocks,
     iter_columns,
     iter_lines,
+    iter_piece_blocks,
     iter_rows,
     parse_text,
 )
@@ -50,7 +53,8 @@ def encode_piece(
     only the joiner can decide whether the line is needed at all. If bad lines are skipped, they are written
     to the piece's rejects, and so is a damaged file. No content of a damaged file is used: how much of it is
     readable depends on the library, and its checksum comes last, so content before the damage may be wrong.
-    Raises OSError for a full disk, and for a file that the system cannot read.
+    A remote file that cannot be read after all attempts is skipped in the same way if it is a single piece.
+    Raises OSError for a full disk, and for a file that the system cannot read, or the network.
     """
     error = damage = None
     with ExitStack() as stack:
@@ -80,7 +84,15 @@ def encode_piece(
                 # an empty shard, not a missing one: the joiner expects the files of every piece
                 for writer in writers.values():
                     writer.clear()
-                reject_log.replace_by_file(damage)
+                reject_log.replace_by_file(damage, position.offset)
+        except (RemoteMissingError, RemoteUnreachableError) as cause:
+            # a part of a file must not be missing: only a whole file can be skipped
+            if rejects is None or (piece.begin, piece.end) != (0, piece.path.stat().st_size):
+                raise
+            n_lines, damage = 0, str(cause)
+            for writer in writers.values():
+                writer.clear()
+            reject_log.replace_by_file(damage, position.offset)
         except ValueError as cause:
             n_lines, error = 0, str(cause)
             if (
@@ -102,7 +114,8 @@ def encode_piece(
         n_bytes=sum(writer.n_tokens for writer in writers.values()) * np.dtype(settings.dtype).itemsize,
         error=error,
         damage=damage,
-        source_sha256=hash_source(piece),  # now: its bytes are likely still in the page cache
+        # now: its bytes are likely still in the page cache; a remote piece is not read again
+        source_sha256=[position.sha256 or ""] if isinstance(piece.path, RemotePath) else hash_source(piece),
     )
     shards.write_result(number, result)
     return result
@@ -149,11 +162,12 @@ def _encode_input(
         return _encode_columns(piece, writers, settings, encoder, reject_log, position)
     if isinstance(encoder, FastEncoder):
         line_encoder = FastLineEncoder(writers, settings, encoder, reject_log)
-        if piece.is_plain:
+        if piece.is_plain and not isinstance(piece.path, RemotePath):
             with piece.path.open("rb") as file:
                 line_encoder.encode_range(file, piece.begin, piece.end)
         else:
-            line_encoder.encode_blocks(iter_blocks(piece.path, position), shards.long_line_path(number))
+            blocks = iter_piece_blocks(piece, position)
+            line_encoder.encode_blocks(blocks, shards.long_line_path(number))
         return line_encoder.n_lines
     return _encode_lines(piece, writers, settings, encoder, reject_log, position)
 
@@ -307,6 +321,8 @@ def iter_rejected_lines(
 ) -> Iterator[str]:
     """Yield the rejects of a piece as JSON lines: file, line number in the file from 1, reason.
 
+    A skipped file has the line null, and the byte up to which it was read, in the file as stored.
+
     Only rejects before the last of the piece's first `n_documents` documents; None: all.
     """
     rejects = shards.rejects_path(number)
@@ -320,4 +336,6 @@ def iter_rejected_lines(
             if n_documents is not None and record["documents_before"] >= n_documents:
                 return
             line_number = None if record["line"] is None else record["line"] + 1 + n_lines_before
-            yield json.dumps({"file": str(path), "line": line_number, "reason": record["reason"]}) + "\n"
+            place = {"byte": record["byte"]} if "byte" in record else {}
+            entry = {"file": str(path), "line": line_number, **place, "reason": record["reason"]}
+            yield json.dumps(entry) + "\n"

@@ -20,6 +20,7 @@ from megatron.io import DISK_FULL_ERRNOS, atomic_path
 from megatron.log import get_logger
 from megatron.plan.idx_header import HEADER
 from megatron.plan.sidecar import read_sidecar
+from megatron.remote_requests import RemoteError
 from megatron.text.block_writer import BlockWriter, WriterCounts
 from megatron.text.encode_piece import iter_rejected_lines
 from megatron.text.inputs import REJECTS_SUFFIX
@@ -267,9 +268,10 @@ class ShardJoiner:
 
 
 def is_resumable(error: BaseException | None) -> bool:
-    """Return whether the same call can resume after an error: interrupt, lost worker or full disk."""
+    """Return whether the same call can resume after an error: interrupt, lost worker, network, full disk."""
     is_full = isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
-    return is_full or isinstance(error, KeyboardInterrupt | ChildProcessError)
+    is_offline = isinstance(error, RemoteError) and error.is_temporary
+    return is_full or is_offline or isinstance(error, KeyboardInterrupt | ChildProcessError)
 
 
 def rejects_path(prefix: Path) -> Path:

@@ -9,7 +9,7 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,8 @@ from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 PIECE_BYTES = 8 << 20
 
 log = get_logger(__name__)
+# (prefix, keys, job) -> the outputs and rejects if they are complete and from this job; else None
+FindOutputs = Callable[[Path, Sequence[str], str | None], tuple[list[OutputDataset], RejectSummary] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +89,17 @@ class PreprocessResult:
 
 
 def preprocess(
-    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
-) -> PreprocessResult:
+    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions,
+    find_published: FindOutputs | None = None,
+) -> PreprocessResult:  # fmt: skip
     """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
     After a kill at any moment, the same call resumes from the last finished piece, and the outputs are byte
     for byte those of an uninterrupted call. `max_tokens` uses the smallest number of first documents with at
     least so many tokens of the first key. A blank line is not a document. An empty text is a document without
     tokens, or with the end-of-document token only; the sidecar counts these.
+
+    `find_published` returns outputs of this job that exist in another place: nothing is done then.
 
     Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
     the key or has no string under it, unless bad lines are skipped; also if there is no document. Raises
@@ -122,12 +127,13 @@ def preprocess(
             for key in options.keys:
                 publish_dataset(dataset_prefix(prefix, key), shards.folder)
         # under the lock, so that no other process replaces the outputs after this check
-        if finished := find_finished(prefix, options.keys, job):
+        if finished := _find_outputs(prefix, options.keys, job, shards, find_published):
             shards.remove()
             log.info("%s: exists already, from the same files and settings", prefix)
             return PreprocessResult(*finished, clock.cpu_s)
         if not options.overwrite:
             check_replaceable(prefix, options.keys, job, shards)
+            shards.check_remote_unchanged(sources.paths)
         if options.append_eod and loaded.eod is not None:
             log.info("documents end with id %d (%s)", loaded.eod_id, _describe_eod(loaded.eod))
         fast = load_fast_bpe(loaded)
@@ -140,6 +146,7 @@ def preprocess(
             number, count = options.part.number, options.part.count
             meta["part"] = {"number": number, "of": count, "inputs_sha256": sources.inputs_sha256}
         results = shards.resume_or_clear(pieces, job)
+        shards.write_remote_versions(sources.paths)
         try:
             # before the encoding: it clears `results` if the partial outputs are missing
             joiner = ShardJoiner(
@@ -166,6 +173,23 @@ def preprocess(
             "%s: got fewer than the requested %s tokens; all are used", describe_inputs(inputs), requested
         )
     return PreprocessResult(joiner.list_outputs(), rejected, clock.cpu_s)
+
+
+def _find_outputs(
+    prefix: Path,
+    keys: Sequence[str],
+    job: str | None,
+    shards: ShardFolder,
+    find_published: FindOutputs | None,
+) -> tuple[list[OutputDataset], RejectSummary] | None:
+    """Return the outputs of this job if they exist; after an error a new shard folder is removed."""
+    try:
+        finished = find_finished(prefix, keys, job)
+        return finished or (None if find_published is None else find_published(prefix, keys, job))
+    except (OSError, ValueError):
+        if not shards.has_work():
+            shards.remove()
+        raise
 
 
 def _describe_eod(end: Eod) -> str:

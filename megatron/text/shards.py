@@ -21,12 +21,14 @@ import numpy as np
 
 from megatron.io import open_exclusive, read_json, write_atomic_bytes, write_json
 from megatron.owner_file import OWNER
+from megatron.remote_files import RemotePath
 from megatron.text.block_writer import WriterCounts, WrittenBlocks
 from megatron.text.inputs import STDIN
 from megatron.text.text_readers import InputPiece
 
 FORMAT = 2  # of the folder; 1 stored neither digests nor counts
 PLAN_FILE = "plan.json"
+REMOTE_FILE = "remote.json"
 JOIN_STATE_FILE = "joined.npz"
 JOURNAL_FILE = "joined.jsonl"  # results of the joined pieces
 PREPARED_FILE = "prepared.json"
@@ -128,6 +130,23 @@ class ShardFolder:
             elif suffix == "done" and (result := self.read_result(int(number))) is not None:
                 results[int(number)] = result
         return results
+
+    def check_remote_unchanged(self, paths: Sequence[Path]) -> None:
+        """Raise ValueError if a remote file has changed since an interrupted job in this folder began."""
+        record = read_json(self.folder / REMOTE_FILE) or {}
+        for path in (path for path in paths if str(path) in record):
+            version, expected = _get_version(path), record[str(path)]
+            if version != expected:
+                raise ValueError(
+                    f"{path}: got version {version}, expected {expected} as when the interrupted job began. "
+                    "Restore the file, or start from the beginning with --overwrite."
+                )
+
+    def write_remote_versions(self, paths: Sequence[Path]) -> None:
+        """Record the versions of the remote files for `check_remote_unchanged`."""
+        versions = {str(path): _get_version(path) for path in paths if isinstance(path, RemotePath)}
+        if versions:
+            write_json(self.folder / REMOTE_FILE, versions)
 
     def has_work(self) -> bool:
         """Return whether the folder has work of an interrupted job."""
@@ -278,7 +297,7 @@ def read_boot_id() -> str | None:
 
 
 def hash_job(paths: Sequence[Path], settings: Sequence[Any]) -> str | None:
-    """Return a hash of the settings and of the path, size and mtime of each file.
+    """Return a hash of the settings and of the path, size and mtime of each file; of a URL size and version.
 
     Jobs with equal hashes have equal outputs. Returns None if standard input is read, whose content is not
     known in advance.
@@ -286,6 +305,11 @@ def hash_job(paths: Sequence[Path], settings: Sequence[Any]) -> str | None:
     if STDIN in paths:
         return None
     # the mtime instead of a hash: a hash would read terabytes before the first token
-    files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    files = [[str(path.resolve()), path.stat().st_size, _get_version(path)] for path in paths]
     # JSON, not str: it quotes strings, so that no two lists have the same text
     return hashlib.sha256(json.dumps([list(settings), files]).encode()).hexdigest()
+
+
+def _get_version(path: Path) -> int | str | None:
+    """Return what changes with the content of a file: mtime in ns, or version of a remote file."""
+    return path.info.version if isinstance(path, RemotePath) else path.stat().st_mtime_ns

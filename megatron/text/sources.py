@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_range
+from megatron.remote_files import RemotePath, find_remote_line_end
 from megatron.text.inputs import PLAIN_SUFFIXES, STDIN
 from megatron.text.text_readers import InputPiece, find_line_end
 
@@ -88,6 +89,8 @@ def find_line_start(path: Path, at: int, size: int) -> int:
     """Return the first line start at or after byte `at`; the end of the file counts as one."""
     if at in (0, size):
         return at
+    if isinstance(path, RemotePath):
+        return find_remote_line_end(path, at - 1)
     with path.open("rb") as file:
         file.seek(at - 1)
         return find_line_end(file)
@@ -139,6 +142,8 @@ class SourceRecord:
         """
         if self.path == STDIN:
             return {"path": "-", "documents_read": self.n_documents}
+        if isinstance(self.path, RemotePath):
+            return self._describe_remote(self.path)
         digests = [bytes.fromhex(digest) for digest in self.digests]
         if self.is_cut:
             # the last block was hashed beyond the end of what was used
@@ -150,5 +155,21 @@ class SourceRecord:
         entry |= {"block_bytes": BLOCK_BYTES} if len(digests) > 1 else {}
         entry |= {"from_byte": self.begin} if self.begin else {}
         entry |= {"of_bytes": size} if self.n_bytes < size else {}
+        entry["documents_read"] = self.n_documents
+        return entry | ({} if self.damage is None else {"damage": self.damage})
+
+    def _describe_remote(self, path: RemotePath) -> dict[str, Any]:
+        """Return the entry of a remote file: URL without secrets, version, and hash of the bytes as read.
+
+        sha256 is that of a file that was read in order in a single piece; else null. Plain files have several
+        pieces, read in parallel: `pieces_sha256` is the hash over their concatenated hexadecimal hashes.
+        """
+        entry = {"path": str(path), "version": path.info.version, "sha256": None, "bytes": self.n_bytes}
+        if all(self.digests) and len(self.digests) == 1:
+            entry["sha256"] = self.digests[0]
+        elif all(self.digests) and self.digests:
+            entry["pieces_sha256"] = hashlib.sha256("".join(self.digests).encode()).hexdigest()
+        entry |= {"from_byte": self.begin} if self.begin else {}
+        entry |= {"of_bytes": path.info.size} if self.n_bytes < path.info.size else {}
         entry["documents_read"] = self.n_documents
         return entry | ({} if self.damage is None else {"damage": self.damage})
