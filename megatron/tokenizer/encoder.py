@@ -8,7 +8,7 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.tokenizer.bpe import GPT2_EOD, BpeTokenizer, Gpt2Tokenizer
-from megatron.tokenizer.fast_bpe import FastBpe, compile_fast_bpe, compile_gpt2_bpe
+from megatron.tokenizer.fast_bpe import FastBpe, compile_fast_bpe, compile_gpt2_bpe, compile_model
 from megatron.tokenizer.kinds import Tokenizer
 
 NO_EOD = -1
@@ -118,5 +118,8 @@ def build_fast_bpe(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     if isinstance(tokenizer, Gpt2Tokenizer):
         assert GPT2_EOD.token is not None, "a constant of bpe.py"
         return compile_gpt2_bpe(tokenizer.merge_lines(), GPT2_EOD.token, GPT2_EOD.id), ""
-    fast, reason = compile_fast_bpe(tokenizer.tokenizer_json)
+    try:
+        fast, reason = compile_model(tokenizer.read_model())
+    except ValueError:
+        fast, reason = compile_fast_bpe(tokenizer.inner.to_str())  # explains why
     return (None, reason) if fast is None else (replace(fast, library=tokenizer), "")
