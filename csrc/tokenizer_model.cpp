@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <stdexcept>
 
 #include "bpe.h"
@@ -18,7 +19,7 @@ class Json {
     explicit Json(std::string_view text) : text_(text) {}
 
     char peek() {
-        while (at_ < text_.size() && std::strchr(" \t\r\n", text_[at_]) && text_[at_]) ++at_;
+        while (at_ < text_.size() && is_white(text_[at_])) ++at_;
         return at_ < text_.size() ? text_[at_] : '\0';
     }
     bool accept(char sign) {
@@ -81,14 +82,13 @@ class Json {
         return value;
     }
 
-    // Move past a value, of which only strings and brackets are checked.
+    // Move past a value, of which only brackets are checked.
     void skip() {
-        std::string ignored;
         int depth = 0;
         do {
             const char sign = peek();
             if (sign == '"') {
-                string(ignored);
+                skip_string();
             } else {
                 if (sign == '\0') refuse("incomplete JSON");
                 depth += (sign == '{' || sign == '[') - (sign == '}' || sign == ']');
@@ -101,6 +101,11 @@ class Json {
     }
 
   private:
+    static bool is_white(char sign) { return sign == ' ' || sign == '\n' || sign == '\t' || sign == '\r'; }
+    void skip_string() {
+        for (char sign = take(); (sign = take()) != '"';)
+            if (sign == '\\') take();
+    }
     char take() {
         if (at_ >= text_.size()) refuse("incomplete JSON");
         return text_[at_++];
@@ -156,6 +161,14 @@ void append_string(std::string& out, std::string_view text) {
     out.push_back('"');
 }
 
+template <typename Number>
+bool has_equal(std::vector<Number> numbers) {
+    const bool ascends = std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
+    if (ascends) return false;
+    std::sort(numbers.begin(), numbers.end());
+    return std::adjacent_find(numbers.begin(), numbers.end()) != numbers.end();
+}
+
 void check_utf8(const std::string& content) {
     const uint8_t *p = reinterpret_cast<const uint8_t*>(content.data()), *end = p + content.size();
     while (p < end) {
@@ -173,6 +186,7 @@ void check_utf8(const std::string& content) {
 }  // namespace
 
 TokenizerModel::TokenizerModel(const std::string& content) {
+    if (content.size() > 0xFFFFFFFF) refuse("4 GB or more");
     check_utf8(content);
     Json json(content);
     std::string_view vocab, merges;
@@ -214,16 +228,14 @@ void TokenizerModel::parse_vocab(std::string_view text) {
     text_.reserve(text.size() / 2);
     json.object([&](const std::string& piece) {
         text_ += piece;
-        begins_.push_back(text_.size());
+        begins_.push_back(static_cast<uint32_t>(text_.size()));
         ids_.push_back(json.number());
         largest_ = std::max(largest_, ids_.back());
     });
-    numbers_ = PieceIds(size());  // after the loop: `text_` stays in place from here on
+    numbers_ = PieceNumbers(size());  // after the loop: `text_` stays in place from here on
     for (size_t i = 0; i < size(); ++i)
-        if (!numbers_.add(piece(i), static_cast<int64_t>(i))) refuse("a piece twice");
-    std::vector<uint32_t> ids = ids_;
-    std::sort(ids.begin(), ids.end());
-    if (std::adjacent_find(ids.begin(), ids.end()) != ids.end()) refuse("an id twice");
+        if (!numbers_.add(piece(i))) refuse("a piece twice");
+    if (has_equal(ids_)) refuse("an id twice");
 }
 
 void TokenizerModel::parse_merges(std::string_view text) {
@@ -246,15 +258,25 @@ void TokenizerModel::parse_merges(std::string_view text) {
     });
     std::vector<uint64_t> pairs(merges_.size());
     for (size_t i = 0; i < pairs.size(); ++i) pairs[i] = uint64_t{merges_[i].left} << 32 | merges_[i].right;
-    std::sort(pairs.begin(), pairs.end());
-    if (std::adjacent_find(pairs.begin(), pairs.end()) != pairs.end()) refuse("a merge twice");
+    if (has_equal(std::move(pairs))) refuse("a merge twice");
 }
 
 void TokenizerModel::add_merge(std::string_view left, std::string_view right) {
-    const std::string joined = std::string(left).append(right);
-    const int64_t *first = numbers_.find(left), *second = numbers_.find(right), *both = numbers_.find(joined);
-    if (!first || !second || !both) refuse("a merge of pieces outside the vocabulary");
-    merges_.push_back({static_cast<uint32_t>(*first), static_cast<uint32_t>(*second), static_cast<uint32_t>(*both)});
+    const size_t first = find(left), second = find(right);
+    if (first == kAbsent || second == kAbsent) refuse("a merge of pieces outside the vocabulary");
+    // Most merges have the result of the merge before, or the next piece: these need no lookup.
+    const size_t before = merges_.empty() ? 0 : merges_.back().joined;
+    auto is_joined = [&](size_t number) {
+        const std::string_view text = piece(number);
+        return text.size() == left.size() + right.size() && text.starts_with(left) && text.ends_with(right);
+    };
+    size_t both = before;
+    if (!is_joined(both) && (++both >= size() || !is_joined(both))) {
+        both = find(std::string(left).append(right));
+        if (both == kAbsent) refuse("a merge of pieces outside the vocabulary");
+    }
+    merges_.push_back(
+        {static_cast<uint32_t>(first), static_cast<uint32_t>(second), static_cast<uint32_t>(both)});
 }
 
 std::string TokenizerModel::vocab_json() const {

@@ -11,29 +11,32 @@
 
 namespace bpe {
 
-// Hash table piece -> number with open addressing. The caller keeps the pieces in place.
-class PieceIds {
+// Numbers of pieces in the order of `add`, a hash table with open addressing. The caller keeps the pieces in place.
+class PieceNumbers {
   public:
-    explicit PieceIds(size_t n) : slots_(std::bit_ceil(2 * n + 2)) {}
+    explicit PieceNumbers(size_t n) : slots_(std::bit_ceil(2 * n + 2)) { pieces_.reserve(n); }
+
+    size_t size() const { return pieces_.size(); }
 
     // Return false if the piece is present; then it keeps its number.
-    bool add(std::string_view piece, int64_t id) {
-        Slot& slot = slots_[find_slot(piece)];
-        if (slot.piece.data()) return false;
-        slot = {piece, id};
+    bool add(std::string_view piece) {
+        const uint64_t hash = hash_of(piece);
+        uint64_t& slot = slots_[find_slot(piece, hash)];
+        if (slot) return false;
+        pieces_.push_back(piece);
+        slot = hash << 32 | pieces_.size();
         return true;
     }
-    const int64_t* find(std::string_view piece) const {
-        const Slot& slot = slots_[find_slot(piece)];
-        return slot.piece.data() ? &slot.id : nullptr;
+
+    // Return the number of a piece, or kAbsent.
+    static constexpr size_t kAbsent = ~size_t{0};
+    size_t find(std::string_view piece) const {
+        const uint64_t slot = slots_[find_slot(piece, hash_of(piece))];
+        return slot ? (slot & 0xFFFFFFFF) - 1 : kAbsent;
     }
 
   private:
-    struct Slot {
-        std::string_view piece;  // null: empty
-        int64_t id = 0;
-    };
-    size_t find_slot(std::string_view piece) const {
+    static uint64_t hash_of(std::string_view piece) {
         uint64_t hash = piece.size();
         for (size_t i = 0; i < piece.size(); i += 8) {
             uint64_t word = 0;
@@ -41,11 +44,16 @@ class PieceIds {
             hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
             hash ^= hash >> 32;
         }
+        return hash;
+    }
+    size_t find_slot(std::string_view piece, uint64_t hash) const {
         size_t i = hash & (slots_.size() - 1);
-        while (slots_[i].piece.data() && slots_[i].piece != piece) i = (i + 1) & (slots_.size() - 1);
+        while (slots_[i] && (slots_[i] >> 32 != (hash & 0xFFFFFFFF) || pieces_[(slots_[i] & 0xFFFFFFFF) - 1] != piece))
+            i = (i + 1) & (slots_.size() - 1);
         return i;
     }
-    std::vector<Slot> slots_;
+    std::vector<uint64_t> slots_;  // low half of the hash, and number + 1; 0: empty
+    std::vector<std::string_view> pieces_;
 };
 
 class TokenizerModel {
@@ -65,7 +73,8 @@ class TokenizerModel {
     }
     uint32_t id(size_t number) const { return ids_[number]; }
     uint32_t largest_id() const { return largest_; }
-    const int64_t* find(std::string_view piece) const { return numbers_.find(piece); }  // number of a piece
+    static constexpr size_t kAbsent = PieceNumbers::kAbsent;
+    size_t find(std::string_view piece) const { return numbers_.find(piece); }  // number of a piece, or kAbsent
     const std::vector<Merge>& merges() const { return merges_; }
 
     // JSON of the file, with an empty vocabulary and no merges.
@@ -81,9 +90,9 @@ class TokenizerModel {
     void add_merge(std::string_view left, std::string_view right);
 
     std::string settings_, text_;   // text_: all pieces
-    std::vector<size_t> begins_;    // of the pieces in `text_`, and its end
+    std::vector<uint32_t> begins_;  // of the pieces in `text_`, and its end
     std::vector<uint32_t> ids_;
-    PieceIds numbers_{0};
+    PieceNumbers numbers_{0};
     std::vector<Merge> merges_;
     uint32_t largest_ = 0;
 };

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -12,6 +14,10 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "bpe.h"
 #include "tokenizer_model.h"
@@ -81,11 +87,11 @@ std::shared_ptr<Vocabulary> make_character_vocabulary(const TokenizerModel& mode
     std::vector<uint32_t> byte_ids;
     std::vector<bool> is_byte(model.size());
     for (int byte = 0; byte < 256; ++byte) {
-        const int64_t* number = model.find(byte_piece(byte));
-        const bool is_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
-        if (!number && is_in_utf8) throw std::invalid_argument("the vocabulary lacks " + byte_piece(byte));
-        byte_ids.push_back(number ? model.id(static_cast<size_t>(*number)) : 0);
-        if (number) is_byte[static_cast<size_t>(*number)] = true;
+        const size_t number = model.find(byte_piece(byte));
+        const bool is_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5, is_absent = number == TokenizerModel::kAbsent;
+        if (is_absent && is_in_utf8) throw std::invalid_argument("the vocabulary lacks " + byte_piece(byte));
+        byte_ids.push_back(is_absent ? 0 : model.id(number));
+        if (!is_absent) is_byte[number] = true;
     }
     std::vector<std::pair<uint32_t, uint32_t>> point_ids;
     for (size_t i = 0; i < model.size(); ++i) {
@@ -185,16 +191,15 @@ Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
         }
     };
     const auto n_lines = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n') + 1; };
-    bpe::PieceIds ids(static_cast<size_t>(n_lines(pieces) + n_lines(merges)));
-    int64_t next = 0;
-    for_lines(pieces, [&](std::string_view piece) { ids.add(piece, next++); });
+    bpe::PieceNumbers ids(static_cast<size_t>(n_lines(pieces) + n_lines(merges)));
+    for_lines(pieces, [&](std::string_view piece) { ids.add(piece); });
     std::string joined;  // all merged pieces; `ids` holds views of it, so it must not reallocate
     joined.reserve(merges.size());
     std::vector<int64_t> rows;
     auto id_of = [&](std::string_view piece) {
-        const int64_t* id = ids.find(piece);
-        if (!id) throw py::key_error(std::string(piece));
-        return *id;
+        const size_t id = ids.find(piece);
+        if (id == TokenizerModel::kAbsent) throw py::key_error(std::string(piece));
+        return static_cast<int64_t>(id);
     };
     for_lines(merges, [&](std::string_view line) {
         const size_t blank = line.find(' ');
@@ -203,8 +208,9 @@ Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
         const std::string_view left = line.substr(0, blank), right = line.substr(blank + 1);
         const size_t begin = joined.size();
         joined.append(left).append(right);
-        rows.insert(rows.end(), {id_of(left), id_of(right), next});
-        ids.add(std::string_view(joined).substr(begin), next++);
+        rows.insert(rows.end(), {id_of(left), id_of(right), static_cast<int64_t>(ids.size())});
+        if (!ids.add(std::string_view(joined).substr(begin)))
+            throw std::invalid_argument("merges: got two of the result " + joined.substr(begin));
     });
     Ints result({static_cast<py::ssize_t>(rows.size() / 3), static_cast<py::ssize_t>(3)});
     std::copy(rows.begin(), rows.end(), result.mutable_data());
@@ -213,8 +219,8 @@ Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
 
 
 py::object find_piece(const TokenizerModel& model, const std::string& piece) {
-    const int64_t* number = model.find(piece);
-    return number ? py::object(py::int_(model.id(static_cast<size_t>(*number)))) : py::none();
+    const size_t number = model.find(piece);
+    return number == TokenizerModel::kAbsent ? py::none() : py::object(py::int_(model.id(number)));
 }
 
 // Pieces of one character.
@@ -223,6 +229,13 @@ std::vector<std::string> single_characters(const TokenizerModel& model) {
     for (size_t i = 0; i < model.size(); ++i)
         if (single_point(model.piece(i))) pieces.emplace_back(model.piece(i));
     return pieces;
+}
+
+// glibc keeps freed memory for later requests; what a vocabulary was built from is larger than the vocabulary.
+void release_memory() {
+#if defined(__GLIBC__)
+    ::malloc_trim(0);
+#endif
 }
 
 }  // namespace
@@ -265,6 +278,7 @@ void bind_vocabulary(py::module_& m) {
           "parts of a text between added tokens: none, every, missing (without one), first (the start of the text, if "
           "missing). `splits_words`: merges are within words. `normalizes`: blanks are replaced before added tokens "
           "of normalized text are searched. Raises ValueError for a vocabulary that is not of this kind.");
+    m.def("release_memory", &release_memory, "Return freed memory to the operating system.");
     m.def("ranked_merge_ids", &ranked_merge_ids, py::arg("pieces"), py::arg("merges"),
           "Ids (left, right, merged) of merges [n, 3], for a vocabulary whose first ids belong to the lines of "
           "`pieces`, and the next ones to the lines of `merges`.");

@@ -67,8 +67,8 @@ class BpeTokenizer(EodMixin):
         """The serialised tokenizer."""
         return json.loads(self.inner.to_str())
 
-    def read_model(self) -> "_csrc.TokenizerModel":
-        """Return vocabulary and merges. Raises ValueError for another model than BPE."""
+    def take_model(self) -> "_csrc.TokenizerModel":
+        """Return vocabulary and merges, and keep none. Raises ValueError for another model than BPE."""
         from megatron import _csrc
 
         return _csrc.TokenizerModel(self.inner.to_str().encode())
@@ -104,9 +104,11 @@ class FileBpeTokenizer(BpeTokenizer):
     """Tokenizer of a tokenizer.json. The library's tokenizer is built only when it encodes or decodes."""
 
     def __init__(self, path: Path, file: BpeFile, name: str, eos: str | None = None) -> None:
-        self.path, self.file, self.name = path, file, name
+        self.path, self.name = path, name
         self.n_tokens, self.sha256, self.bos_id = file.n_tokens, file.sha256, file.bos_id
-        self.eod, self.missing_eod = find_eod(file.token_id, eos)
+        self._added_ids = file.added_ids
+        self._model: _csrc.TokenizerModel | None = file.model
+        self.eod, self.missing_eod = find_eod(self.token_id, eos)
 
     @cached_property
     def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
@@ -118,10 +120,13 @@ class FileBpeTokenizer(BpeTokenizer):
         return inner
 
     def token_id(self, token: str) -> int | None:
-        return self.file.token_id(token)
+        if token in self._added_ids:
+            return self._added_ids[token]
+        return self.inner.token_to_id(token) if self._model is None else self._model.find(token)
 
-    def read_model(self) -> "_csrc.TokenizerModel":
-        return self.file.model
+    def take_model(self) -> "_csrc.TokenizerModel":
+        model, self._model = self._model, None
+        return super().take_model() if model is None else model
 
 
 class Gpt2Tokenizer(BpeTokenizer):

@@ -8,6 +8,7 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.tokenizer.bpe import GPT2_EOD, BpeTokenizer, Gpt2Tokenizer
+from megatron.tokenizer.code_points import clear_tables
 from megatron.tokenizer.fast_bpe import FastBpe, compile_fast_bpe, compile_gpt2_bpe, compile_model
 from megatron.tokenizer.kinds import Tokenizer
 
@@ -115,11 +116,19 @@ def build_fast_bpe(tokenizer: Tokenizer) -> tuple[FastBpe | None, str]:
     """Return (C++ encoder of a tokenizer, ""), or (None, reason) if it is not supported."""
     if not isinstance(tokenizer, BpeTokenizer):
         return None, f"it is a {type(tokenizer).__name__}"
+    fast, reason = _compile(tokenizer)
+    # building takes several times the memory of the encoder
+    clear_tables()
+    _csrc.release_memory()
+    return fast, reason
+
+
+def _compile(tokenizer: BpeTokenizer) -> tuple[FastBpe | None, str]:
     if isinstance(tokenizer, Gpt2Tokenizer):
         assert GPT2_EOD.token is not None, "a constant of bpe.py"
         return compile_gpt2_bpe(tokenizer.merge_lines(), GPT2_EOD.token, GPT2_EOD.id), ""
     try:
-        fast, reason = compile_model(tokenizer.read_model())
+        fast, reason = compile_model(tokenizer.take_model())
     except ValueError:
         fast, reason = compile_fast_bpe(tokenizer.inner.to_str())  # explains why
     return (None, reason) if fast is None else (replace(fast, library=tokenizer), "")

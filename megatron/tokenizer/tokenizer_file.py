@@ -1,4 +1,4 @@
-"""Reading of a BPE tokenizer.json without building the library's tokenizer, which takes seconds for 128,000 pieces.
+"""Reading of a BPE tokenizer.json without the library's tokenizer, which takes seconds to build.
 
 The library builds and validates everything but vocabulary and merges, in a tokenizer of a few hundred pieces.
 """
@@ -25,11 +25,6 @@ class BpeFile:
     n_tokens: int
     bos_id: int | None
     added_ids: dict[str, int]
-
-    def token_id(self, token: str) -> int | None:
-        """Return the id of a token of the vocabulary, or None."""
-        added = self.added_ids.get(token)
-        return self.model.find(token) if added is None else added
 
 
 def read_bpe_file(content: bytes) -> BpeFile | None:
@@ -58,7 +53,7 @@ def _refuse_float(text: str) -> float:
 
 
 def _find_added_ids(model: "_csrc.TokenizerModel", added: Any) -> dict[str, int] | None:
-    """Return the ids of the added tokens, or None if the library would assign others than those of the file."""
+    """Return the ids of the added tokens, or None if the library would assign other ids than the file."""
     if not isinstance(added, list):
         return None
     ids: dict[str, int] = {}
@@ -113,9 +108,10 @@ def _read_reduced(
 
 
 def _hash(text: str, model: "_csrc.TokenizerModel") -> str:
-    """Return the checksum of the library's serialised tokenizer, in which the model's pieces and merges are last."""
+    """Return the checksum of the library's serialised tokenizer; pieces and merges are last in it."""
     head, separator, tail = text.rpartition('"vocab":{},"merges":[]')
-    assert separator and tail == "}}", "the order of keys in tokenizers"
+    assert separator, "the order of keys in tokenizers"
+    assert tail == "}}", "the order of keys in tokenizers"
     checksum = hashlib.sha256(f'{head}"vocab":'.encode())
     checksum.update(model.vocab_json())
     checksum.update(b',"merges":')
