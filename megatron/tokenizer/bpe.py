@@ -150,7 +150,7 @@ class Gpt2Tokenizer(BpeTokenizer):
         return self.merges.read_text(encoding="utf-8").partition("\n")[2]
 
     @cached_property
-    def tokenizer_json(self) -> dict[str, Any]:  # type: ignore[override]  # as above
+    def tokenizer_json(self) -> dict[str, Any]:
         """The parts of the serialised tokenizer that affect ids."""
         merges = self.merge_lines().splitlines()
         eod = {"id": GPT2_EOD.id, "content": GPT2_EOD.token}
