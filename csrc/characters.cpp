@@ -72,9 +72,12 @@ std::vector<uint8_t> Characters::normalize(const uint8_t* p, const uint8_t* end,
     std::vector<uint8_t> text;
     const size_t n_blanks = static_cast<size_t>(std::count(p, end, ' ')) + has_prefix;
     text.reserve(static_cast<size_t>(end - p) + 2 * n_blanks + 1 + kPaddingBytes);
-    if (has_prefix) text.insert(text.end(), kBlankBytes, kBlankBytes + 3);
+    auto push_blank = [&] {
+        for (const uint8_t byte : kBlankBytes) text.push_back(byte);
+    };
+    if (has_prefix) push_blank();
     for (; p < end; ++p) {
-        if (*p == ' ') text.insert(text.end(), kBlankBytes, kBlankBytes + 3);
+        if (*p == ' ') push_blank();
         else text.push_back(*p);
     }
     text.resize(text.size() + kPaddingBytes);
