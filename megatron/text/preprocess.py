@@ -39,7 +39,11 @@ from megatron.text.shards import PieceResult, ShardFolder, hash_job
 from megatron.text.sources import Part, Sources, select_part
 from megatron.text.text_readers import InputPiece, split_into_pieces
 from megatron.tokenizer.encoder import (
-    NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe, log_library_speed,
+    NO_EOD,
+    FastEncoder,
+    LibraryEncoder,
+    build_fast_bpe,
+    log_library_speed,
 )  # fmt: skip
 from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe
