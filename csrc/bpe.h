@@ -13,6 +13,7 @@
 
 #include "added_tokens.h"
 #include "automaton.h"
+#include "characters.h"
 #include "whole_words.h"
 
 namespace bpe {
@@ -201,6 +202,7 @@ struct Stage {
 
 // Shared by all threads. Read-only after construction, except `words`.
 struct Vocabulary {
+    Characters characters;  // not empty: merges apply to these, not to bytes; there are no stages then
     uint32_t byte_id[256];
     Pairs pairs;
     std::vector<Merge> byte_pairs;  // [256 * 256]: direct table of `pairs` for two bytes
@@ -359,9 +361,11 @@ class Ids {
 };
 
 // Split text[0, n) into added tokens and words, and append their ids. If not `special`, special tokens are ordinary
-// text. kPadding bytes after the text are readable.
+// text. If `continues`, the text is the rest of one that certain_start has divided. kPadding bytes after the text are
+// readable.
 template <typename Id>
-void encode_text(const Vocabulary&, WordCache&, const uint8_t* text, size_t n, bool special, Ids<Id>& out);
+void encode_text(const Vocabulary&, WordCache&, const uint8_t* text, size_t n, bool special, Ids<Id>& out,
+                 bool continues = false);
 
 // Return the end of the word that begins at p in GPT-2's pattern.
 const uint8_t* gpt2_word_end(const Vocabulary&, const uint8_t* p, const uint8_t* end);

@@ -9,6 +9,7 @@
 #endif
 
 #include "bpe.h"
+#include "lookups.h"
 
 namespace bpe {
 
@@ -157,14 +158,6 @@ uint64_t word_starts(const uint8_t* p, const uint8_t* end) {
 }
 #endif
 
-// Lookups in flight. The word cache is larger than a core's L2 cache: the prefetched lines arrive while the next words
-// are cut.
-constexpr size_t kBatch = 64;
-struct Batch {
-    WordCache::Probe probes[kBatch];
-    size_t n = 0;
-};
-
 // Begin the lookup of up to 64 words from p; return the start of the next word.
 const uint8_t* begin_words(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, Batch& batch) {
     batch.n = 0;
@@ -208,13 +201,11 @@ Id* encode_gpt2(const Vocabulary& v, WordCache& cache, const uint8_t* p, const u
 template <typename Id>
 class Stages {
   public:
-    Stages(const Vocabulary& v, WordCache& cache, Id* out) : v_(v), cache_(cache), out_(out) {}
+    Stages(const Vocabulary& v, WordCache& cache, Id* out) : v_(v), lookups_(v, cache, out) {}
 
     Id* encode(const uint8_t* p, const uint8_t* end) {
         cut(0, p, end);
-        finish(batches_[now_ ^ 1]);
-        finish(batches_[now_]);
-        return out_;
+        return lookups_.finish();
     }
 
   private:
@@ -228,7 +219,7 @@ class Stages {
             const bool is_gap = !after;
             if (is_gap) after = stage.automaton.gap_end(p, end);
             if (!(is_gap && stage.drops_gaps)) {
-                if (is_last) push(p, after);
+                if (is_last) lookups_.push(p, after);
                 else cut(number + 1, p, after);
             }
             p = after;
@@ -236,28 +227,12 @@ class Stages {
     }
 
     void cut_last(const uint8_t* p, const uint8_t* end) {
-        if (!v_.is_gpt2) return push(p, end);
-        for (const uint8_t* after; p < end; p = after) push(p, after = gpt2_word_end(v_, p, end));
-    }
-
-    void push(const uint8_t* word, const uint8_t* end) {
-        Batch& batch = batches_[now_];
-        cache_.begin(word, static_cast<size_t>(end - word), batch.probes[batch.n]);
-        if (++batch.n < kBatch) return;
-        now_ ^= 1;
-        finish(batches_[now_]);
-    }
-
-    void finish(Batch& batch) {
-        for (size_t i = 0; i < batch.n; ++i) out_ = cache_.finish(v_, batch.probes[i], out_);
-        batch.n = 0;
+        if (!v_.is_gpt2) return lookups_.push(p, end);
+        for (const uint8_t* after; p < end; p = after) lookups_.push(p, after = gpt2_word_end(v_, p, end));
     }
 
     const Vocabulary& v_;
-    WordCache& cache_;
-    Id* out_;
-    Batch batches_[2];
-    int now_ = 0;
+    Lookups<Id> lookups_;
 };
 
 template <typename Id>
@@ -267,10 +242,71 @@ void encode_part(const Vocabulary& v, WordCache& cache, const uint8_t* p, const 
     else ids.end_at(Stages<Id>(v, cache, out).encode(p, end));
 }
 
+// A part between added tokens, for a vocabulary of characters. `has_prefix`: a blank comes before it.
+template <typename Id>
+void encode_characters(const Vocabulary& v, WordCache& cache, const uint8_t* p, const uint8_t* end, bool has_prefix,
+                       Ids<Id>& ids) {
+    std::vector<uint8_t> first;  // the first unit, after the blank
+    Lookups<Id> lookups(v, cache, ids.room(static_cast<size_t>(end - p) + has_prefix));
+    if (has_prefix) {
+        uint32_t point;
+        Characters::point_at(p, point);
+        const uint8_t* unit = v.characters.is_cut(' ', point) ? p : v.characters.unit_end(p, end);
+        first.assign(1, ' ');
+        first.insert(first.end(), p, unit);
+        first.resize(first.size() + kPadding);
+        lookups.push(first.data(), first.data() + first.size() - kPadding);
+        p = unit;
+    }
+    for (const uint8_t* after; p < end; p = after) lookups.push(p, after = v.characters.unit_end(p, end));
+    ids.end_at(lookups.finish());
+}
+
+// Text of a vocabulary of characters. Blanks are added to parts at the places where the tokenizer's normalizer or
+// Metaspace adds them.
+template <typename Id>
+void encode_marked(const Vocabulary& v, WordCache& cache, const uint8_t* text, size_t n, bool special, bool continues,
+                   Ids<Id>& out) {
+    const Characters& characters = v.characters;
+    const Characters::Settings& settings = characters.settings();
+    auto push = [&](uint32_t id) { out.push(static_cast<Id>(id)); };
+    // `is_first`: the text begins here. `is_inside`: it begins earlier, and no added token is before it.
+    auto encode = [&](const uint8_t* p, const uint8_t* end, bool is_first, bool is_inside) {
+        const bool is_missing = settings.prefix == Characters::kMissing ||
+                                (settings.prefix == Characters::kFirstMissing && is_first);
+        const bool has_prefix = !is_inside && (settings.prefix == Characters::kEvery ||
+                                               (is_missing && !Characters::is_blank(p, end)));
+        encode_characters(v, cache, p, end, has_prefix, out);
+    };
+    auto encode_rest = [&](const uint8_t* p, const uint8_t* end) {
+        const bool is_start = p == text, is_inside = is_start && continues;
+        if (v.added_after.empty()) return encode(p, end, is_start, is_inside);
+        if (!settings.normalizes) {
+            auto part = [&](const uint8_t* q, const uint8_t* stop) { encode(q, stop, q == text, q == p && is_inside); };
+            return v.added_after.split(p, end, special, part, push);
+        }
+        const bool is_prefixed = settings.prefix == Characters::kEvery;
+        const std::vector<uint8_t> normalized = characters.normalize(p, end, is_prefixed && !is_inside);
+        const uint8_t* begin = normalized.data();
+        v.added_after.split(begin, begin + normalized.size() - kPadding, special,
+                            [&](const uint8_t* q, const uint8_t* stop) {
+                                const bool is_begin = q == begin;
+                                encode(q, stop, is_begin && is_start, is_prefixed || (is_begin && is_inside));
+                            }, push);
+    };
+    if (v.added.empty()) {
+        if (n) encode_rest(text, text + n);
+    } else {
+        v.added.split(text, text + n, special, encode_rest, push);
+    }
+}
+
 }  // namespace
 
 template <typename Id>
-void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, size_t n, bool special, Ids<Id>& out) {
+void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, size_t n, bool special, Ids<Id>& out,
+                 bool continues) {
+    if (!v.characters.empty()) return encode_marked(v, cache, text, n, special, continues, out);
     auto push = [&](uint32_t id) { out.push(static_cast<Id>(id)); };
     auto encode = [&](const uint8_t* p, const uint8_t* end) { encode_part(v, cache, p, end, out); };
     auto encode_rest = [&](const uint8_t* p, const uint8_t* end) {
@@ -281,7 +317,7 @@ void encode_text(const Vocabulary& v, WordCache& cache, const uint8_t* text, siz
     else v.added.split(text, text + n, special, encode_rest, push);
 }
 
-template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint16_t>&);
-template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint32_t>&);
+template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint16_t>&, bool);
+template void encode_text(const Vocabulary&, WordCache&, const uint8_t*, size_t, bool, Ids<uint32_t>&, bool);
 
 }  // namespace bpe

@@ -17,11 +17,19 @@ size_t certain_bytes(const Vocabulary& v, size_t n) {
 }
 
 bool has_added(const Vocabulary& v, const uint8_t* p, const uint8_t* end) {
-    return v.added.occurs(p, end) || v.added_after.occurs(p, end);
+    if (v.added.occurs(p, end)) return true;
+    if (v.added_after.empty() || !v.characters.settings().normalizes) return v.added_after.occurs(p, end);
+    const std::vector<uint8_t> text = v.characters.normalize(p, end, true);
+    return v.added_after.occurs(text.data(), text.data() + text.size() - kPadding);
 }
 
 // Return whether every word ends between an ASCII letter and a blank that a letter follows.
 bool splits_before_blank(const Vocabulary& v) {
+    if (!v.characters.empty()) {
+        for (uint32_t c = 0; c < 128; ++c)
+            if (class_of_ascii(static_cast<uint8_t>(c)) == kLetter && !v.characters.is_cut(c, ' ')) return false;
+        return true;
+    }
     for (const Stage& stage : v.stages)
         if (!stage.automaton.ends_before_blank()) return false;
     return v.is_gpt2 || (!v.stages.empty() && v.stages.back().automaton.splits_before_blank());
@@ -41,6 +49,19 @@ size_t certain_start(const Vocabulary& v, const uint8_t* text, size_t n) {
     if (splits_before_blank(v)) {
         for (size_t at = last; at > 1; --at)
             if (text[at] == ' ' && letter(at - 1) && letter(at + 1) && !near_added(at)) return at;
+    }
+    if (!v.characters.empty()) {
+        for (size_t at = last; at > 1; --at) {
+            if ((text[at] & 0xC0) == 0x80) continue;
+            size_t before = at - 1;
+            while (before && (text[before] & 0xC0) == 0x80) --before;
+            uint32_t left, right;
+            Characters::point_at(text + before, left);
+            Characters::point_at(text + at, right);
+            const bool is_white = (v.point_kinds[left] | v.point_kinds[right]) & kStripped;  // perhaps part of a token
+            if (!is_white && v.characters.is_cut(left, right) && !near_added(at)) return at;
+        }
+        return 0;
     }
     size_t start = 0;
     if (!v.is_gpt2 || !v.stages.empty() || !v.combining.empty()) return start;

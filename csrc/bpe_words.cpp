@@ -45,11 +45,16 @@ constexpr int kMaxSeamTries = 16;
 uint32_t* merge_short(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* ids) {
     Merge merges[kScanned];  // merges[i]: of ids[i] and ids[i + 1]
     uint32_t least = kNoRank;
-    for (size_t i = 0; i < n; ++i) ids[i] = v.byte_id[word[i]];
-    for (size_t i = 0; i + 1 < n; ++i) {
-        merges[i] = v.byte_pairs[size_t{256} * word[i] + word[i + 1]];
-        least = std::min(least, merges[i].rank);
+    if (v.characters.empty()) {
+        for (size_t i = 0; i < n; ++i) ids[i] = v.byte_id[word[i]];
+        for (size_t i = 0; i + 1 < n; ++i) merges[i] = v.byte_pairs[size_t{256} * word[i] + word[i + 1]];
+    } else {
+        uint32_t* end = ids;
+        v.characters.for_symbols(word, n, [&](uint32_t id, size_t) { *end++ = id; });
+        n = static_cast<size_t>(end - ids);
+        for (size_t i = 0; i + 1 < n; ++i) merges[i] = v.pairs.find(ids[i], ids[i + 1]);
     }
+    for (size_t i = 0; i + 1 < n; ++i) least = std::min(least, merges[i].rank);
     if (least == kNoRank) return ids + n;  // mostly white space
     while (n > 1) {
         size_t at = 0;
@@ -71,6 +76,19 @@ struct Part {
     size_t begin;  // offset in the word, bytes
 };
 
+// Return the bytes [begin, end) of a word, or its characters, as parts.
+std::vector<Part> first_parts(const Vocabulary& v, const uint8_t* word, size_t begin, size_t end) {
+    std::vector<Part> parts;
+    parts.reserve(end - begin);
+    if (v.characters.empty()) {
+        for (size_t at = begin; at < end; ++at) parts.push_back({v.byte_id[word[at]], at});
+    } else {
+        v.characters.for_symbols(word + begin, end - begin,
+                                 [&](uint32_t id, size_t at) { parts.push_back({id, begin + at}); });
+    }
+    return parts;
+}
+
 // Merge bytes [begin, end) of a word with a linked list of parts and a heap of (rank, position): O(n log n).
 std::vector<Part> merge_whole(const Vocabulary& v, const uint8_t* word, size_t begin, size_t end) {
     struct Candidate {
@@ -81,18 +99,17 @@ std::vector<Part> merge_whole(const Vocabulary& v, const uint8_t* word, size_t b
             return rank != other.rank ? rank > other.rank : at > other.at;
         }
     };
-    const size_t n = end - begin;
-    std::vector<uint32_t> ids(n);
+    std::vector<Part> parts = first_parts(v, word, begin, end);
+    const size_t n = parts.size();
     std::vector<int64_t> next(n), before(n);
     for (size_t i = 0; i < n; ++i) {
-        ids[i] = v.byte_id[word[begin + i]];
         next[i] = i + 1 < n ? static_cast<int64_t>(i) + 1 : -1;
         before[i] = static_cast<int64_t>(i) - 1;
     }
     std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
     auto offer = [&](int64_t at) {
         if (at < 0 || next[at] < 0) return;
-        const uint32_t left = ids[at], right = ids[next[at]];
+        const uint32_t left = parts[at].id, right = parts[next[at]].id;
         const Merge merge = v.pairs.find(left, right);
         if (merge.rank != kNoRank) heap.push({merge.rank, merge.id, at, left, right});
     };
@@ -101,16 +118,15 @@ std::vector<Part> merge_whole(const Vocabulary& v, const uint8_t* word, size_t b
         const Candidate best = heap.top();
         heap.pop();
         const int64_t at = best.at, right = next[at];
-        if (ids[at] != best.left || right < 0 || ids[right] != best.right) continue;
-        ids[at] = best.merged;
-        ids[right] = kRemoved;
+        if (parts[at].id != best.left || right < 0 || parts[right].id != best.right) continue;
+        parts[at].id = best.merged;
+        parts[right].id = kRemoved;
         next[at] = next[right];
         if (next[at] >= 0) before[next[at]] = at;
         offer(before[at]);
         offer(at);
     }
-    std::vector<Part> parts;
-    for (int64_t i = 0; i >= 0; i = next[i]) parts.push_back({ids[i], begin + static_cast<size_t>(i)});
+    std::erase_if(parts, [](const Part& part) { return part.id == kRemoved; });
     return parts;
 }
 
@@ -127,14 +143,14 @@ uint32_t* copy_ids(const std::vector<Part>& parts, size_t n, uint32_t* out) {
 class Stretches {
   public:
     Stretches(const Vocabulary& v, const uint8_t* word, size_t n, uint32_t* out)
-        : v_(v), word_(word), n_(n), out_(out), end_(std::min(n, kStretch)), parts_(merge_whole(v, word, 0, end_)) {}
+        : v_(v), word_(word), n_(n), out_(out), end_(end_from(0)), parts_(merge_whole(v, word, 0, end_)) {}
 
     // Move to the next stretch. Return false if no valid seam exists. A seam is at the start of a character.
     bool advance() {
         int tries = 0;
         // Start at 3/4 of the stretch: parts near its end may differ from those of the whole word.
         for (size_t at = parts_.size() * 3 / 4; tries < kMaxSeamTries && at > 0; --at) {
-            const size_t seam = parts_[at].begin, next_end = std::min(n_, seam + kStretch);
+            const size_t seam = parts_[at].begin, next_end = end_from(seam);
             if ((word_[seam] & 0xC0) == 0x80) continue;
             ++tries;
             std::vector<Part> next = merge_whole(v_, word_, seam, next_end);
@@ -155,6 +171,15 @@ class Stretches {
     uint32_t* out() const { return out_; }
 
   private:
+    // Return the end of a stretch that begins at `seam`: the end of a character if the vocabulary has characters.
+    size_t end_from(size_t seam) const {
+        if (n_ - seam <= kStretch) return n_;
+        size_t end = seam + kStretch;
+        if (!v_.characters.empty())
+            while ((word_[end] & 0xC0) == 0x80) --end;
+        return end;
+    }
+
     const Vocabulary& v_;
     const uint8_t* word_;
     size_t n_;

@@ -1,227 +1,22 @@
-// Python bindings of the encoder: a vocabulary that all threads share, and a worker (cache and buffers) per thread.
+// Python bindings of encoding; the vocabulary is in vocabulary.cpp.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <system_error>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "encode_lines.h"
 
 namespace py = pybind11;
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
-using Shorts = py::array_t<uint16_t, py::array::c_style>;
 
 namespace {
-
-constexpr size_t kCodePoints = 0x110000;
-
-// Return a view of a str, valid as long as the object.
-std::string_view text_of(const py::handle& word) {
-    Py_ssize_t n = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), &n);
-    if (!text) throw py::error_already_set();
-    return std::string_view(text, static_cast<size_t>(n));
-}
-
-using Vocabulary = bpe::Vocabulary;
-
-std::shared_ptr<Vocabulary> make_vocabulary(const Ints& byte_ids, const Ints& merges) {
-    if (byte_ids.ndim() != 1 || byte_ids.size() != 256) throw std::invalid_argument("byte_ids: expected [256]");
-    if (merges.ndim() != 2 || merges.shape(1) != 3) throw std::invalid_argument("merges: expected [n, 3]");
-    auto vocabulary = std::make_shared<Vocabulary>();
-    for (int i = 0; i < 256; ++i) vocabulary->byte_id[i] = static_cast<uint32_t>(byte_ids.data()[i]);
-    vocabulary->pairs.build(merges.data(), static_cast<size_t>(merges.shape(0)));
-    for (uint32_t left : vocabulary->byte_id)
-        for (uint32_t right : vocabulary->byte_id)
-            vocabulary->byte_pairs.push_back(vocabulary->pairs.find(left, right));
-    for (int64_t i = 0; i < merges.shape(0); ++i) vocabulary->is_narrow &= merges.data()[3 * i + 2] <= 0xFFFF;
-    for (uint32_t id : vocabulary->byte_id) vocabulary->is_narrow &= id <= 0xFFFF;
-    return vocabulary;
-}
-
-const uint8_t* check_table(const Bytes& table, const char* name) {
-    if (table.ndim() != 1 || static_cast<size_t>(table.size()) != kCodePoints)
-        throw std::invalid_argument(std::string(name) + ": expected [0x110000]");
-    return table.data();
-}
-
-void use_gpt2_pattern(Vocabulary& v, const Bytes& classes) {
-    const uint8_t* kinds = check_table(classes, "classes");
-    for (int c = 0; c < 128; ++c)
-        if (kinds[c] != bpe::class_of_ascii(static_cast<uint8_t>(c)))
-            throw std::invalid_argument("classes: got an ASCII character whose class differs from the built-in one");
-    v.classes.assign(kinds, kinds + kCodePoints);
-    v.is_gpt2 = true;
-}
-
-void add_stage(Vocabulary& v, const Bytes& classes, const Shorts& transitions, bool drops_gaps) {
-    if (transitions.ndim() != 2 || transitions.shape(1) < 2)
-        throw std::invalid_argument("transitions: expected [states, classes + 1]");
-    v.stages.push_back({bpe::Automaton(check_table(classes, "classes"), transitions.data(),
-                                       static_cast<size_t>(transitions.shape(0)),
-                                       static_cast<size_t>(transitions.shape(1) - 1)),
-                        drops_gaps});
-}
-
-// (text, id, single_word, lstrip, rstrip, special)
-using TokenRow = std::tuple<std::string, uint32_t, bool, bool, bool, bool>;
-
-void set_added_tokens(Vocabulary& v, const std::vector<TokenRow>& first, const std::vector<TokenRow>& after,
-                      const Bytes& kinds) {
-    const uint8_t* table = check_table(kinds, "kinds");
-    v.point_kinds.assign(table, table + kCodePoints);
-    auto tokens_of = [](const std::vector<TokenRow>& rows) {
-        std::vector<bpe::AddedToken> tokens;
-        for (const auto& [text, id, single_word, lstrip, rstrip, special] : rows)
-            tokens.push_back({text, id, single_word, lstrip, rstrip, special});
-        return tokens;
-    };
-    v.added.build(tokens_of(first), &v.point_kinds);
-    v.added_after.build(tokens_of(after), &v.point_kinds);
-}
-
-// Pieces of other characters than those of `letters`, which have the bytes 0 to 255, occur in no word.
-void set_whole_words(Vocabulary& v, const py::dict& pieces, const Ints& letters) {
-    std::vector<int> byte_of(0x200, -1);
-    if (letters.ndim() != 1 || letters.size() != 256) throw std::invalid_argument("letters: expected [256]");
-    for (int byte = 0; byte < 256; ++byte) byte_of.at(static_cast<size_t>(letters.data()[byte])) = byte;
-    std::vector<uint8_t> bytes;
-    std::vector<uint32_t> ends, ids;
-    for (const auto& [piece, id] : pieces) {
-        const std::string_view text = text_of(piece);
-        const size_t begin = bytes.size();
-        bool is_word = false;
-        const uint8_t *p = reinterpret_cast<const uint8_t*>(text.data()), *end = p + text.size();
-        while (p < end) {
-            uint32_t point;
-            p += bpe::decode(p, point);
-            if (point >= byte_of.size() || byte_of[point] < 0) break;
-            bytes.push_back(static_cast<uint8_t>(byte_of[point]));
-            is_word = p == end;
-        }
-        if (!is_word) {
-            bytes.resize(begin);
-            continue;
-        }
-        ends.push_back(static_cast<uint32_t>(bytes.size()));
-        ids.push_back(id.cast<uint32_t>());
-    }
-    for (uint32_t id : ids) v.is_narrow &= id <= 0xFFFF;
-    v.whole.build(std::move(bytes), ends, ids);
-}
-
-// Hash table piece -> id with open addressing. A program that encodes little text spends much of its time filling it.
-class PieceIds {
-  public:
-    explicit PieceIds(size_t n) : slots_(std::bit_ceil(2 * n + 2)) {}
-    void add(std::string_view piece, int64_t id) { slots_[find_slot(piece)] = {piece, id}; }
-    const int64_t* find(std::string_view piece) const {
-        const Slot& slot = slots_[find_slot(piece)];
-        return slot.piece.data() ? &slot.id : nullptr;
-    }
-
-  private:
-    struct Slot {
-        std::string_view piece;  // null: empty
-        int64_t id = 0;
-    };
-    size_t find_slot(std::string_view piece) const {
-        uint64_t hash = piece.size();
-        for (size_t i = 0; i < piece.size(); i += 8) {
-            uint64_t word = 0;
-            std::memcpy(&word, piece.data() + i, std::min<size_t>(8, piece.size() - i));
-            hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
-            hash ^= hash >> 32;
-        }
-        size_t i = hash & (slots_.size() - 1);
-        while (slots_[i].piece.data() && slots_[i].piece != piece) i = (i + 1) & (slots_.size() - 1);
-        return i;
-    }
-    std::vector<Slot> slots_;
-};
-
-// Return rows (left, right, merged) of ids for the merges of a tokenizer.json, each "left right" or [left, right].
-// Raises KeyError for a piece that the vocabulary lacks, and ValueError for a merge of another form.
-Ints merge_ids(const py::dict& vocabulary, const py::list& merges) {
-    Ints rows({static_cast<py::ssize_t>(merges.size()), static_cast<py::ssize_t>(3)});
-    int64_t* row = rows.mutable_data();
-    PieceIds ids(vocabulary.size());
-    for (const auto& [piece, id] : vocabulary) ids.add(text_of(piece), PyLong_AsLongLong(id.ptr()));
-    if (PyErr_Occurred()) throw py::error_already_set();
-    auto id_of = [&](std::string_view piece) {
-        const int64_t* id = ids.find(piece);
-        if (!id) throw py::key_error(std::string(piece));
-        return *id;
-    };
-    std::string joined;
-    for (const py::handle merge : merges) {
-        std::string_view left, right;
-        if (py::isinstance<py::str>(merge)) {
-            const std::string_view both = text_of(merge);
-            const size_t blank = both.find(' ');
-            if (blank == std::string_view::npos)
-                throw std::invalid_argument("merges: got " + std::string(both) + ", expected two pieces");
-            left = both.substr(0, blank), right = both.substr(blank + 1);
-        } else {
-            const py::sequence pair = py::cast<py::sequence>(merge);
-            if (pair.size() != 2) throw std::invalid_argument("merges: expected two pieces");
-            left = text_of(pair[0]), right = text_of(pair[1]);
-        }
-        joined.assign(left).append(right);
-        *row++ = id_of(left), *row++ = id_of(right), *row++ = id_of(joined);
-    }
-    return rows;
-}
-
-// As merge_ids, for a vocabulary that its merges define, as GPT-2's: the lines of `pieces` have the first ids, and each
-// line of `merges`, "left right", defines the next id. Raises KeyError for a piece that no earlier line defines, and
-// ValueError for a line of another form.
-Ints ranked_merge_ids(const std::string& pieces, const std::string& merges) {
-    auto for_lines = [](std::string_view text, auto visit) {
-        while (!text.empty()) {
-            const size_t end = std::min(text.find('\n'), text.size());
-            visit(text.substr(0, end));
-            text.remove_prefix(std::min(text.size(), end + 1));
-        }
-    };
-    const auto n_lines = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n') + 1; };
-    PieceIds ids(static_cast<size_t>(n_lines(pieces) + n_lines(merges)));
-    int64_t next = 0;
-    for_lines(pieces, [&](std::string_view piece) { ids.add(piece, next++); });
-    std::string joined;  // all merged pieces; `ids` holds views of it, so it must not reallocate
-    joined.reserve(merges.size());
-    std::vector<int64_t> rows;
-    auto id_of = [&](std::string_view piece) {
-        const int64_t* id = ids.find(piece);
-        if (!id) throw py::key_error(std::string(piece));
-        return *id;
-    };
-    for_lines(merges, [&](std::string_view line) {
-        const size_t blank = line.find(' ');
-        if (blank == std::string_view::npos)
-            throw std::invalid_argument("merges: got " + std::string(line) + ", expected two pieces");
-        const std::string_view left = line.substr(0, blank), right = line.substr(blank + 1);
-        const size_t begin = joined.size();
-        joined.append(left).append(right);
-        rows.insert(rows.end(), {id_of(left), id_of(right), next});
-        ids.add(std::string_view(joined).substr(begin), next++);
-    });
-    Ints result({static_cast<py::ssize_t>(rows.size() / 3), static_cast<py::ssize_t>(3)});
-    std::copy(rows.begin(), rows.end(), result.mutable_data());
-    return result;
-}
 
 // Run `work` without the GIL. A std::system_error becomes an OSError.
 template <typename Work>
@@ -342,29 +137,7 @@ void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
 }  // namespace
 
 void bind_encode(py::module_& m) {
-    py::class_<Vocabulary, std::shared_ptr<Vocabulary>>(m, "BpeVocabulary")
-        .def("use_gpt2_pattern", &use_gpt2_pattern, py::arg("classes").noconvert(),
-             "Split words as GPT-2's pattern does, after all stages; class of each code point.")
-        .def("add_stage", &add_stage, py::arg("classes").noconvert(), py::arg("transitions").noconvert(),
-             py::arg("drops_gaps"), "Split the pieces of the previous stage by an automaton (automaton.py).")
-        .def("set_added_tokens", &set_added_tokens, py::arg("first"), py::arg("after"), py::arg("kinds").noconvert(),
-             "Tokens (text, id, single_word, lstrip, rstrip, special) that are searched first, and in what remains; "
-             "for each code point 1 if it is a word character, plus 2 if it is stripped.")
-        .def("set_combining", [](Vocabulary& v, const Bytes& ranks) {
-                 const uint8_t* table = check_table(ranks, "ranks");
-                 v.combining.assign(table, table + kCodePoints);
-             }, py::arg("ranks").noconvert(),
-             "Refuse texts that may not be in NFC: rank of each code point's combining class, or 255.")
-        .def("set_whole_words", &set_whole_words, py::arg("pieces"), py::arg("letters").noconvert(),
-             "Use the id of a word that is a piece of the vocabulary; character of each byte in pieces.");
     py::class_<bpe::Worker>(m, "BpeWorker").def(py::init<std::shared_ptr<bpe::Vocabulary>>());
-    m.def("bpe_vocabulary", &make_vocabulary, py::arg("byte_ids").noconvert(), py::arg("merges").noconvert(),
-          "Byte-level BPE vocabulary: id of each byte [256]; ids (left, right, merged) in the order of rank [n, 3].");
-    m.def("merge_ids", &merge_ids, py::arg("vocabulary"), py::arg("merges"),
-          "Ids (left, right, merged) of the merges of a tokenizer.json, [n, 3].");
-    m.def("ranked_merge_ids", &ranked_merge_ids, py::arg("pieces"), py::arg("merges"),
-          "As merge_ids, for a vocabulary whose first ids belong to the lines of `pieces`, and the next ones to the "
-          "lines of `merges`.");
     m.def("encode_lines", &encode_lines, py::arg("worker"), py::arg("input"), py::arg("begin"), py::arg("end"),
           py::arg("key"), py::arg("special"), py::arg("eod"), py::arg("wide"), py::arg("ids_out"),
           py::arg("lengths_out"),

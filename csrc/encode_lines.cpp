@@ -109,18 +109,20 @@ class Encoding {
             result.refused = true;
             return false;
         }
+        bool continues = false;
         int64_t n_tokens = 0, first_id = -1;  // expected first id of a window that starts inside a word; else -1
         for_windows(line, text, w_.text, [&](const uint8_t* window, size_t n, bool last) {
             size_t n_now = last ? n : certain_start(*w_.vocabulary, window, n);
             int64_t next_id = -1;
             if (n_now || last) {
-                encode_text(*w_.vocabulary, w_.cache, window, n_now, job_.special, ids_);
+                encode_text(*w_.vocabulary, w_.cache, window, n_now, job_.special, ids_, continues);
             } else {
                 const Beginning beginning = encode_beginning(*w_.vocabulary, window, n, ids_);
                 n_now = beginning.n;
                 next_id = beginning.next_id;
             }
             if (!n_now && !last) return n_now;
+            continues = true;
             if (first_id >= 0 && ids_.data()[0] != first_id)
                 throw std::length_error("a word of several megabytes has ids that depend on the whole word");
             first_id = next_id;

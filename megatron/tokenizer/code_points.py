@@ -48,10 +48,11 @@ def load_folds() -> dict[str, list[int]]:
 
 def load_property(name: str) -> np.ndarray | None:
     r"""Return the members of a general category, as in \p{L} or \p{Lu}; bool [0x110000], None if unknown."""
-    numbers = [number for number, category in enumerate(CATEGORIES) if category.startswith(name)]
-    if not numbers or len(name) not in (1, 2):
+    is_member = np.array([category.startswith(name) for category in CATEGORIES])
+    if not is_member.any() or len(name) not in (1, 2):
         return None
-    return np.isin(load_table("categories"), np.array(numbers, dtype=np.uint8))
+    members: np.ndarray = is_member[load_table("categories")]
+    return members
 
 
 @cache
@@ -61,3 +62,9 @@ def load_gpt2_classes() -> np.ndarray:
     classes: np.ndarray = kinds[load_table("categories")]
     classes[load_table("space") == 1] = 3
     return classes
+
+
+def clear_tables() -> None:
+    """Free the loaded tables. Compiled patterns have copies of what they need."""
+    for function in (_load_json, load_table, load_gpt2_classes):
+        function.cache_clear()

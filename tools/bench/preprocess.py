@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
 TOOL = Path(__file__).resolve().parents[1] / "preprocess_data_many_cores.py"
 SIDES = ("tokenizers", "batch", "fastokens", "gigatoken")
+REQUIRED = {"fastokens": ["fastokens"], "gigatoken": ["gigatoken", "awkward"]}
 _WORKER: dict[str, Any] = {}
 
 
@@ -103,8 +105,8 @@ def load_encoder(model: str, side: str) -> None:
     """Load the encoder of another side in a worker, limited to one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"
-    tokenizer = load_hf_tokenizer(model)
-    inner, _WORKER["dtype"] = tokenizer.inner, dtype_for(tokenizer.n_tokens)
+    inner = load_library_tokenizer(model)
+    _WORKER["dtype"] = dtype_for(inner.get_vocab_size())
     if side == "fastokens":
         import fastokens
 
@@ -122,6 +124,16 @@ def load_encoder(model: str, side: str) -> None:
         _WORKER["batch"] = lambda texts: [
             encoding.ids for encoding in inner.encode_batch_fast(texts, add_special_tokens=False)
         ]
+
+
+def load_library_tokenizer(model: str) -> Any:
+    """Load the library's tokenizer as a plain pipeline does, without the work of ours."""
+    path = Path(model) / "tokenizer.json"
+    if not path.is_file():
+        return load_hf_tokenizer(model).inner
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
 
 
 def split_ids(ids: bytes, offsets: bytes) -> list[np.ndarray]:
@@ -158,6 +170,8 @@ def run_other_side(side: str, source: str, args: argparse.Namespace, out: str) -
     """Run another implementation completely, in this process and its pool."""
     model, n_workers = args.tokenizer_model, args.workers
     tokenizer = load_tokenizer(TokenizerSpec(model=model, eod_token=args.eod_token))
+    for package in REQUIRED.get(side, ()):
+        import_module(package)  # a Pool whose initializer fails would start processes forever
     with (
         # spawn: threads that a library has started do not exist in a forked process
         multiprocessing.get_context("spawn").Pool(n_workers, load_encoder, (model, side)) as pool,
@@ -199,7 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all sides, and print the ratios."""
     args = build_parser().parse_args(argv)
-    for side, packages in (("fastokens", ["fastokens"]), ("gigatoken", ["gigatoken", "awkward"])):
+    for side, packages in REQUIRED.items():
         if side in args.sides and any(find_spec(package) is None for package in packages):
             raise ValueError(f"--sides: {side} is not installed. Run pip install {' '.join(packages)}.")
     if args.side:

@@ -1,0 +1,100 @@
+"""A tokenizer.json read without the library's vocabulary has the attributes of the library's tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from megatron.tokenizer.bpe import BpeTokenizer, FileBpeTokenizer, load_hf_tokenizer
+from megatron.tokenizer.tokenizer_file import read_bpe_file
+
+
+def train() -> Tokenizer:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        special_tokens=["</s>"],
+    )  # fmt: skip
+    inner.train_from_iterator(['the "quoted" \\ text\n\t of the tests, \u4e2d \x01 \U0001f642'] * 5, trainer)
+    return inner
+
+
+def add_tokens(inner: Tokenizer) -> None:
+    inner.add_special_tokens(["<s>", '<"\n\u2028>'])
+    inner.add_tokens([AddedToken("the", lstrip=True, normalized=True), AddedToken("zzz", single_word=True)])
+
+
+def add_bos(inner: Tokenizer) -> None:
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = processors.TemplateProcessing(
+        "<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))]
+    )
+
+
+def add_eos(inner: Tokenizer) -> None:
+    inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 0)])
+
+
+def limit(inner: Tokenizer) -> None:
+    inner.enable_truncation(5)
+    inner.enable_padding(length=8)
+
+
+@pytest.mark.parametrize("change", [None, add_tokens, add_bos, add_eos, limit])
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_attributes_are_those_of_the_library(tmp_path: Path, change: Any, is_legacy: bool) -> None:
+    inner = train()
+    if change is not None:
+        change(inner)
+    saved = json.loads(inner.to_str())
+    if is_legacy:  # merges as in files of older versions, and another order of keys and of pieces
+        saved["model"]["merges"] = [" ".join(pair) for pair in saved["model"]["merges"]]
+        saved["model"]["vocab"] = dict(reversed(saved["model"]["vocab"].items()))
+        saved = dict(reversed(saved.items()))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved, ensure_ascii=is_legacy, indent=2))
+    read = load_hf_tokenizer(str(tmp_path))
+    assert isinstance(read, FileBpeTokenizer) and "inner" not in vars(read)
+    built = BpeTokenizer(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), str(tmp_path))
+    for name in ("sha256", "n_tokens", "bos_id", "eod", "missing_eod"):
+        assert getattr(read, name) == getattr(built, name), name
+    for token in ("</s>", "<s>", "the", "zzz", "a", "absent"):
+        assert read.token_id(token) == built.token_id(token)
+    assert read.encode("the text") == built.encode("the text")
+
+
+def set_vocab(saved: dict[str, Any], piece: str, number: int) -> None:
+    saved["model"]["vocab"][piece] = number
+
+
+CHANGES = {
+    "an id far beyond the others": lambda saved: set_vocab(saved, "qq", 1_000_000),
+    "an added token with another id": lambda saved: saved["added_tokens"][0].update(id=5),
+    "an added token twice": lambda saved: saved["added_tokens"].append(saved["added_tokens"][0]),
+    "a number that is not an integer": lambda saved: saved["model"].update(dropout=0.1),
+    "another model": lambda saved: saved["model"].update(type="WordPiece"),
+    "a setting that the library refuses": lambda saved: saved.update(decoder={"type": "Other"}),
+    "no model": lambda saved: saved.pop("model"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_files_are_left_to_the_library(name: str) -> None:
+    saved = json.loads(train().to_str())
+    assert read_bpe_file(json.dumps(saved).encode()) is not None
+    CHANGES[name](saved)
+    assert read_bpe_file(json.dumps(saved).encode()) is None
+
+
+def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    inner = train()
+    inner.save(str(path))
+    read = load_hf_tokenizer(str(path))
+    add_tokens(inner)
+    inner.save(str(path))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: got another tokenizer than a moment ago"):
+        read.encode("a")
