@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 
 from megatron.data.indexed import IndexedTokens
-from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
@@ -62,7 +61,7 @@ class DocumentChunks:
         that another process has locked.
         """
         self.spec: MixtureSpec = read_spec(path)
-        with Catalog(self.spec.catalog, read_only=True) as catalog:
+        with self.spec.open_catalog() as catalog:
             result: QueryResult = self.spec.make_query().run(catalog, self.spec.by, self.spec.counts_tokens)
             columns = catalog.locate_texts([file.id for file in result.files])
         self.names, self.identity = result.names, result.compute_identity()
