@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from megatron.io import PARTIAL, fsync_path
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://.+", re.IGNORECASE)
+UPLOAD_BYTES = 8 << 20  # of one write of an upload
 READS_AT_ONCE = 16  # requests to an object store in progress; each takes tens of milliseconds
 
 
@@ -69,7 +70,12 @@ class Storage(Protocol):
 
 
 def is_url(location: str | Path) -> bool:
-    """Return whether a location is in an object store, such as s3://bucket/catalog."""
+    """Return whether a location is in an object store, such as s3://bucket/catalog.
+
+    Raises ValueError for file://, which has no atomic replacement as a folder has.
+    """
+    if str(location).lower().startswith("file:"):
+        raise ValueError(f"{location}: got a URL of a local file. Use the path of the folder.")
     return URL.fullmatch(str(location)) is not None
 
 
@@ -188,12 +194,9 @@ class ObjectStorage:
             yield Path(folder) / "part"
 
     def publish(self, scratch: Path, name: str) -> None:
-        """Upload a file, as `Storage`. An upload that is interrupted leaves no object."""
-        with scratch.open("rb") as source:
-            # not a `with` block: closing after an exception would complete the upload
-            sink = self.filesystem.open_output_stream(self._make_path(name))
-            shutil.copyfileobj(source, sink, 8 << 20)
-            sink.close()
+        """Upload a file, as `Storage`. No commit names what an interrupted upload leaves."""
+        with scratch.open("rb") as source, self.filesystem.open_output_stream(self._make_path(name)) as sink:
+            shutil.copyfileobj(source, sink, UPLOAD_BYTES)
 
     def delete(self, name: str) -> None:
         """Delete an object, as `Storage`."""
