@@ -3,6 +3,8 @@
 Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of a .bin/.idx dataset.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
 from megatron.mixture.chunk import ChunkUnits, Position
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
+from megatron.mixture.journal_follower import JournalFollower
 from megatron.mixture.lazy_imports import connect_scratch, import_duckdb, import_pyarrow
 from megatron.mixture.lru_cache import LruCache
 from megatron.mixture.spans import SpanFiles
@@ -48,7 +51,7 @@ class DocumentChunks:
 
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
-        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
+        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False, follow: bool = False,
     ) -> None:  # fmt: skip
         """Open the documents.
 
@@ -56,6 +59,7 @@ class DocumentChunks:
         roots    folders that must contain all files; empty: files may be anywhere
         verify   read all files and compare their content with the catalog; by default only size and
                  modification time are compared
+        follow   read the weights of a run from the log that another process writes, see `JournalFollower`
 
         Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
         that another process has locked.
@@ -69,7 +73,8 @@ class DocumentChunks:
         self.counts = result.n_documents
         self._result = result if self.spec.adaptive is not None else None  # needed to open further runs
         self.at_once = AT_ONCE_CHUNKS if self.spec.adaptive is None else 1
-        self.learner: Learner | None = None
+        self.learner: Learner | JournalFollower | None = None
+        self._follow = follow
         self._make_distributor(result, run)
         # documents of all domains in one numbering. Domains of 10, 4 and 2 documents: firsts = [0, 10, 14]
         self._firsts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
@@ -124,7 +129,17 @@ class DocumentChunks:
                     "seed": self.seed, "chunk_size": self.chunk_size}  # fmt: skip
             path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
             every, delay = adaptive.every_steps, adaptive.delay_steps
-            self.learner = Learner(path, head, rule, self.distributor, every, delay)
+            if self._follow:
+                head |= {"every": every, "delay": delay}
+                self.learner = JournalFollower(path, head, self.distributor)
+            else:
+                self.learner = Learner(path, head, rule, self.distributor, every, delay)
+
+    @property
+    def order(self) -> str:
+        """Hash of all that determines the documents of a chunk, besides the log of adaptive weights."""
+        content = [self.identity, self.spec.compute_sha256(), self.seed, self.chunk_size]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Report losses as `Learner.report`; False for a mixture whose weights do not follow the model."""

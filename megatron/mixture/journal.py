@@ -47,8 +47,8 @@ class Journal:
             self._file_lock = open_locked(path)
         except LockedError as error:
             raise ValueError(
-                f"{path}: {error.holder} has locked this log. Read from it (tools/mixture_server.py), "
-                "or use another run name."
+                f"{path}: {error.holder} has locked this log. Follow it (--follow), read from "
+                "its server, or use another run name."
             ) from error
         # Unbuffered: bytes of a failed write must not be written later.
         # Append mode: every write is at the end of the file, wherever `_read_lines` has moved the position.
