@@ -136,7 +136,7 @@ class Commit:
             if not all(NAME.fullmatch(name) for group in names for name in group):
                 raise ValueError("got an invalid name of a commit")
             return cls(id, corpus, files, part or None, tuple(map(int, record["replaces"])), *names)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(
                 f"commit {id}: is not a commit of a catalog ({error}). Delete it, or restore a copy."
             ) from error
@@ -167,10 +167,13 @@ def make_file_keys(
 def _parse_corpus(record: Mapping[str, Any]) -> Corpus:
     properties = tuple(Property(**fields) for fields in record["properties"])
     for prop in properties:
-        if prop.kind not in TYPES or not isinstance(prop.name, str):
+        texts = prop.name, prop.expression, prop.kind
+        if not all(isinstance(text, str) for text in texts) or prop.kind not in TYPES:
             raise ValueError(f"got the property {prop}")
     if not isinstance(record["name"], str) or not isinstance(record["text_key"], str):
         raise ValueError("got a corpus without a name")
+    if not isinstance(record["tokenizer"], dict | None):
+        raise ValueError(f"got the tokenizer {record['tokenizer']!r}")
     return Corpus(0, record["name"], record["text_key"], properties, record["tokenizer"])
 
 

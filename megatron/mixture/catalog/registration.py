@@ -63,6 +63,7 @@ def register_inputs(
     Small files are registered in batches: all files of a batch, or none.
     """
     paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
+    catalog.storage.delete_leftovers()
     catalog.refresh()
     _check_settings(catalog, corpus)
     result = RegistrationResult()

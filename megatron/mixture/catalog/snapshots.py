@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.io import PARTIAL
 from megatron.log import get_logger
 from megatron.mixture.catalog.commits import COMMITS, NAME, SNAPSHOTS, Commit, Snapshot
 from megatron.mixture.catalog.storage import Storage
@@ -53,7 +52,7 @@ def list_snapshots(storage: Storage, where: Path | str) -> dict[str, StoredSnaps
     for name, content in zip(names, storage.read_files(names), strict=True):
         try:
             snapshots[name[len(SNAPSHOTS) + 1 : -5]] = StoredSnapshot.from_json(content)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"{where}/{name}: is not a snapshot ({error}). Delete it.") from error
     return dict(sorted(snapshots.items(), key=lambda pair: (pair[1].time, pair[0])))
 
@@ -95,12 +94,12 @@ def prune_storage(
         for commit in dead
         if not commit.files and not kept_commits & set(commit.drops)
     ]
+    storage.delete_leftovers()
     files, now = storage.list_files(""), time.time()
     committed = {commit.part[0] for commit in commits.values() if commit.part}
     for name, file in files.items():
         is_part = name.startswith("corpus=") and name.endswith(".parquet") and name not in parts
-        is_partial = name.startswith(".") and name.endswith(PARTIAL)
-        if is_part and name in committed or (is_part or is_partial) and now - file.mtime > RUNNING_S:
+        if is_part and (name in committed or now - file.mtime > RUNNING_S):
             names.append(name)
     n_bytes = sum(files[name].n_bytes for name in names if name in files)
     for name in names:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, Protocol
 
-from megatron.io import PARTIAL, fsync_path
+from megatron.io import PARTIAL, acquire_lock, fsync_path, open_locked
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://.+", re.IGNORECASE)
 UPLOAD_BYTES = 8 << 20  # of one write of an upload
@@ -54,6 +54,10 @@ class Storage(Protocol):
 
     def publish(self, scratch: Path, name: str) -> None:
         """Make a scratch file a file of the catalog. A file of that name is replaced."""
+        ...
+
+    def delete_leftovers(self) -> None:
+        """Delete the partial files of processes that were killed."""
         ...
 
     def delete(self, name: str) -> None:
@@ -121,10 +125,21 @@ class LocalStorage:
         self.folder.mkdir(parents=True, exist_ok=True)
         # a name of this writer alone: two may write the same part at once
         scratch = self.folder / f".{uuid.uuid4().hex}{PARTIAL}"
+        # the lock ends with the process: `delete_leftovers` of another one sees that it was killed
+        lock = open_locked(scratch)
         try:
             yield scratch
         finally:
             scratch.unlink(missing_ok=True)
+            lock.close()
+
+    def delete_leftovers(self) -> None:
+        """Delete the partial files of killed processes, as `Storage`."""
+        for path in self.folder.glob(f".*{PARTIAL}"):
+            lock = acquire_lock(path, watch=False)
+            if lock is not None:
+                path.unlink(missing_ok=True)
+                lock.close()
 
     def publish(self, scratch: Path, name: str) -> None:
         """Rename a synced file, as `Storage`."""
@@ -197,6 +212,9 @@ class ObjectStorage:
         """Upload a file, as `Storage`. No commit names what an interrupted upload leaves."""
         with scratch.open("rb") as source, self.filesystem.open_output_stream(self._make_path(name)) as sink:
             shutil.copyfileobj(source, sink, UPLOAD_BYTES)
+
+    def delete_leftovers(self) -> None:
+        """Do nothing, as scratch files are in the folder of temporary files."""
 
     def delete(self, name: str) -> None:
         """Delete an object, as `Storage`."""
