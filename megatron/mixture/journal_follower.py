@@ -15,7 +15,12 @@ from megatron.io import read_json
 from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.chunk import Position
 from megatron.mixture.distributor import Distributor
-from megatron.mixture.journal import RULE_SUFFIX
+from megatron.mixture.journal import (
+    RULE_SUFFIX,
+    find_saved_start,
+    parse_lines,
+    restore_saved_weights,
+)
 
 POLL_S = 0.05
 
@@ -33,11 +38,18 @@ class JournalFollower:
         assert isinstance(distributor.weights, WeightLog), "weights that follow a model are in a log"
         self.path, self.weights = path, distributor.weights
         self._head, self._n_bytes, self._has_head = json.loads(json.dumps(head)), 0, False
-        saved = read_json(path.with_name(path.name + RULE_SUFFIX)) if path.is_file() else None
-        self._read_lines()
-        if saved is not None:
+        start = find_saved_start(path)
+        saved = read_json(path.with_name(path.name + RULE_SUFFIX)) if start else None
+        # the owner may have saved a later state meanwhile
+        if saved is not None and saved["log_begin"] == start:
+            with path.open("rb") as file:
+                self._check_head(parse_lines(path, file.readline())[0])
+                file.seek(start)
+                self._n_bytes = start + len(file.readline())  # the state includes this line
+            restore_saved_weights(path, start, self.weights, saved)
             # chunks behind the saved position are scheduled from it, not from chunk 0
             distributor.restore(Position.from_dict(saved["position"]))
+        self._read_lines()
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Raise ValueError: the losses belong to the process that owns the log."""
@@ -69,20 +81,15 @@ class JournalFollower:
         whole = content[: content.rfind(b"\n") + 1]
         self._n_bytes += len(whole)
         has_weights = False
-        for text in whole.splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError as error:
-                raise ValueError(
-                    f"{self.path}: got a line that is not JSON. Restore a copy of the log."
-                ) from error
+        for line in parse_lines(self.path, whole):
             if not self._has_head:
-                if line != self._head:
-                    raise ValueError(
-                        f"{self.path}: is the log of other documents or settings. Use another run name."
-                    )
-                self._has_head = True
+                self._check_head(line)
             elif "weights" in line:
                 self.weights.append(line["begin"], np.array(line["weights"]), line["known_to"])
                 has_weights = True
         return has_weights
+
+    def _check_head(self, line: dict[str, Any]) -> None:
+        if line != self._head:
+            raise ValueError(f"{self.path}: is the log of other documents or settings. Use another run name.")
+        self._has_head = True

@@ -13,7 +13,8 @@ CPU time relative to the previous size: 1 is linear.
 
 Model of the extrapolation, for each stage: seconds = a + b documents + c parts. a and b are from the two
 largest sizes (a at least 0), c from a catalog of --parts parts with a document each. Memory follows the same
-model without c. The result is a forecast for one machine like this, not a measurement.
+model without c; that of a registration depends on the largest file and is not extrapolated. The result is a
+forecast for one machine like this, not a measurement.
 """
 
 import argparse
@@ -284,17 +285,16 @@ def print_extrapolation(costs: Costs, per_part: tuple[float, float]) -> None:
         slope = max(0.0, (last.cpu_s - first.cpu_s) / (n2 - n1))
         offset = max(0.0, last.cpu_s - slope * n2)
         parts_s = C4_FILES * per_part[0 if what.startswith("register") else 1]
-        gib = [
-            C4_DOCUMENTS * max(0.0, (b.retained * n2 - a.retained * n1) / (n2 - n1)) / 2**30
-            for a, b in (
-                (first, last),
-                (replace(first, retained=first.peak), replace(last, retained=last.peak)),
+        memory = ""
+        if not what.startswith("register"):
+            retained, peak = (
+                C4_DOCUMENTS * max(0.0, (last_bytes * n2 - first_bytes * n1) / (n2 - n1)) / 2**30
+                for first_bytes, last_bytes in ((first.retained, last.retained), (first.peak, last.peak))
             )
-        ]
+            memory = f"  retained {retained:.2f} GiB  peak {peak:.1f} GiB"
         print(
             f"{what:<30} {offset + slope * C4_DOCUMENTS + parts_s:10.1f} CPU-s "
-            f"({slope * 1e6:.2f} per million documents, {parts_s:.1f} for the parts)  "
-            f"retained {gib[0]:.2f} GiB  peak {gib[1]:.1f} GiB"
+            f"({slope * 1e6:.2f} per million documents, {parts_s:.1f} for the parts){memory}"
         )
 
 
