@@ -6,6 +6,7 @@ namespace py = pybind11;
 
 void bind_check_index(py::module_& m);
 void bind_encode(py::module_& m);
+void bind_map_file(py::module_& m);
 void bind_mixture(py::module_& m);
 void bind_rms_norm(py::module_& m);
 void bind_sample_starts(py::module_& m);
@@ -17,6 +18,7 @@ PYBIND11_MODULE(_csrc, m) {
     m.doc() = "C++ extension of megatron: pure functions over numpy arrays.";
     bind_check_index(m);
     bind_encode(m);
+    bind_map_file(m);
     bind_mixture(m);
     bind_rms_norm(m);
     bind_sample_starts(m);

@@ -200,7 +200,9 @@ def _parse_int_at_least(minimum: int, word: str) -> int:
 
 
 def install_stop_handlers() -> None:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP as on Ctrl-C, but never during an import.
+    """Raise KeyboardInterrupt on SIGTERM, SIGHUP and SIGUSR1 as on Ctrl-C, but never during an import.
+
+    Slurm sends SIGUSR1 before the time limit of a job (--signal in examples_scaling/training/*_slurm.sh).
 
     Modules compiled by Cython, such as numpy.random, are initialised inside an `except: pass`. An exception
     raised there is lost and the command would continue. A signal that arrives during an import is therefore
@@ -219,7 +221,7 @@ def install_stop_handlers() -> None:
     # a shell script starts background jobs (`command &`) with SIGINT ignored, and they must continue to
     # ignore it
     sigint_is_enabled = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-    for number in stop_signals(signal.SIGALRM):
+    for number in stop_signals(signal.SIGALRM, signal.SIGUSR1):
         if number != signal.SIGINT or sigint_is_enabled:
             signal.signal(number, handle_stop_signal)
 

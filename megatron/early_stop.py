@@ -38,6 +38,7 @@ def _is_command() -> bool:
 
 if _is_command():
     signal.signal(signal.SIGTERM, _exit_stopped)
+    signal.signal(signal.SIGUSR1, _exit_stopped)  # from Slurm before the time limit
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # ignored under nohup
         signal.signal(signal.SIGHUP, _exit_stopped)
     # ignored in background jobs of a script; another handler belongs to the program that imported this module

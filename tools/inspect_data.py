@@ -6,13 +6,19 @@ python tools/inspect_data.py tokens/train_text_document --verify
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, report_error, run_main
-from megatron.data.indexed import IndexedTokens, resolve_prefix
+from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.data.indexed import resolve_prefix
 from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
+from megatron.data.parts import PartsTokens, open_dataset, read_parts_list
+from megatron.data.verify_parts import find_faults_of_parts
+from megatron.plan.sidecar import is_dataset_of_parts
+from megatron.remote_cache import count_bin_bytes
+from megatron.remote_requests import is_url
 from megatron.terminal import ProgressBar
 from megatron.tokenizer.kinds import load_tokenizer
 
@@ -22,7 +28,9 @@ BAR = 40
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument("prefix", metavar="PREFIX", help="a .bin/.idx dataset without its suffix")
+    parser.add_argument(
+        "prefix", metavar="PREFIX", help="a dataset without its suffix: .bin/.idx, or .parts.json"
+    )
     what = parser.add_argument_group(
         "action (default: count documents and tokens, and show a histogram of lengths)"
     )
@@ -41,6 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="read both files completely and check sums and counts against the sidecar, ids against the "
         "vocabulary, and the ends of documents",
     )
+    what.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="with --verify: parts of a dataset of parts verified at a time (default: the number of cores)",
+    )
     return parser
 
 
@@ -57,24 +71,39 @@ def format_summary(summary: LengthSummary) -> str:
     return "\n".join(lines)
 
 
+def verify(prefix: str, n_workers: int | None) -> list[str]:
+    """Return the faults of a dataset, in an order that does not depend on the number of workers."""
+    has_parts = is_dataset_of_parts(prefix)
+    paths = [f"{part.prefix}.bin" for part in read_parts_list(prefix)] if has_parts else [f"{prefix}.bin"]
+    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    if is_url(prefix):
+        total = count_bin_bytes(prefix)
+    with ProgressBar("verifying", total, "B") as bar:
+        if has_parts:
+            n_cores = (
+                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            )
+            return list(find_faults_of_parts(prefix, bar.update, n_workers or n_cores))
+        return list(find_faults(prefix, bar.update))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a summary or a document, or verify the dataset."""
     args = build_parser().parse_args(argv)
     args.prefix = resolve_prefix(args.prefix)
     try:
         if args.verify:
-            size = Path(f"{args.prefix}.bin")
-            total = size.stat().st_size if size.is_file() else 0
-            with ProgressBar("verifying", total, "B") as bar:
-                problems = list(find_faults(args.prefix, bar.update))
+            problems = verify(args.prefix, args.workers)
             for sentence in problems:
                 print(f"error: {sentence}", file=sys.stderr)
             if not problems:
                 print(f"{args.prefix}: complete and consistent")
             return 1 if problems else 0
-        pair = IndexedTokens(args.prefix)
+        pair = open_dataset(args.prefix)
         if args.document is None:
             print(format_summary(summarize_lengths(pair)))
+            if isinstance(pair, PartsTokens):
+                print(f"{len(pair.parts):,} parts")
             return 0
         if not pair.n_documents:
             raise ValueError(f"{args.prefix}: contains no documents")

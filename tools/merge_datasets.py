@@ -1,56 +1,113 @@
-"""Merge tokenized datasets into one.
+r"""Merge tokenized datasets into one, or make them one dataset without a copy.
 
 python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --output tokens/joined
+python tools/merge_datasets.py 'tokens/part-*_text_document' --parts tokens/c4
+python tools/merge_datasets.py 'tokens/part-*_text_document' --output tokens/c4 --remove
+
+--parts writes tokens/c4.parts.json and .parts.idx. Training, blends and all tools then accept tokens/c4; the
+parts stay where they are. A killed merge is resumed by the same command.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_output_prefix
-from megatron.text.merge import merge_datasets
+from megatron.text.merge import MergeResult, find_finished_removal, merge_datasets, read_unfinished_removal
+from megatron.text.merge_inputs import expand_prefixes
+from megatron.text.write_parts import write_parts_list
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
-    parser.add_argument(
+    inputs = parser.add_argument_group("inputs")
+    inputs.add_argument(
         "prefixes",
-        nargs="+",
+        nargs="*",
+        default=[],
         metavar="PREFIX",
-        help="a .bin/.idx dataset without its suffix; all of the same tokenizer and dtype",
+        help="a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 "
+        "before part-10); all of the same tokenizer and dtype",
     )
-    parser.add_argument(
-        "--output",
+    inputs.add_argument(
+        "--list",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="file with one prefix or pattern a line; may be repeated",
+    )
+    inputs.add_argument(
+        "--mixed-eod", action="store_true", help="accept datasets even if their documents end differently"
+    )
+    outputs = parser.add_argument_group("output")
+    target = outputs.add_mutually_exclusive_group(required=True)
+    target.add_argument(
+        "--output", type=parse_output_prefix, metavar="PREFIX", help="the merged dataset without its suffix"
+    )
+    target.add_argument(
+        "--parts",
         type=parse_output_prefix,
-        required=True,
         metavar="PREFIX",
-        help="the merged dataset without its suffix",
+        help="a dataset of parts: only a list and an index are written, and the tokens stay in the inputs",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    parser.add_argument(
-        "--mixed-eod", action="store_true", help="merge datasets even if their documents end differently"
+    outputs.add_argument(
+        "--remove",
+        action="store_true",
+        help="with --output: delete each input as soon as its content is in the output durably",
     )
+    outputs.add_argument(
+        "--hash",
+        action="store_true",
+        help="with --parts: read all tokens, so that runs have the same identity as with the merged dataset",
+    )
+    outputs.add_argument("--overwrite", action="store_true", help="replace an existing output")
     return parser
+
+
+def merge(args: argparse.Namespace) -> MergeResult:
+    """Write the dataset, or the list of parts."""
+    if args.parts is not None:
+        prefixes = expand_prefixes(args.prefixes, args.list)
+        return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite, args.hash)
+    is_resumed = read_unfinished_removal(args.output) is not None
+    try:
+        prefixes = expand_prefixes(args.prefixes, args.list, allow_missing=is_resumed)
+        return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite, args.remove)
+    except FileNotFoundError:
+        # patterns match nothing any more
+        finished = find_finished_removal(args.prefixes, args.output, args.list) if args.remove else None
+        if finished is None:
+            raise
+        return finished
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Merge, and print the size of the result."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.remove and args.parts is not None:
+        parser.error("--remove: got --parts, expected --output; a dataset of parts reads its inputs")
+    if args.hash and args.parts is None:
+        parser.error("--hash: got --output, expected --parts; a merged dataset always has the hash")
+    output = args.output or args.parts
     install_stop_handlers()
     try:
-        with explain_disk_full(args.output.parent):
-            joined = merge_datasets(args.prefixes, args.output, args.mixed_eod, args.overwrite)
+        with explain_disk_full(output.parent):
+            joined = merge(args)
     except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
+        print("stopped; the same command resumes", file=sys.stderr)
         return STOPPED
     except (OSError, ValueError) as error:
         return report_error(error)
     note = "" if joined.is_new else " (already there)"
-    print(f"{args.output}.bin{note}: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")
+    name = f"{args.output}.bin" if args.parts is None else f"{args.parts}.parts.json"
+    print(f"{name}{note}: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")
     return 0
 
 

@@ -12,7 +12,8 @@ and settings). With a custom tokenizer:
         --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model tokenizer --append-eod \\
         --workers 2 --root tokens
 
-After an interruption, the same command resumes after the last finished piece.
+After an interruption, the same command resumes after the last finished piece. Several machines share the
+work by --part (examples_scaling/training/prepare_slurm.sh), and --dry-run prints what a job costs.
 """
 
 import argparse
@@ -35,9 +36,12 @@ from megatron.config.migration.preprocess_flags import (
 )
 from megatron.io import explain_disk_full
 from megatron.log import get_logger
-from megatron.text.arguments import parse_count, parse_output_prefix
+from megatron.remote_files import RemotePath
+from megatron.text.arguments import parse_count, parse_output_prefix_or_url
+from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import add_root
 from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.sources import parse_part
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 
 
@@ -50,15 +54,23 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="PATH",
-        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders, searched recursively, also as "
-        "saved by the datasets library; patterns; or - for standard input",
+        help=".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, "
+        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these, https:// "
+        "URLs of files; or - for standard input",
     )
     files.add_argument(
         "--output-prefix",
-        type=parse_output_prefix,
+        type=parse_output_prefix_or_url,
         required=True,
         metavar="NAME",
-        help="prefix of the output files: NAME_text_document.bin, .idx and .json",
+        help="prefix of the output files: NAME_text_document.bin, .idx and .json; s3:// and gs:// URLs are "
+        "written to --work-dir first and then uploaded",
+    )
+    files.add_argument(
+        "--work-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for the outputs until they are uploaded to a URL, deleted then (default: --root)",
     )
     files.add_argument(
         "--overwrite", action="store_true", help="replace an output of other inputs or settings"
@@ -84,9 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="for a line that is not JSON or has no string under a key, and for a damaged .gz, .zst, "
-        ".parquet or .arrow file: fail prints its position and stops; skip omits the line or the whole file "
-        "and lists it in NAME.rejects.jsonl",
+        help="for a line that is not JSON or has no string under a key, and for a compressed, .parquet or "
+        ".arrow file that is damaged or cannot be downloaded: fail prints its position and stops; skip omits "
+        "the line or the whole file and lists it in NAME.rejects.jsonl",
     )
     files.add_argument(
         "--max-tokens",
@@ -98,6 +110,19 @@ def build_parser() -> argparse.ArgumentParser:
     add_tokenizer_options(parser)
     add_preprocess_flags(parser, positive_int)
     work = parser.add_argument_group("work")
+    work.add_argument(
+        "--part",
+        type=parse_part,
+        metavar="I/N",
+        help="tokenize only part I of N equal parts of the input's bytes, such as 3/16, to "
+        "NAME-part-00003-of-00016; jobs on several machines do one part each, in any order",
+    )
+    work.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print files, bytes, and the time and disk that the job takes by a short sample of its input, "
+        "and write nothing",
+    )
     work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of processes")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
     work.add_argument("--timing", action="store_true", help="print the CPU time of each stage")
@@ -112,24 +137,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     drop_unused_files(args)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
+    is_remote = isinstance(args.output_prefix, RemotePath)
+    inputs = add_root(args.input, args.root)
+    # of a URL: the place in the work folder
+    prefix = (
+        (args.work_dir or args.root) / args.output_prefix.name
+        if is_remote
+        else args.root / args.output_prefix
+    )
+    options = PreprocessOptions(
+        keys=tuple(args.json_keys),
+        append_eod=args.append_eod,
+        special_text=args.special_text == "token",
+        skip_bad_lines=args.on_error == "skip",
+        max_tokens=args.max_tokens,
+        n_workers=args.workers,
+        quiet=args.quiet,
+        overwrite=args.overwrite,
+        part=args.part,
+    )
     try:
+        if args.dry_run:
+            print(estimate_job(inputs, prefix, parse_tokenizer_spec(args), options))
+            return 0
         # a full disk is an OSError deep in a worker; this adds the folder and the space that is free
-        with explain_disk_full(args.root):
-            totals = preprocess(
-                add_root(args.input, args.root),
-                args.root / args.output_prefix,
-                parse_tokenizer_spec(args),
-                PreprocessOptions(
-                    keys=tuple(args.json_keys),
-                    append_eod=args.append_eod,
-                    special_text=args.special_text == "token",
-                    skip_bad_lines=args.on_error == "skip",
-                    max_tokens=args.max_tokens,
-                    n_workers=args.workers,
-                    quiet=args.quiet,
-                    overwrite=args.overwrite,
-                ),
-            )
+        with explain_disk_full(prefix.parent if is_remote else args.root):
+            if is_remote:
+                from megatron.text.remote_output import preprocess_to_store
+
+                totals = preprocess_to_store(
+                    inputs, args.output_prefix, prefix.parent, parse_tokenizer_spec(args), options
+                )
+            else:
+                totals = preprocess(inputs, prefix, parse_tokenizer_spec(args), options)
     except (OSError, ValueError) as error:
         return report_error(error)
     for output in totals.outputs:

@@ -7,47 +7,69 @@ boundaries [documents + 1], counted in sequences.
 
 from collections.abc import Iterator
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron import _csrc
+from megatron.data.remote_tokens import RemoteTokens, TokenArray
 from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION
-from megatron.plan.sidecar import read_sidecar
+from megatron.plan.sidecar import (
+    PARTS_INDEX_SUFFIX,
+    PARTS_SUFFIX,
+    dataset_exists,
+    find_sidecar,
+    read_sidecar,
+)
+from megatron.remote_cache import count_bin_bytes, localize, open_remote_dataset
+from megatron.remote_requests import is_url
 
 # little endian on every machine
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+BLOCK_DOCUMENTS = 1 << 18  # documents whose lengths are computed at a time
 BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
 HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 
 
 def resolve_prefix(word: str | Path) -> str:
-    """Return the dataset prefix for a word: the word itself, or without its suffix .bin or .idx."""
-    prefix = str(word).removesuffix(".bin").removesuffix(".idx")
-    return prefix if Path(f"{prefix}.idx").is_file() and not Path(f"{word}.idx").is_file() else str(word)
+    """Return the dataset prefix for a word: the word itself, or without the suffix of one of its files."""
+    prefix = str(word)
+    if is_url(prefix):
+        return prefix.removesuffix(".bin").removesuffix(".idx")
+    for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
+        if prefix.endswith(suffix) and not dataset_exists(prefix):
+            shorter = prefix.removesuffix(suffix)
+            return shorter if dataset_exists(shorter) or Path(f"{shorter}.idx").is_file() else prefix
+    return prefix
 
 
 class IndexedTokens:
     """Documents of one .bin/.idx dataset, memory-mapped on first use. Opening reads and checks the index.
 
+    The prefix may be a URL: the index is then downloaded, and tokens are read through a cache on disk.
+
     sidecar  dict|None, <prefix>.json
     """
 
     def __init__(self, prefix: str | Path) -> None:
-        """Open and check. Raises FileNotFoundError, or ValueError if index and data are inconsistent."""
-        self.prefix = str(prefix)
-        self._index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        for path in (self._index, data):
+        """Open and check. Raises FileNotFoundError, or ValueError if index and data are inconsistent.
+
+        Raises RemoteError for a URL that cannot be read.
+        """
+        self.prefix, self._is_remote = str(prefix), is_url(prefix)
+        self._index, data = Path(f"{localize(prefix)}.idx"), f"{prefix}.bin"
+        for path in () if self._is_remote else (self._index, Path(data)):
             if not path.is_file():
                 raise FileNotFoundError(f"{path}: no such file, expected the prefix of a .bin/.idx dataset")
-        self.dtype, self.n_sequences, self.n_documents = _read_header(self._index)
-        self.n_tokens, self._longest, in_order = _check_index(
+        self.dtype, self.n_sequences, self.n_documents = read_index_header(self._index)
+        self.n_tokens, self._longest, in_order = check_index(
             self._index, self.n_sequences, self.n_documents, self.dtype
         )
-        # `_check_index` has summed the lengths; a truncated .bin is detected without reading it
-        n_bytes = data.stat().st_size
+        # `check_index` has summed the lengths; a truncated .bin is detected without reading it
+        n_bytes = count_bin_bytes(prefix)
         expected = self.n_tokens * self.dtype.itemsize
         if n_bytes != expected:
             raise ValueError(f"{data}: got {n_bytes:,} bytes, expected {expected:,} as in its index. {HINT}.")
@@ -56,7 +78,7 @@ class IndexedTokens:
             raise ValueError(f"{self._index}: got sequences that are not contiguous. {HINT}.")
         self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
         self.sidecar: dict[str, Any] | None = None
-        if Path(f"{prefix}.json").is_file():  # other programs write none
+        if find_sidecar(prefix) is not None:  # other programs write none
             self.sidecar = read_sidecar(prefix)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
@@ -64,11 +86,18 @@ class IndexedTokens:
         return IndexedTokens, (self.prefix,)
 
     @cached_property
-    def tokens(self) -> np.ndarray:
-        """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access."""
+    def tokens(self) -> TokenArray:
+        """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access.
+
+        Of a URL: blocks are downloaded when they are read, and all of them if they fit into the cache.
+        """
         # An empty file cannot be mapped. A view as plain ndarray: slicing a np.memmap is three times slower.
         if not self.n_tokens:
             return np.empty(0, self.dtype)
+        if self._is_remote:
+            dataset = open_remote_dataset(self.prefix)
+            dataset.download()
+            return RemoteTokens(dataset, self.dtype)
         return np.memmap(f"{self.prefix}.bin", self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
@@ -126,6 +155,16 @@ class IndexedTokens:
         begins, ends = (self._sequence_starts(self._boundaries[documents + i]) for i in (0, 1))
         return begins, ends - begins
 
+    def iter_document_lengths(self) -> Iterator[np.ndarray]:
+        """Yield the number of tokens of all documents in blocks, each int32 or int64."""
+        for first in range(0, self.n_documents, BLOCK_DOCUMENTS):
+            bounds = self._boundaries[first : first + BLOCK_DOCUMENTS + 1]
+            end = first + len(bounds) - 1
+            if (bounds == np.arange(first, end + 1)).all():  # a document is a sequence, as usual
+                yield self._lengths[first:end]
+            else:
+                yield np.diff(self._sequence_starts(bounds))
+
     def read(self, document: int, offset: int, n: int) -> np.ndarray:
         """Return `n` tokens from `offset` in a document, across document ends: [n], a view of the file."""
         begin = self._document_start(document) + offset
@@ -140,7 +179,18 @@ class IndexedTokens:
 
         Pages read through a memory map count as memory of the process.
         """
+        if self._is_remote:
+            return self.tokens[begin : begin + n]
         return np.fromfile(f"{self.prefix}.bin", self.dtype, n, offset=begin * self.dtype.itemsize)
+
+    def prefetch(self, begins: np.ndarray, n: int) -> None:
+        """Begin to download tokens[b : b + n] for each of `begins` int64 [k] of a remote dataset."""
+        if self._is_remote and isinstance(self.tokens, RemoteTokens):
+            self.tokens.prefetch(begins, n)
+
+    def open_index(self) -> BufferedReader:
+        """Open the .idx file, of a URL that in the cache."""
+        return self._index.open("rb")
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Check int64 ids of this dataset against the model's vocabulary size, if it is known."""
@@ -172,8 +222,8 @@ class IndexedTokens:
 
 def count_index_tokens(index: Path) -> int:
     """Return the tokens that a .idx file lists, without its .bin. Raises ValueError if it is inconsistent."""
-    dtype, n_sequences, n_documents = _read_header(index)
-    return _check_index(index, n_sequences, n_documents, dtype)[0]
+    dtype, n_sequences, n_documents = read_index_header(index)
+    return check_index(index, n_sequences, n_documents, dtype)[0]
 
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
@@ -189,7 +239,7 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
     )
 
 
-def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+def read_index_header(path: Path) -> tuple[np.dtype, int, int]:
     """Read (dtype, sequences, documents) of an index, and check its size against them."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -209,7 +259,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     return DTYPES[code], n, m - 1
 
 
-def _check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:
+def check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:
     """Return (tokens, longest sequence, whether sequences are contiguous).
 
     Raises ValueError for a negative length, or boundaries that do not ascend from 0 to n_sequences.

@@ -3,7 +3,6 @@
 Lengths are spooled to disk beside the tokens, so that memory does not grow with the number of documents.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,9 +13,11 @@ from typing import IO, Any, Self
 import numpy as np
 
 from megatron import _csrc
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash
 from megatron.data.indexed import DTYPE_CODES
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 from megatron.plan.idx_header import HEADER, MAGIC, VERSION
+from megatron.plan.sidecar import PARTS_SUFFIX
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
@@ -31,6 +32,36 @@ def dtype_for(n_tokens: int) -> np.dtype:
     return np.dtype("<u2") if n_tokens < 65500 else np.dtype("<i4")
 
 
+class IdCounts:
+    """Occurrences of each token id, for the entropy. `counts` None: an id above MAX_COUNTED_IDS occurred."""
+
+    def __init__(self) -> None:
+        self.counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
+
+    def add(self, ids: np.ndarray) -> None:
+        """Count ids of any integer dtype."""
+        if ids.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
+            ids = ids.astype("<i4")
+        if self.counts is None:
+            return
+        if len(ids) and ids.dtype.itemsize > 2 and int(ids.max()) >= len(self.counts):
+            if int(ids.max()) >= MAX_COUNTED_IDS:
+                self.counts = None
+                return
+            # grow to the largest id so far
+            self.counts = np.pad(self.counts, (0, int(ids.max()) + 1 - len(self.counts)))
+        _csrc.count_ids(ids, self.counts)
+
+    def merge(self, other: "IdCounts") -> None:
+        """Add the counts of `other`."""
+        if self.counts is None or other.counts is None:
+            self.counts = None
+            return
+        size = max(len(self.counts), len(other.counts))
+        both = [np.pad(counts, (0, size - len(counts))) for counts in (self.counts, other.counts)]
+        self.counts = both[0] + both[1]
+
+
 class IndexedWriter:
     """Context manager that writes a dataset. A normal exit publishes it; an exception leaves no files."""
 
@@ -39,69 +70,40 @@ class IndexedWriter:
         prefix: str | Path,
         dtype: np.dtype,
         meta: dict[str, Any] | None = None,
-        resume_from: tuple[int, int] = (0, 0),
         scratch: Path | None = None,
     ) -> None:
-        """`meta`: entries of the sidecar beside counts and hashes. `scratch`: folder of the partial files.
-
-        resume_from: (documents, tokens) returned by `flush` of an earlier writer that was killed, or that had
-        `keep_partial` set at an exception. Its partial files are read again, and truncated to these counts.
-        """
-        self.prefix, self.resume_from = Path(prefix), resume_from
+        """`meta`: entries of the sidecar beside counts and hashes. `scratch`: folder of the partial files."""
+        self.prefix = Path(prefix)
         self.scratch = scratch or self.prefix.parent
-        self.keep_partial = False
+        self.keep_partial = False  # of an exception, for a writer that can resume
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
-        # occurrences of each token id, for the entropy; None: an id above MAX_COUNTED_IDS occurred
-        self._counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
-        self._sha256 = hashlib.sha256()
+        self._counts = IdCounts()
+        self.block_bytes = BLOCK_BYTES
+        self._hash = BlockHash(self.block_bytes)
+        self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
         self._is_prepared = False
         self._bin: IO[bytes] | None = None
         self._spool: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
+        if (parts := Path(f"{self.prefix}{PARTS_SUFFIX}")).exists():
+            raise ValueError(
+                f"{parts}: exists already, a dataset of parts. Choose another name, or delete it."
+            )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
         # content belongs to another process; `truncate` follows below.
         self._bin = open_exclusive(self._partial_path(".bin"), self.prefix)
-        if any(self.resume_from):
-            self._spool = self._partial_path(SPOOL_SUFFIX).open("r+b")
-            self._restore_partial(*self.resume_from)
-        else:
-            self._bin.truncate(0)
-            self._spool = self._partial_path(SPOOL_SUFFIX).open("w+b")
+        self._open_spool()
         return self
 
-    def has_partial_files(self) -> bool:
-        """Return whether the partial files contain at least `resume_from`."""
-        if not any(self.resume_from):
-            return True
-        n_documents, n_tokens = self.resume_from
-        sizes = {".bin": n_tokens * self.dtype.itemsize, SPOOL_SUFFIX: 4 * n_documents}
-        paths = {self._partial_path(suffix): size for suffix, size in sizes.items()}
-        # larger is valid: a writer that was killed after `flush` has appended documents that were not
-        # recorded
-        return all(path.is_file() and path.stat().st_size >= size for path, size in paths.items())
-
-    def _restore_partial(self, n_documents: int, n_tokens: int) -> None:
-        assert self._bin is not None and self._spool is not None, "called by __enter__"
-        self._bin.truncate(n_tokens * self.dtype.itemsize)
-        self._spool.truncate(4 * n_documents)
-        # A sha256 object cannot be stored, and counts are not stored: both are computed again from the data.
-        # The two loops end at the ends of the files, where the next documents are appended.
-        while len(ids := np.fromfile(self._bin, self.dtype, BLOCK)):
-            self._sha256.update(ids.data)
-            self._count_ids(ids)
-        for lengths in self._iter_lengths():
-            self._count_documents(lengths)
-
-    def flush(self) -> tuple[int, int]:
-        """Flush buffers to the operating system; return the value of `resume_from` for a later writer."""
-        assert self._bin is not None and self._spool is not None, "call flush inside the `with` block"
-        self._bin.flush()
-        self._spool.flush()
-        return self.n_documents, self.n_tokens
+    def _open_spool(self) -> None:
+        """Empty the partial .bin and open the spool of lengths."""
+        assert self._bin is not None, "called by __enter__"
+        self._bin.truncate(0)
+        self._spool = self._partial_path(SPOOL_SUFFIX).open("w+b")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -155,8 +157,8 @@ class IndexedWriter:
                 )
         ids = np.ascontiguousarray(ids, dtype=self.dtype)
         self._bin.write(ids.data)
-        self._sha256.update(ids.data)
-        self._count_ids(ids)
+        self._hash.update(ids.data)
+        self._counts.add(ids)
 
     def _end_documents(self, lengths: np.ndarray) -> None:
         assert self._spool is not None, "add documents inside the `with` block"
@@ -170,19 +172,6 @@ class IndexedWriter:
         self.n_empty += int((lengths == 0).sum())
         self.longest = max(self.longest, int(lengths.max(initial=0)))
 
-    def _count_ids(self, ids: np.ndarray) -> None:
-        if self.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
-            ids = ids.astype("<i4")
-        if self._counts is None:
-            return
-        if len(ids) and self.dtype.itemsize > 2 and int(ids.max()) >= len(self._counts):
-            if int(ids.max()) >= MAX_COUNTED_IDS:
-                self._counts = None
-                return
-            # grow to the largest id so far
-            self._counts = np.pad(self._counts, (0, int(ids.max()) + 1 - len(self._counts)))
-        _csrc.count_ids(ids, self._counts)
-
     def _partial_path(self, suffix: str) -> Path:
         return self.scratch / (self.prefix.name + suffix + PARTIAL)
 
@@ -191,11 +180,15 @@ class IndexedWriter:
         assert self._bin is not None and self._spool is not None, "call prepare inside the `with` block"
         if self._is_prepared:
             return
-        index_sum = hashlib.sha256()
+        bin_sum, index_hash = self._finish_data(), BlockHash(self.block_bytes)
         with self._partial_path(".idx").open("wb") as file:
             for block in self._iter_index():
-                index_sum.update(block)
+                index_hash.update(block)
                 file.write(block)
+        sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
+        # without this entry, both are plain SHA-256
+        if index_hash.n_blocks or self.n_tokens * self.dtype.itemsize > self.block_bytes:
+            sha256["block_bytes"] = self.block_bytes
         sidecar = {
             "format": "MMIDIDX",
             "version": VERSION,
@@ -204,17 +197,23 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            "unigram_entropy_nats": None if self._counts is None else unigram_entropy(self._counts),
+            "unigram_entropy_nats": None
+            if self._counts.counts is None
+            else unigram_entropy(self._counts.counts),
             # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
             # documents
             **self.meta,
-            "sha256": {"bin": self._sha256.hexdigest(), "idx": index_sum.hexdigest()},
+            "sha256": sha256,
         }
         self._partial_path(".json").write_text(json.dumps(sidecar, indent=1) + "\n")
         self._bin.flush()
         for suffix in DATASET_SUFFIXES:
             fsync_path(self._partial_path(suffix))
         self._is_prepared = True
+
+    def _finish_data(self) -> str:
+        """Complete the .bin, and return its digest."""
+        return self._hash.hexdigest()
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
         assert self._spool is not None

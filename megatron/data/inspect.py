@@ -1,6 +1,5 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.data.block_hash import BlockHash
 from megatron.data.indexed import IndexedTokens
 
 BLOCK_TOKENS = 1 << 20
@@ -59,7 +59,7 @@ def summarize_lengths(dataset: IndexedTokens) -> LengthSummary:
 def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct document lengths, ascending, and the number of documents of each."""
     lengths = counts = np.zeros(0, dtype=np.int64)
-    for _, part in _iter_document_spans(dataset):
+    for part in dataset.iter_document_lengths():
         part_lengths, part_counts = np.unique(part, return_counts=True)
         # merge the block into the sorted distinct lengths; their number is bounded by the longest document
         lengths, index = np.unique(np.concatenate([lengths, part_lengths]), return_inverse=True)
@@ -75,29 +75,40 @@ def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[np.ndarray, n
         yield dataset.document_spans(numbers)
 
 
-def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None) -> Iterator[str]:
-    """Yield a message for every violated invariant; none for an intact dataset.
+def find_faults(
+    prefix: str | Path,
+    advance: Callable[[int], object] = lambda n_bytes: None,
+    recorded: dict[str, Any] | None = None,
+) -> Iterator[str]:
+    """Yield a message for every violated invariant; none for an intact .bin/.idx dataset.
 
     Opening checks the consistency of the index and the size of the data. This function reads both files
     completely. It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
     and the last token of every document. `advance` is called with the number of bytes read. Raises the errors
     of `IndexedTokens`.
+
+    recorded   entries of a sidecar, for a dataset that has none
     """
     dataset = IndexedTokens(prefix)
+    if dataset.sidecar is None and recorded is not None:
+        dataset.sidecar = recorded
     if dataset.sidecar is None:
         yield f"{prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
     sidecar = dataset.sidecar or {}
     sums = sidecar.get("sha256") or {}
     if dataset.sidecar is not None and not {"bin", "idx"} <= set(sums):
         yield f"{prefix}.json: no hashes; later changes cannot be detected"
-    yield from _find_wrong_counts(dataset, sidecar)
-    with Path(f"{prefix}.idx").open("rb") as file:
-        if "idx" in sums and hashlib.file_digest(file, "sha256").hexdigest() != sums["idx"]:
+    yield from find_wrong_counts(dataset, sidecar)
+    with dataset.open_index() as file:
+        index_hash = BlockHash(sums.get("block_bytes"))
+        while block := file.read(BLOCK_TOKENS):
+            index_hash.update(block)
+        if "idx" in sums and index_hash.hexdigest() != sums["idx"]:
             yield f"{prefix}.idx: its hash differs from the sidecar's; the file has changed"
-    yield from _find_wrong_tokens(dataset, sidecar, sums.get("bin"), advance)
+    yield from _find_wrong_tokens(dataset, sidecar, sums, advance)
 
 
-def _find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
+def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
     """Yield a message for every count of the sidecar that the files contradict."""
     lengths, counts = _count_lengths(dataset)
     ends = bool(sidecar.get("append_eod"))
@@ -116,7 +127,7 @@ def _find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Itera
 def _find_wrong_tokens(
     dataset: IndexedTokens,
     sidecar: dict[str, Any],
-    expected_sha256: str | None,
+    sums: dict[str, Any],
     advance: Callable[[int], object],
 ) -> Iterator[str]:
     """Read the data once; check its hash, the range of ids and the last token of each document."""
@@ -126,12 +137,12 @@ def _find_wrong_tokens(
         tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
     )
     # start values that no check below reports, also for a dataset without tokens
-    sum_, least, most = hashlib.sha256(), 0, -1
+    data_hash, least, most = BlockHash(sums.get("block_bytes")), 0, -1
     ends, n_ended, odd = _DocumentEnds(dataset), 0, None
     for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
         # one read serves all three checks: hash, range of ids, last tokens
         ids = dataset.read_copy(begin, BLOCK_TOKENS)
-        sum_.update(ids.data)
+        data_hash.update(ids.data)
         least, most = min(least, int(ids.min())), max(most, int(ids.max()))
         if eod is not None and odd is None:
             # document ends e with begin < e <= begin + len(ids), each one token after the last token of a
@@ -143,7 +154,7 @@ def _find_wrong_tokens(
             odd = n_ended + int(wrong[0]) if len(wrong) else None
             n_ended += len(block_ends)
         advance(ids.nbytes)
-    if expected_sha256 is not None and sum_.hexdigest() != expected_sha256:
+    if "bin" in sums and data_hash.hexdigest() != sums["bin"]:
         yield f"{dataset.prefix}.bin: its hash differs from the sidecar's; the file has changed"
     if vocab_size is not None and most >= vocab_size:
         yield f"{dataset.prefix}.bin: got id {most}, expected ids below the tokenizer's {vocab_size}"

@@ -11,6 +11,7 @@ import torch
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import WINDOWS
 from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset, read_parts_list
 from megatron.evaluation.batch_size import choose_batch_size
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
@@ -36,6 +37,9 @@ from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
+from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, find_sidecar, is_dataset_of_parts
+from megatron.remote_cache import count_bin_bytes, localize
+from megatron.remote_requests import is_url
 from megatron.run_dir import TENSORBOARD
 from megatron.terminal import ProgressBar
 from megatron.text.text_readers import write_parquet_columns
@@ -129,9 +133,23 @@ class HeldOutScoring:
 
 def _identify_corpus(corpus: WeightedCorpus) -> list[Any]:
     """Identify a corpus, wherever it is: the checksums of its sidecar, else its path; and its sizes."""
-    files = [Path(f"{corpus.prefix}{end}") for end in (".bin", ".idx")]
-    sums = read_sidecar(corpus.prefix).get("sha256") if Path(f"{corpus.prefix}.json").is_file() else None
-    return [sums or str(files[0].resolve()), *(file.stat().st_size for file in files)]
+    sidecar = find_sidecar(corpus.prefix)
+    sums = None if sidecar is None else read_sidecar(corpus.prefix).get("sha256")
+    name = corpus.prefix if is_url(corpus.prefix) else str(Path(f"{corpus.prefix}.bin").resolve())
+    if is_dataset_of_parts(corpus.prefix):
+        # the sizes that the merged dataset has
+        n_bytes = sum(Path(f"{part.prefix}.bin").stat().st_size for part in read_parts_list(corpus.prefix))
+        index = Path(f"{corpus.prefix}{PARTS_INDEX_SUFFIX}")
+    else:
+        n_bytes, index = count_bin_bytes(corpus.prefix), Path(f"{localize(corpus.prefix)}.idx")
+    return [sums or name, n_bytes, index.stat().st_size]
+
+
+def _compute_corpus_fingerprint(prefix: str) -> str:
+    """Return a fingerprint of the file whose size and time change with a dataset."""
+    if is_url(prefix):
+        return Path(localize(prefix)).parent.name  # a hash of the versions of its files
+    return compute_fingerprint(Path(f"{prefix}{PARTS_SUFFIX if is_dataset_of_parts(prefix) else '.bin'}"))
 
 
 def score_held_out(
@@ -157,13 +175,13 @@ def score_held_out(
     weights = source.as_weights() if isinstance(source, ForeignModel) else source
     scoring = scoring.resolve(weights)
     corpora = read_corpora(scoring.data)
-    opened = {corpus: IndexedTokens(corpus.prefix) for corpus in corpora}
+    opened = {corpus: open_dataset(corpus.prefix) for corpus in corpora}
     mismatched = find_mismatched_tokenizers(opened, weights, scoring.allow_other_tokenizer, world)
     label = scoring.label(corpora)
     folder = out or model.folder(KIND)
     path = folder / f"{label}.json"
     fingerprints = [
-        [Path(corpus.prefix).name, compute_fingerprint(Path(f"{corpus.prefix}.bin"))] for corpus in corpora
+        [Path(corpus.prefix).name, _compute_corpus_fingerprint(corpus.prefix)] for corpus in corpora
     ]
     assert scoring.seq_len is not None, "resolved"
     warnings = check_trained_length(weights, scoring.seq_len, "--seq-len")

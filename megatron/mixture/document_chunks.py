@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
@@ -307,7 +307,7 @@ class _TokenReader:
 
     def __init__(self, prefix: Path, spans: Sequence[np.ndarray], files: SpanFiles) -> None:
         self.begins, self.lengths = spans
-        self.dtype = IndexedTokens(prefix).dtype
+        self.dtype = open_dataset(prefix).dtype
         self.path, self.files = Path(f"{prefix}.bin"), files
         files.add(self.path)
 

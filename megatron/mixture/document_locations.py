@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.query import QueryResult, SourceFile
 from megatron.mixture.shared_arrays import Arrays, Layout, delete_stale_arrays, open_shared_arrays
@@ -98,7 +98,7 @@ def _locate_files(catalog: Catalog, files: Sequence[SourceFile]) -> list[tuple[n
             )
         if file.path.endswith(".bin"):
             # in tokens; the catalog has the number of tokens only
-            index = IndexedTokens(Path(file.path).with_suffix(""))
+            index = open_dataset(Path(file.path).with_suffix(""))
             spans.append(index.document_spans(np.arange(index.n_documents)))
         else:
             spans.append(located[file.id])

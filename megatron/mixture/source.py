@@ -16,6 +16,7 @@ import numpy as np
 
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
+from megatron.data.parts import open_dataset
 from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.catalog.query import QueryResult
 from megatron.mixture.chunk import ChunkUnits, Position, UnitOrder
@@ -247,7 +248,7 @@ class MixtureSamples(SampleSource):
         for file in result.files:
             if file.path.endswith(".bin"):
                 file.check_unchanged()
-        pairs = [IndexedTokens(prefix) for prefix in resolved.pairs]
+        pairs = [open_dataset(prefix) for prefix in resolved.pairs]
         shuffle = spec.settings.shuffle
         self.seq_len, self.batch_size, self.names = seq_len, batch_size, resolved.domains
         self.tokens = np.array(resolved.tokens)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.yaml_file import read_yaml
-from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset
 from megatron.io import open_partial_folder, publish_files, wait_for_lock, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
@@ -276,7 +276,7 @@ def count_domain_tokens(result: QueryResult, prefixes: Sequence[str]) -> np.ndar
     columns = [result.get_column(name) for name in ("domain", "file", "begin", "end")]
     for number, prefix in enumerate(prefixes):
         # ends [n + 1]: tokens before each document, so that an interval is a difference
-        ends = np.concatenate([[0], np.cumsum(IndexedTokens(prefix).document_tokens)])
+        ends = np.concatenate([[0], np.cumsum(open_dataset(prefix).document_tokens)])
         mask = columns[1] == number
         domain, begin, end = (column[mask] for column in (columns[0], columns[2], columns[3]))
         # not +=, which would add only one of several intervals of the same domain
@@ -324,7 +324,7 @@ def _tokenize_file(
             preprocess([str(lines)], prefix.with_name(name), str(tokenizer), options)
             lines.unlink()
     # rows of the catalog and of the dataset must match, because intervals are in rows
-    n = IndexedTokens(prefix).n_documents
+    n = open_dataset(prefix).n_documents
     if n != file.n_documents:
         raise ValueError(
             f"{path}: {file.n_documents:,} documents are registered, {n:,} tokenized. Correct the lines that "

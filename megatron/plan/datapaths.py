@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
+from megatron.plan.sidecar import PARTS_SUFFIX, dataset_exists, read_eod_use
 from megatron.plan.sidecar import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
-from megatron.plan.sidecar import read_eod_use
+from megatron.plan.sidecar import find_sidecar as find_sidecar
 from megatron.plan.sidecar import read_sidecar as read_sidecar
+from megatron.remote_cache import count_bin_bytes, localize
+from megatron.remote_requests import is_url
 
 SUFFIX = ".txt"
 QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
@@ -137,17 +140,18 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     # expandvars leaves the name of an unset variable in the text
     if "$" in requested:
         raise ValueError(f"{location}: {written} contains an environment variable that is not set")
-    requested = requested.removesuffix(".bin").removesuffix(".idx")  # the name of either file is accepted too
+    # the name of a file of the dataset is accepted too
+    requested = requested.removesuffix(PARTS_SUFFIX).removesuffix(".bin").removesuffix(".idx")
     # an absolute path gives the same place twice, because folder / absolute is the absolute path
-    places = list(dict.fromkeys((requested, str(folder / requested))))
+    places = [requested] if is_url(requested) else list(dict.fromkeys((requested, str(folder / requested))))
     for prefix in places:
-        if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
+        if dataset_exists(prefix):
             return prefix
     if " " in requested:
         raise FileNotFoundError(
             f"{location}: no dataset {written}.bin/.idx, expected `weight path-prefix` pairs"
         )
-    if requested != written.removesuffix(".bin").removesuffix(".idx"):
+    if requested != written.removesuffix(PARTS_SUFFIX).removesuffix(".bin").removesuffix(".idx"):
         places = [written]  # the value of a variable may be a secret, so messages contain only its name
     raise FileNotFoundError(
         f"{location}: no dataset {' or '.join(f'{place}.bin/.idx' for place in places)}. "
@@ -204,7 +208,7 @@ def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[st
 
 
 def _read_tokenizer_record(prefix: str) -> dict[str, Any]:
-    if not Path(f"{prefix}.json").is_file():
+    if find_sidecar(prefix) is None:
         return {}  # a dataset written by another program
     record = read_sidecar(prefix).get("tokenizer")
     return record if isinstance(record, dict) else {}
@@ -216,19 +220,21 @@ def count_corpus_tokens(prefix: str | Path) -> int:
     Datasets of other programs have no sidecar. Raises ValueError for a sidecar without the number and for an
     index of another format than MMIDIDX 1, and FileNotFoundError if there is neither.
     """
-    if prefix == SYNTHETIC or Path(f"{prefix}.json").is_file():
+    sidecar = None if prefix == SYNTHETIC else find_sidecar(prefix)
+    if prefix == SYNTHETIC or sidecar is not None:
         n_tokens = read_sidecar(prefix).get("tokens")
         if not isinstance(n_tokens, int):
             raise ValueError(
-                f"{prefix}.json: got tokens {n_tokens!r}, expected a number. Preprocess the corpus again."
+                f"{sidecar}: got tokens {n_tokens!r}, expected a number. Preprocess the corpus again."
             )
         return n_tokens
-    if not Path(f"{prefix}.idx").is_file():
+    index = Path(f"{localize(prefix)}.idx")
+    if not index.is_file():
         raise FileNotFoundError(
             f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, "
             "as tools/preprocess_data_many_cores.py writes it"
         )
-    with Path(f"{prefix}.idx").open("rb") as file:
+    with index.open("rb") as file:
         header = file.read(HEADER.size)  # may be shorter; the padding below fails the check
     magic, version, code, _, _ = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
     if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
@@ -237,4 +243,4 @@ def count_corpus_tokens(prefix: str | Path) -> int:
             "Preprocess the corpus again."
         )
     # the .bin is a plain array of ids, so its size gives their number without reading the index
-    return Path(f"{prefix}.bin").stat().st_size // count_token_bytes(code)
+    return count_bin_bytes(prefix) // count_token_bytes(code)

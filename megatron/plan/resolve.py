@@ -8,6 +8,7 @@ from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
 from megatron.plan.datapaths import read_corpora, read_sidecar
 from megatron.plan.mixture_use import read_resolved
+from megatron.remote_requests import RemoteError, is_url
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -38,8 +39,10 @@ def _read_vocab_size(prefix: str | None) -> int:
     try:
         prefix = read_corpora(prefix)[0].prefix  # all corpora of a blend have one tokenizer
         return int(read_sidecar(prefix)["tokenizer"]["n_tokens"])
+    except RemoteError as error:
+        raise ValueError(f"dataset.path_train: {error}") from error
     except FileNotFoundError as error:
-        if not Path(f"{prefix}.idx").is_file():
+        if not is_url(prefix) and not Path(f"{prefix}.idx").is_file():
             raise ValueError(f"dataset.path_train: {error}") from error
         raise ValueError(
             f"dataset.path_train: {prefix} has no sidecar (.json) with the size of the vocabulary. "

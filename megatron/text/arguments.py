@@ -6,6 +6,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from megatron.data.indexed_writer import DATASET_SUFFIXES
+from megatron.remote_files import RemotePath
+from megatron.remote_requests import is_url, redact
 
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 MAX_DIGITS = 40
@@ -56,14 +58,25 @@ def parse_output_prefix(word: str) -> Path:
     """Parse the prefix of a dataset's file names, for argparse's `type`.
 
     Raises argparse.ArgumentTypeError, which argparse prints, for the name of a folder: Path would drop the
-    last slash, and the files would be written beside the folder.
+    last slash, and the files would be written beside the folder. Also for a URL.
     """
+    if is_url(word):
+        raise argparse.ArgumentTypeError(f"got the URL '{redact(word)}', expected a name on this machine")
     if not word or word.endswith("/") or word.rpartition("/")[2] in (".", ".."):
         raise argparse.ArgumentTypeError(
             f"got '{word}', expected the first part of a file name. Add a file name, as in "
             f"'{word.rstrip('/') or '.'}/corpus'."
         )
     return Path(word)
+
+
+def parse_output_prefix_or_url(word: str) -> Path:
+    """Parse a prefix as `parse_output_prefix` does, or the URL of one in a store, as a RemotePath."""
+    if not is_url(word):
+        return parse_output_prefix(word)
+    if word.endswith("/"):
+        raise argparse.ArgumentTypeError(f"got '{redact(word)}', expected a name after the last slash")
+    return RemotePath(word)
 
 
 def check_not_exists(*paths: Path) -> None:

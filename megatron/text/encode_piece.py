@@ -1,23 +1,23 @@
 """Encode one piece of the input to a shard per key."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from megatron.io import DISK_FULL_ERRNOS
-from megatron.terminal import ProgressBar
+from megatron.remote_files import RemotePath
+from megatron.remote_requests import RemoteMissingError, RemoteUnreachableError
 from megatron.text.columns import concat_texts, decode_values
 from megatron.text.fast_lines import FastLineEncoder
 from megatron.text.inputs import COLUMN_SUFFIXES, STDIN
 from megatron.text.shard_writer import EncodeSettings, RejectLog, ShardWriter
 from megatron.text.shards import PieceResult, ShardFolder
+from megatron.text.sources import hash_source
 from megatron.text.text_readers import (
     DamagedFileError,
     InputPiece,
@@ -26,6 +26,7 @@ from megatron.text.text_readers import (
     iter_blocks,
     iter_columns,
     iter_lines,
+    iter_piece_blocks,
     iter_rows,
     parse_text,
 )
@@ -52,7 +53,8 @@ def encode_piece(
     only the joiner can decide whether the line is needed at all. If bad lines are skipped, they are written
     to the piece's rejects, and so is a damaged file. No content of a damaged file is used: how much of it is
     readable depends on the library, and its checksum comes last, so content before the damage may be wrong.
-    Raises OSError for a full disk, and for a file that the system cannot read.
+    A remote file that cannot be read after all attempts is skipped in the same way if it is a single piece.
+    Raises OSError for a full disk, and for a file that the system cannot read, or the network.
     """
     error = damage = None
     with ExitStack() as stack:
@@ -82,7 +84,15 @@ def encode_piece(
                 # an empty shard, not a missing one: the joiner expects the files of every piece
                 for writer in writers.values():
                     writer.clear()
-                reject_log.replace_by_file(damage)
+                reject_log.replace_by_file(damage, position.offset)
+        except (RemoteMissingError, RemoteUnreachableError) as cause:
+            # a part of a file must not be missing: only a whole file can be skipped
+            if rejects is None or (piece.begin, piece.end) != (0, piece.path.stat().st_size):
+                raise
+            n_lines, damage = 0, str(cause)
+            for writer in writers.values():
+                writer.clear()
+            reject_log.replace_by_file(damage, position.offset)
         except ValueError as cause:
             n_lines, error = 0, str(cause)
             if (
@@ -104,6 +114,8 @@ def encode_piece(
         n_bytes=sum(writer.n_tokens for writer in writers.values()) * np.dtype(settings.dtype).itemsize,
         error=error,
         damage=damage,
+        # now: its bytes are likely still in the page cache; a remote piece is not read again
+        source_sha256=[position.sha256 or ""] if isinstance(piece.path, RemotePath) else hash_source(piece),
     )
     shards.write_result(number, result)
     return result
@@ -150,11 +162,12 @@ def _encode_input(
         return _encode_columns(piece, writers, settings, encoder, reject_log, position)
     if isinstance(encoder, FastEncoder):
         line_encoder = FastLineEncoder(writers, settings, encoder, reject_log)
-        if piece.is_plain:
+        if piece.is_plain and not isinstance(piece.path, RemotePath):
             with piece.path.open("rb") as file:
                 line_encoder.encode_range(file, piece.begin, piece.end)
         else:
-            line_encoder.encode_blocks(iter_blocks(piece.path, position), shards.long_line_path(number))
+            blocks = iter_piece_blocks(piece, position)
+            line_encoder.encode_blocks(blocks, shards.long_line_path(number))
         return line_encoder.n_lines
     return _encode_lines(piece, writers, settings, encoder, reject_log, position)
 
@@ -308,6 +321,8 @@ def iter_rejected_lines(
 ) -> Iterator[str]:
     """Yield the rejects of a piece as JSON lines: file, line number in the file from 1, reason.
 
+    A skipped file has the line null, and the byte up to which it was read, in the file as stored.
+
     Only rejects before the last of the piece's first `n_documents` documents; None: all.
     """
     rejects = shards.rejects_path(number)
@@ -321,48 +336,6 @@ def iter_rejected_lines(
             if n_documents is not None and record["documents_before"] >= n_documents:
                 return
             line_number = None if record["line"] is None else record["line"] + 1 + n_lines_before
-            yield json.dumps({"file": str(path), "line": line_number, "reason": record["reason"]}) + "\n"
-
-
-class StoppedError(Exception):
-    """Raised in a worker thread after `stop`: its result is not needed."""
-
-
-class PieceProgress:
-    """Context manager with a progress bar. Worker threads report the progress of their pieces by `update`."""
-
-    def __init__(self, title: str, n_bytes: int | None, n_begun: int, quiet: bool) -> None:
-        """`n_bytes`: bytes of all pieces, None if unknown. `n_begun`: bytes of pieces finished earlier."""
-        self.bar = ProgressBar(title, n_bytes, "B", n_begun, quiet)
-        self._pieces: dict[int, tuple[int, int, int]] = {}
-        self.n_documents = self.n_tokens = 0
-        self._lock = threading.Lock()
-        self._is_stopped = False
-
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.__exit__(kind, error, trace)
-
-    def update(self, piece: int, n_bytes: int, n_documents: int, n_tokens: int) -> None:
-        """Set the progress of a piece: totals since its start. Raises StoppedError after `stop`."""
-        with self._lock:
-            if self._is_stopped:
-                # the progress report is the only point at which a thread can be stopped within a piece
-                raise StoppedError
-            # callers report totals of a piece; the bar needs differences
-            before, now = self._pieces.get(piece, (0, 0, 0)), (n_bytes, n_documents, n_tokens)
-            self._pieces[piece] = now
-            self.n_documents += n_documents - before[1]
-            self.n_tokens += n_tokens - before[2]
-            self.bar.note = f"{self.n_documents:,} documents, {self.n_tokens:,} tokens"
-            self.bar.update(n_bytes - before[0])
-
-    def stop(self) -> None:
-        """Make the next `update` of every thread raise StoppedError."""
-        # without the lock: `update` may wait for a slow terminal inside it, and a single assignment is atomic
-        self._is_stopped = True
+            place = {"byte": record["byte"]} if "byte" in record else {}
+            entry = {"file": str(path), "line": line_number, **place, "reason": record["reason"]}
+            yield json.dumps(entry) + "\n"

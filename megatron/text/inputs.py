@@ -2,21 +2,22 @@
 
 import glob
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.io import read_json
+from megatron.remote_files import find_remote
+from megatron.remote_requests import is_url, redact
 
 PLAIN_SUFFIXES = (".jsonl", ".json")
-COMPRESSED_SUFFIXES = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
+COMPRESSED_SUFFIXES = tuple(
+    plain + packed for packed in (".gz", ".zst", ".bz2", ".xz") for plain in PLAIN_SUFFIXES
+)
 COLUMN_SUFFIXES = (".parquet", ".arrow")
 INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, *COLUMN_SUFFIXES)
 STDIN = Path("-")
 REJECTS_SUFFIX = ".rejects.jsonl"
 UNSUPPORTED_SUFFIXES = (
-    ".xz",
-    ".bz2",
     ".lz4",
     ".lzma",
     ".br",
@@ -26,11 +27,15 @@ UNSUPPORTED_SUFFIXES = (
     ".tar.gz",
     ".tgz",
     ".tar.zst",
+    ".tar.bz2",
+    ".tar.xz",
 )
 
 
 def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) -> list[Path]:
     """Resolve words to files: a file, a folder (all files below, sorted), a glob pattern (sorted), or `-`.
+
+    A word may be a URL of a file, or in an object store of a folder or a pattern: its paths are RemotePaths.
 
     Folders and patterns skip outputs of preprocessing; folders also skip hidden names. A folder saved by
     `datasets` gives the files listed in its state.json. Raises FileNotFoundError for a word without files,
@@ -40,7 +45,9 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) 
     for word in words:
         _check_input_name(word, suffixes)
         path = Path(word)
-        if path == STDIN or path.is_file():
+        if is_url(word):
+            paths = list[Path](find_remote(word, suffixes))
+        elif path == STDIN or path.is_file():
             paths = [path]
         elif path.is_dir():
             paths = _list_files(path, suffixes)
@@ -54,7 +61,7 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) 
             paths = list(dict.fromkeys(p for files in groups for p in files))  # ** matches both
         if not paths:
             raise FileNotFoundError(
-                f"{word}: no such file, and no folder or pattern of {', '.join(suffixes)}."
+                f"{redact(word)}: no such file, and no folder or pattern of {', '.join(suffixes)}."
             )
         inputs += paths
     seen: set[Path] = set()
@@ -80,16 +87,11 @@ def add_root(words: Sequence[str], root: Path) -> list[str]:
 
 
 def _names_files(word: str) -> bool:
-    return word == str(STDIN) or Path(word).exists() or bool(glob.glob(word, recursive=True))
+    return word == str(STDIN) or is_url(word) or Path(word).exists() or bool(glob.glob(word, recursive=True))
 
 
 def _check_input_name(word: str, suffixes: Sequence[str]) -> None:
-    """Raise ValueError for a URL and for an unsupported compression, whether the file exists or not."""
-    if scheme := re.match(r"[a-z][a-z0-9+.-]*://", word):
-        raise ValueError(
-            f"{word}: got a URL ({scheme[0]}), expected a file on this machine. Remote files are not "
-            "supported; download it first, as tools/download_assets.py does."
-        )
+    """Raise ValueError for an unsupported compression, whether the file exists or not."""
     if word.endswith(UNSUPPORTED_SUFFIXES) and not word.endswith(tuple(suffixes)) and not Path(word).is_dir():
         raise ValueError(
             f"{word}: got {Path(word).suffix}, expected one of {', '.join(suffixes)}. Unpack it first."
@@ -98,7 +100,7 @@ def _check_input_name(word: str, suffixes: Sequence[str]) -> None:
 
 def describe_inputs(words: Sequence[str]) -> str:
     """Format input names for a message."""
-    return ", ".join("standard input" if word == str(STDIN) else word for word in words)
+    return ", ".join("standard input" if word == str(STDIN) else redact(word) for word in words)
 
 
 def _list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:

@@ -1,32 +1,37 @@
 """Concatenation of finished shards in the order of the input, as soon as all earlier shards are finished.
 
-A shard is deleted once it is joined, so that the disk stores the tokens once, not twice. Most shards are
-deleted before the system has written them from the page cache to the disk. The progress is stored in a file
-beside the shards: a killed job resumes from it.
+Joined shards are deleted every CHECKPOINT_S seconds or CHECKPOINT_BYTES, so that the disk stores the tokens
+once, not twice. Most shards are deleted before the system has written them from the page cache to the disk.
+Before that the outputs are synced and the progress is stored beside the shards: a killed job resumes from it.
 """
 
-import hashlib
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import DISK_FULL_ERRNOS, atomic_path
 from megatron.log import get_logger
 from megatron.plan.idx_header import HEADER
 from megatron.plan.sidecar import read_sidecar
+from megatron.remote_requests import RemoteError
+from megatron.text.block_writer import BlockWriter, WriterCounts
 from megatron.text.encode_piece import iter_rejected_lines
-from megatron.text.inputs import REJECTS_SUFFIX, STDIN
+from megatron.text.inputs import REJECTS_SUFFIX
 from megatron.text.shards import JoinState, PieceResult, ShardFolder
-from megatron.text.text_readers import InputPiece
+from megatron.text.sources import SourceRecord
+from megatron.text.text_readers import InputPiece, count_lines_before
 
 log = get_logger(__name__)
-JOIN_BYTES = 1 << 20  # read at a time: hashing, counting and writing then use a core's private cache
-LOOKAHEAD_DOCUMENTS = 1 << 12  # maximum documents per block
+CHECKPOINT_S = 5.0
+CHECKPOINT_BYTES = 256 << 20
+MAX_THREADS = 16  # of joining: one joins what about 15 workers encode
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,23 @@ class RejectSummary:
     path: Path | None = None
 
 
+@dataclass(frozen=True)
+class _UnwrittenPiece:
+    """A joined piece of which a block may not be written. ends: tokens up to its end, by key."""
+
+    before: JoinState
+    ends: dict[str, int]
+
+
 class ShardJoiner:
-    """Context manager that joins shards to the outputs of a job.
+    """Context manager that joins shards to the outputs of a job, with several threads.
 
     After an exception from which the same job can resume, partial outputs are kept.
     """
 
     def __init__(
         self, pieces: Sequence[InputPiece], shards: ShardFolder, prefix: Path, dtype: np.dtype,
-        meta: dict[str, Any], max_tokens: int | None, results: dict[int, PieceResult],
+        meta: dict[str, Any], max_tokens: int | None, results: dict[int, PieceResult], n_workers: int = 1,
     ) -> None:  # fmt: skip
         """`results`: the finished pieces by number. It is cleared if the partial outputs are missing.
 
@@ -66,44 +79,43 @@ class ShardJoiner:
         """
         self.pieces, self.shards, self.prefix, self.max_tokens = pieces, shards, prefix, max_tokens
         self.length_of_empty = int(meta["append_eod"])
-        self.hashes = {piece.path: hashlib.sha256() for piece in pieces if piece.path != STDIN}
-        self.hashed_bytes = dict.fromkeys(self.hashes, 0)
-        empty_state = JoinState(0, dict.fromkeys(shards.keys, (0, 0)), dict.fromkeys(shards.keys, 0))
-        self.state = shards.read_join_state() or empty_state
-        self.writers = self._make_writers(dtype, meta)
+        self.pool = ThreadPoolExecutor(min(n_workers, MAX_THREADS), "join")
+        keys = shards.keys
+        empty_state = JoinState(0, dict.fromkeys(keys, WriterCounts()), dict.fromkeys(keys, 0))
+        record = shards.read_join_record()
+        self.state = record.state if record else empty_state
+        blocks = record.blocks if record else dict.fromkeys(keys)
+
+        def make_writer(key: str) -> BlockWriter:
+            output, content = dataset_prefix(prefix, key), meta | {"json_key": key}
+            counts = self.state.counts[key]
+            return BlockWriter(output, dtype, content, shards.folder, self.pool, counts, blocks[key])
+
+        self.writers = {key: make_writer(key) for key in keys}
         if not all(writer.has_partial_files() for writer in self.writers.values()):
             # killed during the final renames, or the files were deleted
             log.warning("%s: the partial outputs are missing; restarting from scratch", prefix)
             shards.delete_all()
             results.clear()
-            self.state = empty_state
-            self.writers = self._make_writers(dtype, meta)
+            self.state, blocks = empty_state, dict.fromkeys(keys)
+            self.writers = {key: make_writer(key) for key in keys}
         # after a restart from scratch this is the caller's dict, now empty: the caller encodes all pieces
         # again
         self.results = results
+        self._unwritten: deque[_UnwrittenPiece] = deque()
+        self._n_recorded = self.state.n_pieces
+        self._recorded_bytes, self._next_checkpoint_s = 0, time.monotonic() + CHECKPOINT_S
+        self._lines_before: dict[Path, int] = {}
         self._stack = ExitStack()
-
-    def _make_writers(self, dtype: np.dtype, meta: dict[str, Any]) -> dict[str, IndexedWriter]:
-        return {
-            key: IndexedWriter(
-                dataset_prefix(self.prefix, key),
-                dtype,
-                meta | {"json_key": key},
-                counts,
-                self.shards.folder,
-            )
-            for key, counts in self.state.outputs.items()
-        }
 
     def __enter__(self) -> "ShardJoiner":
         for writer in self.writers.values():
             self._stack.enter_context(writer)
-        # sha256 objects cannot be stored: hash the sources of the joined pieces again
-        for number in range(min(self.state.n_pieces, len(self.count_used_documents()))):
-            self._hash_piece(number)
         return self
 
     def __exit__(self, *error: Any) -> None:
+        # before the writers close their files: the number of a closed file may be that of another one
+        self.pool.shutdown(wait=True, cancel_futures=True)
         # Must precede the exit of the writers, which delete their partial files otherwise. A ValueError (bad
         # input) is not resumable: the same call would fail at the same place.
         if is_resumable(error[1]):
@@ -123,28 +135,28 @@ class ShardJoiner:
         Raises ValueError for a piece that ended with an error, unless max_tokens are reached before it.
         """
         while self.state.n_pieces in self.results:
-            number = self.state.n_pieces
+            number, before = self.state.n_pieces, self.state
             n_documents: int | None = None
-            empty = dict(self.state.empty)
+            empty = dict(before.empty)
             if not self.has_enough:
                 for key, writer in self.writers.items():
-                    before = writer.n_documents
                     empty[key] += self._join_shard(number, key, writer, n_documents)
                     # max_tokens counts the first key; the other keys use the same number of documents
-                    n_documents = writer.n_documents - before
+                    n_documents = writer.n_documents - before.counts[key].n_documents
                 # the error is after the documents that were joined above; with enough tokens it is never
                 # needed
                 if (error := self.results[number].error) and not self.has_enough:
                     raise ValueError(error)
-                self._hash_piece(number)
-            # This order makes a kill harmless at any point: flush outputs, then record the progress, then
-            # delete the shards. Data after the recorded counts is truncated on resume.
-            outputs = {key: writer.flush() for key, writer in self.writers.items()}
-            self.state = JoinState(number + 1, outputs, empty)
-            self.shards.write_join_state(self.state)
-            self.shards.delete_shards(number)
+            counts = {key: writer.added for key, writer in self.writers.items()}
+            self.state = JoinState(number + 1, counts, empty)
+            ends = {key: writer.n_tokens for key, writer in self.writers.items()}
+            self._unwritten.append(_UnwrittenPiece(before, ends))
+        n_bytes = sum(writer.n_tokens * writer.dtype.itemsize for writer in self.writers.values())
+        if n_bytes - self._recorded_bytes >= CHECKPOINT_BYTES or time.monotonic() >= self._next_checkpoint_s:
+            self.record_progress()
+            self._recorded_bytes, self._next_checkpoint_s = n_bytes, time.monotonic() + CHECKPOINT_S
 
-    def _join_shard(self, number: int, key: str, writer: IndexedWriter, n_documents: int | None) -> int:
+    def _join_shard(self, number: int, key: str, writer: BlockWriter, n_documents: int | None) -> int:
         """Append one shard, or its first documents; return the number of empty documents."""
         lengths = np.fromfile(self.shards.lengths_path(number, key), dtype="<i4")
         if n_documents is not None:
@@ -156,35 +168,26 @@ class ShardJoiner:
             # the slice has all.
             reached = np.cumsum(lengths, dtype=np.int64) + writer.n_tokens
             lengths = lengths[: int(np.searchsorted(reached, self.max_tokens)) + 1]
-        begin = 0
-        with self.shards.ids_path(number, key).open("rb") as ids:
-            while begin < len(lengths):  # in blocks: memory does not grow with the piece
-                # Bytes up to the end of each remaining document. side="right" gives the number of documents
-                # with sizes <= JOIN_BYTES.
-                # At most LOOKAHEAD_DOCUMENTS: a cumulative sum over all that remain would be quadratic.
-                ahead = lengths[begin : begin + LOOKAHEAD_DOCUMENTS]
-                sizes = np.cumsum(ahead, dtype=np.int64) * writer.dtype.itemsize
-                n = max(1, int(np.searchsorted(sizes, JOIN_BYTES, side="right")))
-                part = lengths[begin : begin + n]
-                if sizes[n - 1] > JOIN_BYTES:  # then n is 1: a single long document
-                    writer.add_document_in_parts(_iter_id_parts(ids, writer.dtype, int(part[0])))
-                else:
-                    writer.add_documents(np.fromfile(ids, writer.dtype, int(part.sum())), part)
-                begin += n
+        writer.add_shard(self.shards.ids_path(number, key), lengths)
         return int((lengths == self.length_of_empty).sum())
 
-    def _hash_piece(self, number: int) -> None:
-        """Add a piece to the hash of its file, while it is likely still in the page cache."""
-        piece = self.pieces[number]
-        if piece.path == STDIN:
+    def record_progress(self) -> None:
+        """Sync the outputs, record which shards are not needed any more, and delete these."""
+        # This order makes a kill harmless at any point: sync outputs, then record the progress, then delete
+        # the shards. Data after the recorded counts is truncated on resume.
+        blocks = {key: writer.sync() for key, writer in self.writers.items()}
+        written = {key: writer.block_end for key, writer in self.writers.items()}
+        while self._unwritten and all(written[key] >= end for key, end in self._unwritten[0].ends.items()):
+            self._unwritten.popleft()
+        # the shard of a piece is needed until its last byte is in a complete block
+        state = self._unwritten[0].before if self._unwritten else self.state
+        joined = range(self._n_recorded, state.n_pieces)
+        if not joined:
             return
-        with piece.path.open("rb") as file:
-            file.seek(piece.begin)
-            left = piece.end - piece.begin
-            while left > 0 and (block := file.read(min(left, JOIN_BYTES))):
-                self.hashes[piece.path].update(block)
-                self.hashed_bytes[piece.path] += len(block)
-                left -= len(block)
+        self.shards.record_joined(state, blocks, [self.results[number] for number in joined])
+        self._n_recorded = state.n_pieces
+        # exhausted, so that an error is raised
+        list(self.pool.map(lambda number: self.shards.delete_shards(number, self.results[number]), joined))
 
     def count_used_documents(self) -> list[int]:
         """Return the number of used documents per joined piece, up to the last piece that has one."""
@@ -207,37 +210,24 @@ class ShardJoiner:
         """
         used = self.count_used_documents()
         # files without a piece (standard input, empty files) count as read with 0 documents
-        n_documents: dict[Path, int] = {path: 0 for path in paths if path not in self.hashes}
-        damaged: dict[Path, str] = {}
+        records = {path: SourceRecord(path) for path in paths}
         for number, n in enumerate(used):
-            path = self.pieces[number].path
-            n_documents[path] = n_documents.get(path, 0) + n
-            if (reason := self.results[number].damage) is not None:
-                damaged[path] = reason
-        sources: list[dict[str, Any]] = []
-        for path in (path for path in paths if path in n_documents):
-            entry: dict[str, Any] = {"documents_read": n_documents[path]}
-            if path == STDIN:
-                sources.append({"path": "-", **entry})
-                continue
-            digest = self.hashes.get(path, hashlib.sha256())
-            n_bytes, size = self.hashed_bytes.get(path, 0), path.stat().st_size
-            # of_bytes is present only if max_tokens ended the reading within the file
-            partial_size = {"of_bytes": size} if n_bytes < size else {}
-            if path in damaged:
-                entry["damage"] = damaged[path]
-            sources.append(
-                {"path": path.name, "sha256": digest.hexdigest(), "bytes": n_bytes, **partial_size, **entry}
-            )
+            piece, result = self.pieces[number], self.results[number]
+            records[piece.path].add_piece(piece, n, result.source_sha256)
+            records[piece.path].damage = result.damage
+        read = {self.pieces[number].path for number in range(len(used))}
+        unread = {piece.path for piece in self.pieces} - read  # after max_tokens
+        sources = [record.describe() for path, record in records.items() if path not in unread]
+        n_damaged = sum(record.damage is not None for record in records.values())
         # a damaged file is one record among the rejects, and not a rejected line
-        n_rejected = sum(1 for _ in self._iter_rejects(used)) - len(damaged)
-        meta = {"sources": sources, "rejected_lines": n_rejected, "rejected_files": len(damaged), "job": job}
+        n_rejected = sum(1 for _ in self._iter_rejects(used)) - n_damaged
+        meta = {"sources": sources, "rejected_lines": n_rejected, "rejected_files": n_damaged, "job": job}
         for key, writer in self.writers.items():
             writer.meta |= {"empty_documents": self.state.empty[key], **meta}
             # fsync of all files; the writers publish them later, in __exit__
             writer.prepare()
         rejects = rejects_path(self.prefix)
-        if n_rejected or damaged:
+        if n_rejected or n_damaged:
             with atomic_path(rejects) as partial, partial.open("w") as file:
                 file.writelines(self._iter_rejects(used))
         else:
@@ -245,18 +235,29 @@ class ShardJoiner:
         # Last: from here on every file is complete on disk. After a kill between two of the renames, the next
         # call sees this mark and only completes the renames.
         self.shards.mark_prepared(job)
-        return RejectSummary(n_rejected, len(damaged), rejects if n_rejected or damaged else None)
+        return RejectSummary(n_rejected, n_damaged, rejects if n_rejected or n_damaged else None)
 
     def _iter_rejects(self, used: Sequence[int]) -> Iterator[str]:
         """Yield the rejected lines of the pieces, up to the last used document of the last piece."""
         before: dict[Path, int] = {}
         for number, n in enumerate(used):
-            source = self.pieces[number].path
-            n_before = before.get(source, 0)
+            piece, result = self.pieces[number], self.results[number]
+            n_before = before.get(piece.path, 0)
             # the last piece is used only up to the document that reaches max_tokens, the others as a whole
             is_last = self.has_enough and number == len(used) - 1
-            yield from iter_rejected_lines(self.shards, number, source, n_before, n if is_last else None)
-            before[source] = n_before + self.results[number].n_lines
+            if result.n_rejected or result.damage is not None:
+                n_before += self._count_lines_before(piece)
+                n_used = n if is_last else None
+                yield from iter_rejected_lines(self.shards, number, piece.path, n_before, n_used)
+            before[piece.path] = before.get(piece.path, 0) + result.n_lines
+
+    def _count_lines_before(self, piece: InputPiece) -> int:
+        """Return the lines of a file before what this job reads of it, by reading them once."""
+        if not piece.source_begin:
+            return 0
+        if piece.path not in self._lines_before:
+            self._lines_before[piece.path] = count_lines_before(InputPiece(piece.path, piece.source_begin, 0))
+        return self._lines_before[piece.path]
 
     def list_outputs(self) -> list[OutputDataset]:
         """Return the counts of each output, one per key."""
@@ -267,9 +268,10 @@ class ShardJoiner:
 
 
 def is_resumable(error: BaseException | None) -> bool:
-    """Return whether the same call can resume after an error: interrupt, lost worker or full disk."""
+    """Return whether the same call can resume after an error: interrupt, lost worker, network, full disk."""
     is_full = isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
-    return is_full or isinstance(error, KeyboardInterrupt | ChildProcessError)
+    is_offline = isinstance(error, RemoteError) and error.is_temporary
+    return is_full or is_offline or isinstance(error, KeyboardInterrupt | ChildProcessError)
 
 
 def rejects_path(prefix: Path) -> Path:
@@ -312,12 +314,3 @@ def is_from_job(prefix: Path, job: str | None) -> bool:
         return job is not None and read_sidecar(prefix).get("job") == job
     except (FileNotFoundError, ValueError):
         return False
-
-
-def _iter_id_parts(ids: IO[bytes], dtype: np.dtype, n_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the next `n_tokens` ids of a file, JOIN_BYTES at a time."""
-    while n_tokens:
-        part = np.fromfile(ids, dtype, min(n_tokens, JOIN_BYTES // dtype.itemsize))
-        assert len(part), "a finished shard contains all of its ids"
-        n_tokens -= len(part)
-        yield part

@@ -8,7 +8,8 @@ sent between processes.
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,31 +21,33 @@ import numpy as np
 from megatron.data.indexed_writer import dtype_for, publish_dataset
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
-from megatron.text.arguments import check_not_exists, dataset_files
-from megatron.text.encode_piece import PieceProgress, ProgressCallback, encode_piece, ignore_progress
+from megatron.text.encode_piece import ProgressCallback, encode_piece, ignore_progress
 from megatron.text.inputs import STDIN, describe_inputs, find_inputs
+from megatron.text.job_checks import check_not_empty, check_replaceable, estimate_bytes_left
 from megatron.text.join import (
     OutputDataset,
     RejectSummary,
     ShardJoiner,
     dataset_prefix,
     find_finished,
-    is_from_job,
     is_resumable,
     rejects_path,
 )
+from megatron.text.piece_progress import PieceProgress
 from megatron.text.shard_writer import EncodeSettings
 from megatron.text.shards import PieceResult, ShardFolder, hash_job
-from megatron.text.text_readers import DamagedFileError, InputPiece, split_into_pieces
+from megatron.text.sources import Part, Sources, select_part
+from megatron.text.text_readers import InputPiece, split_into_pieces
 from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, build_fast_bpe
 from megatron.tokenizer.eod import Eod
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 PIECE_BYTES = 8 << 20
-INDEX_BYTES = 24  # per document: 20 in the index, 4 in the spool of lengths
 
 log = get_logger(__name__)
+# (prefix, keys, job) -> the outputs and rejects if they are complete and from this job; else None
+FindOutputs = Callable[[Path, Sequence[str], str | None], tuple[list[OutputDataset], RejectSummary] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class PreprocessOptions:
     """Options of a job. `special_text`: the text of a special token becomes its id, as in `tokenizers`.
 
     overwrite   replace outputs of another job
+    part        the job reads this part of the bytes of the input, and its number is added to the prefix
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -62,6 +66,7 @@ class PreprocessOptions:
     n_workers: int = 1
     quiet: bool = False
     overwrite: bool = False
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,17 @@ class PreprocessResult:
 
 
 def preprocess(
-    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
-) -> PreprocessResult:
+    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions,
+    find_published: FindOutputs | None = None,
+) -> PreprocessResult:  # fmt: skip
     """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
     After a kill at any moment, the same call resumes from the last finished piece, and the outputs are byte
     for byte those of an uninterrupted call. `max_tokens` uses the smallest number of first documents with at
     least so many tokens of the first key. A blank line is not a document. An empty text is a document without
     tokens, or with the end-of-document token only; the sidecar counts these.
+
+    `find_published` returns outputs of this job that exist in another place: nothing is done then.
 
     Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
     the key or has no string under it, unless bad lines are skipped; also if there is no document. Raises
@@ -100,49 +108,59 @@ def preprocess(
     clock = _StageTimer()
     paths = find_inputs(inputs)
     _check_options(options, prefix, paths)
+    sources = select_part(paths, options.part)
+    if options.part is not None:
+        prefix = options.part.add_to(prefix)
     loaded = load_tokenizer(tokenizer)
-    settings = _make_settings(loaded, options)
+    settings = make_settings(loaded, options)
     # Only what changes the bytes of an output: not the number of workers, and not --quiet. A call with other
     # workers may resume this one.
     job_settings = [loaded.sha256, settings.eod, settings.dtype, options.special_text, options.skip_bad_lines]
     if loaded.eod is not None and loaded.eod.source.startswith("--"):
         job_settings.append(loaded.eod.id)  # the sidecar contains it, whether documents end with it or not
     # `job` identifies the outputs: equal inputs and settings may resume or reuse earlier work
-    job = hash_job(paths, [*job_settings, options.max_tokens, *options.keys])
+    job_settings += [options.max_tokens, *options.keys, *_describe_part(options.part, sources)]
+    job = hash_job(sources.paths, job_settings)
     shards = ShardFolder(prefix.with_name(f".{prefix.name}.shards"), options.keys)
     with shards.lock(prefix):
         if shards.is_prepared(job):  # an earlier call was killed during the final renames
             for key in options.keys:
                 publish_dataset(dataset_prefix(prefix, key), shards.folder)
         # under the lock, so that no other process replaces the outputs after this check
-        if finished := find_finished(prefix, options.keys, job):
+        if finished := _find_outputs(prefix, options.keys, job, shards, find_published):
             shards.remove()
             log.info("%s: exists already, from the same files and settings", prefix)
             return PreprocessResult(*finished, clock.cpu_s)
         if not options.overwrite:
-            _check_replaceable(prefix, options.keys, job, shards)
+            check_replaceable(prefix, options.keys, job, shards)
+            shards.check_remote_unchanged(sources.paths)
         if options.append_eod and loaded.eod is not None:
             log.info("documents end with id %d (%s)", loaded.eod_id, _describe_eod(loaded.eod))
-        fast = _load_fast_bpe(loaded)
+        fast = load_fast_bpe(loaded)
         clock.end_stage("tokenizer")
-        pieces = split_into_pieces(paths, PIECE_BYTES)
-        meta = {"append_eod": options.append_eod, "special_text": options.special_text} | _tokenizer_meta(
+        pieces = split_into_pieces(sources.paths, PIECE_BYTES, sources.ranges)
+        meta = {"append_eod": options.append_eod, "special_text": options.special_text} | describe_tokenizer(
             loaded
         )
+        if options.part is not None:
+            number, count = options.part.number, options.part.count
+            meta["part"] = {"number": number, "of": count, "inputs_sha256": sources.inputs_sha256}
         results = shards.resume_or_clear(pieces, job)
+        shards.write_remote_versions(sources.paths)
         try:
             # before the encoding: it clears `results` if the partial outputs are missing
             joiner = ShardJoiner(
-                pieces, shards, prefix, np.dtype(settings.dtype), meta, options.max_tokens, results
-            )
+                pieces, shards, prefix, np.dtype(settings.dtype), meta, options.max_tokens, results,
+                options.n_workers,
+            )  # fmt: skip
             with joiner:
                 _EncodeJob(pieces, shards, settings, options, tokenizer, fast, results, joiner).run()
-                _check_not_empty(inputs, pieces, results)
-                rejected = joiner.finish(paths, job)
+                check_not_empty(inputs, pieces, results, options.part)
+                rejected = joiner.finish(sources.paths, job)
                 clock.end_stage("encoding, joining and sums")
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-                error.n_bytes = _estimate_bytes_left(pieces, results)  # type: ignore[attr-defined]  # for explain_disk_full
+                error.n_bytes = estimate_bytes_left(pieces, results)  # type: ignore[attr-defined]  # for explain_disk_full
             # a resumable error keeps shards and partial outputs; the same call then continues with them
             if not is_resumable(error):
                 shards.remove()
@@ -157,37 +175,28 @@ def preprocess(
     return PreprocessResult(joiner.list_outputs(), rejected, clock.cpu_s)
 
 
-def _check_replaceable(prefix: Path, keys: Sequence[str], job: str | None, shards: ShardFolder) -> None:
-    """Raise ValueError if an output of another job exists; a new shard folder is then removed.
-
-    An incomplete or modified output of the same job is written again.
-    """
+def _find_outputs(
+    prefix: Path,
+    keys: Sequence[str],
+    job: str | None,
+    shards: ShardFolder,
+    find_published: FindOutputs | None,
+) -> tuple[list[OutputDataset], RejectSummary] | None:
+    """Return the outputs of this job if they exist; after an error a new shard folder is removed."""
     try:
-        for key in keys:
-            if not is_from_job(dataset_prefix(prefix, key), job):
-                check_not_exists(*dataset_files(dataset_prefix(prefix, key)))
-    except ValueError:
+        finished = find_finished(prefix, keys, job)
+        return finished or (None if find_published is None else find_published(prefix, keys, job))
+    except (OSError, ValueError):
         if not shards.has_work():
             shards.remove()
         raise
-
-
-def _estimate_bytes_left(pieces: Sequence[InputPiece], results: dict[int, PieceResult]) -> int | None:
-    """Estimate the remaining bytes of output from the finished pieces; None if there are none."""
-    sizes = [piece.end - piece.begin for piece in pieces]
-    n_read = sum(sizes[number] for number in results)
-    if not n_read:
-        return None
-    # output per byte of input is nearly constant within a corpus: extrapolate linearly
-    n_written = sum(result.n_bytes + INDEX_BYTES * result.n_documents for result in results.values())
-    return n_written * (sum(sizes) - n_read) // n_read
 
 
 def _describe_eod(end: Eod) -> str:
     return end.source if end.token is None else f"{end.token}, {end.source}"
 
 
-def _load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
+def load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
     """Return the C++ encoder, or None with a warning if only the tokenizer's library is exact."""
     fast, reason = build_fast_bpe(loaded)
     if fast is None:
@@ -198,23 +207,7 @@ def _load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
     return fast
 
 
-def _check_not_empty(
-    inputs: Sequence[str], pieces: Sequence[InputPiece], results: dict[int, PieceResult]
-) -> None:
-    """Raise ValueError if the inputs have neither a document nor a rejected line."""
-    if any(result.n_documents or result.n_rejected for result in results.values()):
-        return
-    damaged = [
-        (pieces[i].path, result.damage) for i, result in sorted(results.items()) if result.damage is not None
-    ]
-    if damaged:
-        raise DamagedFileError(*damaged[0])
-    raise ValueError(
-        f"{describe_inputs(inputs)}: got no document. The program that wrote it may have failed."
-    )
-
-
-def _make_settings(loaded: Tokenizer, options: PreprocessOptions) -> EncodeSettings:
+def make_settings(loaded: Tokenizer, options: PreprocessOptions) -> EncodeSettings:
     """Return the settings that every piece is encoded with."""
     return EncodeSettings(
         eod=loaded.eod_id if options.append_eod else NO_EOD,
@@ -230,12 +223,19 @@ def _check_options(options: PreprocessOptions, prefix: Path, paths: Sequence[Pat
         raise ValueError(f"workers: got {options.n_workers}, expected 1 or more")
     if len(set(options.keys)) < len(options.keys):
         raise ValueError(f"json keys: got a key twice in {', '.join(options.keys)}, expected distinct keys")
+    if options.part is not None and options.max_tokens is not None:
+        raise ValueError(
+            "--max-tokens: got it with --part, expected one of them. Join the parts, and select their first "
+            "tokens with tools/subset_corpus.py."
+        )
     for key in options.keys:
         if "/" in key:
             raise ValueError(
                 f"json keys: got '{key}', expected a key without a slash, as it is part of a file name. "
                 "Rename the key."
             )
+    if options.part is not None:
+        prefix = options.part.add_to(prefix)
     outputs = {Path(f"{dataset_prefix(prefix, key)}.json").resolve() for key in options.keys}
     for path in paths:
         if path.resolve() in outputs | {rejects_path(prefix).resolve()}:
@@ -244,7 +244,16 @@ def _check_options(options: PreprocessOptions, prefix: Path, paths: Sequence[Pat
             )
 
 
-def _tokenizer_meta(tokenizer: Tokenizer) -> dict[str, Any]:
+def _describe_part(part: Part | None, sources: Sources) -> list[Any]:
+    """Return what distinguishes the job of a part from others of the same files."""
+    if part is None:
+        return []
+    ranges = [[str(path), *sources.ranges[path]] for path in sources.paths if path in sources.ranges]
+    return [{"part": [part.number, part.count], "inputs_sha256": sources.inputs_sha256, "ranges": ranges}]
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the entry of a sidecar that describes a tokenizer and its end-of-document token."""
     end = tokenizer.eod
     meta = {
         "name": tokenizer.name,
@@ -291,7 +300,11 @@ class _EncodeJob:
         # the size of standard input is unknown: then the bar has no total
         total = None if any(piece.path == STDIN for piece in self.pieces) else sum(sizes)
         begun = sum(sizes[number] for number in self.results)
-        with PieceProgress("tokenising", total, begun, self.options.quiet) as progress:
+        # pieces that are left of each file: a file is read when it has none
+        left = Counter(self.pieces[number].path for number in remaining)
+        n_files = len({piece.path for piece in self.pieces})
+        title = "tokenising" if self.options.part is None else f"tokenising part {self.options.part}"
+        with PieceProgress(title, total, begun, self.options.quiet, n_files, n_files - len(left)) as progress:
             progress.n_documents = sum(result.n_documents for result in self.results.values())
             progress.n_tokens = sum(result.n_tokens for result in self.results.values())
             self.joiner.join_ready()
@@ -300,6 +313,8 @@ class _EncodeJob:
             for number, result in self._encode_pieces(remaining, progress):
                 self.results[number] = result
                 self.joiner.join_ready()
+                left[self.pieces[number].path] -= 1
+                progress.n_read += not left[self.pieces[number].path]
                 if self.pieces[number].path != STDIN:
                     progress.update(number, sizes[number], result.n_documents, result.n_tokens)
 

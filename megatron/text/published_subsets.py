@@ -34,7 +34,7 @@ def fetch_subset(repository: HubRepository, name: str, prefix: str | None, folde
     raised, before the tokens are downloaded. Raises FileNotFoundError if the repository has no such dataset.
     """
     from megatron.data.indexed import IndexedTokens, count_index_tokens  # numpy and the C++ helper
-    from megatron.text.merge import detect_eod
+    from megatron.text.merge_inputs import detect_eod
     from megatron.tokenizer.kinds import load_tokenizer
 
     remote = prefix or _find_prefix(repository, name)

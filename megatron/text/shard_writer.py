@@ -106,11 +106,12 @@ class RejectLog:
         self.rejects.write(json.dumps(record) + "\n")
         self.n_rejected += 1
 
-    def replace_by_file(self, reason: str) -> None:
-        """Replace the rejected lines by a single record for the whole file."""
+    def replace_by_file(self, reason: str, n_read: int) -> None:
+        """Replace the rejected lines by one record for the whole file, of which `n_read` bytes were read."""
         assert self.rejects is not None, "called only if bad lines are skipped"
         # the rejected lines were read from damaged content, so they may be wrong as well
         self.rejects.seek(0)
         self.rejects.truncate()
-        self.rejects.write(json.dumps({"line": None, "reason": reason, "documents_before": 0}) + "\n")
+        record = {"line": None, "byte": n_read, "reason": reason, "documents_before": 0}
+        self.rejects.write(json.dumps(record) + "\n")
         self.n_rejected = 0

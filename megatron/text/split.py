@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 
-from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset
 from megatron.text.subset import DocumentSelection, SubsetResult, subset_dataset
 
 SPLIT_NAMES = ("train", "valid", "test")
@@ -28,7 +28,7 @@ def split_dataset(
 
     Raises ValueError if a part has a share but no document.
     """
-    parts = split_documents(IndexedTokens(prefix).n_documents, shares)
+    parts = split_documents(open_dataset(prefix).n_documents, shares)
     results = {}
     for name, share, (first, end) in zip(SPLIT_NAMES, shares, parts, strict=False):
         if not share:

@@ -18,13 +18,16 @@ import numpy as np
 
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.parts import open_dataset
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
+from megatron.plan.sidecar import is_dataset_of_parts
 from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.encode_piece import find_damage
 from megatron.text.inputs import COLUMN_SUFFIXES, describe_inputs, find_inputs
-from megatron.text.merge import copy_documents, describe_origin, is_built_from
+from megatron.text.merge import copy_documents, is_built_from
+from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
     InputPiece,
     check_text,
@@ -108,7 +111,8 @@ class LinePosition:
 def find_dataset_prefix(word: str) -> Path | None:
     """Return the prefix of the dataset that a word names, with or without a suffix; None: no dataset."""
     path = Path(resolve_prefix(word))
-    return path if Path(f"{path}.idx").is_file() and (str(path) != word or not path.exists()) else None
+    is_dataset = Path(f"{path}.idx").is_file() or is_dataset_of_parts(path)
+    return path if is_dataset and (str(path) != word or not path.exists()) else None
 
 
 def subset_text(
@@ -160,7 +164,7 @@ def subset_dataset(
 
     Memory: the index of the dataset, and 24 bytes per document for a sample. Raises as `subset_text`.
     """
-    dataset = IndexedTokens(prefix)
+    dataset = open_dataset(prefix)
     if output.resolve() == prefix.resolve():
         raise ValueError(f"{output}: is the input. Choose another name.")
     if output.name.endswith(OUTPUT_SUFFIXES):
@@ -169,7 +173,7 @@ def subset_dataset(
         )
     provenance = {"subset_of": describe_origin(dataset), "selection": selection.to_meta()}
     if is_built_from(output, provenance):
-        existing = IndexedTokens(output)
+        existing = open_dataset(output)
         log.info("%s: exists already, the same subset of the same dataset", output)
         return SubsetResult(existing.n_documents, existing.n_tokens)
     if not overwrite:

@@ -1,17 +1,18 @@
 """Readers of documents in text files, with the position of each document.
 
-Formats: JSON lines (.jsonl, .json), plain or compressed with gzip or zstandard; parquet; folders saved by
-Hugging Face `datasets`; standard input. A plain file is split into byte ranges that are read independently.
-Any other file is a single piece.
+Formats: JSON lines (.jsonl, .json), plain or compressed with gzip, zstandard, bzip2 or xz; parquet; folders
+saved by Hugging Face `datasets`; standard input. A plain file is split into byte ranges that are read
+independently. Any other file is a single piece. A file may be remote (megatron/remote_files.py).
 """
 
 import gzip
 import io
 import json
+import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -21,8 +22,12 @@ from typing import IO, Any
 import numpy as np
 
 from megatron.io import write_atomic_bytes
+from megatron.remote_files import RangeReader, RemotePath, split_remote_lines
+from megatron.remote_requests import RemoteError
 from megatron.text.columns import check_structure, decode_values
 from megatron.text.inputs import PLAIN_SUFFIXES, STDIN
+from megatron.text.packed_streams import SUFFIXES as STREAM_SUFFIXES
+from megatron.text.packed_streams import PackedStream
 
 PARQUET_MAGIC = b"PAR1"
 READ_BYTES = 1 << 20  # bytes of a file or a long line that are read at a time
@@ -55,10 +60,12 @@ def translate_read_errors(path: Path) -> Iterator[None]:
     """Convert exceptions that libraries raise for damaged content to DamagedFileError.
 
     An error of the operating system (no permission, a failing disk) is not damage: it stays an OSError, with
-    the file name added.
+    the file name added. So does a RemoteError.
     """
     try:
         yield
+    except RemoteError:
+        raise
     except OSError as error:
         # pyarrow and gzip raise OSError without an errno for bad content. An errno comes from the system:
         # reporting a failing disk as damage would let --on-error skip drop intact files.
@@ -69,7 +76,7 @@ def translate_read_errors(path: Path) -> Iterator[None]:
         raise _make_damage_error(path, error) from error
     except MemoryError as error:  # may be a damaged size field or a large row; it does not prove damage
         raise ValueError(f"{path}: out of memory for its content. Write it with smaller rows.") from error
-    except (EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
         raise _make_damage_error(path, error) from error
     except Exception as error:
         if not type(error).__module__.startswith(
@@ -86,11 +93,16 @@ def _make_damage_error(path: Path, error: BaseException) -> DamagedFileError:
 
 @dataclass(frozen=True)
 class InputPiece:
-    """A byte range of a plain file, delimited by line ends, or a whole file of another format."""
+    """A byte range of a plain file, delimited by line ends, or a whole file of another format.
+
+    source_begin, source_end   the range of the file that the job reads, in one or several pieces
+    """
 
     path: Path
     begin: int
     end: int
+    source_begin: int = 0
+    source_end: int | None = None  # None: the end of this piece
 
     @property
     def is_plain(self) -> bool:
@@ -100,31 +112,45 @@ class InputPiece:
 
 @dataclass
 class ReadPosition:
-    """Progress in a file: bytes as on disk, compressed or not; for standard input bytes received."""
+    """Progress in a file: bytes as on disk, compressed or not; for standard input bytes received.
+
+    sha256   of a remote file that was read completely and in order, else None
+    """
 
     offset: int = 0
+    sha256: str | None = None
 
 
-def split_into_pieces(paths: Sequence[Path], piece_bytes: int) -> list[InputPiece]:
-    """Split files into pieces of about `piece_bytes`, at line ends, in the order of the input."""
+def split_into_pieces(
+    paths: Sequence[Path], piece_bytes: int, ranges: Mapping[Path, tuple[int, int]] | None = None
+) -> list[InputPiece]:
+    """Split files into pieces of about `piece_bytes`, at line ends, in the order of the input.
+
+    ranges   (begin, end) at line ends, for plain files of which a part is read
+    """
     pieces: list[InputPiece] = []
     for path in paths:
         size = 0 if path == STDIN else path.stat().st_size
         if not path.name.endswith(PLAIN_SUFFIXES):
             pieces.append(InputPiece(path, 0, size))
             continue
-        begin = 0
+        source_begin, source_end = (ranges or {}).get(path, (0, size))
+        if isinstance(path, RemotePath):
+            spans = split_remote_lines(path, piece_bytes, source_begin, source_end)
+            pieces += [InputPiece(path, *span, source_begin, source_end) for span in spans]
+            continue
+        begin = source_begin
         with path.open("rb") as file:
-            while begin < size:
+            while begin < source_end:
                 # one byte earlier: a cut directly after a line feed must not add the next line
-                file.seek(min(size, begin + piece_bytes) - 1)
-                end = _find_line_end(file)  # extend the piece to the end of the line at the cut
-                pieces.append(InputPiece(path, begin, end))
+                file.seek(min(source_end, begin + piece_bytes) - 1)
+                end = find_line_end(file)  # extend the piece to the end of the line at the cut
+                pieces.append(InputPiece(path, begin, end, source_begin, source_end))
                 begin = end
     return pieces
 
 
-def _find_line_end(file: IO[bytes]) -> int:
+def find_line_end(file: IO[bytes]) -> int:
     """Return the offset after the current line; reads at most READ_BYTES at a time."""
     part = file.readline(READ_BYTES)
     while part and not part.endswith(b"\n"):
@@ -134,7 +160,7 @@ def _find_line_end(file: IO[bytes]) -> int:
 
 def iter_lines(piece: InputPiece, position: ReadPosition | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield (line number within the piece, from 0; line without its end). Raises as `iter_blocks`."""
-    if piece.is_plain:
+    if piece.is_plain and not isinstance(piece.path, RemotePath):
         with piece.path.open("rb") as file:
             file.seek(piece.begin)
             left, i = piece.end - piece.begin, 0
@@ -146,7 +172,7 @@ def iter_lines(piece: InputPiece, position: ReadPosition | None = None) -> Itera
         return
     parts: list[bytes] = []  # of an incomplete line, joined once at its end: no quadratic copies
     i = 0
-    for block in iter_blocks(piece.path, position):
+    for block in iter_piece_blocks(piece, position):
         first, *others = block.split(b"\n")
         parts.append(first)
         for part in others:
@@ -154,6 +180,25 @@ def iter_lines(piece: InputPiece, position: ReadPosition | None = None) -> Itera
             parts, i = [part], i + 1
     if any(parts):
         yield i, b"".join(parts).rstrip(b"\r")
+
+
+def iter_piece_blocks(piece: InputPiece, position: ReadPosition | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a piece of a remote plain file, or as `iter_blocks` those of any other file."""
+    position = position or ReadPosition()
+    if not piece.is_plain or not isinstance(piece.path, RemotePath):
+        yield from iter_blocks(piece.path, position)
+        return
+    with piece.path.open_range(piece.begin, piece.end) as file:
+        for block in _read_blocks(file):
+            position.offset = file.tell()
+            yield block
+        position.sha256 = _get_sha256(file)
+
+
+def _get_sha256(file: Any) -> str | None:
+    """Return the hash of a remote file that was read in order, None for a local one."""
+    raw = getattr(file, "raw", None)
+    return raw.sha256() if isinstance(raw, RangeReader) else None
 
 
 def iter_blocks(path: Path, position: ReadPosition | None = None) -> Iterator[bytes]:
@@ -165,10 +210,11 @@ def iter_blocks(path: Path, position: ReadPosition | None = None) -> Iterator[by
     with translate_read_errors(path):
         if path != STDIN and not path.stat().st_size:
             raise EOFError("0 bytes")
-        with _open_with_position(path) as (file, tell):
+        with _open_with_position(path) as (file, raw):
             for block in _read_blocks(file):
-                position.offset = tell() if tell else position.offset + len(block)
+                position.offset = raw.tell() if raw else position.offset + len(block)
                 yield block
+            position.sha256 = _get_sha256(raw)
 
 
 def _read_blocks(file: IO[bytes]) -> Iterator[bytes]:
@@ -198,18 +244,35 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _open_with_position(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int] | None]]:
-    """Open the decompressed content, and a function for the offset on disk (None for standard input)."""
+def _open_with_position(path: Path) -> Iterator[tuple[IO[bytes], Any]]:
+    """Open the decompressed content, and the file as stored (None for standard input)."""
     if path == STDIN:
         yield sys.stdin.buffer, None
     elif path.name.endswith(".gz"):
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as file:
-            yield file, raw.tell  # type: ignore[misc]  # typeshed: a GzipFile is no IO
+            yield file, raw  # type: ignore[misc]  # typeshed: a GzipFile is no IO
+    elif path.name.endswith(STREAM_SUFFIXES):
+        with path.open("rb") as raw:
+            yield io.BufferedReader(PackedStream(raw, path.suffix)), raw
     else:
         import pyarrow  # slow to import, and only zstandard requires it
 
-        with pyarrow.OSFile(str(path)) as raw, pyarrow.CompressedInputStream(raw, "zstd") as packed:
-            yield io.BufferedReader(packed), raw.tell
+        with _open_for_arrow(path) as (source, raw), pyarrow.CompressedInputStream(source, "zstd") as packed:
+            yield io.BufferedReader(packed), raw
+
+
+@contextmanager
+def _open_for_arrow(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Open a file for pyarrow, and a file with its position."""
+    import pyarrow
+
+    if isinstance(path, RemotePath):
+        with path.open("rb") as raw, pyarrow.PythonFile(raw, mode="r") as source:
+            yield source, raw
+    else:
+        # no memory map: pages read of a mapped file count as memory of the process
+        with pyarrow.OSFile(str(path)) as source:
+            yield source, source
 
 
 def iter_columns(
@@ -236,7 +299,7 @@ def _read_columns(path: Path, key: str, n_rows: int, position: ReadPosition) -> 
                 raise DamagedFileError(path, f"it begins with {magic!r}")
         # without a buffer a whole row group of the column is read, whatever its size
         options = {"buffer_size": READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
-        with pyarrow.parquet.ParquetFile(path, **options) as file:
+        with _open_for_arrow(path) as (source, _), pyarrow.parquet.ParquetFile(source, **options) as file:
             if key not in file.schema_arrow.names:
                 raise ValueError(f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}")
             # parquet has no read offset: estimate progress by rows
@@ -245,12 +308,11 @@ def _read_columns(path: Path, key: str, n_rows: int, position: ReadPosition) -> 
                 position.offset += int(row_bytes * len(batch))
                 yield batch.column(0)
         return
-    # no memory map: pages read of a mapped file count as memory of the process
-    with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+    with _open_for_arrow(path) as (source, raw), pyarrow.ipc.open_stream(source) as stream:
         if key not in stream.schema.names:
             raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
         for batch in stream:
-            position.offset = source.tell()
+            position.offset = raw.tell()
             yield batch.column(key)
 
 

@@ -99,7 +99,8 @@ class _DeadWorkerCheck:
 
 
 def _run_worker(make_worker: Callable[[], Callable[[Any], Any]], connection: Connection) -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):  # the parent receives them too, and kills its workers
+    # the parent receives them too, and kills its workers
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     function: Callable[[Any], Any] | None = None
     while True:

@@ -13,6 +13,7 @@ from megatron.data.batches import Batches, SampleSource
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
+from megatron.data.parts import open_dataset
 from megatron.data.prefetch import PREFETCH_FACTOR
 from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
@@ -39,7 +40,7 @@ from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.collectives import broadcast_string
 from megatron.parallel.world import World
-from megatron.plan.datapaths import SYNTHETIC, read_corpora
+from megatron.plan.datapaths import SYNTHETIC, find_sidecar, read_corpora
 from megatron.plan.exposure import Exposure
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
@@ -63,6 +64,7 @@ class Run:
     attention: AttentionChoice
     train_samples: SampleSource
     held_out: SampleSource | None
+    test: SampleSource | None
 
     @property
     def microbatch_rows(self) -> int:
@@ -94,9 +96,13 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     engine = build_engine(model, objective, config, world, rows)
     rows = confirm_microbatch_rows(rows, engine, objective, config, world)
     n_samples = plan.n_steps * config.dataset.batch_size
-    held_out = None
-    if config.dataset.path_eval is not None:
-        held_out = open_held_out_samples(config.dataset.path_eval, config)
+    held_out, test = (
+        None if path is None else open_held_out_samples(path, config, key)
+        for key, path in (
+            ("dataset.path_eval", config.dataset.path_eval),
+            ("dataset.path_test", config.dataset.path_test),
+        )
+    )
     directory = config.checkpoint.directory
     # after initialization, which has its own generator: the state of the default one is saved in checkpoints
     torch.manual_seed(config.misc.seed)
@@ -111,6 +117,7 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         attention=attention,
         train_samples=open_train_samples(config, n_samples),
         held_out=held_out,
+        test=test,
     )
 
 
@@ -218,6 +225,9 @@ def build_objective(config: RunConfig) -> Objective:
             order_noise=objective.order_noise,
             randmask_ratio=objective.randmask_ratio,
             rate_min=objective.rate_min,
+            masked_input_ratio=objective.masked_input_ratio,
+            masked_input_rate=objective.masked_input_rate,
+            mask_id=config.model.mask_row,
             drops_attention=drops,
         )
     size = config.dataset.batch_size
@@ -274,17 +284,18 @@ def _open_mixture(path: str, config: RunConfig) -> SampleSource:
     return samples
 
 
-def open_held_out_samples(path: str, config: RunConfig) -> SampleSource:
-    """Open the samples of a prefix or a data-path file in file order, in a single pass."""
+def open_held_out_samples(path: str, config: RunConfig, key: str = "dataset.path_eval") -> SampleSource:
+    """Open the samples of a prefix or a data-path file in file order, in a single pass.
+
+    key   configuration key of the path, for messages
+    """
     if path == SYNTHETIC:
         return SyntheticSamples(
             config.model.n_tokens, config.dataset.seq_len, config.misc.seed, held_out=True
         )
     corpora = read_corpora(path)
     sources = [
-        Samples(
-            _open_tokens(corpus.prefix, "dataset.path_eval", config), config.dataset.seq_len, 0, shuffle=False
-        )
+        Samples(_open_tokens(corpus.prefix, key, config), config.dataset.seq_len, 0, shuffle=False)
         for corpus in corpora
     ]
     if len(sources) == 1:
@@ -293,7 +304,7 @@ def open_held_out_samples(path: str, config: RunConfig) -> SampleSource:
 
 
 def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
-    tokens = IndexedTokens(prefix)
+    tokens = open_dataset(prefix)
     n_listed = ((tokens.sidecar or {}).get("tokenizer") or {}).get("n_tokens")
     if n_listed is not None and n_listed > config.model.n_tokens:
         raise ValueError(
@@ -303,7 +314,7 @@ def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
     listed = (tokens.sidecar or {}).get("tokens", tokens.n_tokens)
     if listed != tokens.n_tokens:
         raise ValueError(
-            f"{prefix}.json: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
+            f"{find_sidecar(prefix)}: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
             "Preprocess the corpus again."
         )
     tokens.n_ids = config.model.n_tokens  # checked for every sample: a sidecar may be wrong or missing

@@ -146,7 +146,7 @@ def test_verifying_compares_every_entry_of_the_sidecar(real: Path, change: dict,
 def test_length_counts_do_not_depend_on_the_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megatron.data.inspect.BLOCK_DOCUMENTS", 7)
+    monkeypatch.setattr("megatron.data.indexed.BLOCK_DOCUMENTS", 7)
     lengths = np.random.default_rng(0).integers(0, 40, 100)
     with IndexedWriter(tmp_path / "many", np.dtype(np.uint16)) as writer:
         writer.add_documents(np.zeros(lengths.sum(), np.uint16), lengths)

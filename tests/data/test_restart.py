@@ -141,6 +141,8 @@ def test_after_an_interrupt_it_resumes_from_the_joined_shards(
     lost: bool,
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 2000)
+    monkeypatch.setattr("megatron.data.indexed_writer.BLOCK_BYTES", 500)
+    monkeypatch.setattr("megatron.text.join.CHECKPOINT_S", 0)
     take, encode, n_taken, encoded = module.ShardJoiner.join_ready, module.encode_piece, [], []
 
     def take_three(joining: module.ShardJoiner) -> None:

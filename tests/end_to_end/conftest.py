@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,8 +44,9 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 KillWait=20
 GresTypes=gpu
-NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} Gres=gpu:1
-NodeName={host}-second NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} Gres=gpu:1
+NodeName=DEFAULT CPUs={cpus} RealMemory={memory} Gres=gpu:1
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName={host}-second NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 GRES = "Name=gpu File=/dev/null\n"
@@ -64,6 +65,21 @@ class Slurm:
         done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout.strip()
+
+    def kill_node(self, name: str) -> None:
+        """Kill a node's slurmd, its job steps and their processes, as a loss of power does."""
+        tasks = find_processes(f"SLURM_CONF={self.variables['SLURM_CONF']}", f"SLURMD_NODENAME={name}")
+        steps = set()
+        for task in tasks:
+            with contextlib.suppress(OSError):
+                parent = int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1])
+                if Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
+                    steps.add(parent)
+        daemon = next(daemon for daemon in self.daemons if name in daemon.args)  # type: ignore[operator]
+        # slurmstepd before its tasks: else it reports their end, and the job fails instead of the node
+        for number in [daemon.pid, *steps, *tasks]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
 
     def show_job(self, number: str) -> dict[str, str]:
         """Return the fields of `scontrol show job`: JobState, Restarts, ExitCode, ..."""
@@ -107,7 +123,10 @@ def _start_cluster(slurm: Slurm, folder: Path, host: str) -> None:
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
-    conf = CONF.format(host=host, ports=[free_port() for _ in range(3)], folder=folder, cpus=os.cpu_count())
+    # half of the machine's memory, in MiB; a node without RealMemory refuses jobs that request some
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 << 20)
+    ports = [free_port() for _ in range(3)]
+    conf = CONF.format(host=host, ports=ports, folder=folder, cpus=os.cpu_count(), memory=memory)
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(GRES)
     files = {name: folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
@@ -146,20 +165,30 @@ def _start_cluster(slurm: Slurm, folder: Path, host: str) -> None:
 
 def _stop_cluster(slurm: Slurm) -> None:
     """Kill all processes of the cluster: daemons, job steps and their children."""
-    marker = b"SLURM_CONF=" + slurm.variables["SLURM_CONF"].encode()
+    kill_processes(f"SLURM_CONF={slurm.variables['SLURM_CONF']}", slurm.daemons)
+
+
+def kill_processes(variable: str, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+    """Kill all processes that have `NAME=value` in their environment, until none is left."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
-        left = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if marker in (process / "environ").read_bytes().split(b"\0"):
-                    left.append(int(process.name))
+        left = find_processes(variable)
         for number in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        for daemon in slurm.daemons:
-            daemon.poll()
+        for child in children:
+            child.poll()
         if not left:
             return
         time.sleep(0.2)
-    raise AssertionError(f"processes of a Slurm cluster do not end: {left}")
+    raise AssertionError(f"processes of a cluster do not end: {left}")
+
+
+def find_processes(*variables: str) -> list[int]:
+    """Return the numbers of the processes that have all of `variables`, NAME=value, in their environment."""
+    required, numbers = {variable.encode() for variable in variables}, []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if required <= set((process / "environ").read_bytes().split(b"\0")):
+                numbers.append(int(process.name))
+    return numbers

@@ -1,7 +1,9 @@
 """Damaged inputs of preprocessing: an error that names the file, without outputs; or a skipped file."""
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 import subprocess
 import sys
@@ -43,6 +45,8 @@ def write_arrow(path: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES)),
     "jsonl.zst": lambda path: path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(LINES)),
+    "jsonl.bz2": lambda path: path.write_bytes(bz2.compress(LINES)),
+    "jsonl.xz": lambda path: path.write_bytes(lzma.compress(LINES)),
     "parquet": write_parquet,
     "arrow": write_arrow,
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from megatron.text import preprocess as module
-from megatron.text.encode_piece import PieceProgress, StoppedError
+from megatron.text.piece_progress import PieceProgress, StoppedError
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe
@@ -109,7 +109,7 @@ def test_an_endless_piece_is_interrupted_when_the_work_is_stopped(
             progress.update(0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_waiting_for_a_silent_pipe_can_be_stopped(
     root: Path, tmp_path: Path, tokenizer: str, number: signal.Signals
 ) -> None:

@@ -117,10 +117,11 @@ def test_a_second_process_with_the_same_output_is_refused(
             preprocess([str(source)], tmp_path / "out", tokenizer, PreprocessOptions())
         assert not list(tmp_path.glob("out*"))
     preprocess([str(source)], tmp_path / "out", tokenizer, PreprocessOptions())
-    with open_exclusive(tmp_path / "joined.bin.partial"):
+    (tmp_path / ".joined.merge").mkdir()
+    with open_exclusive(tmp_path / ".joined.merge" / ".lock"):
         with pytest.raises(ValueError, match="joined: in use by another process"):
             merge_datasets([str(tmp_path / "out_text_document")], tmp_path / "joined")
-        assert (tmp_path / "joined.bin.partial").exists()  # it belongs to the other process
+        assert (tmp_path / ".joined.merge" / ".lock").exists()  # it belongs to the other process
     merge_datasets([str(tmp_path / "out_text_document")], tmp_path / "joined")
     assert (tmp_path / "joined.bin").read_bytes() == read_outputs(tmp_path / "out")[0]
 

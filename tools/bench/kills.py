@@ -37,6 +37,8 @@ QUICK = (
         "preprocess-1",
         "preprocess-2",
         "merge",
+        "merge-remove",
+        "write-parts",
         "subset-text",
         "subset-dataset",
         "register",

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.data.batches import Batches
-from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.parts import open_dataset
 from megatron.data.prefetch import Prefetcher
 from megatron.data.samples import Samples
 from megatron.objective.autoregressive import Autoregressive
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = MaskedDiffusion(N_TOKENS, 1e-3, 0) if diffusion else Autoregressive()
     n_samples = args.batch_size * args.batches
     with tempfile.TemporaryDirectory() as folder:
-        samples = Samples(IndexedTokens(args.prefix or write_synthetic(folder)), args.seq_len, 0)
+        samples = Samples(open_dataset(args.prefix or write_synthetic(folder)), args.seq_len, 0)
         samples.take(np.arange(n_samples))  # load the samples into the page cache for all sides
         print(f"{n_samples:,} samples of {args.seq_len} in batches of {args.batch_size}")
         for n_workers in args.workers:

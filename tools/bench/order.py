@@ -35,8 +35,9 @@ import numpy as np
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
-from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION, IndexedTokens
+from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION
 from megatron.data.megatron_order import MegatronSamples
+from megatron.data.parts import open_dataset
 from megatron.data.samples import Samples
 
 SEED = 1234
@@ -125,7 +126,7 @@ def build_megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool)
 
 def open_samples(side: str, prefix: str, seq_len: int, n_epochs: int) -> Samples:
     """Open our samples in either order, ready for the first sample."""
-    tokens = IndexedTokens(prefix)
+    tokens = open_dataset(prefix)
     if side == "epoch":
         return Samples(tokens, seq_len, SEED)
     return MegatronSamples(tokens, seq_len, SEED, (n_epochs * tokens.n_tokens - 1) // seq_len)

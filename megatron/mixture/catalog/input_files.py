@@ -5,7 +5,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.data.parts import read_parts_list
 from megatron.mixture.catalog.tars import TAR_SUFFIXES
+from megatron.plan.sidecar import PARTS_SUFFIX, is_dataset_of_parts
 from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
 
 INPUTS = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, ".bin")
@@ -13,13 +15,23 @@ PART_BYTES = 4 << 20
 
 
 def find_input_files(inputs: Sequence[str]) -> list[Path]:
-    """Return the files that the patterns match. A .bin, or its prefix, stands for its .bin/.idx dataset."""
-    patterns = [f"{word}.bin" if _is_indexed_dataset(Path(f"{word}.bin")) else word for word in inputs]
+    """Return the files that the patterns match. A .bin, or its prefix, stands for its .bin/.idx dataset.
+
+    A dataset of parts stands for the .bin files of its parts.
+    """
+    patterns = []
+    for word in inputs:
+        prefix = word.removesuffix(PARTS_SUFFIX)
+        if is_dataset_of_parts(prefix):
+            patterns += [f"{part.prefix}.bin" for part in read_parts_list(prefix)]
+        else:
+            patterns.append(f"{word}.bin" if _is_indexed_dataset(Path(f"{word}.bin")) else word)
     return [
         path
         for path in find_inputs(patterns, INPUTS)
         # .parquet and .json beside a .bin/.idx dataset are parts of it
         if path.suffix not in (".parquet", ".json") or not _is_indexed_dataset(path.with_suffix(".bin"))
+        if not path.name.endswith(PARTS_SUFFIX)
     ]
 
 

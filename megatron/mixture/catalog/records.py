@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import open_dataset
 from megatron.mixture.catalog.line_blocks import (
     BLOCK_BYTES,
     LineBlock,
@@ -289,7 +289,7 @@ def _count_column_tokens(target: FileTarget) -> np.ndarray:
 def _register_dataset(path: Path, target: FileTarget) -> RecordCounts:
     """Write the documents of a .bin/.idx dataset. Their properties are the rows of <prefix>.parquet."""
     prefix, beside = path.with_suffix(""), path.with_suffix(".parquet")
-    pair = IndexedTokens(prefix)
+    pair = open_dataset(prefix)
     if target.counter is not None:
         made_with = (read_sidecar(prefix).get("tokenizer") or {}).get("sha256")
         if made_with not in (None, target.counter.settings["sha256"]):

@@ -127,6 +127,18 @@ def _is_zst(content: bytes) -> bool:
     return content[:4] == b"\x28\xb5\x2f\xfd"
 
 
+def _is_bz2(content: bytes) -> bool:
+    import bz2
+
+    return bz2.decompress(content) is not None
+
+
+def _is_xz(content: bytes) -> bool:
+    import lzma
+
+    return lzma.decompress(content) is not None
+
+
 def _is_parquet(content: bytes) -> bool:
     return content[:4] == content[-4:] == b"PAR1"
 
@@ -151,6 +163,8 @@ _CHECKS: dict[str, Check] = {
     "safetensors": _is_safetensors,
     "gz": _is_gzip,
     "zst": _is_zst,
+    "bz2": _is_bz2,
+    "xz": _is_xz,
     "parquet": _is_parquet,
     "tar": _is_tar,
     "pt": _is_zip,

@@ -92,6 +92,35 @@ def open_sidecars(folder: Path) -> FileCase:
     return FileCase(folder, {"a.json": mutate_json, "b.json": mutate_json, "paths.txt": mutate_text}, read)
 
 
+def open_parts(folder: Path) -> FileCase:
+    """Open a dataset of two parts, and verify it."""
+    from megatron.data.parts import open_dataset
+    from megatron.data.verify_parts import find_faults_of_parts
+    from megatron.text.write_parts import write_parts_list
+
+    for seed in (0, 1):
+        write_dataset(folder / f"part{seed}", seed)
+    prefix = folder / "all"
+    write_parts_list([str(folder / f"part{seed}") for seed in (0, 1)], prefix, hash_tokens=True)
+    expected = open_dataset(prefix).tokens[:].tolist()
+
+    def read() -> None:
+        opened = open_dataset(prefix)
+        # the list names the parts and their sizes: what opens has the tokens of some order of them
+        documents = [opened.get_document(i).tolist() for i in range(opened.n_documents)]
+        if [token for document in documents for token in document] != opened.tokens[:].tolist():
+            raise WrongAnswerError(f"got {documents}, expected the documents of {expected}")
+        list(find_faults_of_parts(prefix))
+
+    form = "<QBQQ" + "i" * 24 + "q" * 24 + "q" * 25
+    mutators = {
+        "all.parts.idx": mutate_fields(form, 9),
+        "all.parts.json": mutate_json,
+        "part0.json": mutate_json,
+    }
+    return FileCase(folder, mutators, read)
+
+
 def open_inspected(folder: Path) -> FileCase:
     """Open a dataset as training and tools/inspect_data.py do."""
     from megatron.data.indexed import IndexedTokens
@@ -201,4 +230,5 @@ TARGETS = (
     FuzzTarget("idx and bin", 6, open_indexes),
     FuzzTarget("sidecars, data paths", 4, open_sidecars),
     FuzzTarget("inspected datasets", 2, open_inspected),
+    FuzzTarget("datasets of parts", 2, open_parts),
 )

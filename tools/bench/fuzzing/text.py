@@ -1,8 +1,10 @@
 """Fuzz targets of text: JSON lines in C++ and Python against json and `tokenizers`; compressed files."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import random
 import string
 import tarfile
@@ -253,7 +255,10 @@ def open_packed(folder: Path) -> FileCase:
     (folder / "shards").mkdir()
     shards = ShardFolder(folder / "shards", ("text",))
     settings = EncodeSettings(eod=0, dtype="uint16", skip_bad_lines=False)
-    names = ("a.jsonl.gz", "a.jsonl.zst", "a.parquet")
+    # two streams: content after the first one must not be dropped
+    (folder / "a.jsonl.bz2").write_bytes(bz2.compress(lines) + bz2.compress(lines))
+    (folder / "a.jsonl.xz").write_bytes(lzma.compress(lines) + bytes(8) + lzma.compress(lines))
+    names = ("a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.jsonl.xz", "a.parquet")
 
     def read() -> None:
         for name in names:
@@ -271,6 +276,8 @@ def open_packed(folder: Path) -> FileCase:
     mutators = {
         "a.jsonl.gz": mutate_packed(gzip.compress, lines),
         "a.jsonl.zst": mutate_packed(zstandard.compress, lines),
+        "a.jsonl.bz2": mutate_packed(bz2.compress, lines),
+        "a.jsonl.xz": mutate_packed(lzma.compress, lines),
         "a.parquet": mutate_bytes,
     }
     return FileCase(folder, mutators, read)

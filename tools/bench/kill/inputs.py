@@ -125,6 +125,18 @@ class Inputs:
         return self.folder / "all_text_document"
 
     @cached_property
+    def parts(self) -> Path:
+        """A folder of 16 datasets of 2 million random ids each."""
+        folder = self.folder / "parts"
+        folder.mkdir()
+        for i in range(16):
+            ids = np.random.default_rng(i).integers(0, N_TOKENS, 2_000_000, dtype=np.uint16)
+            meta = {"tokenizer": {"n_tokens": N_TOKENS, "sha256": "random"}, "append_eod": False}
+            with IndexedWriter(folder / f"part-{i}", np.dtype(np.uint16), meta) as writer:
+                writer.add_documents(ids, np.full(2000, 1000))
+        return folder
+
+    @cached_property
     def corpora(self) -> tuple[Path, Path]:
         """Datasets to train on and to score, of 4,000 and 40,000 tokens."""
         prefixes = self.folder / "train", self.folder / "held_out"

@@ -1,0 +1,310 @@
+"""The encoder as a step of a datatrove pipeline: documents to .bin/.idx datasets, one per task.
+
+datatrove (https://github.com/huggingface/datatrove) runs a pipeline of readers, filters and writers as tasks,
+on one machine, on Slurm or on Ray. This module requires it: pip install 'megatron-scaling[datatrove]'.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+from datatrove.pipeline.readers.jsonl import JsonlReader
+from datatrove.utils.logging import logger
+
+from megatron.data.indexed_writer import IndexedWriter, dtype_for
+from megatron.io import acquire_lock
+from megatron.plan.sidecar import read_sidecar
+from megatron.text.encode_piece import BATCH_CHARACTERS, BATCH_DOCUMENTS
+from megatron.text.join import dataset_prefix
+from megatron.text.preprocess import describe_tokenizer, load_fast_bpe
+from megatron.text.text_readers import check_text, parse_text
+from megatron.tokenizer.encoder import (
+    NO_EOD,
+    Encoder,
+    FastEncoder,
+    LibraryEncoder,
+    build_fast_bpe,
+)
+from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
+
+KEY = "text"
+WAIT_S = 10.0  # between two log lines while another process writes the same part
+
+
+class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no types
+    """Pipeline step that encodes documents to `<output_prefix>-part-RRRRR-of-NNNNN_text_document`.
+
+    Task R of N writes one part: .bin, .idx and sidecar, with the ids of tools/preprocess_data_many_cores.py.
+    A part is complete or absent. A task that is killed and runs again writes the same part. Documents are
+    passed on to the next step after they have been encoded.
+    """
+
+    name = "Megatron .bin/.idx"
+    type = "🔢 - TOKENIZER"
+
+    def __init__(
+        self,
+        output_prefix: str | Path,
+        tokenizer: TokenizerSpec | str = "gpt2",
+        *,
+        append_eod: bool = False,
+        special_text: bool = True,
+        overwrite: bool = False,
+    ) -> None:
+        """Load the tokenizer, so that wrong arguments are errors before any task starts.
+
+        output_prefix   on a file system that all nodes share; a relative path is resolved now
+        special_text    the text of a special token becomes its id, as in `tokenizers`
+        overwrite       replace parts of other documents or settings
+
+        Raises FileNotFoundError or ValueError for a tokenizer that cannot be loaded, ValueError for an output
+        prefix that is a URL or ends in a slash, and for `append_eod` without an end-of-document token.
+        """
+        super().__init__()
+        word = str(output_prefix)
+        if "://" in word or word.endswith("/") or not word:
+            raise ValueError(
+                f"output_prefix: got '{word}', expected the first part of a file name on a shared file "
+                "system, such as tokens/c4."
+            )
+        self.output_prefix = Path(word).absolute()  # a Ray worker has another working directory
+        self.tokenizer = _resolve_paths(tokenizer)
+        self.append_eod, self.special_text, self.overwrite = append_eod, special_text, overwrite
+        loaded = load_tokenizer(tokenizer)
+        load_fast_bpe(loaded)  # warns about a slow tokenizer before the tasks start
+        self.eod = loaded.eod_id if append_eod else NO_EOD
+        self.meta = {"append_eod": append_eod, "special_text": special_text} | describe_tokenizer(loaded)
+        self.job = _hash_settings(loaded, self.eod, special_text)
+
+    def run(self, data: Iterator[Document] | None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Write part `rank` of `world_size`, and yield its documents.
+
+        Raises ValueError for a document that cannot be encoded, and if the part exists from other documents
+        or settings, unless `overwrite` is set. No part is written then.
+        """
+        part = part_prefix(self.output_prefix, rank, world_size)
+        sources: Counter[str | None] = Counter()
+        with _lock_part(part):
+            self._check_settings(part)
+            encoder, dtype = self._load_encoder()
+            number = {"number": rank + 1, "of": world_size, "inputs_sha256": self._hash_prefix()}
+            meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
+            with IndexedWriter(part, dtype, meta) as writer:
+                n_empty = 0
+                for batch in _iter_batches(data or iter(())):
+                    with self.track_time("batch"):
+                        ids, lengths = self._encode_batch(encoder, batch)
+                        writer.add_documents(ids, lengths)
+                        n_empty += int((lengths == int(self.append_eod)).sum())
+                    sources.update(document.metadata.get("file_path") for document in batch)
+                    self.stat_update("documents", value=len(batch), unit="batch")
+                    self.stat_update("tokens", value=len(ids), unit="batch")
+                    yield from batch
+                writer.meta |= {
+                    "empty_documents": n_empty,
+                    "sources": [_describe_source(path, n) for path, n in sources.items()],
+                }
+                writer.prepare()
+                self._check_replaceable(part, writer.sha256)
+            logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
+
+    def _encode_batch(self, encoder: Encoder, batch: list[Document]) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and lengths. Raises ValueError with file and id for a document that has no ids."""
+        try:
+            return encoder.encode([_check_text(document.text) for document in batch], self.eod)
+        except ValueError:
+            # the error of a batch names no document: encode one by one until the first failure
+            for document in batch:
+                try:
+                    encoder.encode([_check_text(document.text)], self.eod)
+                except ValueError as error:
+                    place = document.metadata.get("file_path") or "document"
+                    raise ValueError(f"{place}, id {document.id}: {error}") from error
+            raise
+
+    def _hash_prefix(self) -> str:
+        """Return a hash that is common to the parts of this dataset; the inputs are not known here."""
+        return hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
+
+    def _load_encoder(self) -> tuple[Encoder, Any]:
+        """Return this process's encoder, and the dtype of its ids."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one core per task
+        loaded = load_tokenizer(self.tokenizer)
+        if loaded.sha256 != self.meta["tokenizer"]["sha256"]:
+            raise ValueError(
+                f"{self.tokenizer}: got another tokenizer than that of the process that started the "
+                "pipeline. Use the same files on all nodes."
+            )
+        fast, _ = build_fast_bpe(loaded)
+        encoder: Encoder = (
+            FastEncoder(fast, self.special_text) if fast else LibraryEncoder(loaded, self.special_text)
+        )
+        return encoder, dtype_for(loaded.n_tokens)
+
+    def _check_settings(self, part: Path) -> None:
+        """Raise ValueError if the part exists from other settings, before anything is encoded."""
+        if not self.overwrite and (sidecar := _read_part(part)) and sidecar.get("job") != self.job:
+            raise ValueError(_exists_already(part, "settings"))
+
+    def _check_replaceable(self, part: Path, sha256: dict[str, str]) -> None:
+        """Raise ValueError if the part exists with other contents."""
+        if not self.overwrite and (sidecar := _read_part(part)) and sidecar.get("sha256") != sha256:
+            raise ValueError(_exists_already(part, "documents"))
+
+
+class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no types
+    """datatrove's JsonlReader with the rules of tools/preprocess_data_many_cores.py, for the same documents.
+
+    JsonlReader skips a line that is not JSON with a warning, and also the rest of a file after bytes that are
+    not UTF-8, and drops documents without text. This reader raises ValueError with file and line for the
+    first two and for a missing text, and keeps empty documents. Blank lines are not documents.
+    """
+
+    name = "🐿 Jsonl, strict"
+
+    def read_file(self, filepath: str) -> Iterator[Document]:
+        """Yield the documents of one file. Raises ValueError with file and line."""
+        with self.data_folder.open(filepath, "rb", compression=self.compression) as file:
+            for i, line in enumerate(file):
+                if not line.strip():
+                    continue
+                with self.track_time():
+                    try:
+                        record = self._parse_line(line)
+                    except ValueError as error:
+                        place = self.data_folder.resolve_paths(filepath)
+                        raise ValueError(f"{place}, line {i + 1}: {error}") from error
+                    # the base class drops documents without text
+                    is_empty = not record[self.text_key]
+                    document = self.get_document_from_dict(
+                        record | {self.text_key: " "} if is_empty else record, filepath, i
+                    )
+                    if is_empty:
+                        document.text = ""
+                yield document
+
+    def _parse_line(self, line: bytes) -> dict[str, Any]:
+        """Return the object of one line, its text a string without unpaired surrogates."""
+        import orjson  # required by JsonlReader, and several times as fast as json
+
+        try:
+            record = orjson.loads(line)
+            if isinstance(record[self.text_key], str):  # orjson returns no unpaired surrogates
+                return record
+        except (ValueError, TypeError, KeyError):
+            pass
+        # Python's parser accepts some lines that orjson refuses, such as one with an unpaired surrogate.
+        # For the others parse_text raises the error of the preprocessing tool.
+        text = parse_text(line, self.text_key)
+        return json.loads(line.decode("utf-8-sig")) | {self.text_key: text}
+
+
+def order_for_tasks(files: Sequence[str], n_tasks: int) -> list[str]:
+    """Return the lines of a `paths_file` with which the parts, joined by rank, are in the order of `files`.
+
+    datatrove gives files r, r + n_tasks, r + 2 n_tasks, ... of its list to task r. With the returned order
+    these are neighbours in `files`: 5 files a b c d e and 2 tasks give a d b e c, so task 0 reads a b c.
+    """
+    if n_tasks < 1:
+        raise ValueError(f"n_tasks: got {n_tasks}, expected 1 or more")
+    ordered, begin = list(files), 0
+    for rank in range(n_tasks):
+        end = begin + len(range(rank, len(files), n_tasks))
+        ordered[rank::n_tasks] = files[begin:end]
+        begin = end
+    return ordered
+
+
+def part_prefix(prefix: Path, rank: int, world_size: int) -> Path:
+    """Return the dataset prefix of one task's part."""
+    return dataset_prefix(prefix.with_name(f"{prefix.name}-part-{rank:05d}-of-{world_size:05d}"), KEY)
+
+
+@contextmanager
+def _lock_part(part: Path) -> Iterator[None]:
+    """Lock a part for a `with` block, and wait for another process that is writing it.
+
+    A scheduler may start a task again on another node while a process of its first attempt still runs.
+    """
+    path = part.with_name(f".{part.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while (lock := acquire_lock(path, WAIT_S)) is None:
+        logger.warning(f"{part}: another process is writing this part; waiting for it")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the release: a waiting process then sees a new file
+        lock.close()
+
+
+def _iter_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Yield documents in batches that are limited in number and in text."""
+    batch: list[Document] = []
+    n_characters = 0
+    for document in documents:
+        batch.append(document)
+        n_characters += len(document.text or "")
+        if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, n_characters = [], 0
+    if batch:
+        yield batch
+
+
+def _check_text(text: Any) -> str:
+    """Return a text as `check_text` does."""
+    if isinstance(text, str):
+        with suppress(UnicodeEncodeError):
+            text.encode()  # much faster than a search for surrogates, which few texts have
+            return text
+    return check_text(text, KEY)
+
+
+def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
+    """Return the entry of a sidecar for one source; `path` is None if the reader does not record it."""
+    if path is None:
+        return {"documents_read": n_documents}
+    # as for local files of the other tools, a name without its folders; a URL is kept
+    return {"path": path if "://" in path else Path(path).name, "documents_read": n_documents}
+
+
+def _read_part(part: Path) -> dict[str, Any] | None:
+    """Return the sidecar of a part, which is renamed last. None: absent, or killed during the renames."""
+    try:
+        return read_sidecar(part)
+    except FileNotFoundError:
+        return None
+
+
+def _exists_already(part: Path, what: str) -> str:
+    return f"{part}: exists already, from other {what}. Choose another output_prefix, or set overwrite=True."
+
+
+def _hash_settings(loaded: Tokenizer, eod: int, special_text: bool) -> str:
+    settings = ["datatrove", loaded.sha256, None if loaded.eod is None else loaded.eod.id, eod, special_text]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+def _resolve_paths(tokenizer: TokenizerSpec | str) -> TokenizerSpec | str:
+    """Return the spec with absolute paths; a name that is no file or folder here is one of the hub."""
+
+    def resolve(word: str | None) -> str | None:
+        return str(Path(word).absolute()) if word and Path(word).exists() else word
+
+    if isinstance(tokenizer, str):
+        return resolve(tokenizer) or tokenizer
+    return replace(
+        tokenizer,
+        model=resolve(tokenizer.model),
+        vocab_file=resolve(tokenizer.vocab_file),
+        merge_file=resolve(tokenizer.merge_file),
+    )

@@ -1,0 +1,86 @@
+"""Hashes of block hashes, against the shell and hashlib."""
+
+import hashlib
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_range
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.inspect import find_faults
+from megatron.plan.sidecar import read_sidecar
+
+COMMAND = "split -b 8M --filter=sha256sum '{}' | cut -c-64 | xxd -r -p | sha256sum"  # as in the guide
+
+
+def hash_naively(content: bytes, block_bytes: int) -> str:
+    digests = [
+        hashlib.sha256(content[at : at + block_bytes]).digest() for at in range(0, len(content), block_bytes)
+    ]
+    return hashlib.sha256(content if len(digests) < 2 else b"".join(digests)).hexdigest()
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 7, 8, 9, 15, 16, 17, 100])
+def test_a_stream_in_any_parts_has_the_hash_of_its_blocks(n_bytes: int) -> None:
+    content, rng = random.Random(n_bytes).randbytes(n_bytes), random.Random(0)
+    for _ in range(20):
+        stream, at = BlockHash(8), 0
+        while at < n_bytes:
+            size = rng.randint(0, 20)
+            stream.update(content[at : at + size])
+            at += size
+        assert stream.hexdigest() == hash_naively(content, 8)
+    digests = [hashlib.sha256(content[at : at + 8]).digest() for at in range(0, n_bytes, 8)]
+    assert combine_digests(digests) == hash_naively(content, 8)
+    plain = BlockHash(None)
+    plain.update(content)
+    assert plain.hexdigest() == hashlib.sha256(content).hexdigest()
+
+
+def test_the_shell_computes_the_hash_of_a_long_file(tmp_path: Path) -> None:
+    if not all(shutil.which(name) for name in ("split", "xxd", "sha256sum")):
+        pytest.skip("no split, xxd or sha256sum")
+    path = tmp_path / "a file"
+    path.write_bytes(random.Random(0).randbytes(BLOCK_BYTES * 2 + 3))
+    done = subprocess.run(["sh", "-c", COMMAND.format(path)], capture_output=True, text=True, check=True)
+    stream = BlockHash(BLOCK_BYTES)
+    stream.update(path.read_bytes())
+    assert done.stdout.split()[0] == stream.hexdigest()
+    assert hash_range(path, 5, 100) == hashlib.sha256(path.read_bytes()[5:100]).digest()
+
+
+def test_a_long_dataset_is_hashed_by_blocks_and_every_changed_block_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron.data.indexed_writer.BLOCK_BYTES", 64)
+    prefix = tmp_path / "x"
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        for length in (5, 0, 90, 1, 30):
+            writer.add_document(np.arange(length))
+    sums = read_sidecar(prefix)["sha256"]
+    assert sums["block_bytes"] == 64
+    for suffix in ("bin", "idx"):
+        assert sums[suffix] == hash_naively(Path(f"{prefix}.{suffix}").read_bytes(), 64)
+    assert list(find_faults(prefix)) == []
+    content = Path(f"{prefix}.bin").read_bytes()
+    for at in range(0, len(content), 32):
+        Path(f"{prefix}.bin").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert any("its hash differs" in fault for fault in find_faults(prefix))
+
+
+@pytest.mark.parametrize("value", [0, -1, "8M", 1.5, True, None, [8]])
+def test_a_block_size_that_is_no_size_is_refused(tmp_path: Path, value: object) -> None:
+    import json
+
+    prefix = tmp_path / "x"
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        writer.add_document([1, 2])
+    sidecar = json.loads(Path(f"{prefix}.json").read_text())
+    sidecar["sha256"]["block_bytes"] = value
+    Path(f"{prefix}.json").write_text(json.dumps(sidecar))
+    with pytest.raises(ValueError, match=r"sha256.block_bytes: got .*, expected a whole number of 1 or more"):
+        read_sidecar(prefix)

@@ -1,0 +1,294 @@
+"""A dataset of parts equals the merged dataset, is checked on opening, and takes no open files."""
+
+import json
+import os
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.blend import Blend
+from megatron.data.indexed import IndexedTokens, resolve_prefix
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.inspect import summarize_lengths
+from megatron.data.megatron_order import MegatronSamples
+from megatron.data.parts import ConcatenatedTokens, PartsTokens, open_dataset
+from megatron.data.samples import Samples
+from megatron.data.verify_parts import find_faults_of_parts
+from megatron.evaluation.held_out import _identify_corpus
+from megatron.mixture.catalog.input_files import find_input_files
+from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora
+from megatron.plan.identity import _read_checksums
+from megatron.plan.sidecar import read_sidecar
+from megatron.plan.weighted_round_robin import WeightedRoundRobin
+from megatron.text.merge import merge_datasets
+from megatron.text.split import split_dataset
+from megatron.text.subset import DocumentSelection, subset_dataset
+from megatron.text.write_parts import write_parts_list
+
+META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "name": "null", "eod_id": 0}, "append_eod": True}
+SIZES = (40, 0, 1, 300, 7)  # documents of the parts
+
+
+def write_part(prefix: Path, n_documents: int, seed: int, meta: dict = META, dtype: type = np.uint16) -> str:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, n_documents)
+    counted = meta | {"empty_documents": int((lengths == 1).sum())}
+    with IndexedWriter(prefix, np.dtype(dtype), counted) as writer:
+        for n in lengths:
+            writer.add_document(np.append(rng.integers(1, 500, n - 1), 0).astype(dtype))
+    return str(prefix)
+
+
+@pytest.fixture
+def prefixes(tmp_path: Path) -> list[str]:
+    return [write_part(tmp_path / "in" / f"part-{i}", n, i) for i, n in enumerate(SIZES)]
+
+
+@pytest.fixture
+def both(prefixes: list[str], tmp_path: Path) -> tuple[str, str]:
+    """The parts as one dataset, and their physically merged dataset."""
+    write_parts_list(prefixes, tmp_path / "parts", hash_tokens=True)
+    merge_datasets(prefixes, tmp_path / "merged")
+    return str(tmp_path / "parts"), str(tmp_path / "merged")
+
+
+def test_index_sidecar_and_identity_are_those_of_the_merged_dataset(both: tuple[str, str]) -> None:
+    parts, merged = both
+    assert Path(f"{parts}.parts.idx").read_bytes() == Path(f"{merged}.idx").read_bytes()
+    record, expected = read_sidecar(parts), read_sidecar(merged)
+    assert record.pop("parts") and expected.pop("merged_from")
+    assert record | {"format": "MMIDIDX"} == expected
+    assert _read_checksums(parts) == _read_checksums(merged)
+    assert count_corpus_tokens(parts) == count_corpus_tokens(merged)
+    corpora = [WeightedCorpus(prefix, 1) for prefix in both]
+    assert _identify_corpus(corpora[0]) == _identify_corpus(corpora[1])
+
+
+def test_every_window_document_and_order_is_that_of_the_merged_dataset(both: tuple[str, str]) -> None:
+    ours, theirs = (open_dataset(prefix) for prefix in both)
+    assert isinstance(ours, PartsTokens) and type(theirs) is IndexedTokens
+    n = theirs.n_tokens
+    assert len(ours.tokens) == n and (ours.tokens[:] == theirs.tokens[:]).all()
+    rng = np.random.default_rng(0)
+    for begin, end in rng.integers(0, n + 1, (300, 2)):
+        assert (ours.tokens[begin:end] == theirs.tokens[begin:end]).all()
+        assert (ours.read_copy(begin, 50) == theirs.read_copy(begin, 50)).all()
+    places = rng.integers(0, n, (7, 90))
+    assert (ours.tokens[places] == theirs.tokens[places]).all()
+    for i in range(theirs.n_documents):
+        assert ours.get_document(i).tolist() == theirs.get_document(i).tolist()
+    assert (ours.document_tokens == theirs.document_tokens).all()
+    assert (ours.sequence_tokens() == theirs.sequence_tokens()).all()
+    assert summarize_lengths(ours) == summarize_lengths(theirs)
+    numbers = np.arange(1500)
+    for build in (
+        lambda tokens: Samples(tokens, 16, 3),
+        lambda tokens: Samples(tokens, 16, 3, shuffle=False),
+        lambda tokens: Samples(tokens, 16, 3, n_windows=100),
+        lambda tokens: MegatronSamples(tokens, 16, 3, 1500),
+        lambda tokens: Blend([Samples(tokens, 16, 3), Samples(theirs, 16, 4)], WeightedRoundRobin([3, 1])),
+    ):
+        assert (build(ours).take(numbers) == build(theirs).take(numbers)).all()
+    reopened = pickle.loads(pickle.dumps(ours))
+    assert (reopened.tokens[:] == theirs.tokens[:]).all()
+
+
+def test_documents_and_parts_without_tokens_are_read(tmp_path: Path) -> None:
+    parts = ([[]], [[], [1, 2], []], [[], []], [], [[3], [], [4, 5, 6]], [[]])
+    for i, documents in enumerate(parts):
+        with IndexedWriter(tmp_path / f"p{i}", np.dtype(np.uint16)) as writer:
+            for ids in documents:
+                writer.add_document(ids)
+    prefixes = [str(tmp_path / f"p{i}") for i in range(len(parts))]
+    write_parts_list(prefixes, tmp_path / "all")
+    merge_datasets(prefixes, tmp_path / "merged")
+    dataset = open_dataset(tmp_path / "all")
+    assert [dataset.get_document(i).tolist() for i in range(dataset.n_documents)] == sum(parts, [])
+    assert (tmp_path / "all.parts.idx").read_bytes() == (tmp_path / "merged.idx").read_bytes()
+    assert dataset.tokens[6:].tolist() == dataset.read_copy(6, 9).tolist() == []
+    assert dataset.tokens[1:9].tolist() == dataset.read_copy(1, 9).tolist() == [2, 3, 4, 5, 6]
+
+
+def test_subsets_and_splits_are_those_of_the_merged_dataset(both: tuple[str, str], tmp_path: Path) -> None:
+    for prefix, name in zip(map(Path, both), "pm", strict=True):
+        subset_dataset(prefix, tmp_path / f"first_{name}", DocumentSelection(documents=60))
+        subset_dataset(prefix, tmp_path / f"tokens_{name}", DocumentSelection(tokens=3000))
+        subset_dataset(prefix, tmp_path / f"sample_{name}", DocumentSelection(sample=90, seed=1))
+        split_dataset(prefix, tmp_path / f"split_{name}", [8, 1, 1])
+    for stem, tail in (
+        ("first", ""),
+        ("tokens", ""),
+        ("sample", ""),
+        ("split", "_train"),
+        ("split", "_test"),
+    ):
+        for suffix in ("bin", "idx"):
+            ours, theirs = (tmp_path / f"{stem}_{name}{tail}.{suffix}" for name in "pm")
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_without_hashing_the_identity_is_that_of_the_content_of_the_parts(
+    prefixes: list[str], tmp_path: Path
+) -> None:
+    write_parts_list(prefixes, tmp_path / "a")
+    shutil.copytree(tmp_path / "in", tmp_path / "elsewhere" / "in")
+    write_parts_list([str(tmp_path / "elsewhere" / "in" / Path(p).name) for p in prefixes], tmp_path / "b")
+    write_parts_list(prefixes[::-1], tmp_path / "c")
+    sums = [_read_checksums(str(tmp_path / name)) for name in "abc"]
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_a_moved_folder_opens_and_a_changed_part_does_not(prefixes: list[str], tmp_path: Path) -> None:
+    write_parts_list(prefixes, tmp_path / "in" / "all")
+    shutil.copytree(tmp_path / "in", tmp_path / "copy")  # times are kept
+    for path in (tmp_path / "copy").iterdir():
+        os.utime(path)  # and now they are not
+    expected = open_dataset(tmp_path / "in" / "all").tokens[:]
+    assert (open_dataset(tmp_path / "copy" / "all").tokens[:] == expected).all()
+    data = tmp_path / "copy" / "part-3.bin"
+    content = data.read_bytes()
+    data.write_bytes(content[:-2])
+    with pytest.raises(ValueError, match=r"part-3\.bin: got [\d,]+ bytes, expected .* --parts --overwrite"):
+        open_dataset(tmp_path / "copy" / "all")
+    write_part(tmp_path / "copy" / "part-3", SIZES[3], 77)
+    Path(data).write_bytes(content)  # of the size of the list, but another sidecar
+    with pytest.raises(ValueError, match=r"part-3\.bin: got another dataset than at the time"):
+        open_dataset(tmp_path / "copy" / "all")
+    data.unlink()
+    with pytest.raises(FileNotFoundError, match=r"part-3\.bin: no such file, expected a part"):
+        open_dataset(tmp_path / "copy" / "all")
+
+
+def test_a_damaged_index_or_list_is_refused(
+    both: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = both[0]
+    index, listed = Path(f"{parts}.parts.idx"), Path(f"{parts}.parts.json")
+    whole, record = index.read_bytes(), json.loads(listed.read_text())
+    n = record["documents"]
+    monkeypatch.setattr("megatron.data.parts.CHECKED_BYTES", 0)  # as for a large index
+    at = 34 + 4 * n + 8 * (SIZES[0] + SIZES[2])  # position of the first document of the fourth part
+    for content, message in (
+        (whole[:-1], "expected"),
+        (whole[:at] + bytes([whole[at] ^ 2]) + whole[at + 1 :], "first token of .*part-3, expected"),
+        (whole[:-8] + bytes(8), "last boundary"),
+    ):
+        index.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            open_dataset(parts)
+    lengths = bytearray(whole)
+    lengths[34] ^= 1
+    index.write_bytes(lengths)
+    with pytest.raises(ValueError, match="lengths that do not add up"):
+        open_dataset(parts).sequence_tokens()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"parts\.idx"):
+        open_dataset(parts)
+    index.write_bytes(whole)
+    for change in ({"documents": n + 1}, {"parts": []}, {"parts": record["parts"][1:]}, {"dtype": "int32"}):
+        listed.write_text(json.dumps(record | change))
+        with pytest.raises(ValueError, match=r"parts\.json: got"):
+            open_dataset(parts)
+    for entry in ({"path": 5}, {"tokens": -1}, {"sha256": {"bin": 1}}):
+        listed.write_text(json.dumps(record | {"parts": [record["parts"][0] | entry]}))
+        with pytest.raises(ValueError, match=r"parts\[0\]"):
+            open_dataset(parts)
+    index.unlink()
+    listed.write_text(json.dumps(record))
+    with pytest.raises(FileNotFoundError, match="expected the index of the parts"):
+        open_dataset(parts)
+
+
+def test_a_name_is_a_pair_or_a_list_of_parts_but_not_both(both: tuple[str, str], tmp_path: Path) -> None:
+    parts, merged = both
+    for suffix in ("", ".parts.json", ".parts.idx"):
+        assert resolve_prefix(parts + suffix) == parts
+    paths = tmp_path / "paths.txt"
+    paths.write_text(f"0.3 {parts}\n0.7 {merged}.bin\n")
+    assert [corpus.prefix for corpus in read_corpora(paths)] == [parts, merged]
+    with pytest.raises(ValueError, match=r"parts\.parts\.json: exists already"):
+        merge_datasets([merged], Path(parts))
+    with (
+        pytest.raises(ValueError, match=r"parts\.parts\.json: exists already"),
+        IndexedWriter(parts, np.dtype(np.uint16)),
+    ):
+        pass
+    merge_datasets([merged], tmp_path / "again")
+    with pytest.raises(ValueError, match=r"again\.bin: exists already"):
+        write_parts_list([merged], tmp_path / "again")
+    shutil.copy(f"{merged}.idx", f"{parts}.idx")
+    for read in (open_dataset, read_sidecar, count_corpus_tokens):
+        with pytest.raises(ValueError, match="expected a list of parts or a .bin/.idx dataset"):
+            read(parts)
+
+
+def test_more_parts_than_open_files(tmp_path: Path) -> None:
+    prefixes = []
+    for i in range(130):
+        prefixes.append(str(tmp_path / f"p{i}"))
+        with IndexedWriter(prefixes[-1], np.dtype(np.uint16), META) as writer:
+            writer.add_document(np.array([i + 1, 0]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        write_parts_list(prefixes, tmp_path / "all")
+        dataset = open_dataset(tmp_path / "all")
+        before = len(os.listdir("/proc/self/fd"))
+        assert dataset.tokens[:].tolist() == [token for i in range(130) for token in (i + 1, 0)]
+        assert isinstance(dataset.tokens, ConcatenatedTokens) and dataset.tokens.n_mapped == 130
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert list(find_faults_of_parts(tmp_path / "all", n_workers=3)) == []
+        merge_datasets(prefixes, tmp_path / "merged")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_verification_is_the_same_for_any_number_of_workers(prefixes: list[str], tmp_path: Path) -> None:
+    write_parts_list(prefixes, tmp_path / "all")
+    assert list(find_faults_of_parts(tmp_path / "all")) == []
+    for prefix in (prefixes[3], prefixes[0], prefixes[4]):
+        data = Path(f"{prefix}.bin")
+        status, content = data.stat(), bytearray(data.read_bytes())
+        content[5] ^= 3  # an id of more than 499
+        data.write_bytes(content)
+        os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns))
+    serial = list(find_faults_of_parts(tmp_path / "all"))
+    assert [Path(fault.partition(":")[0]).name for fault in serial][::2] == [
+        "part-0.bin",
+        "part-3.bin",
+        "part-4.bin",
+    ]
+    for n in (2, 5):
+        assert list(find_faults_of_parts(tmp_path / "all", n_workers=n)) == serial
+
+
+def test_parts_without_sidecars_are_verified_by_the_hashes_of_the_list(
+    prefixes: list[str], tmp_path: Path
+) -> None:
+    for prefix in prefixes:
+        Path(f"{prefix}.json").unlink()
+    write_parts_list(prefixes, tmp_path / "all", mixed_eod=True, hash_tokens=True)
+    assert list(find_faults_of_parts(tmp_path / "all")) == []
+    write_parts_list(prefixes, tmp_path / "plain", mixed_eod=True)
+    assert any("no sidecar" in fault for fault in find_faults_of_parts(tmp_path / "plain"))
+    assert _read_checksums(str(tmp_path / "plain")) == str(tmp_path / "plain")
+
+
+def test_a_catalog_registers_the_parts(both: tuple[str, str], prefixes: list[str], tmp_path: Path) -> None:
+    assert sorted(map(str, find_input_files([both[0]]))) == sorted(f"{prefix}.bin" for prefix in prefixes)
+
+
+def test_the_same_list_again_is_not_written(prefixes: list[str], tmp_path: Path) -> None:
+    assert write_parts_list(prefixes, tmp_path / "all").is_new
+    before = (tmp_path / "all.parts.json").stat().st_mtime_ns
+    assert not write_parts_list(prefixes, tmp_path / "all").is_new
+    assert (tmp_path / "all.parts.json").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="exists already"):
+        write_parts_list(prefixes[1:], tmp_path / "all")
+    assert write_parts_list(prefixes[1:], tmp_path / "all", overwrite=True).n_documents == sum(SIZES[1:])
+    assert write_parts_list(prefixes[1:], tmp_path / "all", overwrite=True, hash_tokens=True).is_new
+    assert not list(tmp_path.glob("*.partial"))

@@ -1,0 +1,363 @@
+"""EncodeToMegatron in datatrove's pipelines: its merged parts are the dataset of the preprocessing tool."""
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.indexed import IndexedTokens
+from megatron.data.inspect import find_faults
+from megatron.io import open_locked
+from megatron.text.merge import merge_datasets
+from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.text_readers import parse_text
+from megatron.tokenizer.kinds import TokenizerSpec
+
+pytest.importorskip("datatrove", reason="no datatrove: pip install 'megatron-scaling[datatrove]'")
+
+from datatrove.data import Document
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.filters import LambdaFilter
+from datatrove.pipeline.readers import JsonlReader
+
+from megatron.text import datatrove_step
+from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader, order_for_tasks
+
+LIMIT_S = 120
+N_FILES = 5
+# special text, no text, a surrogate and NaN (orjson refuses both), a blank line, all planes, a long word
+LINES = [
+    r'{"text": "one fish <|endoftext|> two fish", "url": "a"}',
+    r'{"text": ""}',
+    r'{"text": "red \ud800 fish", "id": "7"}',
+    r'{"text": "blue fish", "score": NaN}',
+    "",
+    '{"text": "\u00e9t\u00e9 \U0001f41f\\n\\n  \U000e0001 \u0661 fish\\u0000"}',
+    json.dumps({"text": "fish" * 5000, "metadata": {"source": "x"}}),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Folder of compressed and plain files of different lengths, and one without documents."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(N_FILES - 1):
+        text = "".join(f"{line}\n" for line in LINES[i:] * (i + 1)).encode()
+        if i % 2:
+            (folder / f"{i}.jsonl").write_bytes(text)
+        else:
+            (folder / f"{i}.jsonl.gz").write_bytes(gzip.compress(text))
+    (folder / f"{N_FILES - 1}.jsonl").touch()
+    return folder
+
+
+def run_pipeline(tmp_path: Path, steps: list, n_tasks: int, workers: int = 1) -> None:
+    LocalPipelineExecutor(steps, tasks=n_tasks, workers=workers, logging_dir=str(tmp_path / "logs")).run()
+
+
+def run_tasks(steps: list, n_tasks: int) -> None:
+    """Run all tasks as an executor does, without its processes."""
+    for rank in range(n_tasks):
+        data = None
+        for step in steps:
+            data = step(data, rank, n_tasks)
+        for _ in data:
+            pass
+
+
+def read_parts(prefix: Path, n_tasks: int) -> list[Path]:
+    return [
+        prefix.with_name(f"{prefix.name}-part-{rank:05d}-of-{n_tasks:05d}_text_document")
+        for rank in range(n_tasks)
+    ]
+
+
+def merge_parts(prefix: Path, n_tasks: int) -> bytes:
+    """Return .bin and .idx of the merged parts, each checked."""
+    parts = read_parts(prefix, n_tasks)
+    for part in parts:
+        assert not list(find_faults(part))
+    merged = prefix.with_name(f"{prefix.name}-merged-{n_tasks}")
+    merge_datasets([str(part) for part in parts], merged)
+    return read_bytes(merged)
+
+
+def read_bytes(prefix: Path) -> bytes:
+    return Path(f"{prefix}.bin").read_bytes() + Path(f"{prefix}.idx").read_bytes()
+
+
+def encode_with_tool(source: Path, out: Path, **options: object) -> bytes:
+    """Return .bin and .idx of the preprocessing tool."""
+    preprocess([str(source)], out, "gpt2", PreprocessOptions(quiet=True, **options))
+    return read_bytes(out.with_name(f"{out.name}_text_document"))
+
+
+def make_documents(*texts: str) -> Iterator[Document]:
+    return iter([Document(text=text, id=str(i)) for i, text in enumerate(texts)])
+
+
+def write_part(step: EncodeToMegatron, *texts: str) -> None:
+    for _ in step.run(make_documents(*texts)):
+        pass
+
+
+@pytest.mark.parametrize("append_eod", [True, False])
+@pytest.mark.parametrize("special_text", [True, False])
+def test_a_task_per_file_gives_the_bytes_of_the_tool(
+    corpus: Path, tmp_path: Path, append_eod: bool, special_text: bool
+) -> None:
+    prefix, options = tmp_path / "out" / "c4", {"append_eod": append_eod, "special_text": special_text}
+    run_tasks([StrictJsonlReader(str(corpus)), EncodeToMegatron(prefix, **options)], N_FILES)
+    assert merge_parts(prefix, N_FILES) == encode_with_tool(corpus, tmp_path / "ours", **options)
+
+
+@pytest.mark.parametrize("n_tasks", [1, 2, 3, 8])
+def test_any_number_of_tasks_gives_the_bytes_of_the_tool_with_an_ordered_paths_file(
+    corpus: Path, tmp_path: Path, n_tasks: int
+) -> None:
+    names = sorted(path.name for path in corpus.iterdir())
+    paths = tmp_path / "paths.txt"
+    paths.write_text("".join(f"{name}\n" for name in order_for_tasks(names, n_tasks)))
+    prefix = tmp_path / "out" / "c4"
+    steps = [StrictJsonlReader(str(corpus), str(paths)), EncodeToMegatron(prefix, append_eod=True)]
+    if n_tasks == 3:
+        run_pipeline(tmp_path, steps, n_tasks, workers=2)
+    else:
+        run_tasks(steps, n_tasks)
+    assert merge_parts(prefix, n_tasks) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
+
+
+def test_datatroves_reader_of_c4_gives_the_bytes_of_the_tool(scaling_data: Path, tmp_path: Path) -> None:
+    prefix, c4 = tmp_path / "c4", scaling_data / "c4"
+    run_pipeline(
+        tmp_path,
+        [JsonlReader(str(c4), glob_pattern="*.json*"), EncodeToMegatron(prefix, append_eod=True)],
+        n_tasks=5,
+    )
+    assert merge_parts(prefix, 5) == encode_with_tool(c4, tmp_path / "ours", append_eod=True)
+    sidecar = IndexedTokens(read_parts(prefix, 5)[0]).sidecar
+    assert sidecar is not None
+    assert sidecar["sources"] == [{"path": "c4_en_shard00000_first1000.jsonl", "documents_read": 1000}]
+    assert (sidecar["tokens"], sidecar["append_eod"]) == (485_006 + 1000, True)
+    assert sidecar["tokenizer"]["eod_id"] == 50256
+    numbers = [(IndexedTokens(part).sidecar or {})["part"] for part in read_parts(prefix, 5)]
+    assert [(part["number"], part["of"]) for part in numbers] == [(i, 5) for i in range(1, 6)]
+    assert len({part["inputs_sha256"] for part in numbers}) == 1, "a merge checks that all parts are given"
+
+
+def test_files_of_a_remote_file_system_give_the_bytes_of_local_ones(corpus: Path, tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    remote = fsspec.filesystem("memory")  # in this process; as s3:// and gs://, it is no folder of the system
+    for path in corpus.iterdir():
+        remote.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    prefix = tmp_path / "out" / "c4"
+    run_tasks([StrictJsonlReader("memory://bucket"), EncodeToMegatron(prefix, append_eod=True)], N_FILES)
+    assert merge_parts(prefix, N_FILES) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
+    sidecar = IndexedTokens(read_parts(prefix, N_FILES)[0]).sidecar
+    assert sidecar is not None and sidecar["sources"][0]["path"] == "memory:///bucket/0.jsonl.gz"
+
+
+def test_only_documents_that_pass_a_filter_are_encoded_and_they_are_passed_on(
+    corpus: Path, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def count(data: Iterator[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        for document in data:
+            seen.append(document.text)
+            yield document
+
+    keep = LambdaFilter(lambda document: "blue" in document.text)
+    step = EncodeToMegatron(tmp_path / "blue")
+    run_pipeline(tmp_path, [StrictJsonlReader(str(corpus)), keep, step, count], n_tasks=1)
+    tokens = IndexedTokens(read_parts(tmp_path / "blue", 1)[0])
+    assert (seen, tokens.n_documents) == (["blue fish"] * 10, 10)
+    assert tokens.sidecar is not None
+    read = {entry["path"]: entry["documents_read"] for entry in tokens.sidecar["sources"]}
+    assert read == {"0.jsonl.gz": 1, "1.jsonl": 2, "2.jsonl.gz": 3, "3.jsonl": 4}
+    stats = json.loads((tmp_path / "logs" / "stats.json").read_text())
+    assert stats[2]["stats"]["tokens"]["total"] == tokens.n_tokens
+
+
+def test_a_killed_task_leaves_no_part_and_its_second_run_writes_the_same_bytes(
+    corpus: Path, tmp_path: Path, root: Path
+) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, time\n"
+        "from datatrove.executor import LocalPipelineExecutor\n"
+        "from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader\n"
+        "def stop(data, rank, world_size):\n"
+        "    for i, document in enumerate(data):\n"
+        "        yield document\n"
+        "    if rank == 2 and sys.argv[1] == 'stop':\n"
+        "        print('stopped', flush=True)\n"
+        "        time.sleep(600)\n"
+        f"steps = [StrictJsonlReader('{corpus}'), stop, EncodeToMegatron('out/c4', append_eod=True)]\n"
+        "LocalPipelineExecutor(steps, tasks=5, workers=1, logging_dir='logs').run()\n"
+    )
+    command = [sys.executable, str(script)]
+    variables = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen([*command, "stop"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"stopped\n"
+        process.send_signal(signal.SIGKILL)
+    prefix = tmp_path / "out" / "c4"
+    existing = [any(Path(f"{part}{s}").exists() for s in (".bin", ".idx", ".json"))
+                for part in read_parts(prefix, 5)]  # fmt: skip
+    assert existing == [True, True, False, False, False]
+    first = Path(f"{read_parts(prefix, 5)[0]}.bin").stat().st_mtime_ns
+    subprocess.run([*command, "go"], cwd=tmp_path, env=variables, check=True, timeout=LIMIT_S)
+    assert merge_parts(prefix, 5) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
+    assert Path(f"{read_parts(prefix, 5)[0]}.bin").stat().st_mtime_ns == first, "a completed task ran again"
+    assert {path.suffix for path in prefix.parent.iterdir()} == {".bin", ".idx", ".json"}
+
+
+def test_a_failing_step_leaves_no_part(tmp_path: Path) -> None:
+    def documents() -> Iterator[Document]:
+        yield from make_documents(*["fish"] * 500)
+        raise RuntimeError("no more fish")
+
+    with pytest.raises(RuntimeError, match="no more fish"):
+        list(EncodeToMegatron(tmp_path / "out" / "c4").run(documents()))
+    stopped = EncodeToMegatron(tmp_path / "out" / "c4").run(make_documents(*["fish"] * 500))
+    next(stopped)
+    stopped.close()  # as a later step with a limit does
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_existing_part_is_replaced_by_an_equal_one_only(tmp_path: Path) -> None:
+    prefix = tmp_path / "c4"
+    part = read_parts(prefix, 1)[0]
+    write_part(EncodeToMegatron(prefix), "red fish", "blue fish")
+    before = read_bytes(part)
+    write_part(EncodeToMegatron(prefix), "red fish", "blue fish")
+    with pytest.raises(ValueError, match="exists already, from other documents. Choose another output_pre"):
+        write_part(EncodeToMegatron(prefix), "red fish", "green fish")
+    with pytest.raises(ValueError, match="exists already, from other settings"):
+        write_part(EncodeToMegatron(prefix, append_eod=True), "red fish", "blue fish")
+    assert read_bytes(part) == before
+    assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".idx", ".json"}
+    write_part(EncodeToMegatron(prefix, append_eod=True, overwrite=True), "one fish")
+    assert IndexedTokens(part).get_document(0)[-1] == 50256
+
+
+def test_a_part_of_a_task_that_was_killed_during_the_renames_is_written_again(tmp_path: Path) -> None:
+    prefix = tmp_path / "c4"
+    part = read_parts(prefix, 1)[0]
+    write_part(EncodeToMegatron(prefix), "red fish")
+    Path(f"{part}.json").unlink()
+    Path(f"{part}.bin").write_bytes(b"old")
+    write_part(EncodeToMegatron(prefix), "blue fish")
+    assert not list(find_faults(part))
+
+
+def test_a_second_attempt_waits_for_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datatrove_step, "WAIT_S", 0.05)
+    part = read_parts(tmp_path / "c4", 1)[0]
+    first = open_locked(part.with_name(f".{part.name}.lock"))
+    second = threading.Thread(target=write_part, args=(EncodeToMegatron(tmp_path / "c4"), "red fish"))
+    second.start()
+    time.sleep(0.3)
+    assert second.is_alive() and not Path(f"{part}.idx").exists()
+    first.close()
+    second.join(LIMIT_S)
+    assert IndexedTokens(part).n_documents == 1
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "a"', r"1\.jsonl, line 3: not JSON"),
+        (b'{"text": "\xed\xa0\xbd"}', r"1\.jsonl, line 3: not UTF-8"),
+        (b'{"url": "a"}', r"1\.jsonl, line 3: no key 'text'; it has 'url'"),
+        (b'{"text": null}', r"1\.jsonl, line 3: 'text' is null, expected a string"),
+        (b'["text"]', r"1\.jsonl, line 3: got an array, expected an object"),
+    ],
+)
+def test_a_bad_line_stops_the_strict_reader(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "1.jsonl").write_bytes(b'{"text": "fish"}\n\n' + line + b"\n")
+    with pytest.raises(ValueError, match=message):
+        run_tasks([StrictJsonlReader(str(tmp_path / "text")), EncodeToMegatron(tmp_path / "out")], 1)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_strict_reader_accepts_the_lines_of_the_tool_and_returns_their_texts(tmp_path: Path) -> None:
+    rng, reader, n_accepted = random.Random(1), StrictJsonlReader(str(tmp_path)), 0
+    seeds = [line.encode() for line in LINES if line][:5]
+    seeds.append(b'\xef\xbb\xbf{"text": "x", "text": "y", "n": [1e9]}')
+    inserts = [b"\x00", b"\xff", b"\xed\xa0\x80", b'"', b"\\", b"{", b"]", b",", b"NaN", b"\\ud800", b"1e999"]
+    for _ in range(4000):
+        line = bytearray(rng.choice(seeds))
+        for _ in range(rng.randint(0, 3)):
+            i = rng.randrange(len(line))
+            other = rng.choice(inserts) if rng.random() < 0.5 else bytes([rng.randrange(11, 256)])
+            line[i : i + rng.randint(0, 1)] = other
+        try:
+            expected = parse_text(bytes(line), "text")
+        except ValueError:
+            with pytest.raises(ValueError):
+                reader._parse_line(bytes(line))
+            continue
+        assert reader._parse_line(bytes(line))["text"] == expected, bytes(line)
+        n_accepted += 1
+    assert 500 < n_accepted < 3500
+
+
+def test_a_tokenizer_without_cpp_code_gives_its_own_ids_and_names_a_bad_document(tmp_path: Path) -> None:
+    spec = TokenizerSpec(kind="NullTokenizer", vocab_size=9)
+    step = EncodeToMegatron(tmp_path / "n", spec, append_eod=True)
+    write_part(step, "1 2", "", "8")
+    tokens = IndexedTokens(read_parts(tmp_path / "n", 1)[0])
+    np.testing.assert_array_equal(tokens.tokens, [1, 2, 9, 9, 8, 9])
+    assert tokens.sidecar is not None and tokens.sidecar["empty_documents"] == 1
+    document = Document(text="9", id="b", metadata={"file_path": "s3://bucket/x.jsonl"})
+    step = EncodeToMegatron(tmp_path / "m", spec)
+    with pytest.raises(ValueError, match="s3://bucket/x.jsonl, id b: NullTokenizer: got '9'"):
+        list(step.run(iter([document])))
+    with pytest.raises(ValueError, match="document, id c: 'text' is null, expected a string"):
+        list(step.run(iter([Document(text=None, id="c")])))  # type: ignore[arg-type]  # a faulty step
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EncodeToMegatron("s3://bucket/c4"), "got 's3://bucket/c4', expected the first part of"),
+        (lambda: EncodeToMegatron("tokens/"), "got 'tokens/', expected the first part of a file name"),
+        (lambda: EncodeToMegatron("c4", TokenizerSpec(eod_token="<no>", model="gpt2")), "--eod-token: got"),
+        (lambda: EncodeToMegatron("c4", "./no-such-folder"), "no-such-folder"),
+    ],
+)
+def test_wrong_arguments_are_errors_before_a_task_starts(
+    make: Callable[[], EncodeToMegatron], message: str
+) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        make()
+
+
+def test_another_tokenizer_on_a_node_is_an_error(tmp_path: Path, scaling_data: Path) -> None:
+    step = EncodeToMegatron(tmp_path / "c4", str(scaling_data / "gpt2_tokenizer"))
+    step.meta["tokenizer"]["sha256"] = "0"
+    with pytest.raises(ValueError, match="got another tokenizer than that of the process that started"):
+        write_part(step, "fish")
+
+
+@pytest.mark.parametrize("n_files", [0, 1, 5, 12])
+@pytest.mark.parametrize("n_tasks", [1, 2, 5, 7])
+def test_ordered_paths_give_each_task_neighbours(n_files: int, n_tasks: int) -> None:
+    files = [f"{i:02d}" for i in range(n_files)]
+    ordered = order_for_tasks(files, n_tasks)
+    read = [file for rank in range(n_tasks) for file in ordered[rank::n_tasks]]  # as datatrove assigns them
+    assert read == files
