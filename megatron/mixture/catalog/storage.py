@@ -254,7 +254,7 @@ def _resolve_url(url: str) -> tuple[Any, str]:
         if url.partition("://")[0].lower() in ("s3", "gs", "gcs"):
             resolved: tuple[Any, str] = filesystem.FileSystem.from_uri(url)
             return resolved
-        import fsspec  # type: ignore[import-untyped]  # has no types
+        import fsspec
 
         remote, path = fsspec.core.url_to_fs(url)
         return filesystem.PyFileSystem(filesystem.FSSpecHandler(remote)), path
