@@ -29,6 +29,10 @@ def build_parser() -> argparse.ArgumentParser:
     serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")
     serving.add_argument("--port", type=int, default=8815, metavar="N", help="port; 0 chooses a free one")
     serving.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the document order")
+    serving.add_argument(
+        "--follow", action="store_true",
+        help="another server receives the losses; read the adaptive weights from its log",
+    )  # fmt: skip
     safety = parser.add_argument_group("access")
     safety.add_argument(
         "--token-file",
@@ -121,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(
             args.mixtures, where, args.seed, args.root,
             on_ready=lambda port, metrics: print_addresses(port, metrics, args.host, args.metrics_host),
+            follow=args.follow,
         )  # fmt: skip
     # a server runs until it is stopped, so a stop is success
     except KeyboardInterrupt:

@@ -1,26 +1,35 @@
 """Register corpora with the properties of their documents, inspect the catalog, or remove a corpus.
 
-    python tools/register_corpus.py catalog.duckdb add slim data/*.jsonl.zst --preset slimpajama
-    python tools/register_corpus.py catalog.duckdb add code data/code.parquet \\
+    python tools/register_corpus.py catalog add slim data/*.jsonl.zst --preset slimpajama
+    python tools/register_corpus.py catalog add code data/code.parquet \\
         --property 'meta.language AS language category' --property 'length(content) AS characters integer' \\
         --text-key content
-    python tools/register_corpus.py catalog.duckdb add pictures shards/*.tar --tokenizer-model gpt2
-    python tools/register_corpus.py catalog.duckdb list
-    python tools/register_corpus.py catalog.duckdb describe slim
-    python tools/register_corpus.py catalog.duckdb broken slim
-    python tools/register_corpus.py catalog.duckdb remove slim
+    python tools/register_corpus.py catalog add pictures shards/*.tar --tokenizer-model gpt2
+    python tools/register_corpus.py catalog list
+    python tools/register_corpus.py catalog describe slim
+    python tools/register_corpus.py catalog broken slim
+    python tools/register_corpus.py catalog remove slim
+    python tools/register_corpus.py s3://bucket/catalog add slim data/*.jsonl.zst --shard 3/16
+    python tools/register_corpus.py catalog snapshots
+    python tools/register_corpus.py catalog prune --keep 5b482d8e
+    python tools/register_corpus.py catalog convert catalog.duckdb
 
-When rerun, `add` registers only new and changed files, and resumes after an interruption.
+When rerun, `add` registers only new and changed files, and resumes after an interruption. Any number of
+processes and machines may add files to the same catalog at the same time. Runs can use a snapshot from before
+a removal or an update until `prune` deletes it.
 """
 
 import argparse
 import os
+import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import add_action, create_parser, positive_int, report_error, run_main
 from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
+from megatron.mixture.catalog.convert import convert_catalog
 from megatron.mixture.catalog.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
 from megatron.text.token_counts import TokenCounter
@@ -33,9 +42,13 @@ BAR = 40
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument("catalog", type=Path, metavar="CATALOG", help="a DuckDB file, created if missing")
+    parser.add_argument(
+        "catalog",
+        metavar="CATALOG",
+        help="a folder, or a URL such as s3://bucket/catalog; created if missing",
+    )
     actions = parser.add_subparsers(dest="action", required=True, help="action")
-    example = "python tools/register_corpus.py catalog.duckdb"
+    example = "python tools/register_corpus.py catalog"
     add = add_action(
         actions,
         "add",
@@ -69,6 +82,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-sample-mb", type=positive_int, default=MAX_SAMPLE_BYTES >> 20, metavar="N",
         help="largest sample of a tar with all its members, in MiB (default: %(default)s)",
     )  # fmt: skip
+    add.add_argument(
+        "--shard", type=parse_shard, default=(0, 1), metavar="K/N",
+        help="only every N-th file, from the K-th on (K from 0), for N processes at once",
+    )  # fmt: skip
     add_tokenizer_options(add)
     add_action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
@@ -78,7 +95,26 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         subparser = add_action(actions, name, what, f"{example} {name} slim")
         subparser.add_argument("corpus", metavar="NAME", help="name of the corpus")
+    add_action(actions, "snapshots", "list the snapshots that can be opened", f"{example} snapshots")
+    prune = add_action(
+        actions, "prune", "delete what only older snapshots need", f"{example} prune --keep 5b482d8e"
+    )
+    prune.add_argument(
+        "--keep", action="append", default=[], metavar="ID", help="a snapshot that stays; may be repeated"
+    )
+    convert = add_action(
+        actions, "convert", "convert a DuckDB file of an earlier version", f"{example} convert catalog.duckdb"
+    )
+    convert.add_argument("source", type=Path, metavar="FILE", help="the DuckDB file; it stays as it is")
     return parser
+
+
+def parse_shard(word: str) -> tuple[int, int]:
+    """Parse K/N with 0 <= K < N. Raise ArgumentTypeError for another word."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", word)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected K/N with K from 0 to N - 1, such as 0/4")
+    return int(match[1]), int(match[2])
 
 
 def build_counter(args: argparse.Namespace) -> TokenCounter | None:
@@ -127,6 +163,11 @@ def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
     if done.n_broken:
         # on standard error, so that the output of `add` is one line
         print(f"list them: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
+    if done.n_duplicates:
+        print(
+            f"{done.n_duplicates:,} files were registered by another process at the same time",
+            file=sys.stderr,
+        )
     if done.n_edited:
         print(
             f"warning: {done.n_edited:,} files had the same size and time but other content; they were "
@@ -137,25 +178,43 @@ def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
         print(f"warning: no document has a value of '{name}'; check its path", file=sys.stderr)
 
 
+def format_snapshots(catalog: Catalog) -> str:
+    """Format one line per stored snapshot, and the current one."""
+    lines = [
+        f"{id[:16]}  {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(stored.time))} UTC  "
+        f"{stored.documents:,} documents{'  current' * (id == catalog.snapshot.id)}"
+        for id, stored in catalog.list_snapshots().items()
+    ]
+    if not any(line.endswith("current") for line in lines):
+        n_documents = catalog.count_documents(catalog.list_corpora())
+        lines.append(
+            f"{catalog.snapshot.id[:16]}  not stored yet           {n_documents:,} documents  current"
+        )
+    return "\n".join(lines)
+
+
+def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
+    """Register files, and print the counts."""
+    properties = read_properties(args.property, args.preset)
+    done = catalog.register(
+        args.corpus, args.inputs, properties, args.text_key, counter=build_counter(args),
+        verify=args.verify, member_bytes=args.max_sample_mb << 20, shard=args.shard,
+    )  # fmt: skip
+    print(
+        f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
+        f"files registered, {done.n_known:,} files unchanged, {done.n_broken:,} broken lines"
+    )
+    print_warnings(args, done)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one action, and print its result."""
     args = build_parser().parse_args(argv)
     try:
-        writes = args.action in ("add", "remove")  # other actions may read while another process reads
-        # DuckDB allows one process that writes, or several that only read
+        writes = args.action in ("add", "remove", "prune", "convert")
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
-                properties = read_properties(args.property, args.preset)
-                counter = build_counter(args)
-                done = catalog.register(
-                    args.corpus, args.inputs, properties, args.text_key, counter=counter,
-                    verify=args.verify, member_bytes=args.max_sample_mb << 20,
-                )  # fmt: skip
-                print(
-                    f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
-                    f"files registered, {done.n_known:,} files unchanged, {done.n_broken:,} broken lines"
-                )
-                print_warnings(args, done)
+                add_files(catalog, args)
             elif args.action == "list":
                 print(format_corpora(catalog))
             elif args.action == "describe":
@@ -163,6 +222,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif args.action == "broken":
                 lines = [f"{path}:{line}: {why}" for path, line, why in catalog.list_broken(args.corpus)]
                 print("\n".join(lines) or "no broken lines")
+            elif args.action == "snapshots":
+                print(format_snapshots(catalog))
+            elif args.action == "prune":
+                n_files, n_bytes = catalog.prune(args.keep)
+                print(f"{args.catalog}: {n_files:,} files of {n_bytes:,} bytes deleted")
+            elif args.action == "convert":
+                print(f"{args.catalog}: {convert_catalog(catalog, args.source):,} documents converted")
             else:
                 catalog.remove(args.corpus)
                 print(f"{args.catalog}: {args.corpus} removed")

@@ -20,7 +20,7 @@ from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.serve.client import MixtureDataset
 
 MIXTURE = """\
-catalog: catalog.duckdb
+catalog: catalog
 where: "length(source) > 0"
 by: [source]
 weights: {RedPajamaC4: 5, RedPajamaGithub: 3, RedPajamaStackExchange: 2}
@@ -32,7 +32,7 @@ dry: repeat
 def main(text: str, folder: str) -> None:
     """Register, mix, read, stop, resume."""
     work = Path(folder)
-    with Catalog(work / "catalog.duckdb") as catalog:
+    with Catalog(work / "catalog") as catalog:
         done = catalog.register("slim", [text], read_properties([], preset="slimpajama"))
     print(f"registered {done.n_documents:,} documents, {done.n_broken} broken lines")
     (work / "mixture.yaml").write_text(MIXTURE)

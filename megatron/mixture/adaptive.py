@@ -11,6 +11,7 @@ For domain k with law L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h an
 As in the authors' code every n grows by the whole batch, h follows the observed shares, and rho is clipped.
 """
 
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -305,6 +306,9 @@ class WeightLog:
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to = known_to
         self.wait_pending: Callable[[], None] | None = None  # waits for weights that are being computed
+        # returns entries before the first one, of a log of which only the end was read
+        self.load_earlier: Callable[[], list[tuple[int, np.ndarray]]] | None = None
+        self._loading = threading.Lock()
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
         """Add weights that hold from a chunk on. The chunk must not have been requested before."""
@@ -328,10 +332,23 @@ class WeightLog:
                 f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
                 "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
             )
+        if chunk < entries[0][0] and self.load_earlier is not None:
+            entries = self._prepend_earlier(self.load_earlier)
         index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
         assert index >= 0, "a restored log begins at its checkpoint"
         later = entries[index + 1][0] if index + 1 < len(entries) else known_to
         return entries[index][1], later
+
+    def _prepend_earlier(
+        self, load: Callable[[], list[tuple[int, np.ndarray]]]
+    ) -> list[tuple[int, np.ndarray]]:
+        with self._loading:
+            if self.load_earlier is not None:
+                begin = self.entries[0][0]
+                # in place: `append` of another thread must reach the same list
+                self.entries[:0] = [entry for entry in load() if entry[0] < begin]
+                self.load_earlier = None
+            return self.entries
 
     def as_dict(self, chunk: int) -> dict[str, Any]:
         """Return the entries that are needed from a chunk on, ready for JSON."""

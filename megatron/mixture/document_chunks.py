@@ -3,6 +3,8 @@
 Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of a .bin/.idx dataset.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -13,13 +15,14 @@ from typing import Any, Self
 import numpy as np
 
 from megatron.data.parts import open_dataset
-from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
 from megatron.mixture.chunk import ChunkUnits, Position
 from megatron.mixture.distributor import Distributor
+from megatron.mixture.document_locations import open_locations
 from megatron.mixture.journal import RUN_NAME, Learner
+from megatron.mixture.journal_follower import JournalFollower
 from megatron.mixture.lazy_imports import connect_scratch, import_duckdb, import_pyarrow
 from megatron.mixture.lru_cache import LruCache
 from megatron.mixture.spans import SpanFiles
@@ -49,7 +52,7 @@ class DocumentChunks:
 
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
-        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
+        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False, follow: bool = False,
     ) -> None:  # fmt: skip
         """Open the documents.
 
@@ -57,28 +60,28 @@ class DocumentChunks:
         roots    folders that must contain all files; empty: files may be anywhere
         verify   read all files and compare their content with the catalog; by default only size and
                  modification time are compared
+        follow   read the weights of a run from the log that another process writes, see `JournalFollower`
 
         Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
         that another process has locked.
         """
         self.spec: MixtureSpec = read_spec(path)
-        with Catalog(self.spec.catalog, read_only=True) as catalog:
+        with self.spec.open_catalog() as catalog:
             result: QueryResult = self.spec.make_query().run(catalog, self.spec.by, self.spec.counts_tokens)
-            columns = catalog.locate_texts([file.id for file in result.files])
+            # before the documents are located: a changed file has another index, too
+            for file in result.files:
+                _check_place(file, roots)
+            self._locations = open_locations(mixture_folder(path), catalog, result)
         self.names, self.identity = result.names, result.compute_identity()
         self.seed, self.chunk_size = seed, chunk_size
         self.counts = result.n_documents
         self._result = result if self.spec.adaptive is not None else None  # needed to open further runs
         self.at_once = AT_ONCE_CHUNKS if self.spec.adaptive is None else 1
-        self.learner: Learner | None = None
+        self.learner: Learner | JournalFollower | None = None
+        self._follow = follow
         self._make_distributor(result, run)
         # documents of all domains in one numbering. Domains of 10, 4 and 2 documents: firsts = [0, 10, 14]
         self._firsts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
-        # 20 bytes per interval stay in memory, besides 12 bytes per document for the location of its text
-        self._file, self._end = result.get_column("file"), result.get_column("end")
-        # Number after the last document of each interval, in the same numbering: intervals are sorted by
-        # domain.
-        self._ends = np.cumsum(self._end - result.get_column("begin"))
         n_bytes, n_documents = (
             sum(getattr(file, of) for file in result.files) for of in ("n_bytes", "n_documents")
         )
@@ -87,8 +90,8 @@ class DocumentChunks:
         self._first_rows = min(MAX_PIECE_ROWS, max(1, PIECE_BYTES * n_documents // max(1, n_bytes)))
         self._shared = _SharedResources.open()
         self._readers = [
-            _open_reader(file, columns[file.id], mixture_folder(path), self._shared, roots)
-            for file in result.files
+            _open_reader(file, spans, mixture_folder(path), self._shared)
+            for file, *spans in zip(result.files, self._locations.begins, self._locations.sizes, strict=True)
         ]
         result.warn_missing_checksums(self.spec.catalog)
         for file in result.files if verify else ():
@@ -125,7 +128,17 @@ class DocumentChunks:
                     "seed": self.seed, "chunk_size": self.chunk_size}  # fmt: skip
             path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
             every, delay = adaptive.every_steps, adaptive.delay_steps
-            self.learner = Learner(path, head, rule, self.distributor, every, delay)
+            if self._follow:
+                head |= {"every": every, "delay": delay}
+                self.learner = JournalFollower(path, head, self.distributor)
+            else:
+                self.learner = Learner(path, head, rule, self.distributor, every, delay)
+
+    @property
+    def order(self) -> str:
+        """Hash of all that determines the documents of a chunk, besides the log of adaptive weights."""
+        content = [self.identity, self.spec.compute_sha256(), self.seed, self.chunk_size]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Report losses as `Learner.report`; False for a mixture whose weights do not follow the model."""
@@ -154,12 +167,9 @@ class DocumentChunks:
     def locate_documents(self, units: ChunkUnits) -> tuple[np.ndarray, np.ndarray]:
         """Return (file int32 [n], row int64 [n]) of the documents of some units."""
         # documents are numbered by domain; an interval is a run of documents of one domain in one file
-        number = self._firsts[units.domain] + self.distributor.orders.lookup_units(units)
-        # intervals of 10 and 4 documents: ends = [10, 14]; numbers 10 (hence `right`) to 13 are in interval 1
-        interval = np.searchsorted(self._ends, number, side="right")
-        # The row counts back from the end of the interval, whose last document is number ends - 1.
-        # Example: interval 1 is rows [100, 104): number 11 is row 104 - (14 - 11) = 101.
-        return self._file[interval], self._end[interval] - (self._ends[interval] - number)
+        return self._locations.lookup(
+            self._firsts[units.domain] + self.distributor.orders.lookup_units(units)
+        )
 
     def read(self, first: int, n_chunks: int) -> Any:
         """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids (list of int32).
@@ -229,7 +239,7 @@ class _JsonLinesReader:
     """Reader of JSON lines; `begins` and `sizes` of the documents."""
 
     def __init__(
-        self, path: Path, key: str, spans: tuple[np.ndarray, np.ndarray], scratch: Any, files: SpanFiles
+        self, path: Path, key: str, spans: Sequence[np.ndarray], scratch: Any, files: SpanFiles
     ) -> None:
         self.begins, self.sizes = spans
         self.path, self.key, self.scratch, self.files = path, key, scratch, files
@@ -273,7 +283,7 @@ class _JsonLinesReader:
 class _TarReader:
     """Reader of a tar archive; `begins` and `sizes` of the samples."""
 
-    def __init__(self, path: Path, key: str, spans: tuple[np.ndarray, np.ndarray], files: SpanFiles) -> None:
+    def __init__(self, path: Path, key: str, spans: Sequence[np.ndarray], files: SpanFiles) -> None:
         self.begins, self.sizes = spans
         self.path, self.key, self.files = path, key, files
         files.add(path)
@@ -293,22 +303,17 @@ class _TarReader:
 
 
 class _TokenReader:
-    """Reader of the token ids of a .bin/.idx dataset.
+    """Reader of the token ids of a .bin/.idx dataset; `begins` and `lengths` of the documents in tokens."""
 
-    12 bytes per document of its index stay in memory. The index is not read again.
-    """
-
-    def __init__(self, prefix: Path, files: SpanFiles) -> None:
-        index = open_dataset(prefix)
-        # begins and lengths are in tokens; the reads below are in bytes
-        self.begins, lengths = index.document_spans(np.arange(index.n_documents))
-        self.lengths, self.dtype = lengths.astype(np.int32), index.dtype
+    def __init__(self, prefix: Path, spans: Sequence[np.ndarray], files: SpanFiles) -> None:
+        self.begins, self.lengths = spans
+        self.dtype = open_dataset(prefix).dtype
         self.path, self.files = Path(f"{prefix}.bin"), files
         files.add(self.path)
 
     def read(self, numbers: np.ndarray) -> Any:
         """Return the ids of documents int64 [n] as Arrow lists of int32."""
-        lengths, width = self.lengths[numbers].astype(np.int64), self.dtype.itemsize
+        lengths, width = self.lengths[numbers], self.dtype.itemsize
         content = self.files.read(self.path, self.begins[numbers] * width, lengths * width)
         # Arrow list offsets [n + 1]: document i is values[offsets[i]:offsets[i + 1]]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -336,13 +341,8 @@ class _SharedResources:
         self.groups.clear()
 
 
-def _open_reader(
-    file: SourceFile,
-    spans: tuple[np.ndarray, np.ndarray],
-    folder: Path,
-    shared: _SharedResources,
-    roots: Sequence[Path],
-) -> _JsonLinesReader | _TarReader | ParquetTexts | _TokenReader:
+def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
+    """Raise ValueError for a file that has changed, that is a link now, or that is in none of the roots."""
     path = file.check_unchanged()
     # registered paths have no links: one that appeared later may point to a file outside of the roots
     if path.resolve() != path:
@@ -352,8 +352,14 @@ def _open_reader(
     # after the test for links, because is_relative_to compares names only
     if roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         raise ValueError(f"{path}: is in none of {', '.join(map(str, roots))}. Add its folder as a --root.")
+
+
+def _open_reader(
+    file: SourceFile, spans: Sequence[np.ndarray], folder: Path, shared: _SharedResources
+) -> _JsonLinesReader | _TarReader | ParquetTexts | _TokenReader:
+    path = Path(file.path)
     if path.suffix == ".bin":
-        return _TokenReader(path.with_suffix(""), shared.files)
+        return _TokenReader(path.with_suffix(""), spans, shared.files)
     if path.suffix == ".parquet":
         return ParquetTexts(file, spans[0], shared.groups)
     if file.path.endswith(TAR_SUFFIXES):

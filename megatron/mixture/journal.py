@@ -10,7 +10,6 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,15 +46,17 @@ class Journal:
             self._file_lock = open_locked(path)
         except LockedError as error:
             raise ValueError(
-                f"{path}: {error.holder} has locked this log. Read from it (tools/mixture_server.py), "
-                "or use another run name."
+                f"{path}: {error.holder} has locked this log. Follow it (--follow), read from "
+                "its server, or use another run name."
             ) from error
         # Unbuffered: bytes of a failed write must not be written later.
         # Append mode: every write is at the end of the file, wherever `_read_lines` has moved the position.
         self._file = path.open("a+b", buffering=0)
         self._lock, self._n_bytes = threading.Lock(), 0
         try:
-            self.lines = list(self._read_lines())
+            # lines before the saved state of the rule are not read: the time to open stays the same
+            self.start = find_saved_start(path)
+            self.lines = self._read_lines(self.start)
             if not self.lines:
                 # Left over from a log that was deleted.
                 # Removed before the first line is written: if the process ends in between, the log is still
@@ -70,8 +71,8 @@ class Journal:
             self.close()
             raise
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Append a line. It is on disk when this returns.
+    def add(self, line: dict[str, Any]) -> int:
+        """Append a line, and return the byte where it begins. It is on disk when this returns.
 
         An OSError (a full disk) leaves the log as it was before, and the caller may try again.
         """
@@ -93,6 +94,7 @@ class Journal:
                 raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
             # last: up to here the line counts as absent, and the next `add` truncates the file before it
             self._n_bytes += len(content)
+            return self._n_bytes - len(content)
 
     def close(self) -> None:
         """Release the lock and close the file."""
@@ -100,22 +102,66 @@ class Journal:
             self._file.close()
             self._file_lock.close()
 
-    def _read_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the complete lines.
+    def _read_lines(self, start: int) -> list[dict[str, Any]]:
+        """Return the first line, and the complete lines from byte `start` on.
 
         A last line that was cut short when its writer ended is removed: no process has acted on it.
         """
         self._file.seek(0)
+        head = self._file.readline() if start else b""
+        self._file.seek(start)
         content = self._file.readall()
         # json.dumps escapes newlines inside strings, so that each newline byte ends a line
-        whole = self._n_bytes = content.rfind(b"\n") + 1
+        whole = content.rfind(b"\n") + 1
+        self._n_bytes = start + whole
         if whole < len(content):
-            self._file.truncate(whole)
-        for number, line in enumerate(content[:whole].splitlines(), 1):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{self.path}:{number}: is not JSON. Restore a copy of the log.") from error
+            self._file.truncate(self._n_bytes)
+        return parse_lines(self.path, head + content[:whole])
+
+
+def parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """Return the lines of a log. Raises ValueError for a line that is not JSON."""
+    lines = []
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: is not JSON. Restore a copy of the log.") from error
+    return lines
+
+
+def find_saved_start(path: Path) -> int:
+    """Return the byte of a log from which its lines follow the saved state of the rule; 0: the beginning.
+
+    The line that begins there must be that of the weights which the state includes. It is not in a log that
+    was replaced, nor in one of an earlier version, whose states have no such byte.
+    """
+    saved = read_json(path.with_name(path.name + RULE_SUFFIX)) if path.is_file() else None
+    start = 0 if saved is None else saved.get("log_begin", 0)
+    if not start or path.stat().st_size <= start:
+        return 0
+    with path.open("rb") as file:
+        file.seek(start - 1)
+        before, line = file.read(1), file.readline()
+    try:
+        is_last = before == b"\n" and json.loads(line).get("chunk") == saved["last_chunk"]  # type: ignore[index]
+    except (ValueError, AttributeError):
+        return 0
+    return start if is_last else 0
+
+
+def read_earlier_weights(path: Path, end: int) -> list[tuple[int, np.ndarray]]:
+    """Return (first chunk, weights) of the lines of a log before byte `end`."""
+    with path.open("rb") as file:
+        lines = parse_lines(path, file.read(end))
+    return [(line["begin"], np.array(line["weights"])) for line in lines if "weights" in line]
+
+
+def restore_saved_weights(path: Path, start: int, weights: WeightLog, saved: dict[str, Any]) -> None:
+    """Restore the weights of a saved state. Those of earlier chunks are read when they are requested."""
+    first = weights.entries[0]
+    weights.restore(saved["weights"])
+    weights.load_earlier = lambda: [first, *read_earlier_weights(path, start)]
 
 
 class Learner:
@@ -208,11 +254,18 @@ class Learner:
         for line in lines:
             if "nats" in line:
                 self._reports[line["chunk"]] = np.array(line["nats"]), np.array(line["tokens"])
-        saved = read_json(self.journal.path.with_name(self.journal.path.name + RULE_SUFFIX))
+        path = self.journal.path
+        saved = read_json(path.with_name(path.name + RULE_SUFFIX))
         if saved is not None:
             # the position of chunk saved["next"]: later chunks are scheduled from it, not from chunk 0
             self.rule.restore(saved["rule"])
             self.distributor.restore(Position.from_dict(saved["position"]))
+        if saved is not None and self.journal.start:
+            lines = lines[1:]  # the state includes the line at `start`
+            restore_saved_weights(path, self.journal.start, self.weights, saved)
+            self._next_chunk = saved["next"]
+            for chunk, nats, tokens in saved["reports"]:
+                self._reports[chunk] = np.array(nats), np.array(tokens)
         for line in lines:
             if "weights" in line:
                 # The logged weights count, even if the rule computes others now: chunks were read with them.
@@ -266,7 +319,8 @@ class Learner:
         assert begin is not None, "the log of a rule has an end"
         line = {"chunk": chunk, "begin": begin, "weights": weights.tolist(), "known_to": known_to}
         # on disk first: a chunk that follows the weights may be read as soon as they are in memory
-        if not self._write_line(line):
+        log_begin = self._write_line(line)
+        if log_begin is None:
             return
         with self._changed:
             self.weights.append(begin, weights, known_to)
@@ -277,13 +331,15 @@ class Learner:
         # ahead of the log would observe the chunk a second time.
         if self._next_chunk // self.every % RULE_SAVE_INTERVAL == 0:
             try:
-                self._save_rule()
+                self._save_rule(chunk, log_begin)
             # the log is sufficient: more observations are repeated when it is opened
             except OSError as error:
                 log.warning("%s: the state of the rule was not saved (%s)", self.journal.path, error)
 
-    def _write_line(self, line: dict[str, Any]) -> bool:
-        """Append a line, and retry while the disk is full. Returns False if the learner is closed meanwhile.
+    def _write_line(self, line: dict[str, Any]) -> int | None:
+        """Append a line as `Journal.add`, and retry while the disk is full.
+
+        Returns None if the learner is closed meanwhile.
 
         The report from which the line follows is on disk already, so that a closed learner repeats the
         observation when it is opened again.
@@ -291,8 +347,7 @@ class Learner:
         is_logged = False
         while True:
             try:
-                self.journal.add(line)
-                return True
+                return self.journal.add(line)
             except OSError as error:
                 if not is_logged:
                     log.error("%s: cannot be written (%s); retrying until there is space",
@@ -301,12 +356,23 @@ class Learner:
             with self._changed:
                 # instead of sleep, so that `close` ends the wait at once
                 if self._changed.wait_for(lambda: not self._open, DISK_WAIT_S):
-                    return False
+                    return None
 
-    def _save_rule(self) -> None:
+    def _save_rule(self, last_chunk: int, log_begin: int) -> None:
+        """Save the rule behind an observation, whose weights are in the line at byte `log_begin`."""
         path = self.journal.path.with_name(self.journal.path.name + RULE_SUFFIX)
-        position = self.distributor.find_position(self._next_chunk).as_dict()
-        write_json(path, {"next": self._next_chunk, "rule": self.rule.as_dict(), "position": position})
+        with self._changed:
+            # those that arrived before their turn; some are in lines before `log_begin`
+            reports = [
+                [chunk, nats.tolist(), tokens.tolist()] for chunk, (nats, tokens) in self._reports.items()
+            ]
+        state = {
+            "next": self._next_chunk, "rule": self.rule.as_dict(), "reports": reports,
+            "position": self.distributor.find_position(self._next_chunk).as_dict(),
+            "weights": self.weights.as_dict(self._next_chunk),
+            "last_chunk": last_chunk, "log_begin": log_begin,
+        }  # fmt: skip
+        write_json(path, state)
 
 
 def check_losses(nats: np.ndarray, tokens: np.ndarray, n_domains: int) -> None:

@@ -10,6 +10,7 @@ from megatron.mixture.distributor import DRY_POLICIES
 
 RULES = ("ado", "loss")
 RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
+SNAPSHOT_ID = re.compile(r"[0-9a-f]{8,64}")
 POINTS = "a list of {at: 0, weights: ...}"
 
 
@@ -28,6 +29,16 @@ def _read_rule_name(value: Any, name: str) -> str:
     if value in RULES or isinstance(value, str) and RULE_CLASS.fullmatch(value):
         return value
     raise ValueError(f"{name}: got {value!r}, expected {' or '.join(RULES)}, or your module:Class.")
+
+
+def _read_snapshot(value: Any, name: str) -> str:
+    """Read the id of a snapshot, or its first digits."""
+    if not isinstance(value, str) or not SNAPSHOT_ID.fullmatch(value):
+        raise ValueError(
+            f"{name}: got {value!r}, expected 8 to 64 hex digits in quotes. "
+            "List the snapshots with tools/register_corpus.py CATALOG snapshots."
+        )
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +90,9 @@ class MixtureSettings:
     """Documents of a mixture, the domains that they form, and the weights of the domains."""
 
     catalog: str = option(REQUIRED, "path of the catalog", expected="the path of a catalog.")
+    snapshot: str | None = option(
+        None, "stored snapshot of the catalog; default: current", read=_read_snapshot
+    )
     corpora: list[str] = option([], "corpora of the catalog; default: all", read=_read_words)
     where: list[str] = option([], "conditions that documents satisfy", read=_read_words)
     by: list[str] = option([], "properties that define a domain", read=_read_words)

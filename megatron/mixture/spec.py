@@ -1,6 +1,7 @@
 """Specification of a mixture as a YAML file, and its preparation as tokenized domains with weights.
 
-catalog: catalog.duckdb            relative to the file
+catalog: catalog                   a folder, relative to the file, or a URL such as s3://bucket/catalog
+snapshot: 5b482d8e36f8a1c0         default: the current state of the catalog
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
@@ -30,6 +31,7 @@ from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
+from megatron.mixture.catalog.storage import is_url
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
@@ -56,9 +58,16 @@ class MixtureSpec:
     settings: MixtureSettings
 
     @property
-    def catalog(self) -> Path:
-        """Path of the catalog."""
-        return self.path.parent / self.settings.catalog
+    def catalog(self) -> Path | str:
+        """Path or URL of the catalog."""
+        location = self.settings.catalog
+        return location if is_url(location) else self.path.parent / location
+
+    def open_catalog(self) -> Catalog:
+        """Open the snapshot of the catalog, and store it, so that a run can be resumed with it."""
+        catalog = Catalog(self.catalog, read_only=True, snapshot=self.settings.snapshot)
+        catalog.pin()
+        return catalog
 
     @property
     def by(self) -> tuple[str, ...]:
@@ -83,9 +92,12 @@ class MixtureSpec:
         return query
 
     def compute_sha256(self) -> str:
-        """Return a hash of all keys except the location of the catalog."""
+        """Return a hash of all keys except the location and snapshot of the catalog.
+
+        The identity of the documents covers what the snapshot contains.
+        """
         # sort_keys: the order of the keys in the file does not matter
-        content = {key: value for key, value in self.raw.items() if key != "catalog"}
+        content = {key: value for key, value in self.raw.items() if key not in ("catalog", "snapshot")}
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -107,7 +119,7 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
     folder.mkdir(parents=True, exist_ok=True)
     # only one process prepares; the others wait and find the result
     with wait_for_lock(folder / ".lock"):
-        with Catalog(spec.catalog, read_only=True) as catalog:
+        with spec.open_catalog() as catalog:
             result = spec.make_query().run(catalog, spec.by)
             result.warn_missing_checksums(spec.catalog)
             for file in result.files if verify else ():
@@ -126,6 +138,7 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
             weights = compute_first_weights(spec, result, tokens)
             resolved = {
                 "identity": identity,
+                "snapshot": result.snapshot,
                 "tokenizer": tokenizer,
                 "domains": list(result.names),
                 "documents": result.n_documents.tolist(),

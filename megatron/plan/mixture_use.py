@@ -16,6 +16,7 @@ class ResolvedMixture:
 
     identity   hash of everything that affects which tokens are read in which proportions
     pairs      prefixes of the .bin/.idx datasets
+    snapshot   id of the snapshot of the catalog; None: prepared by an older version
     """
 
     identity: str
@@ -25,6 +26,7 @@ class ResolvedMixture:
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
     pairs: tuple[str, ...]
+    snapshot: str | None = None
 
     def count_windows(self, seq_len: int) -> list[int]:
         """Return the samples per epoch of each domain. Neighbouring samples share one token."""

@@ -29,7 +29,7 @@ def catalog(tmp_path: Path) -> Path:
     """Return a catalog with the corpus `code`: two files of 30 and 20 documents."""
     write_lines(tmp_path / "one.jsonl", 30)
     write_lines(tmp_path / "two.jsonl", 20, first=30)
-    path = tmp_path / "catalog.duckdb"
+    path = tmp_path / "catalog"
     with Catalog(path, n_threads=1) as opened:
         opened.register(
             "code", [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")],
@@ -44,13 +44,11 @@ def mixture(tmp_path: Path) -> Path:
     write_lines(tmp_path / "a.jsonl", 1500)
     write_lines(tmp_path / "b.jsonl", 1500, first=1500)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
-    with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "catalog", n_threads=1) as catalog:
         files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl.gz")]
         catalog.register("code", files, read_properties(PROPERTIES), quiet=True)
     path = tmp_path / "code.yaml"
-    path.write_text(
-        "catalog: catalog.duckdb\nby: [language]\nweights: {Python: 3, Go: 2, C: 1}\ncount: documents\n"
-    )
+    path.write_text("catalog: catalog\nby: [language]\nweights: {Python: 3, Go: 2, C: 1}\ncount: documents\n")
     return path
 
 

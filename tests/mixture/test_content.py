@@ -24,14 +24,14 @@ from tests.mixture.conftest import write_lines
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
     write_lines(tmp_path / "a.jsonl", 40)
-    (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\n")
+    (tmp_path / "m.yaml").write_text("catalog: c\ncount: documents\n")
     register(tmp_path / "m.yaml")
     return tmp_path / "m.yaml"
 
 
 def register(mixture: Path, verify: bool = False) -> tuple[int, int]:
     """Return (registered files, those of them with unchanged size and modification time)."""
-    with Catalog(mixture.parent / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(mixture.parent / "c", n_threads=1) as catalog:
         done = catalog.register("a", [str(mixture.parent / "a.jsonl")], (), quiet=True, verify=verify)
     return done.n_files, done.n_edited
 
@@ -47,7 +47,7 @@ def edit_file(mixture: Path, keep_time: bool) -> None:
 
 
 def query_all(mixture: Path) -> QueryResult:
-    with Catalog(mixture.parent / "c.duckdb", read_only=True) as catalog:
+    with Catalog(mixture.parent / "c", read_only=True) as catalog:
         return Query().run(catalog)
 
 
@@ -109,8 +109,8 @@ def test_the_checksum_of_an_indexed_dataset_covers_tokens_and_index(tmp_path) ->
 def test_training_on_an_edited_dataset_is_refused(tmp_path) -> None:
     write_pair(tmp_path / "p", 0)
     mixture = tmp_path / "m.yaml"
-    mixture.write_text("catalog: c.duckdb\n")
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    mixture.write_text("catalog: c\n")
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("p", [str(tmp_path / "p")], (), quiet=True)
     prepare_mixture(mixture)
     state = TitanLoader(mixture, 8, 2, 0, 1).state_dict()
@@ -118,7 +118,7 @@ def test_training_on_an_edited_dataset_is_refused(tmp_path) -> None:
     os.utime(tmp_path / "p.bin", ns=(1, 1))
     with pytest.raises(ValueError, match=r"p\.bin: has changed since it was registered"):
         MixtureSamples(mixture, 8, 2, 0)
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("p", [str(tmp_path / "p")], (), quiet=True)
     prepare_mixture(mixture)
     with pytest.raises(ValueError, match="documents of the mixture have changed"):

@@ -37,7 +37,7 @@ def opened(tmp_path: Path) -> Iterator[Catalog]:
             }  # fmt: skip
             present = {key: value for key, value in properties.items() if rng.random() > 0.1}
             file.write(json.dumps({"text": "", **present}) + "\n")
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("a", [str(tmp_path / "t.jsonl")], read_properties(PROPERTIES), quiet=True)
         yield catalog
 

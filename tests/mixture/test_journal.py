@@ -55,6 +55,7 @@ def make_losses(chunk: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def list_entries(learner: Learner) -> list[tuple[int, list[float]]]:
+    learner.weights.weights_at(0)  # reads the part of the log before the saved state
     return [(begin, weights.tolist()) for begin, weights in learner.weights.entries]
 
 

@@ -68,11 +68,11 @@ def test_a_thousand_small_files_are_registered_in_few_statements_and_read_with_f
     rows = catalog_module.fetch_rows
     monkeypatch.setattr(catalog_module, "fetch_rows", counted)
     monkeypatch.setattr(records, "fetch_rows", counted)
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         done = catalog.register("l", [str(folder)], (), quiet=True)
     assert (done.n_files, done.n_documents, done.n_broken) == (N_FILES, N_FILES, 0)
     assert n_statements < 50  # one file at a time takes 14 statements per file
-    (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\ndry: stop\n")
+    (tmp_path / "m.yaml").write_text("catalog: c\ncount: documents\ndry: stop\n")
     assert sorted(read_all(tmp_path)["documents"]) == sorted(f"text {i}" for i in range(N_FILES))
 
 
@@ -80,12 +80,12 @@ def test_a_broken_line_of_one_of_many_small_files_is_located_and_the_others_stay
     for i in range(5):
         lines = [{"text": f"{i} {k}", "n": k if (i, k) != (3, 1) else "x"} for k in range(4 if i != 2 else 0)]
         (tmp_path / f"{i}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         properties = read_properties(["n AS n integer"])
         done = catalog.register("l", [str(tmp_path / "*.jsonl")], properties, quiet=True)
         assert (done.n_files, done.n_documents, done.n_broken) == (5, 15, 1)
         assert catalog.list_broken("l") == [(str(tmp_path / "3.jsonl"), 2, "'n' is no integer")]
-    (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\ndry: stop\nshuffle: false\n")
+    (tmp_path / "m.yaml").write_text("catalog: c\ncount: documents\ndry: stop\nshuffle: false\n")
     with DocumentChunks(tmp_path / "m.yaml") as source:
         texts = source.read(0, 1).column("text").to_pylist()
     assert texts == [f"{i} {k}" for i in (0, 1, 3, 4) for k in range(4) if (i, k) != (3, 1)]
@@ -98,9 +98,9 @@ def test_hundreds_of_indexed_datasets_are_read_and_trained_on_with_few_open(tmp_
         with IndexedWriter(folder / f"{i:03}", np.dtype(np.uint16), {}) as writer:
             writer.add_document(np.arange(5) + 5 * i)
         whole += list(range(5 * i, 5 * i + 5))
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("p", [str(folder)], (), quiet=True)
-    (tmp_path / "m.yaml").write_text("catalog: c.duckdb\ndry: stop\nshuffle: false\ncount: documents\n")
+    (tmp_path / "m.yaml").write_text("catalog: c\ndry: stop\nshuffle: false\ncount: documents\n")
     prepare_mixture(tmp_path / "m.yaml")
     output = read_all(tmp_path, "train")
     assert [token for document in output["documents"] for token in document] == whole
@@ -150,9 +150,9 @@ def test_the_cache_evicts_the_least_recently_used_values() -> None:
 def write_parquet_mixture(folder: Path, texts: pyarrow.Array, rows: int, key: str = "text") -> Path:
     pyarrow.parquet.write_table(pyarrow.table({"n": range(len(texts)), "text": texts}), folder / "t.parquet",
                                 row_group_size=rows)  # fmt: skip
-    with Catalog(folder / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(folder / "c", n_threads=1) as catalog:
         catalog.register("l", [str(folder / "t.parquet")], (), text_key=key, quiet=True)
-    (folder / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\ndry: stop\n")
+    (folder / "m.yaml").write_text("catalog: c\ncount: documents\ndry: stop\n")
     return folder / "m.yaml"
 
 

@@ -27,13 +27,13 @@ def mixture(tmp_path: Path) -> Path:
         for _ in KINDS:
             writer.add_document(np.arange(50))
     pyarrow.parquet.write_table(pyarrow.table({"kind": KINDS}), tmp_path / "p.parquet")
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("p", [str(tmp_path / "p")], read_properties(["kind AS kind"]), quiet=True)
     return select_kind(tmp_path / "m.yaml", "a")
 
 
 def select_kind(path: Path, kind: str) -> Path:
-    path.write_text(f"catalog: c.duckdb\nby: [kind]\nwhere: \"kind = '{kind}'\"\n")
+    path.write_text(f"catalog: c\nby: [kind]\nwhere: \"kind = '{kind}'\"\n")
     return path
 
 
@@ -90,7 +90,7 @@ def test_documents_of_another_preparation_are_prepared_again(mixture: Path, vers
 def test_a_failed_preparation_keeps_the_previous_one(mixture: Path) -> None:
     prepare_mixture(mixture)
     before = shutil.copytree(mixture_folder(mixture), mixture.parent / "before")
-    mixture.write_text("catalog: c.duckdb\nby: [kind]\nwhere: \"kind = 'b'\"\nweights: {a: 1}\n")
+    mixture.write_text("catalog: c\nby: [kind]\nwhere: \"kind = 'b'\"\nweights: {a: 1}\n")
     with pytest.raises(ValueError, match="no document has kind=a"):
         prepare_mixture(mixture)
     for name in (DOCUMENTS, RESOLVED):

@@ -87,7 +87,7 @@ def test_each_row_of_a_random_table_is_in_its_domain_once(tmp_path) -> None:
     keys = rng.integers(0, 5, size=(3000, 2))
     path = tmp_path / "r.jsonl"
     path.write_text("".join(f'{{"text":"","a":{a},"b":"{b}"}}\n' for a, b in keys.tolist()))
-    with Catalog(tmp_path / "c.duckdb", n_threads=2) as opened:
+    with Catalog(tmp_path / "c", n_threads=2) as opened:
         opened.register("r", [str(path)], read_properties(["a AS a integer", "b"]), quiet=True)
         result = Query().where("a <> 2").run(opened, by=["a", "b"])
     begin, end, domain = (result.get_column(name) for name in ("begin", "end", "domain"))

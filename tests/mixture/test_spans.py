@@ -68,9 +68,9 @@ def write_corpus(folder: Path, kind: str) -> Path:
             for i in range(2000):
                 writer.add_document(np.full(1000, i))
         source, file = folder / "data", folder / "data.bin"
-    with Catalog(folder / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(folder / "c", n_threads=1) as catalog:
         catalog.register("data", [str(source)], (), quiet=True)
-    (folder / "m.yaml").write_text("catalog: c.duckdb\ncount: documents\n")
+    (folder / "m.yaml").write_text("catalog: c\ncount: documents\n")
     return file
 
 

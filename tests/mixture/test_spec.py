@@ -17,7 +17,7 @@ from tests.wrong_values import READ_S, generate_wrong_texts, read_refusal
 
 N = 150
 BASE: dict[str, Any] = {
-    "catalog": "catalog.duckdb", "corpora": ["code"], "where": "stars >= 0", "by": ["language", "stars"],
+    "catalog": "catalog", "corpora": ["code"], "where": "stars >= 0", "by": ["language", "stars"],
     "weights": {"C": {"weight": 1, "weights": {0: 1}}, "Go": 2}, "count": "documents", "dry": "repeat",
     "shuffle": True, "tokenizer": "gpt2",
 }  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_mixture_is_read_or_refused_in_one_sentence(catalog: Path, more: dict[
 )
 def test_the_message_names_the_invalid_key(catalog: Path, line: str, sentence: str | None) -> None:
     path = catalog.parent / "mixture.yaml"
-    path.write_text(f"catalog: catalog.duckdb\ncount: documents\n{line}\n")
+    path.write_text(f"catalog: catalog\ncount: documents\n{line}\n")
     message = read_refusal(lambda: read_chunk(path))
     if sentence is None:  # parsing removes parentheses
         assert message is None

@@ -67,30 +67,30 @@ def test_counts_are_the_lengths_that_preprocessing_gives(
     )
     expected = IndexedTokens(tmp_path / "p_text_document").document_tokens.tolist()
     counter = TokenCounter(tokenizer, append_eod, n_threads=n_threads)
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         for kind in ("jsonl", "parquet", "tar"):
             catalog.register(kind, [str(tmp_path / f"t.{kind}")], (), quiet=True, counter=counter)
         assert catalog.summarize_corpora()[0].n_tokens == sum(expected)
     for kind in ("jsonl", "parquet", "tar"):
-        assert load_token_counts(tmp_path / "c.duckdb", kind) == expected, kind
+        assert load_token_counts(tmp_path / "c", kind) == expected, kind
 
 
 def test_a_slow_tokenizer_counts_too_and_names_the_text_it_refuses(tmp_path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text":"1 2 3"}\n{"text":""}\n{"text":"9"}\n')
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("a", [str(tmp_path / "t.jsonl")], (), quiet=True, counter=TokenCounter(NULL, True))
         (tmp_path / "bad.jsonl").write_text('{"text":"1"}\n{"text":"one"}\n')
         with pytest.raises(ValueError, match=r"bad\.jsonl, document 2: NullTokenizer: got 'one'"):
             catalog.register("b", [str(tmp_path / "bad.jsonl")], (), quiet=True, counter=TokenCounter(NULL))
-        assert catalog.summarize_corpora()[1].n_files == 0
-    assert load_token_counts(tmp_path / "c.duckdb", "a") == [4, 1, 2]
+        assert [summary.name for summary in catalog.summarize_corpora()] == ["a"]
+    assert load_token_counts(tmp_path / "c", "a") == [4, 1, 2]
 
 
 def test_the_tokenizer_of_a_corpus_stays_the_same(tmp_path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text":"1"}\n')
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16), {"tokenizer": {"sha256": "other"}}) as writer:
         writer.add_document(np.arange(3))
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("a", [str(tmp_path / "t.jsonl")], (), quiet=True, counter=TokenCounter(NULL))
         for counter in (None, TokenCounter(NULL, append_eod=True)):
             with pytest.raises(ValueError, match="tokens of null-100. Use the same"):
@@ -106,7 +106,7 @@ def uneven(tmp_path: Path) -> Path:
         for i in range(1200):
             text = " ".join(["1"] * (6 if i % 2 else 2))
             file.write(json.dumps({"text": text, "of": "long" if i % 2 else "short"}) + "\n")
-    with Catalog(tmp_path / "c.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
         properties = read_properties(["of AS of category"])
         catalog.register("a", [str(tmp_path / "t.jsonl")], properties, quiet=True, counter=TokenCounter(NULL))
         catalog.register("uncounted", [str(tmp_path / "t.jsonl")], properties, quiet=True)
@@ -120,7 +120,7 @@ def uneven(tmp_path: Path) -> Path:
      ("weights: inferred", 8), ("weights: {short: 1, long: 9}\ncount: tokens", 4)],
 )  # fmt: skip
 def test_weights_of_whole_documents_count_tokens_or_documents(uneven, written, short_of_16) -> None:
-    (uneven / "m.yaml").write_text(f"catalog: c.duckdb\ncorpora: [a]\nby: [of]\n{written}\n")
+    (uneven / "m.yaml").write_text(f"catalog: c\ncorpora: [a]\nby: [of]\n{written}\n")
     source = DocumentChunks(uneven / "m.yaml", chunk_size=16)
     table = source.read(0, 20)
     for chunk in range(20):
@@ -129,7 +129,7 @@ def test_weights_of_whole_documents_count_tokens_or_documents(uneven, written, s
 
 
 def test_a_query_sums_tokens_and_reports_uncounted_documents(uneven) -> None:
-    with Catalog(uneven / "c.duckdb", read_only=True) as catalog:
+    with Catalog(uneven / "c", read_only=True) as catalog:
         result = Query(("a",)).run(catalog, ["of"], count_tokens=True)
         assert result.names == ("long", "short")
         assert result.n_tokens == (3600, 1200)

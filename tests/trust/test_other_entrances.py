@@ -21,6 +21,7 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
 from megatron.laws.law import Law
 from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.convert import convert_catalog
 from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.catalog.tars import iter_samples
 from megatron.mixture.spec import read_spec
@@ -181,12 +182,30 @@ def test_a_law_a_table_and_a_result_are_data(tmp_path: Path, target: Path) -> No
     assert not target.exists()
 
 
-def test_a_catalog_that_is_not_a_duckdb_file_is_refused(tmp_path: Path, target: Path) -> None:
+def test_a_catalog_that_is_another_file_is_neither_opened_nor_converted(tmp_path: Path, target: Path) -> None:
     path = tmp_path / "catalog.duckdb"
     for content in (pickle.dumps(RunsWhenRead(target)), bytes(8) + b"DUCK" + b"\xff" * 4096):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="catalog.duckdb"):
+        with pytest.raises(ValueError, match=r"catalog\.duckdb"):
             Catalog(path, read_only=True)
+        with Catalog(tmp_path / "new") as catalog, pytest.raises(ValueError, match=r"catalog\.duckdb"):
+            convert_catalog(catalog, path)
+    assert not target.exists()
+
+
+def test_a_pickle_in_the_place_of_any_file_of_a_catalog_is_not_read(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "n": 1}\n')
+    with Catalog(tmp_path / "c", n_threads=1) as catalog:
+        catalog.register("c", [str(tmp_path / "a.jsonl")], read_properties(["n AS n integer"]), quiet=True)
+        catalog.pin()
+    hostile = pickle.dumps(RunsWhenRead(target))
+    for path in [path for path in (tmp_path / "c").rglob("*") if path.is_file()]:
+        before = path.read_bytes()
+        path.write_bytes(hostile + bytes(max(0, len(before) - len(hostile))))
+        with pytest.raises(ValueError, match="c/|commit|catalog"), Catalog(tmp_path / "c") as catalog:
+            catalog.describe_corpus("c")
+            catalog.list_snapshots()
+        path.write_bytes(before)
     assert not target.exists()
 
 
@@ -201,6 +220,6 @@ def test_names_in_an_archive_create_no_files(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         written.addfile(link)
     assert [sample.text_members for sample in iter_samples(archive)] == [{"txt": b"hi"}] * 2
-    with Catalog(tmp_path / "catalog.duckdb", n_threads=1) as catalog:
+    with Catalog(tmp_path / "catalog", n_threads=1) as catalog:
         catalog.register("c", [str(archive)], read_properties(["__key__ AS key"]), quiet=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.duckdb", "x.tar"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog", "x.tar"]

@@ -36,6 +36,7 @@ REDUCED = {
     "train": "--dtype float32 --rounds 3 --steps 1 --batch 1 --threads 1",
     "fit": "--starts 10 --repeat 5 --repeat-forms 2 --forms=",
     "mixture": "--documents 2e4 --repeat 3",
+    "mixture_growth": "--documents 5e3 2e4 --parts 10",
     "generate": "--size 7M --batch 1 --new-tokens 16 --repeat 3 --threads 1",
     "downstream": "--data-dir {data}/downstream --tasks hellaswag --limit 8 --repeat 2 --threads 1",
     "coordinate_check": "--widths 32 64 --depths 2 4 --steps 2 --seeds 1 --out {inputs}/page.html",

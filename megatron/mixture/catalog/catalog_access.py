@@ -1,9 +1,11 @@
-"""Open the DuckDB file of a catalog that may come from an untrusted source.
+"""DuckDB connections over catalogs that may come from an untrusted source.
 
-Protected: statements over a catalog read no other file and load no extension. Opening refuses views, macros,
-types and generated columns, which would run in place of tables and functions. Not protected: bytes that
-exploit DuckDB's reader of its own format, and the content of the catalog. The catalog names the files to
-read (`roots` of a server limits where they may be) and what they contain (`SourceFile.verify`).
+Protected: statements over a catalog read only its parts and load no extension. Nothing of a catalog is
+executed: a catalog is parquet and JSON. A DuckDB file of an earlier version, which `convert` reads, may
+contain views, macros, types and generated columns, which would run in place of tables and functions: it is
+refused then. Not protected: bytes that exploit a reader of parquet or of DuckDB's own format, and the content
+of the catalog. The catalog names the files to read (`roots` of a server limits where they may be) and what
+they contain (`SourceFile.verify`).
 """
 
 import re
@@ -33,29 +35,51 @@ FORBIDDEN_OBJECTS = (
 )
 
 
-def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
-    """Return a connection to a catalog. A missing catalog is created unless `read_only`.
+def connect_parts(folder: Path | None, n_threads: int | None) -> Any:
+    """Return an empty database whose statements may read files below `folder` only; None: no file."""
+    threads = {} if n_threads is None else {"threads": n_threads}
+    connection = connect_database(config={**LOCKED_CONFIG, **threads, "enable_external_access": "true"})
+    if folder is not None:
+        # allowed before external access is disabled; later statements cannot lift either
+        quoted = str(folder.absolute()).replace("'", "''")
+        connection.execute(f"SET allowed_directories = ['{quoted}']")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def explain_other_format(path: Path) -> ValueError:
+    """Return the error for a file in the place of a catalog's folder."""
+    if path.is_file() and _is_duckdb(path):
+        return ValueError(
+            f"{path}: is a catalog of an earlier version. Convert it with "
+            f"tools/register_corpus.py NEW_FOLDER convert {path}."
+        )
+    return ValueError(
+        f"{path}: got a file of another format, expected a catalog. Use the folder of one, or a new path."
+    )
+
+
+def connect_database_file(path: Path, n_threads: int | None = None) -> Any:
+    """Return a connection to the DuckDB file of a catalog of an earlier version, which is not changed.
 
     Raises FileNotFoundError, or ValueError for a file that is not a catalog, that holds more than tables, or
     to which another process is writing.
     """
-    if read_only and not path.is_file():
-        raise FileNotFoundError(f"{path}: no such catalog. Create it with tools/register_corpus.py.")
-    if path.is_file() and path.stat().st_size and not _is_duckdb(path):
-        raise ValueError(
-            f"{path}: got a file of another format, expected a DuckDB catalog. Use it, or a path of no file."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such catalog.")
+    if not _is_duckdb(path):
+        raise explain_other_format(path)
     # the restrictions apply before the file is read, and lock_configuration prevents later statements from
     # lifting them
     config = LOCKED_CONFIG if n_threads is None else {**LOCKED_CONFIG, "threads": n_threads}
     try:
-        connection = connect_database(str(path), read_only=read_only, config=config)
+        connection = connect_database(str(path), read_only=True, config=config)
         connection.execute("SET lock_configuration = true")
     except import_duckdb().Error as error:
         raise _make_open_error(path, error) from error
     try:
-        _check_objects(path, connection, read_only)
+        _check_objects(path, connection)
     except import_duckdb().Error as error:
         connection.close()
         raise _make_open_error(path, error) from error
@@ -65,7 +89,7 @@ def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
     return connection
 
 
-def _check_objects(path: Path, connection: Any, read_only: bool) -> None:
+def _check_objects(path: Path, connection: Any) -> None:
     for kind, statement in FORBIDDEN_OBJECTS:
         objects = fetch_rows(connection, statement)
         if objects:
@@ -84,11 +108,9 @@ def _check_objects(path: Path, connection: Any, read_only: bool) -> None:
     names = {name for _, name, _ in tables}
     for name, columns in REQUIRED_COLUMNS.items():
         if name not in names:
-            if read_only or names:
-                raise ValueError(
-                    f"{path}: no table '{name}', expected a catalog made by tools/register_corpus.py."
-                )
-            continue
+            raise ValueError(
+                f"{path}: no table '{name}', expected a catalog made by tools/register_corpus.py."
+            )
         missing = columns - list_columns(connection, name)
         # columns beyond the required ones are accepted: later versions add some
         if missing:

@@ -18,6 +18,31 @@ COUNTED_CODES = 1 << 20  # 8 MB of counters; batches have at most 2^17 documents
 Values = tuple[Any, ...]
 
 
+class UnknownFileError(ValueError):
+    """Documents that are not registered."""
+
+
+class FileNumbers:
+    """Numbers of files, 0, 1, ..., by the keys of their documents, int64 [n]."""
+
+    def __init__(self, keys: np.ndarray) -> None:
+        self._order = np.argsort(keys).astype(np.int32)
+        self._keys = keys[self._order]
+
+    def lookup(self, keys: np.ndarray) -> np.ndarray:
+        """Return the numbers, int32 [n]. Raises UnknownFileError for another key."""
+        if not len(keys):
+            return np.empty(0, dtype=np.int32)
+        # documents of a file are adjacent: only the first one of each run is searched
+        cuts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+        places = np.minimum(np.searchsorted(self._keys, keys[cuts]), len(self._keys) - 1)
+        if not len(self._keys) or (self._keys[places] != keys[cuts]).any():
+            raise UnknownFileError(
+                "got documents of a file that is not registered. Register the corpus again."
+            )
+        return np.repeat(self._order[places], np.diff(np.r_[cuts, len(keys)]))
+
+
 @dataclass
 class GatheredDocuments:
     """Documents of a query.
@@ -34,10 +59,15 @@ class GatheredDocuments:
     n_without_tokens: int = 0
 
     @classmethod
-    def from_batches(cls, batches: Iterable[Any], n_most: int, by: tuple[str, ...]) -> "GatheredDocuments":
+    def from_batches(
+        cls, batches: Iterable[Any], n_most: int, by: tuple[str, ...], numbers: FileNumbers | None = None
+    ) -> "GatheredDocuments":
         """Collect record batches with the columns file, row, the properties `by`, and perhaps TOKENS_COLUMN.
 
-        n_most   upper bound of the number of documents
+        n_most    upper bound of the number of documents
+        numbers   of the keys in the column file; None: the column contains numbers
+
+        Raises UnknownFileError for a key without a number.
         """
         # pages that are not written take no memory
         domain, file, row = (np.empty(n_most, dtype=np.int32) for _ in range(3))
@@ -47,6 +77,7 @@ class GatheredDocuments:
                 continue
             end = n + len(batch)
             file, row = batch.column("file").to_numpy(), batch.column("row").to_numpy()
+            file = file if numbers is None else numbers.lookup(file)
             # one integer in place of (file, row): a strictly increasing key means sorted documents
             key = file.astype(np.int64) << 32 | row  # a file holds fewer than 2^31 documents
             ordered = ordered and bool(key[0] > last) and bool((key[1:] > key[:-1]).all())

@@ -19,9 +19,15 @@ from megatron.config.presets import suggest_nearest
 from megatron.io import atomic_path, wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
+from megatron.mixture.catalog.commits import RegisteredFile
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
-from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
+from megatron.mixture.catalog.intervals import (
+    TOKENS_COLUMN,
+    FileNumbers,
+    GatheredDocuments,
+    UnknownFileError,
+)
 from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
@@ -76,7 +82,11 @@ class Query:
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
         batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters)
-        gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by))
+        keys = np.array([file.entry.key for file in catalog.files], dtype=np.int64)
+        try:
+            gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by), FileNumbers(keys))
+        except UnknownFileError as error:
+            raise ValueError(f"{catalog.path}: {error}") from error
         if not gathered.domains:
             condition_text = " AND ".join(map(str, self.conditions)) or "that"
             raise ValueError(f"{catalog.path}: no document satisfies {condition_text}")
@@ -87,14 +97,17 @@ class Query:
                 "documents (count: documents)."
             )
         domains, tokens, used, table = gathered.compute_intervals()
-        files = _load_files(catalog)
+        files = tuple(_make_source_file(catalog.files[number]) for number in used)
         n_tokens = tuple(tokens) if count_tokens else None
-        return QueryResult(tuple(by), domains, tuple(files[id] for id in used), table, n_tokens)
+        return QueryResult(tuple(by), domains, files, table, n_tokens, snapshot=catalog.snapshot.id)
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file as it was when it was registered."""
+    """A file as it was when it was registered.
+
+    id   identifies the registration of this content in every snapshot, int64
+    """
 
     id: int
     path: str
@@ -136,7 +149,8 @@ class SourceFile:
         if not path.name.endswith(COMPRESSED):
             return path
         # a changed file has another name here, so that an old content is never read in its place
-        plain = folder / "unpacked" / f"{self.id}-{self.mtime_ns}"
+        name = hashlib.sha256(json.dumps([self.path, self.n_bytes, self.sha256]).encode()).hexdigest()[:16]
+        plain = folder / "unpacked" / f"{name}-{self.mtime_ns}"
         if plain.is_file():
             return plain
         plain.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +173,7 @@ class QueryResult:
                 sorted by domain, file and row
     n_tokens    tokens of each domain, if they were requested
     mixture     identity of the prepared mixture that the result was saved for
+    snapshot    id of the catalog's snapshot
     """
 
     by: tuple[str, ...]
@@ -167,6 +182,7 @@ class QueryResult:
     intervals: Any
     n_tokens: tuple[int, ...] | None = None
     mixture: str | None = None
+    snapshot: str | None = None
 
     def get_column(self, name: str) -> np.ndarray:
         """Return one column of the intervals, without a copy."""
@@ -202,7 +218,7 @@ class QueryResult:
         """Write the result as one Arrow file, atomically."""
         arrow = import_pyarrow()
         meta = {"by": self.by, "domains": self.domains, "files": [vars(file) for file in self.files],
-                "n_tokens": self.n_tokens, "mixture": self.mixture}  # fmt: skip
+                "n_tokens": self.n_tokens, "mixture": self.mixture, "snapshot": self.snapshot}  # fmt: skip
         table = self.intervals.replace_schema_metadata({"mixture": json.dumps(meta, default=str)})
         with (
             atomic_path(path) as partial,
@@ -234,9 +250,10 @@ class QueryResult:
         domains = tuple(tuple(values) for values in meta["domains"])
         n_tokens = meta.get("n_tokens") and tuple(meta["n_tokens"])
         intervals = table.replace_schema_metadata(None)
-        return cls(tuple(meta["by"]), domains, files, intervals, n_tokens, meta.get("mixture"))
+        names = meta.get("mixture"), meta.get("snapshot")
+        return cls(tuple(meta["by"]), domains, files, intervals, n_tokens, *names)
 
-    def warn_missing_checksums(self, catalog: Path) -> None:
+    def warn_missing_checksums(self, catalog: Path | str) -> None:
         """Log a warning if an older catalog has no checksums of files."""
         n = sum(file.sha256 is None for file in self.files)
         if n:
@@ -381,11 +398,7 @@ def _select_documents(
         raise ValueError(f"where {where}: {str(error).splitlines()[0]}") from error
 
 
-def _load_files(catalog: Catalog) -> dict[int, SourceFile]:
-    sums = "sha256" if catalog.has_checksums else "NULL"
-    records = fetch_rows(
-        catalog.connection,
-        f"SELECT files.id, path, text_key, bytes, mtime_ns, n_documents, {sums} FROM files "
-        "JOIN corpora ON corpora.id = files.corpus",
-    )
-    return {record[0]: SourceFile(*record) for record in records}
+def _make_source_file(file: RegisteredFile) -> SourceFile:
+    entry = file.entry
+    times = entry.n_bytes, entry.mtime_ns
+    return SourceFile(entry.key, entry.path, file.corpus.text_key, *times, entry.n_documents, entry.sha256)

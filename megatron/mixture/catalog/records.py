@@ -20,6 +20,7 @@ from megatron.mixture.catalog.line_blocks import (
     read_line_blocks,
     split_lines,
 )
+from megatron.mixture.catalog.parts import PartWriter
 from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES, iter_samples
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
@@ -30,7 +31,7 @@ from megatron.text.token_counts import TokenCounter
 LENGTHS_COLUMN = "tokens_of_the_text"  # unlikely as a column name of a user
 ROWS_AT_ONCE = 1 << 14  # rows of parquet per batch
 TOKENS_INDEX = 4  # after the columns file, row, begin, size
-MAX_BROKEN_LISTED = 1000  # lines per file in the table `broken`; all are counted
+MAX_BROKEN_LISTED = 1000  # lines per file that are listed; all are counted
 
 
 @dataclass
@@ -49,16 +50,14 @@ class RecordCounts:
 
 @dataclass(frozen=True)
 class FileTarget:
-    """Destination of the documents of the file at `path`: `table`, with the file number `file`.
+    """Destination of the documents of the file at `path`: the part `sink`, with the key `file`.
 
-    Expressions over lines are evaluated by `scratch`, a separate database, so that an error leaves the
-    transaction of the catalog intact.
+    Expressions over records are evaluated by the database `scratch`. If they fail, nothing is written.
     """
 
     path: Path
-    connection: Any
+    sink: PartWriter
     scratch: Any
-    table: str
     file: int
     text_key: str
     properties: tuple[Property, ...]
@@ -73,7 +72,7 @@ class FileTarget:
 
 
 def register_file(target: FileTarget) -> RecordCounts:
-    """Insert the documents of a file into the table.
+    """Write the documents of a file to the part.
 
     Raises ValueError for a file that cannot be read, or an expression that cannot be evaluated.
     """
@@ -106,7 +105,7 @@ def _register_lines(path: Path, target: FileTarget) -> RecordCounts:
 
 
 def _register_tar(path: Path, target: FileTarget) -> RecordCounts:
-    """Insert the samples of a tar archive.
+    """Write the samples of a tar archive.
 
     A sample is broken if it has no text, or if its members are not adjacent.
     """
@@ -160,11 +159,11 @@ def _register_block(block: LineBlock, target: FileTarget, counts: RecordCounts) 
 
 
 def insert_block(block: LineBlock, target: FileTarget, counts: RecordCounts) -> None:
-    """Insert documents into the table. If one is broken, raise the error of DuckDB and insert none."""
+    """Write documents to the part. If one is broken, raise the error of DuckDB and write none."""
     n, scratch, counter = len(block.sizes), target.scratch, target.counter
     files, numbers = block.files, block.numbers
     if files is None:
-        files = np.full(n, target.file, dtype=np.int32)
+        files = np.full(n, target.file, dtype=np.int64)
         numbers = np.arange(counts.n_documents, counts.n_documents + n)
     lines = {"record": block.lines, "file": files, "row": numbers, "begin": block.begins, "size": block.sizes}
     scratch.register("lines", import_pyarrow().table(lines))
@@ -182,18 +181,8 @@ def insert_block(block: LineBlock, target: FileTarget, counts: RecordCounts) -> 
         last = documents.num_columns - 1
         tokens = _count_tokens(documents.column(last), target, counts.n_documents)
         documents = documents.remove_column(last).set_column(TOKENS_INDEX, "tokens", tokens)
-    _insert_documents(documents, target)
+    target.sink.write(documents)
     counts.n_documents += n
-
-
-def _insert_documents(documents: Any, target: FileTarget) -> int:
-    """Insert an Arrow table, or a reader of one, into the catalog's table. Returns the number of rows."""
-    target.connection.register("documents", documents)
-    try:
-        ((n,),) = fetch_rows(target.connection, f"INSERT INTO {target.table} SELECT * FROM documents")
-    finally:
-        target.connection.unregister("documents")
-    return n
 
 
 def _count_tokens(texts: Any, target: FileTarget, n_before: int) -> Any:
@@ -248,9 +237,9 @@ def _find_faults(block: LineBlock, target: FileTarget) -> list[str | None]:
 
 
 def _register_parquet(path: Path, target: FileTarget) -> RecordCounts:
-    """Insert the rows of a parquet file; a row without a text is broken.
+    """Write the rows of a parquet file; a row without a text is broken.
 
-    The scratch database reads the file, because the catalog's database may not read any.
+    The scratch database reads the file, because the catalog's connection may only read its parts.
     """
     counts = RecordCounts()
     source = "read_parquet($path, file_row_number = true)"
@@ -273,7 +262,7 @@ def _register_parquet(path: Path, target: FileTarget) -> RecordCounts:
             f"SELECT {target.file} AS file, {row} AS row, file_row_number AS begin, 0 AS size, "
             f"CAST({tokens} AS BIGINT) AS tokens{target.columns_sql(is_json=False)} FROM {source} {where}"
         )
-        counts.n_documents = _insert_documents(_query_batches(target, statement, {"path": str(path)}), target)
+        counts.n_documents = target.sink.write(_query_batches(target, statement, {"path": str(path)}))
     finally:
         target.scratch.unregister("lengths")
     return counts
@@ -298,7 +287,7 @@ def _count_column_tokens(target: FileTarget) -> np.ndarray:
 
 
 def _register_dataset(path: Path, target: FileTarget) -> RecordCounts:
-    """Insert the documents of a .bin/.idx dataset. Their properties are the rows of <prefix>.parquet."""
+    """Write the documents of a .bin/.idx dataset. Their properties are the rows of <prefix>.parquet."""
     prefix, beside = path.with_suffix(""), path.with_suffix(".parquet")
     pair = open_dataset(prefix)
     if target.counter is not None:
@@ -329,7 +318,7 @@ def _register_dataset(path: Path, target: FileTarget) -> RecordCounts:
             f"SELECT {target.file} AS file, {LENGTHS_COLUMN}_row AS row, 0 AS begin, 0 AS size, "
             f"{LENGTHS_COLUMN} AS tokens{target.columns_sql(is_json=False)} FROM {source}"
         )
-        _insert_documents(_query_batches(target, statement, parameters), target)
+        target.sink.write(_query_batches(target, statement, parameters))
     finally:
         target.scratch.unregister("lengths")
     return RecordCounts(n_documents=pair.n_documents)

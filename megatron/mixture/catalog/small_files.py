@@ -35,9 +35,9 @@ def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def register_small_files(targets: Sequence[FileTarget]) -> list[RecordCounts] | None:
-    """Insert the documents of small files of one corpus into the table.
+    """Write the documents of small files of one corpus to the part.
 
-    Returns None, and inserts nothing, if a line of one of them is broken: `register_file` locates it.
+    Returns None, and writes nothing, if a line of one of them is broken: `register_file` locates it.
     """
     parts = [target.path.read_bytes() for target in targets]
     # otherwise the last line of a file and the first one of the next would be one line
@@ -55,13 +55,13 @@ def register_small_files(targets: Sequence[FileTarget]) -> list[RecordCounts] | 
     # Line number minus the number of the first line of its file.
     # Counts [3, 2]: [0, 1, 2, 3, 4] - [0, 0, 0, 3, 3] = [0, 1, 2, 0, 1].
     rows = np.arange(len(begins)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ids = np.array([target.file for target in targets], dtype=np.int32)[of_file]
+    ids = np.array([target.file for target in targets], dtype=np.int64)[of_file]
     total = RecordCounts()
     # offset in the concatenation minus the begin of the file
     begins = begins - (ends - [len(part) for part in parts])[of_file]
     try:
         insert_block(LineBlock(lines, begins, sizes, rows, files=ids), targets[0], total)
     except (import_duckdb().Error, import_pyarrow().ArrowException, ValueError):
-        # insert_block inserts all lines or none, so that each file can be registered alone now
+        # insert_block writes all lines or none, so that each file can be registered alone now
         return None
     return [RecordCounts(n_documents=n) for n in counts.tolist()]

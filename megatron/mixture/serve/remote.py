@@ -129,6 +129,8 @@ class RemoteChunks:
         self.identity, self.chunk_size = mixtures[mixture]["identity"], mixtures[mixture]["chunk_size"]
         self.names, self.at_once = tuple(mixtures[mixture]["domains"]), mixtures[mixture]["at_once"]
         self.every: int | None = mixtures[mixture]["every"]
+        # a server of an earlier version has none
+        self.order: str | None = mixtures[mixture].get("order")
         self._names = {"mixture": mixture, "identity": self.identity}
         if self.every is not None:
             self._names["run"] = run

@@ -100,11 +100,12 @@ class ListenOptions:
 
 def serve(
     mixtures: Sequence[Path], where: ListenOptions, seed: int, roots: Sequence[Path],
-    on_ready: Callable[[int, int | None], None],
+    on_ready: Callable[[int, int | None], None], follow: bool = False,
 ) -> None:  # fmt: skip
     """Serve until the process is stopped. `on_ready` is called with the ports of chunks and of metrics.
 
     roots   folders that must contain the files; empty: anywhere, as registered
+    follow  adaptive weights are computed by another server; read them from its log
 
     Raises ValueError as `ListenOptions` does.
     """
@@ -114,7 +115,7 @@ def serve(
     for path in mixtures:
         if path.stem in opened:
             raise ValueError(f"{path}: got two mixtures named {path.stem}. Rename one of the files.")
-        opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots)
+        opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots, follow=follow)
     handler = RequestHandler(opened)
     with make_socket_folder() as folder:
         backend = Path(folder) / "flight"
@@ -253,6 +254,7 @@ class RequestHandler:
 
     def _describe_mixture(self, source: DocumentChunks) -> dict[str, Any]:
         description = {"identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names}
+        description["order"] = source.order
         every = None if source.spec.adaptive is None else source.spec.adaptive.every_steps
         return {**description, "at_once": source.at_once, "every": every}
 

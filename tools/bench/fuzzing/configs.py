@@ -60,7 +60,7 @@ blind:
   lr: [{{coefficient: 1.79, n: -0.713, d: 0.307}}]
   run: {{optim: {{weight_decay: 0.2}}}}
 """
-MIXTURE = """catalog: catalog.duckdb
+MIXTURE = """catalog: catalog
 corpora: [slim]
 where: ["language = 'en'", "stars > 3"]
 by: [source, language]
@@ -70,7 +70,7 @@ dry: repeat
 shuffle: true
 tokenizer: gpt2
 """
-SCHEDULED = """catalog: catalog.duckdb
+SCHEDULED = """catalog: catalog
 by: [source]
 schedule:
   unit: steps
@@ -80,7 +80,7 @@ schedule:
     - {at: 1000, weights: infer}
 dry: stop
 """
-ADAPTIVE = """catalog: catalog.duckdb
+ADAPTIVE = """catalog: catalog
 by: source
 adaptive: {rule: ado, every_steps: 10, delay_steps: 8}
 weights: {"*": 1}

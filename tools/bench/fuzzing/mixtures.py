@@ -69,9 +69,9 @@ def open_conditions(folder: Path) -> WordCase:
         "score AS score float",
         "day AS day date", "tags AS tags list",
     ])  # fmt: skip
-    with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:
+    with Catalog(folder / "catalog", n_threads=1) as catalog:
         catalog.register("c", [str(folder / "a.jsonl")], properties, quiet=True)
-    opened = Catalog(folder / "catalog.duckdb", read_only=True, n_threads=1)
+    opened = Catalog(folder / "catalog", read_only=True, n_threads=1)
 
     def count_matches(condition: str) -> int:
         try:
@@ -104,6 +104,49 @@ def open_conditions(folder: Path) -> WordCase:
     return WordCase((*CONDITIONS, *CONDITIONS, *ATTACKS), mutate, read)
 
 
+def open_catalog(folder: Path) -> FileCase:
+    """Open the files of a catalog: marker, commit, part and snapshot. A changed commit gets a valid name."""
+    from megatron.mixture.catalog.catalog import Catalog
+    from megatron.mixture.catalog.commits import hash_content_name
+    from megatron.mixture.catalog.properties import read_properties
+    from megatron.mixture.catalog.query import Query
+
+    write_records(folder / "a.jsonl")
+    path = folder / "catalog"
+    with Catalog(path, n_threads=1) as catalog:
+        properties = read_properties(["language AS language category", "stars AS stars integer"])
+        catalog.register("c", [str(folder / "a.jsonl")], properties, quiet=True)
+        snapshot = catalog.pin()
+    (commit,) = (path / "commits").iterdir()
+    (part,) = path.glob("corpus=c/*.parquet")
+    names = {file: file.relative_to(folder).as_posix() for file in (commit, part)}
+
+    def read() -> None:
+        content = commit.read_bytes()
+        named = commit.with_name(f"{hash_content_name(content)}.json")
+        if named != commit:
+            commit.rename(named)
+        try:
+            for id in (None, snapshot):
+                with Catalog(path, read_only=True, n_threads=1, snapshot=id) as opened:
+                    opened.list_snapshots()
+                    opened.summarize_corpora()
+                    opened.locate_texts([file.entry.key for file in opened.files])
+                    Query().run(opened, ["language"])
+        finally:
+            if named != commit:
+                named.rename(commit)
+
+    return FileCase(
+        folder,
+        {
+            "catalog/catalog.json": mutate_json, names[commit]: mutate_json, names[part]: mutate_bytes,
+            f"catalog/snapshots/{snapshot}.json": mutate_json,
+        },
+        read,
+    )  # fmt: skip
+
+
 def open_registered(folder: Path) -> FileCase:
     """Open files for registration: plain and compressed JSON lines, parquet, tars, datasets."""
     import zstandard
@@ -126,7 +169,7 @@ def open_registered(folder: Path) -> FileCase:
     properties = read_properties(["language AS language category", "stars AS stars integer"])
     # a dataset is registered by its .bin; the other three files are read with it
     inputs = {"f.idx": "f.bin", "f.json": "f.bin", "f.parquet": "f.bin"}
-    catalog = Catalog(folder / "catalog.duckdb", n_threads=1)
+    catalog = Catalog(folder / "catalog", n_threads=1)
 
     def read() -> None:
         # Find the mutated file. The first call comes from the constructor of FileCase, before `case` is set:
@@ -173,11 +216,11 @@ def open_messages(folder: Path) -> WordCase:
     from megatron.mixture.serve.service import RequestHandler
 
     write_records(folder / "a.jsonl")
-    with Catalog(folder / "catalog.duckdb", n_threads=1) as catalog:
+    with Catalog(folder / "catalog", n_threads=1) as catalog:
         catalog.register(
             "c", [str(folder / "a.jsonl")], read_properties(["good AS good boolean"]), quiet=True
         )
-    base = "catalog: catalog.duckdb\nby: [good]\ncount: documents\n"
+    base = "catalog: catalog\nby: [good]\ncount: documents\n"
     (folder / "m.yaml").write_text(base)
     (folder / "n.yaml").write_text(base + "adaptive: {rule: loss, every_steps: 1}\n")
     mixtures = {name: DocumentChunks(folder / f"{name}.yaml", chunk_size=8, run=None) for name in ("m", "n")}
@@ -216,5 +259,6 @@ def open_messages(folder: Path) -> WordCase:
 TARGETS = (
     FuzzTarget("where conditions", 2, open_conditions),
     FuzzTarget("registered files", 2, open_registered),
+    FuzzTarget("catalogs", 1, open_catalog),
     FuzzTarget("server messages", 3, open_messages),
 )

@@ -197,7 +197,7 @@ class Inputs:
     @cached_property
     def catalog(self) -> Path:
         """A catalog with the corpus `code`."""
-        path = self.folder / "catalog.duckdb"
+        path = self.folder / "catalog"
         self._run_checked(tool_command("register_corpus", path, *self.register_words))
         return path
 

@@ -102,10 +102,8 @@ def sweep_job(inputs: Inputs, work: Path, name: str, n_copies: int) -> Job:
 
 def register_job(inputs: Inputs, work: Path) -> Job:
     """Job that registers text files in a catalog."""
-    command = tool_command("register_corpus", work / "catalog.duckdb", *inputs.register_words)
-    # DuckDB's write-ahead log contains transactions that are not yet in the database file
-    writing = ["*.partial*", "*.wal"]
-    return Job("register", command, work, read_outcome, ["catalog.duckdb"], writing=writing)
+    command = tool_command("register_corpus", work / "catalog", *inputs.register_words)
+    return Job("register", command, work, read_outcome, ["catalog/commits/*.json"], writing=["*.partial"])
 
 
 def prepare_mixture_job(inputs: Inputs, work: Path) -> Job:
