@@ -4,6 +4,7 @@ catalog: catalog.duckdb            relative to the file
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
+list_domains: once                 or each: domains of a document with several values of such a property
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      unit of the weights' shares: tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
@@ -29,6 +30,7 @@ from megatron.io import open_partial_folder, publish_files, wait_for_lock, write
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
 from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.list_domains import find_weighted_values
 from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
@@ -77,8 +79,16 @@ class MixtureSpec:
 
     def make_query(self) -> Query:
         """Return the query that selects the documents."""
-        query = Query(tuple(self.settings.corpora))
-        for condition in self.settings.where:
+        settings = self.settings
+        written = [settings.weights] if settings.schedule is None else [
+            point.weights for point in settings.schedule.points
+        ]  # fmt: skip
+        weighted: dict[str, set[str]] = {}
+        for weights in written:
+            for name, values in find_weighted_values(weights, self.by).items():
+                weighted.setdefault(name, set()).update(values)
+        query = Query(tuple(settings.corpora), (), settings.list_domains, weighted)
+        for condition in settings.where:
             query = query.where(condition)
         return query
 

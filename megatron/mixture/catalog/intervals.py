@@ -37,7 +37,7 @@ class GatheredDocuments:
     def from_batches(cls, batches: Iterable[Any], n_most: int, by: tuple[str, ...]) -> "GatheredDocuments":
         """Collect record batches with the columns file, row, the properties `by`, and perhaps TOKENS_COLUMN.
 
-        n_most   upper bound of the number of documents
+        n_most   expected number of documents; more of them are copied to larger arrays
         """
         # pages that are not written take no memory
         domain, file, row = (np.empty(n_most, dtype=np.int32) for _ in range(3))
@@ -46,6 +46,12 @@ class GatheredDocuments:
             if not len(batch):
                 continue
             end = n + len(batch)
+            if end > len(gathered.row):
+                # documents with several domains arrive several times
+                for name in ("domain", "file", "row"):
+                    grown = np.empty(2 * end, dtype=np.int32)
+                    grown[:n] = getattr(gathered, name)[:n]
+                    setattr(gathered, name, grown)
             file, row = batch.column("file").to_numpy(), batch.column("row").to_numpy()
             # one integer in place of (file, row): a strictly increasing key means sorted documents
             key = file.astype(np.int64) << 32 | row  # a file holds fewer than 2^31 documents

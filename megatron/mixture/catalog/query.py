@@ -8,8 +8,8 @@ corpus.
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from megatron.mixture.catalog.catalog import Catalog, Corpus
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
+from megatron.mixture.catalog.list_domains import LIST_DOMAINS, hash_file_key, split_list_domains
 from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
@@ -44,14 +45,20 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Query:
-    """Conditions over corpora of a catalog. A document must satisfy all of them."""
+    """Conditions over corpora of a catalog. A document must satisfy all of them.
+
+    list_domains   domain of a document with several values of a property: see `list_domains`
+    weighted       values of properties that take precedence in the choice of that domain
+    """
 
     corpora: tuple[str, ...] = ()  # empty: all
     conditions: tuple[str | Condition, ...] = ()
+    list_domains: str = "once"
+    weighted: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def where(self, condition: str | Condition) -> "Query":
         """Return this query with one more condition: SQL, or an expression of `field`s."""
-        return Query(self.corpora, (*self.conditions, condition))
+        return replace(self, conditions=(*self.conditions, condition))
 
     def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "QueryResult":
         """Return the documents in domains, one for each combination of the properties `by`.
@@ -66,16 +73,20 @@ class Query:
         for name in by:
             if name not in kinds:
                 raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
-            if kinds[name] == "list":
-                raise ValueError(
-                    f"domains: '{name}' is a list, but a document belongs to one domain. Remove it from by."
-                )
+        if self.list_domains not in LIST_DOMAINS:
+            raise ValueError(
+                f"list_domains: got '{self.list_domains}', expected one of {', '.join(LIST_DOMAINS)}."
+            )
         duckdb = import_duckdb()
         filters = _build_filters(catalog, self.conditions, kinds)
         columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
         batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters)
+        files = _load_files(catalog)
+        if lists := [name for name in by if kinds[name] == "list"]:
+            keys = {id: hash_file_key(file.sha256 or Path(file.path).name) for id, file in files.items()}
+            batches = split_list_domains(batches, lists, self.list_domains, keys, self.weighted)
         gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by))
         if not gathered.domains:
             condition_text = " AND ".join(map(str, self.conditions)) or "that"
@@ -87,7 +98,6 @@ class Query:
                 "documents (count: documents)."
             )
         domains, tokens, used, table = gathered.compute_intervals()
-        files = _load_files(catalog)
         n_tokens = tuple(tokens) if count_tokens else None
         return QueryResult(tuple(by), domains, tuple(files[id] for id in used), table, n_tokens)
 
