@@ -50,6 +50,7 @@ class DocumentChunks:
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
         run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
+        selected: QueryResult | None = None,
     ) -> None:  # fmt: skip
         """Open the documents.
 
@@ -57,14 +58,22 @@ class DocumentChunks:
         roots    folders that must contain all files; empty: files may be anywhere
         verify   read all files and compare their content with the catalog; by default only size and
                  modification time are compared
+        selected a saved result of the mixture's query, instead of the documents that the catalog has now
 
         Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
         that another process has locked.
         """
         self.spec: MixtureSpec = read_spec(path)
         with Catalog(self.spec.catalog, read_only=True) as catalog:
-            result: QueryResult = self.spec.make_query().run(catalog, self.spec.by, self.spec.counts_tokens)
+            query, by = self.spec.make_query(), self.spec.by
+            result = query.run(catalog, by, self.spec.counts_tokens) if selected is None else selected
             columns = catalog.locate_texts([file.id for file in result.files])
+        for file in result.files:
+            if file.id not in columns:
+                raise ValueError(
+                    f"{file.path}: is no longer in {self.spec.catalog}. Register it again, and create the "
+                    "mixture again."
+                )
         self.names, self.identity = result.names, result.compute_identity()
         self.seed, self.chunk_size = seed, chunk_size
         self.counts = result.n_documents

@@ -7,6 +7,8 @@ read (`roots` of a server limits where they may be) and what they contain (`Sour
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,33 @@ FORBIDDEN_OBJECTS = (
 )
 
 
+_shared: dict[Path, Any] = {}  # writing connections of `share_catalog`, by resolved path
+
+
+@contextmanager
+def share_catalog(path: Path) -> Iterator[None]:
+    """Keep a catalog open for writing, so that all threads of this process can read and write it at once.
+
+    DuckDB opens a file only once in a process. Within the `with` block `connect_catalog` returns cursors:
+    each reads the state at the begin of its statement, also while another one writes.
+    """
+    connection = connect_catalog(path, read_only=False, n_threads=None)
+    _shared[path.resolve()] = connection
+    try:
+        yield
+    finally:
+        del _shared[path.resolve()]
+        connection.close()
+
+
 def connect_catalog(path: Path, read_only: bool, n_threads: int | None) -> Any:
     """Return a connection to a catalog. A missing catalog is created unless `read_only`.
 
     Raises FileNotFoundError, or ValueError for a file that is not a catalog, that holds more than tables, or
     to which another process is writing.
     """
+    if path.resolve() in _shared:
+        return _shared[path.resolve()].cursor()
     if read_only and not path.is_file():
         raise FileNotFoundError(f"{path}: no such catalog. Create it with tools/register_corpus.py.")
     if path.is_file() and path.stat().st_size and not _is_duckdb(path):
