@@ -3,7 +3,8 @@
 Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of a .bin/.idx dataset.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
-from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
+from megatron.mixture.catalog.tars import TAR_SUFFIXES, sample_to_document, samples_to_arrow
 from megatron.mixture.chunk import ChunkUnits, Position
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.journal import RUN_NAME, Learner
@@ -343,6 +344,28 @@ class _SharedResources:
         self.scratch.close()
         self.files.close()
         self.groups.clear()
+
+
+@contextmanager
+def open_documents(
+    file: SourceFile, spans: tuple[np.ndarray, np.ndarray], folder: Path
+) -> Iterator[Callable[[np.ndarray], list[Any]]]:
+    """Yield a function that returns the documents int64 [n] of one file, numbered as `spans`.
+
+    They are texts, lists of ids, or dicts of the members of tar samples. `folder`: for unpacked files.
+    """
+    shared = _SharedResources.open()
+    try:
+        reader = _open_reader(file, spans, folder, shared, ())
+
+        def read(numbers: np.ndarray) -> list[Any]:
+            column = reader.read(numbers)
+            is_sample = import_pyarrow().types.is_struct(column.type)
+            return [sample_to_document(record) if is_sample else record for record in column.to_pylist()]
+
+        yield read
+    finally:
+        shared.close()
 
 
 def _open_reader(

@@ -19,6 +19,7 @@ from megatron.config.presets import suggest_nearest
 from megatron.io import atomic_path, wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
+from megatron.mixture.catalog.computed import ComputedColumns, find_names
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
@@ -67,9 +68,9 @@ class Query:
         document satisfies the conditions, and if tokens are to be counted and a document has no count.
         """
         corpora = [catalog.get_corpus(name) for name in self.corpora] or catalog.list_corpora()
-        kinds = {
-            prop.name: prop.kind for corpus in corpora for prop in corpus.properties
-        } | BUILTIN_PROPERTIES
+        computed = ComputedColumns(catalog, corpora)
+        registered = {prop.name: prop.kind for corpus in corpora for prop in corpus.properties}
+        kinds = computed.kinds | registered | BUILTIN_PROPERTIES
         for name in by:
             if name not in kinds:
                 raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
@@ -82,8 +83,10 @@ class Query:
         columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
-        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters)
-        files = _load_files(catalog)
+        used = find_names([*by, *(str(condition) for condition in self.conditions)])
+        tables = {corpus.name: computed.join(corpus, used) for corpus in corpora}
+        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters, tables)
+        files = load_source_files(catalog)
         if lists := [name for name in by if kinds[name] == "list"]:
             keys = {id: hash_file_key(file.sha256 or Path(file.path).name) for id, file in files.items()}
             batches = split_list_domains(batches, lists, self.list_domains, keys, self.weighted)
@@ -97,9 +100,9 @@ class Query:
                 "documents are not counted. Register them with --tokenizer-model, or let weights count "
                 "documents (count: documents)."
             )
-        domains, tokens, used, table = gathered.compute_intervals()
+        domains, tokens, file_ids, table = gathered.compute_intervals()
         n_tokens = tuple(tokens) if count_tokens else None
-        return QueryResult(tuple(by), domains, tuple(files[id] for id in used), table, n_tokens)
+        return QueryResult(tuple(by), domains, tuple(files[id] for id in file_ids), table, n_tokens)
 
 
 @dataclass(frozen=True)
@@ -297,9 +300,7 @@ def _build_filter(catalog: Catalog, condition: Any, kinds: Mapping[str, str]) ->
 
 def _make_depth_error(condition: Any) -> ValueError:
     shown = f"{condition[:60]}..." if isinstance(condition, str) else "a Condition"
-    return ValueError(
-        f"where {shown!r}: got more than {MAX_DEPTH} nested levels, expected fewer. Simplify it."
-    )
+    return ValueError(f"where {shown!r}: got more than {MAX_DEPTH} nested levels. Simplify it.")
 
 
 def _make_unknown_error(condition: str, name: str, columns: Sequence[str]) -> ValueError:
@@ -366,12 +367,16 @@ def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
 
 def _select_documents(
     catalog: Catalog, corpora: Sequence[Corpus], properties: Sequence[str], columns: Sequence[Any],
-    filters: Sequence[Any],
+    filters: Sequence[Any], tables: Mapping[str, tuple[str, list[str]]],
 ) -> Iterator[Any]:  # fmt: skip
-    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches."""
+    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches.
+
+    tables   of each corpus by name: its table in SQL, and the computed properties that it has
+    """
     parts = []
     for corpus in corpora:
-        available = {prop.name for prop in corpus.properties} | {"tokens", "size"}
+        table, computed = tables[corpus.name]
+        available = {prop.name for prop in corpus.properties} | {"tokens", "size", *computed}
         # All corpora get the same columns, so that they can be united; a missing property is NULL.
         # chr(39) is the quote, which an f-string before Python 3.12 cannot contain in an expression.
         columns_sql = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
@@ -380,7 +385,7 @@ def _select_documents(
             for name in properties
             if name != "corpus"
         ]
-        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {corpus.table}")
+        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {table}")
     try:
         documents = catalog.connection.sql(" UNION ALL ".join(parts))
         for condition in filters:
@@ -391,7 +396,8 @@ def _select_documents(
         raise ValueError(f"where {where}: {str(error).splitlines()[0]}") from error
 
 
-def _load_files(catalog: Catalog) -> dict[int, SourceFile]:
+def load_source_files(catalog: Catalog) -> dict[int, SourceFile]:
+    """Return all files of a catalog by id."""
     sums = "sha256" if catalog.has_checksums else "NULL"
     records = fetch_rows(
         catalog.connection,
