@@ -36,7 +36,7 @@ from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
 from megatron.mixture.settings import AdaptiveSettings, MixtureSettings, read_mixture_settings
-from megatron.mixture.weights import WeightSchedule, compute_weights
+from megatron.mixture.weights import ARBITRARY, WeightSchedule, compute_weights
 from megatron.plan.datapaths import compare_eods, read_sidecar
 from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.text.preprocess import PreprocessOptions, preprocess
@@ -70,7 +70,8 @@ class MixtureSpec:
     @property
     def counts_tokens(self) -> bool:
         """True if weights are shares of tokens, False if they are shares of documents."""
-        return self.settings.count == "tokens"
+        # an arbitrary mixture has one domain, whose share needs no counts
+        return self.settings.count == "tokens" and self.settings.weights != ARBITRARY
 
     @property
     def adaptive(self) -> AdaptiveSettings | None:
